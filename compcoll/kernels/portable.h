@@ -1,0 +1,39 @@
+// What every kernel header may rely on, whichever compiler reads it: g++, clang++, nvcc or NVRTC.
+#pragma once
+
+#if defined(__CUDACC__)
+#define COMPCOLL_HD __host__ __device__ __forceinline__
+#else
+#define COMPCOLL_HD inline __attribute__((always_inline))
+#endif
+
+#if defined(__CUDACC_RTC__)
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+#else
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#endif
+
+namespace compcoll {
+
+// The bits of a value as another type of the same size (std::bit_cast, which NVRTC lacks).
+template <class To, class From>
+COMPCOLL_HD To bits_as(const From& value) {
+    static_assert(sizeof(To) == sizeof(From), "sizes differ");
+    To result;
+#if defined(__CUDACC__)
+    result = *reinterpret_cast<const To*>(&value);
+#else
+    std::memcpy(&result, &value, sizeof(To));
+#endif
+    return result;
+}
+
+}  // namespace compcoll
