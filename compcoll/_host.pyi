@@ -1,0 +1,22 @@
+from collections.abc import Sequence
+from typing import Any
+
+def instruction_sets() -> list[str]: ...
+
+class Coder:
+    def __init__(self, codec: int, first: int, second: int, storage: int, instruction_set: int) -> None: ...
+    def wire_nbytes(self, n: int) -> int: ...
+    def encode(
+        self,
+        n: int,
+        add: Any,
+        wires: Sequence[Any],
+        residual: Any,
+        feed: bool,
+        residual_scale: float,
+        wire: Any,
+        decoded: Any,
+        scale: float,
+        threads: int,
+    ) -> None: ...
+    def decode(self, n: int, add: Any, wires: Sequence[Any], out: Any, scale: float, threads: int) -> None: ...

@@ -1,0 +1,41 @@
+"""Binomial tree broadcast: log2 p levels; the root encodes once, and everybody forwards the wire as it came.
+
+Rank distances are taken from the root. A rank receives from the one that lacks its lowest set bit and sends to those
+that have one lower bit more. The root decodes its own wire, like everybody else.
+"""
+
+from __future__ import annotations
+
+from ..request import Pending, Steps
+from .job import Inbox, Job
+
+
+def bcast(job: Job, root: int) -> Steps:
+    """Give every rank the root's buffer."""
+    group, p = job.group, job.group.size
+    distance = (group.rank - root) % p
+    lowest = distance & -distance if distance else 1 << (p - 1).bit_length()
+    children = [
+        (distance + step + root) % p for step in _lower_powers(lowest) if distance + step < p
+    ]
+    segments = [segment for chunk in job.chunks for segment in chunk]
+    wires = job.wires(segments)
+    parent = (distance - lowest + root) % p
+    arriving = Inbox(group, parent, wires, ahead=len(segments)) if distance else None
+    sends: list[Pending] = []
+    for segment, wire in zip(segments, wires, strict=True):
+        if arriving is None:
+            yield job.encode(segment, wire, final=True)
+        else:
+            arrival, wire = arriving.next()
+            yield arrival
+        sends += [job.isend(segment, wire, child) for child in children]
+        if arriving is not None:
+            yield job.decode(segment, [wire])
+    for sent in sends:
+        yield sent
+
+
+def _lower_powers(bit: int) -> list[int]:
+    """The powers of two below ``bit``, largest first."""
+    return [1 << exponent for exponent in reversed(range(bit.bit_length() - 1))]

@@ -1,0 +1,105 @@
+"""Direct: scatter-reduce, then allgather, each in one step between all pairs of ranks.
+
+Rank r owns chunk r: the others send it their encoded values at once, it adds them in rank order after its own in one
+pass, and sends the encoded sum to everybody. Each rank sends 2(p-1)/p of the buffer's wire, like the ring, but a value
+is encoded twice whatever p is, and waits for two messages instead of 2(p-1).
+
+Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021 (its scatter-reduce, C_LP_S).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..layout import Segment
+from ..request import Pending, Steps
+from ..transports.base import Wire
+from .job import Inbox, Job
+
+
+def allreduce(job: Job) -> Steps:
+    """Sum all ranks' buffers: reduce-scatter, then allgather."""
+    allgather_phase = _Allgather(job)
+    own = job.wires(job.chunks[job.group.rank])
+
+    def finish(index: int, segment: Segment, arrived: list[Wire]) -> Steps:
+        yield job.encode(segment, own[index], arrived, final=True)
+        allgather_phase.send(segment, own[index])
+
+    yield from _reduce_scatter(job, finish)
+    yield from allgather_phase.collect()
+
+
+def reduce_scatter(job: Job) -> Steps:
+    """Sum all ranks' buffers; rank r keeps chunk r. Only the others' values are encoded, once."""
+
+    def finish(index: int, segment: Segment, arrived: list[Wire]) -> Steps:
+        yield job.decode(segment, arrived, own=True)
+
+    yield from _reduce_scatter(job, finish)
+
+
+def allgather(job: Job) -> Steps:
+    """Give every rank all chunks; rank r has chunk r, and decodes its own wire like everybody else."""
+    phase = _Allgather(job)
+    own = job.chunks[job.group.rank]
+    for segment, wire in zip(own, job.wires(own), strict=True):
+        yield job.encode(segment, wire, final=True)
+        phase.send(segment, wire)
+    yield from phase.collect()
+
+
+def _others(job: Job) -> list[int]:
+    """All other ranks, nearest above first, so that not everybody sends to the same one at once."""
+    return [(job.group.rank + distance) % job.group.size for distance in range(1, job.group.size)]
+
+
+def _reduce_scatter(job: Job, finish: Callable[[int, Segment, list[Wire]], Steps]) -> Steps:
+    """Send every other rank its chunk, and call ``finish`` on each own segment with everybody's wires for it."""
+    group, rank = job.group, job.group.rank
+    own = job.chunks[rank]
+    inboxes = [Inbox(group, source, job.wires(own), ahead=len(own)) for source in sorted(_others(job))]
+    sends: list[Pending] = []
+    for index in range(max(len(chunk) for chunk in job.chunks)):
+        for dest in _others(job):
+            for segment in job.chunks[dest][index : index + 1]:
+                wire = job.wire(segment)
+                yield job.encode(segment, wire)
+                sends.append(job.isend(segment, wire, dest))
+    for index, segment in enumerate(own):
+        arrived = []
+        for inbox in inboxes:
+            arrival, wire = inbox.next()
+            yield arrival
+            arrived.append(wire)
+        yield from finish(index, segment, arrived)
+    for sent in sends:
+        yield sent
+
+
+class _Allgather:
+    """The allgather phase. Its receives are posted when it is made, before the phase that leads to it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._group = job.group.next_phase()
+        self._inboxes = {
+            source: Inbox(self._group, source, job.wires(job.chunks[source]), ahead=len(job.chunks[source]))
+            for source in reversed(_others(job))
+        }
+        self._sends: list[Pending] = []
+
+    def send(self, segment: Segment, wire: Wire) -> None:
+        """Send an own wire to everybody."""
+        self._sends += [self._job.isend(segment, wire, dest, self._group) for dest in _others(self._job)]
+
+    def collect(self) -> Steps:
+        """Decode everybody's wires."""
+        for index in range(max(len(chunk) for chunk in self._job.chunks)):
+            for source, inbox in self._inboxes.items():
+                for segment in self._job.chunks[source][index : index + 1]:
+                    arrival, wire = inbox.next()
+                    yield arrival
+                    yield self._job.decode(segment, [wire])
+        for sent in self._sends:
+            yield sent

@@ -1,0 +1,157 @@
+"""One collective on one rank: what its algorithm has to work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from ..codecs.base import Array, Coder
+from ..layout import Chunk, Segment
+from ..request import Pending
+from ..stats import Stats
+from ..transports.base import Group, Wire
+
+
+@dataclass
+class Window:
+    """A part of a longer buffer: ``array[0]`` is element ``offset``."""
+
+    array: Array
+    offset: int = 0
+
+    def __getitem__(self, segment: Segment) -> Array:
+        begin, end = segment
+        return self.array[begin - self.offset : end - self.offset]
+
+
+@dataclass
+class Job:
+    """The means of one collective on one rank.
+
+    Attributes
+    ----------
+    group : Group
+        The ranks that take part.
+    coder : Coder
+        Encodes and decodes.
+    x, out : Window
+        This rank's values and where the result goes.
+    chunks : sequence of Chunk
+        The cut of the whole buffer: one chunk a rank, each in segments.
+    scale : float
+        Factor of the result: 1/p for a mean.
+    residual : Window or None
+        What encodings lose, for error feedback.
+    take : callable
+        Gives memory for wires, in bytes.
+    stats : Stats
+        Where seconds and bytes are added up.
+    itemsize : int
+        Bytes of an element, uncompressed.
+    """
+
+    group: Group
+    coder: Coder
+    x: Window
+    out: Window
+    chunks: Sequence[Chunk]
+    take: Callable[[int], Array]
+    stats: Stats
+    scale: float = 1.0
+    residual: Window | None = None
+    itemsize: int = 4
+
+    def wire(self, segment: Segment) -> Wire:
+        """Memory for the wire of one segment."""
+        return Wire(self.take(self.coder.wire_nbytes(segment[1] - segment[0])))
+
+    def wires(self, chunk: Iterable[Segment]) -> list[Wire]:
+        """Memory for the wires of some segments."""
+        return [self.wire(segment) for segment in chunk]
+
+    def encode(
+        self,
+        segment: Segment,
+        wire: Wire,
+        terms: Sequence[Wire] = (),
+        *,
+        own: bool = True,
+        final: bool = False,
+        share: int = 1,
+    ) -> Pending | None:
+        """Encode a segment: ``x`` (if ``own``) plus the decoded ``terms``.
+
+        ``final`` stores the decoded wire in ``out`` as well. ``share`` tells how many ranks make this same encoding of
+        values that are no longer their own: each then feeds back its share of the loss.
+        """
+        started = perf_counter()
+        wire.nbytes = self.coder.encode(
+            segment[1] - segment[0],
+            self.x[segment] if own else None,
+            [term.content for term in terms],
+            wire.buffer,
+            residual=self.residual[segment] if self.residual else None,
+            feed=own,
+            residual_scale=1.0 / share,
+            decoded=self.out[segment] if final else None,
+            scale=self.scale,
+        )
+        self.stats.encode_seconds += perf_counter() - started
+        return None
+
+    def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
+        """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``."""
+        started = perf_counter()
+        self.coder.decode(
+            segment[1] - segment[0],
+            self.x[segment] if own else None,
+            [term.content for term in terms],
+            self.out[segment],
+            scale=self.scale,
+        )
+        self.stats.decode_seconds += perf_counter() - started
+        return None
+
+    def isend(self, segment: Segment, wire: Wire, dest: int, group: Group | None = None) -> Pending:
+        """Start sending the wire of a segment, in ``group`` if the job's is not the one."""
+        self.stats.wire_nbytes += wire.nbytes
+        self.stats.raw_sent_nbytes += (segment[1] - segment[0]) * self.itemsize
+        return (group or self.group).isend(wire, dest)
+
+
+class Inbox:
+    """Wires expected from one rank, in order; receives are posted a window ahead of their use.
+
+    Parameters
+    ----------
+    group : Group
+        Receives.
+    source : int
+        The rank that sends.
+    wires : sequence of Wire
+        Where each message goes, in the order of arrival.
+    ahead : int
+        How many receives are posted beyond the one waited for.
+    """
+
+    def __init__(self, group: Group, source: int, wires: Sequence[Wire], ahead: int) -> None:
+        self._group = group
+        self._source = source
+        self._wires = wires
+        self._ahead = max(ahead, 1)
+        self._posted: list[Pending] = []
+        self._next = 0
+        self._post()
+
+    def _post(self) -> None:
+        for wire in self._wires[len(self._posted) : self._next + self._ahead]:
+            self._posted.append(self._group.irecv(wire, self._source))
+
+    def next(self) -> tuple[Pending, Wire]:
+        """The next message: what to wait for, and its wire."""
+        index = self._next
+        self._next += 1
+        self._post()
+        return self._posted[index], self._wires[index]

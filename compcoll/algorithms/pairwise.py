@@ -1,0 +1,28 @@
+"""Pairwise exchange: every rank sends every other one its chunk, nearest ranks first."""
+
+from __future__ import annotations
+
+from ..request import Pending, Steps
+from .job import Inbox, Job
+
+
+def alltoall(job: Job) -> Steps:
+    """Chunk k of rank r's ``x`` becomes chunk r of rank k's ``out``. The own chunk is encoded and decoded, too."""
+    group, p, rank = job.group, job.group.size, job.group.rank
+    sources = [(rank - distance) % p for distance in range(1, p)]
+    dests = [(rank + distance) % p for distance in range(1, p)]
+    inboxes = {source: Inbox(group, source, job.wires(job.chunks[source]), ahead=len(job.chunks[source])) for source in sources}
+    for segment, wire in zip(job.chunks[rank], job.wires(job.chunks[rank]), strict=True):
+        yield job.encode(segment, wire, final=True)
+    sends: list[Pending] = []
+    for dest in dests:
+        for segment, wire in zip(job.chunks[dest], job.wires(job.chunks[dest]), strict=True):
+            yield job.encode(segment, wire)
+            sends.append(job.isend(segment, wire, dest))
+    for source in sources:
+        for segment in job.chunks[source]:
+            arrival, wire = inboxes[source].next()
+            yield arrival
+            yield job.decode(segment, [wire])
+    for sent in sends:
+        yield sent

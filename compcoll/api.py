@@ -1,0 +1,230 @@
+"""The functions that most programs need: each on a communicator that is kept with the MPI communicator it belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from .codecs.base import Codec
+from .communicator import Communicator
+from .feedback import ErrorFeedback
+from .request import Request
+
+_KEY = MPI.Comm.Create_keyval()
+
+
+def get_communicator(comm: MPI.Comm | Communicator | None = None) -> Communicator:
+    """The communicator that the functions use for an MPI communicator: made at the first call, collectively, and kept.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or Communicator, optional
+        MPI.COMM_WORLD by default; a `Communicator` is returned as it is.
+    """
+    if isinstance(comm, Communicator):
+        return comm
+    owner = MPI.COMM_WORLD if comm is None else comm
+    kept = owner.Get_attr(_KEY) if isinstance(owner, MPI.Comm) and owner != MPI.COMM_NULL else None
+    if kept is None:
+        kept = Communicator(owner)
+        owner.Set_attr(_KEY, kept)
+    found: Communicator = kept
+    return found
+
+
+def allreduce(
+    x: Any,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | Communicator | None = None,
+    out: Any = None,
+    feedback: ErrorFeedback | None = None,
+    **codec_options: Any,
+) -> Any:
+    """Reduce the arrays of all ranks, element by element; every rank gets the same bits.
+
+    Parameters
+    ----------
+    x : numpy.ndarray
+        This rank's values: C-contiguous, of any shape. Compressed: float16, bfloat16 (ml_dtypes), float32 or float64;
+        halves are summed in float32. Uncompressed: every type that MPI knows, and halves.
+    op : str or mpi4py.MPI.Op
+        ``"sum"`` or ``"mean"``; without a codec also ``"max"``, ``"min"``, ``"prod"``, the logical and bitwise ones
+        and MPI's predefined operations.
+    codec : str or Codec, optional
+        ``"zfp"``, ``"minmax"``, ``"cast"`` … (see `list_codecs`), with its options as further arguments; or a codec
+        such as ``ZFP(rate=8)``. None sends the values as they are.
+    algorithm : str
+        ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``, ``"native"`` (MPI's own, uncompressed)
+        or ``"auto"``, which also does not compress where that would not pay: `Communicator.stats` tells.
+    comm : mpi4py.MPI.Intracomm or Communicator, optional
+        The ranks that take part; MPI.COMM_WORLD by default.
+    out : numpy.ndarray, optional
+        Where the result goes: an array like ``x``, or ``x`` itself.
+    feedback : ErrorFeedback, optional
+        Keeps what compression loses and adds it to the next call's values.
+    **codec_options
+        Configuration of a codec given by name, such as ``rate=8``.
+
+    Returns
+    -------
+    numpy.ndarray
+        The result, like ``x``: ``out`` if given.
+
+    Raises
+    ------
+    CompcollError
+        See `compcoll.errors`. ``x`` is unchanged.
+
+    Notes
+    -----
+    With one rank the result is a copy. An encoding's error enters the result p times with ``"ring"`` (log2 p times
+    with recursive doubling for the sums, twice with direct): see docs/algorithms.md.
+
+    Examples
+    --------
+    >>> total = compcoll.allreduce(gradient, codec="zfp", rate=8)
+    """
+    return get_communicator(comm).allreduce(
+        x, op=op, codec=codec, algorithm=algorithm, out=out, feedback=feedback, **codec_options
+    )
+
+
+def iallreduce(
+    x: Any,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | Communicator | None = None,
+    out: Any = None,
+    feedback: ErrorFeedback | None = None,
+    **codec_options: Any,
+) -> Request:
+    """Start an `allreduce` and return at once; neither ``x`` nor ``out`` may be touched until it has ended.
+
+    Several may be in flight. They advance when any of them is waited for or tested, or by themselves on a
+    ``Communicator(comm, progress="thread")``.
+
+    Returns
+    -------
+    Request
+        With ``wait()``, which returns the result, ``test()`` and ``stats``.
+    """
+    return get_communicator(comm).iallreduce(
+        x, op=op, codec=codec, algorithm=algorithm, out=out, feedback=feedback, **codec_options
+    )
+
+
+def reduce_scatter(
+    x: Any,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | Communicator | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Any:
+    """Reduce the arrays of all ranks; rank r keeps block r along the first axis.
+
+    Parameters are those of `allreduce`; the first axis of ``x`` must be a multiple of the number of ranks.
+    Algorithms: ``"ring"``, ``"direct"``, ``"native"``.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of shape ``(x.shape[0] // size, *x.shape[1:])``.
+    """
+    return get_communicator(comm).reduce_scatter(x, op=op, codec=codec, algorithm=algorithm, out=out, **codec_options)
+
+
+def allgather(
+    x: Any,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | Communicator | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Any:
+    """Stack the arrays of all ranks; every rank gets the same bits, also of its own.
+
+    Parameters are those of `allreduce`; all ranks' arrays have the same shape. Algorithms: ``"ring"``, ``"direct"``,
+    ``"native"``.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of shape ``(size, *x.shape)``.
+    """
+    return get_communicator(comm).allgather(x, codec=codec, algorithm=algorithm, out=out, **codec_options)
+
+
+def allgatherv(
+    x: Any,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | Communicator | None = None,
+    **codec_options: Any,
+) -> Any:
+    """Join the arrays of all ranks along the first axis, whose extent may differ from rank to rank.
+
+    Parameters are those of `allreduce`. Algorithms: ``"ring"``, ``"direct"``, ``"native"``.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of shape ``(sum of all ranks' x.shape[0], *x.shape[1:])``.
+    """
+    return get_communicator(comm).allgatherv(x, codec=codec, algorithm=algorithm, **codec_options)
+
+
+def bcast(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | Communicator | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Any:
+    """Give every rank the root's array; with a codec the root, too, gets what the others decode.
+
+    Parameters are those of `allreduce`; on ranks other than the root ``x`` tells shape and type, and its values are
+    not read: ``out=x`` receives in place. Algorithms: ``"binomial"``, ``"native"``.
+
+    Returns
+    -------
+    numpy.ndarray
+        Like ``x``.
+    """
+    return get_communicator(comm).bcast(x, root, codec=codec, algorithm=algorithm, out=out, **codec_options)
+
+
+def alltoall(
+    x: Any,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | Communicator | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> Any:
+    """Send block k along the first axis to rank k; block r of the result comes from rank r.
+
+    Parameters are those of `allreduce`; the first axis of ``x`` must be a multiple of the number of ranks, and ``out``
+    an array of its own. Algorithms: ``"pairwise"``, ``"native"``.
+
+    Returns
+    -------
+    numpy.ndarray
+        Like ``x``.
+    """
+    return get_communicator(comm).alltoall(x, codec=codec, algorithm=algorithm, out=out, **codec_options)
+

@@ -1,0 +1,86 @@
+"""What a codec is, and what binds it to a device and an element type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+Array = Any
+"""A one-dimensional array of the device: NumPy's, CuPy's."""
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+"""Element types that can be compressed. Halves are computed on in float32."""
+
+
+class Coder(Protocol):
+    """A codec bound to a device and an element type. Arrays and wires are flat memory of that device.
+
+    Both verbs take a sum of terms: an array ``add`` (or None) and any number of wires, added in this order. Hence one
+    pass encodes (an array), decodes (a wire), accumulates (both), or recodes: decode, add and encode without the sum
+    ever being stored.
+    """
+
+    def wire_nbytes(self, n: int) -> int:
+        """Bytes of the wire of ``n`` values: exact for codecs of fixed size, else an upper bound."""
+
+    def encode(
+        self,
+        n: int,
+        add: Array | None,
+        wires: Sequence[Array],
+        wire: Array,
+        *,
+        residual: Array | None = None,
+        feed: bool = True,
+        residual_scale: float = 1.0,
+        decoded: Array | None = None,
+        scale: float = 1.0,
+    ) -> int:
+        """Write the wire of ``add + D(wires[0]) + …`` and return its length in bytes.
+
+        With a ``residual`` the loss of this encoding, times ``residual_scale``, is stored there for a later call;
+        ``feed`` first adds what the residual held to the values, else the loss is added to the residual.
+        ``decoded`` receives the decoded wire times ``scale``.
+        """
+
+    def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
+        """Store ``(add + D(wires[0]) + …) · scale`` in ``out``, which may be ``add``."""
+
+
+class Device(Protocol):
+    """What codecs need of a device: its kernels."""
+
+    def coder(self, kernel: tuple[str, int, int], dtype: str) -> Coder:
+        """Bind the kernel of that name and its two parameters to an element type."""
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A compression method and its configuration: an immutable value without buffers or state.
+
+    Attributes
+    ----------
+    name : str
+        The name by which `get_codec` finds it.
+    block : int
+        Elements of a block; bounds of chunks are multiples of it.
+    fixed_size : bool
+        Whether the length of a wire depends on the number of values alone.
+    """
+
+    name: str
+
+    @property
+    def block(self) -> int: ...
+
+    @property
+    def fixed_size(self) -> bool: ...
+
+    def coder(self, device: Device, dtype: str) -> Coder:
+        """Bind to a device and one of `DTYPES`.
+
+        Raises
+        ------
+        UnsupportedDType, InvalidArgument
+            If the codec cannot take that element type, or not with this configuration.
+        """

@@ -1,0 +1,44 @@
+"""Min-max quantization, as in ByteGrad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..errors import InvalidArgument
+from .base import Coder, Device
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """Round each value to the nearest of ``2**bits`` levels between its block's smallest and largest value.
+
+    The wire of a block is its minimum and maximum, then the packed codes. The error of one encoding is at most half a
+    level: ``(max - min) / (2**bits - 1) / 2``. Blocks that hold NaN or Inf decode to NaN.
+
+    Parameters
+    ----------
+    bits : int
+        Bits of a code, 1 to 8.
+    block : int
+        Values that share a minimum and maximum: a multiple of 8, from 8 to 1048576.
+
+    References
+    ----------
+    Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021 (ByteGrad).
+    """
+
+    bits: int = 8
+    block: int = 2048
+
+    name: ClassVar[str] = "minmax"
+    fixed_size: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(1, 9):
+            raise InvalidArgument(f"minmax: bits={self.bits!r} must be an integer from 1 to 8")
+        if self.block not in range(8, (1 << 20) + 1, 8):
+            raise InvalidArgument(f"minmax: block={self.block!r} must be a multiple of 8 from 8 to 1048576")
+
+    def coder(self, device: Device, dtype: str) -> Coder:
+        return device.coder(("minmax", self.bits, self.block), dtype)

@@ -1,0 +1,345 @@
+"""What each collective does with its arguments: checks them, and prepares what will run."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .algorithms import bcast, choose, hierarchical, native, pairwise
+from .algorithms.job import Job, Window
+from .codecs.base import Codec
+from .codecs.registry import as_codec
+from .errors import InvalidArgument, InvalidBuffer
+from .feedback import ErrorFeedback
+from .layout import Chunk, balanced_chunks, consecutive_chunks
+from .plan import MOVED, Call, Plan, make_plan
+from .request import Steps
+from .stats import Stats
+from .transports.base import Group, Wire
+from .transports.mpi import MPITransport, operation_name
+
+_COUNT = struct.Struct("<q")
+
+COPY = "copy"
+"""What every collective is when there is one rank."""
+
+
+class Means(NamedTuple):
+    """What a running collective gets from its communicator."""
+
+    group: Group
+    take: Callable[[int], Any]
+    stats: Stats
+
+
+class Prepared(NamedTuple):
+    """A collective whose arguments are checked.
+
+    Attributes
+    ----------
+    result : array
+        What the caller gets; None if `run` returns it.
+    run : callable
+        Makes the steps.
+    at_once : callable or None
+        Does the same by a call of MPI's that blocks.
+    nbytes : int
+        Bytes of this rank's buffer.
+    """
+
+    plan: Plan
+    result: Any
+    run: Callable[[Means], Steps]
+    at_once: Callable[[], None] | None
+    nbytes: int
+
+
+class Compression(NamedTuple):
+    """A call's codec and algorithm."""
+
+    codec: Codec | None
+    algorithm: str
+
+
+class Collectives:
+    """Prepares collectives among some ranks.
+
+    Parameters
+    ----------
+    device : HostDevice
+        Where the buffers are.
+    rank, size : int
+        As in MPI.
+    mpi : MPITransport or None
+        For MPI's own collectives.
+    default : Compression
+        Of calls that name none.
+    """
+
+    def __init__(self, device: Any, rank: int, size: int, mpi: MPITransport | None, default: Compression) -> None:
+        self._device = device
+        self._rank = rank
+        self._size = size
+        self._mpi = mpi
+        self._default = default
+        self._plans: dict[Call, Plan] = {}
+
+    def allreduce(
+        self,
+        blocking: bool,
+        x: Any,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        **compression: Any,
+    ) -> Prepared:
+        device, mpi = self._device, self._mpi
+        dtype, flat, result, flat_out = self._buffers(x, None, out)
+        plan = self._plan("allreduce", flat, dtype, op, blocking=blocking, **compression)
+        residual = self._residual(feedback, plan, flat.size, dtype)
+        scale = 1.0 / self._size if op == "mean" else 1.0
+
+        def run(means: Means) -> Steps:
+            if plan.algorithm == choose.NATIVE:
+                assert mpi is not None
+                return native.reduce(lambda a, b: mpi.iallreduce(a, b, op), device, flat, flat_out, dtype, scale)
+            job = self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size), scale, residual)
+            if plan.algorithm != choose.HIERARCHICAL:
+                return choose.ALLREDUCE[plan.algorithm](job)
+            assert plan.raw is not None
+            between = choose.between_nodes(len(set(means.group.transport.nodes)))
+            return hierarchical.allreduce(
+                job, plan.raw, between, lambda parts: balanced_chunks(flat.size, parts, plan.block, plan.segment)
+            )
+
+        def at_once() -> None:
+            assert mpi is not None
+            sums = device.for_mpi(flat_out, dtype)
+            mpi.allreduce(device.for_mpi(flat, dtype) if flat is not flat_out else sums, sums, op)
+            if scale != 1.0:
+                device.multiply(sums, scale)
+            device.from_mpi(sums, flat_out, dtype)
+
+        return self._prepared(plan, flat, flat_out, result, run, at_once if plan.algorithm == choose.NATIVE else None)
+
+    def reduce_scatter(self, x: Any, op: Any = "sum", out: Any = None, **compression: Any) -> Prepared:
+        device, mpi = self._device, self._mpi
+        self._device.check_readable(x, "x")
+        shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
+        dtype, flat, result, flat_out = self._buffers(x, shape, out)
+        plan = self._plan("reduce_scatter", flat, dtype, op, **compression)
+        scale = 1.0 / self._size if op == "mean" else 1.0
+
+        def run(means: Means) -> Steps:
+            if plan.algorithm == choose.NATIVE:
+                assert mpi is not None
+                return native.reduce(lambda a, b: mpi.ireduce_scatter(a, b, op), device, flat, flat_out, dtype, scale)
+            chunks = self._equal(plan, flat_out.size)
+            job = self._job(means, plan, flat, flat_out, chunks, scale)
+            job.out.offset = self._rank * flat_out.size
+            return choose.REDUCE_SCATTER[plan.algorithm](job)
+
+        return self._prepared(plan, flat, flat_out, result, run)
+
+    def allgather(self, x: Any, out: Any = None, **compression: Any) -> Prepared:
+        mpi = self._mpi
+        self._device.check_readable(x, "x")
+        dtype, flat, result, flat_out = self._buffers(x, (self._size, *x.shape), out)
+        plan = self._plan("allgather", flat, dtype, MOVED, **compression)
+
+        def run(means: Means) -> Steps:
+            if plan.algorithm == choose.NATIVE:
+                assert mpi is not None
+                return native.move(lambda: mpi.iallgatherv(flat, flat_out, [flat.size] * self._size))
+            job = self._job(means, plan, flat, flat_out, self._equal(plan, flat.size))
+            job.x.offset = self._rank * flat.size
+            return choose.ALLGATHER[plan.algorithm](job)
+
+        return self._prepared(plan, flat, flat_out, result, run)
+
+    def allgatherv(self, x: Any, **compression: Any) -> Prepared:
+        mpi, device = self._mpi, self._device
+        device.check_readable(x, "x")
+        if x.ndim == 0:
+            raise InvalidBuffer("allgatherv joins arrays along their first axis: x must have one")
+        dtype = device.dtype_name(x)
+        flat = device.flat(x, dtype)
+        row = math.prod(x.shape[1:])
+        plan = self._plan("allgatherv", flat, dtype, MOVED, detail=f"rows of shape {x.shape[1:]}", uneven=True, **compression)
+
+        def run(means: Means) -> Steps:
+            if self._size == 1:
+                return x.copy()
+            rows = yield from _exchange_counts(means, x.shape[0])
+            counts = [count * row for count in rows]
+            result = device.empty_like(x, (sum(rows), *x.shape[1:]))
+            flat_out = device.flat(result, dtype)
+            if plan.algorithm == choose.NATIVE:
+                assert mpi is not None
+                yield from native.move(lambda: mpi.iallgatherv(flat, flat_out, counts))
+            else:
+                chunks = consecutive_chunks(counts, plan.block, plan.segment)
+                job = self._job(means, plan, flat, flat_out, chunks)
+                job.x.offset = sum(counts[: self._rank])
+                yield from choose.ALLGATHER[plan.algorithm](job)
+            return result
+
+        return Prepared(plan, None, run, None, x.nbytes)
+
+    def bcast(self, x: Any, root: int = 0, out: Any = None, **compression: Any) -> Prepared:
+        mpi, device = self._mpi, self._device
+        if root not in range(self._size):
+            raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
+        dtype, flat, result, flat_out = self._buffers(x, None, out)
+        plan = self._plan("bcast", flat, dtype, MOVED, detail=f"root {root}", **compression)
+
+        def run(means: Means) -> Steps:
+            if plan.algorithm == choose.NATIVE:
+                assert mpi is not None
+                if self._rank == root:
+                    device.copy(flat, flat_out)
+                return native.move(lambda: mpi.ibcast(flat_out, root))
+            return bcast.bcast(self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size)), root)
+
+        return self._prepared(plan, flat, flat_out, result, run)
+
+    def alltoall(self, x: Any, out: Any = None, **compression: Any) -> Prepared:
+        mpi = self._mpi
+        dtype, flat, result, flat_out = self._buffers(x, None, out)
+        self._split(x.shape, "alltoall")
+        if out is x:
+            raise InvalidBuffer("alltoall cannot work in place: give an out of its own")
+        plan = self._plan("alltoall", flat, dtype, MOVED, **compression)
+
+        def run(means: Means) -> Steps:
+            if plan.algorithm == choose.NATIVE:
+                assert mpi is not None
+                return native.move(lambda: mpi.ialltoall(flat, flat_out))
+            chunks = self._equal(plan, flat.size // self._size)
+            return pairwise.alltoall(self._job(means, plan, flat, flat_out, chunks))
+
+        return self._prepared(plan, flat, flat_out, result, run)
+
+    def _prepared(
+        self,
+        plan: Plan,
+        flat: Any,
+        flat_out: Any,
+        result: Any,
+        run: Callable[[Means], Steps],
+        at_once: Callable[[], None] | None = None,
+    ) -> Prepared:
+        if self._size > 1:
+            return Prepared(plan, result, run, at_once, flat.nbytes)
+
+        def copy() -> None:
+            self._device.copy(flat, flat_out)
+
+        def copying(means: Means) -> Steps:
+            copy()
+            yield None
+
+        return Prepared(plan._replace(codec=None, algorithm=COPY), result, copying, copy, flat.nbytes)
+
+    def _buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Any, Any, Any]:
+        """The element type, the flat input, the result and the flat result."""
+        device = self._device
+        device.check_readable(x, "x")
+        dtype = device.dtype_name(x)
+        flat = device.flat(x, dtype)
+        shape = x.shape if shape is None else shape
+        if out is None:
+            out = device.empty_like(x, shape)
+        else:
+            device.check_writable(out, x, shape)
+            if out is x:
+                return dtype, flat, out, flat
+        return dtype, flat, out, device.flat(out, dtype)
+
+    def _plan(
+        self,
+        collective: str,
+        flat: Any,
+        dtype: str,
+        op: Any,
+        *,
+        blocking: bool = False,
+        uneven: bool = False,
+        detail: str = "",
+        **compression: Any,
+    ) -> Plan:
+        codec, algorithm = self._compression(**compression) if compression else self._default
+        name = op if op == MOVED else operation_name(op)
+        n = -1 if uneven else flat.size
+        call = Call(collective, n, dtype, flat.itemsize, name, codec, algorithm, blocking, detail)
+        plan = self._plans.get(call)
+        if plan is None:
+            plan = make_plan(call, device=self._device, size=self._size, native=self._mpi is not None)
+            self._plans[call] = plan
+        return plan
+
+    def _compression(self, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Compression:
+        if codec is ...:
+            codec = self._default.codec if not options else None
+        return Compression(as_codec(codec, options), algorithm or self._default.algorithm)
+
+    def _residual(self, feedback: ErrorFeedback | None, plan: Plan, n: int, dtype: str) -> Any:
+        if feedback is None:
+            return None
+        if not isinstance(feedback, ErrorFeedback):
+            raise InvalidArgument(f"feedback={feedback!r}: a compcoll.ErrorFeedback is needed")
+        residual = feedback.prepare(n, dtype, self._device.zeros_residual)
+        return residual if plan.codec is not None else None
+
+    def _split(self, shape: tuple[int, ...], collective: str) -> int:
+        """Extent of one rank's block along the first axis."""
+        if not shape or shape[0] % self._size:
+            raise InvalidBuffer(
+                f"{collective}: the first axis of shape {shape} must be a multiple of the {self._size} ranks"
+            )
+        return shape[0] // self._size
+
+    def _balanced(self, plan: Plan, n: int) -> tuple[Chunk, ...]:
+        return balanced_chunks(n, self._size, plan.block, plan.segment)
+
+    def _equal(self, plan: Plan, n: int) -> tuple[Chunk, ...]:
+        return consecutive_chunks([n] * self._size, plan.block, plan.segment)
+
+    def _job(
+        self,
+        means: Means,
+        plan: Plan,
+        flat: Any,
+        flat_out: Any,
+        chunks: Sequence[Chunk],
+        scale: float = 1.0,
+        residual: Any = None,
+    ) -> Job:
+        assert plan.coder is not None
+        return Job(
+            group=means.group,
+            coder=plan.coder,
+            x=Window(flat),
+            out=Window(flat_out),
+            chunks=chunks,
+            take=means.take,
+            stats=means.stats,
+            scale=scale,
+            residual=None if residual is None else Window(residual),
+            itemsize=flat.itemsize,
+        )
+
+
+def _exchange_counts(means: Means, own: int) -> Steps:
+    """Every rank's count."""
+    group = means.group
+    wires = {rank: Wire(means.take(_COUNT.size)) for rank in range(group.size)}
+    _COUNT.pack_into(wires[group.rank].buffer, 0, own)
+    others = [rank for rank in wires if rank != group.rank]
+    pending = [group.irecv(wires[rank], rank) for rank in others]
+    pending += [group.isend(wires[group.rank], rank) for rank in others]
+    for message in pending:
+        yield message
+    return [_COUNT.unpack_from(wire.buffer)[0] for wire in wires.values()]

@@ -1,0 +1,222 @@
+"""Collectives on one communicator."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, NoReturn
+
+from . import config
+from .algorithms import choose
+from .algorithms.agree import agree, fingerprint
+from .arena import ArenaPool
+from .codecs.base import Codec
+from .codecs.registry import as_codec
+from .collectives import Collectives, Compression, Means, Prepared
+from .devices.host import HostDevice
+from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument
+from .request import Engine, Request, Steps
+from .stats import Stats
+from .transports.base import Group, Transport
+from .transports.mpi import MPITransport
+
+_TAGS = 32768  # MPI promises tags up to 32767
+_TAGS_EACH = 4  # a collective's phases may overlap
+
+
+class Communicator:
+    """Compressed collectives among the ranks of an MPI communicator.
+
+    Every collective is called by all ranks, in the same order, with the same arguments. The first messages of each
+    tell whether that is so; when it is not, or when some rank's arguments are refused, every rank raises, no buffer
+    is touched, and the communicator stays usable.
+
+    The methods take the arguments of the functions of the same name in `compcoll`, less ``comm``; without ``codec=``
+    and ``algorithm=`` they use the communicator's. Those with an i in front return a `Request`.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or Transport, optional
+        Duplicated, collectively; MPI.COMM_WORLD by default. A transport of another kind is taken as it is.
+    codec : str or Codec, optional
+        What collectives compress with unless they name a codec; nothing by default.
+    algorithm : str
+        The algorithm of collectives that name none.
+    progress : {"wait", "thread"}
+        Whether collectives under way advance when the caller waits or tests, or by a thread of their own.
+    timeout : float, optional
+        Seconds without progress after which a wait gives up; by default COMPCOLL_TIMEOUT, or 1800.
+    **codec_options
+        Configuration of a codec given by name.
+
+    Attributes
+    ----------
+    rank, size : int
+        As in MPI.
+    stats : Stats or None
+        Of the collective that ended last.
+    """
+
+    def __init__(
+        self,
+        comm: Any = None,
+        *,
+        codec: str | Codec | None = None,
+        algorithm: str = choose.AUTO,
+        progress: str = "wait",
+        timeout: float | None = None,
+        **codec_options: Any,
+    ) -> None:
+        if progress not in ("wait", "thread"):
+            raise InvalidArgument(f'progress={progress!r} is neither "wait" nor "thread"')
+        threaded = progress == "thread"
+        default = Compression(as_codec(codec, codec_options), algorithm)
+        self.stats: Stats | None = None
+        self._transport: Transport = (
+            comm if isinstance(comm, Transport) else MPITransport(comm, threads=threaded)
+        )
+        self.rank, self.size = self._transport.rank, self._transport.size
+        here = self._transport.nodes[self.rank]
+        device = HostDevice(config.threads(list(self._transport.nodes).count(here)))
+        mpi = self._transport if isinstance(self._transport, MPITransport) else None
+        self._collectives = Collectives(device, self.rank, self.size, mpi, default)
+        self._engine = Engine(config.timeout() if timeout is None else timeout, threaded=threaded)
+        self._arenas = ArenaPool(device.empty_bytes)
+        self._sequence = 0
+        self._broken: BaseException | None = None
+        if threaded:
+            atexit.register(_close, weakref.ref(self._engine))
+
+    def iallreduce(self, x: Any, **options: Any) -> Request:
+        """Start an allreduce; see `compcoll.iallreduce`."""
+        return self._start("allreduce", lambda: self._collectives.allreduce(False, x, **options))
+
+    def ireduce_scatter(self, x: Any, **options: Any) -> Request:
+        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
+        return self._start("reduce_scatter", lambda: self._collectives.reduce_scatter(x, **options))
+
+    def iallgather(self, x: Any, **options: Any) -> Request:
+        """Start an allgather; see `compcoll.allgather`."""
+        return self._start("allgather", lambda: self._collectives.allgather(x, **options))
+
+    def iallgatherv(self, x: Any, **options: Any) -> Request:
+        """Start an allgatherv; see `compcoll.allgatherv`."""
+        return self._start("allgatherv", lambda: self._collectives.allgatherv(x, **options))
+
+    def ibcast(self, x: Any, root: int = 0, **options: Any) -> Request:
+        """Start a broadcast; see `compcoll.bcast`."""
+        return self._start("bcast", lambda: self._collectives.bcast(x, root, **options))
+
+    def ialltoall(self, x: Any, **options: Any) -> Request:
+        """Start an alltoall; see `compcoll.alltoall`."""
+        return self._start("alltoall", lambda: self._collectives.alltoall(x, **options))
+
+    def allreduce(self, x: Any, **options: Any) -> Any:
+        """Reduce all ranks' arrays; see `compcoll.allreduce`."""
+        prepared = self._prepare("allreduce", lambda: self._collectives.allreduce(True, x, **options))
+        if prepared.at_once is None:
+            return self._run("allreduce", prepared).wait()
+        return self._run_at_once("allreduce", prepared, prepared.at_once)
+
+    def reduce_scatter(self, x: Any, **options: Any) -> Any:
+        """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
+        return self.ireduce_scatter(x, **options).wait()
+
+    def allgather(self, x: Any, **options: Any) -> Any:
+        """Stack all ranks' arrays; see `compcoll.allgather`."""
+        return self.iallgather(x, **options).wait()
+
+    def allgatherv(self, x: Any, **options: Any) -> Any:
+        """Join all ranks' arrays; see `compcoll.allgatherv`."""
+        return self.iallgatherv(x, **options).wait()
+
+    def bcast(self, x: Any, root: int = 0, **options: Any) -> Any:
+        """Give every rank the root's array; see `compcoll.bcast`."""
+        return self.ibcast(x, root, **options).wait()
+
+    def alltoall(self, x: Any, **options: Any) -> Any:
+        """Exchange blocks; see `compcoll.alltoall`."""
+        return self.ialltoall(x, **options).wait()
+
+    def free(self) -> None:
+        """Finish what is under way and give the private MPI communicator back, collectively."""
+        if self._broken is None:
+            self._engine.drain()
+        self._engine.close()
+        self._broken = CommunicatorBroken("it was freed")
+        self._transport.free()
+
+    def _start(self, collective: str, prepare: Callable[[], Prepared]) -> Request:
+        return self._run(collective, self._prepare(collective, prepare))
+
+    def _prepare(self, collective: str, prepare: Callable[[], Prepared]) -> Prepared:
+        """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
+        if self._broken is not None:
+            raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken}") from self._broken
+        try:
+            return prepare()
+        except CompcollError as error:
+            self._refuse(collective, error)
+
+    def _refuse(self, collective: str, error: CompcollError) -> NoReturn:
+        text = f"{collective} refused: {type(error).__name__}: {error}"
+        group, arena = self._next_group(), self._arenas.acquire()
+        steps = agree(group, text, fingerprint(f"{text} by rank {self.rank}"), arena.take)
+        request = Request(steps, Stats(collective, None, "refused"), self._engine, release=lambda error: None)
+        self._engine.start(request)
+        try:
+            request.wait()
+        except CollectiveMismatch as mismatch:
+            raise error from mismatch
+        raise error
+
+    def _run(self, collective: str, prepared: Prepared) -> Request:
+        plan, arena = prepared.plan, self._arenas.acquire()
+        stats = Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, prepared.nbytes)
+        group = self._next_group()
+
+        def steps() -> Steps:
+            yield from agree(group, plan.text, plan.digest, arena.take)
+            result = yield from prepared.run(Means(group, arena.take, stats))
+            return prepared.result if result is None else result
+
+        def release(error: BaseException | None) -> None:
+            self.stats = stats
+            if error is None or isinstance(error, CollectiveMismatch):
+                self._arenas.release(arena)
+            else:
+                # Messages may still be on their way into the arena: it is never used again.
+                self._broken = error
+
+        request = Request(steps(), stats, self._engine, release=release)
+        self._engine.start(request)
+        return request
+
+    def _run_at_once(self, collective: str, prepared: Prepared, call: Callable[[], None]) -> Any:
+        """Run a call of MPI's that blocks. What is under way ends first: other ranks may wait for it."""
+        started = perf_counter()
+        plan = prepared.plan
+        self._engine.drain()
+        if self.size > 1:
+            arena = self._arenas.acquire()
+            steps = agree(self._next_group(), plan.text, plan.digest, arena.take)
+            self._engine.follow(steps)
+            self._arenas.release(arena)
+        call()
+        seconds = perf_counter() - started
+        self.stats = Stats(collective, None, plan.algorithm, prepared.nbytes, -1, total_seconds=seconds)
+        return prepared.result
+
+    def _next_group(self) -> Group:
+        tag = self._sequence * _TAGS_EACH % _TAGS
+        self._sequence += 1
+        return Group(self._transport, tag)
+
+
+def _close(engine: weakref.ref[Engine]) -> None:
+    """At exit: no thread may be inside MPI when it ends."""
+    alive = engine()
+    if alive is not None:
+        alive.close()

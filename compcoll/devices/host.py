@@ -1,0 +1,158 @@
+"""Host memory: NumPy arrays and the C++ kernels. Everything is done when a call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from .. import _host, config
+from .arrays import load, store
+from ..errors import InvalidBuffer, UnsupportedDType
+
+Array = npt.NDArray[Any]
+
+_KERNELS = ("cast", "zfp", "minmax")
+_STORAGE = ("float16", "bfloat16", "float32", "float64")
+_HALVES = ("float16", "bfloat16")
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class HostCoder:
+    """A codec's kernels bound to an element type (the contract is `compcoll.codecs.base.Coder`)."""
+
+    __slots__ = ("_coder", "_threads", "wire_nbytes")
+
+    def __init__(self, coder: _host.Coder, threads: int) -> None:
+        self._coder = coder
+        self._threads = threads
+        self.wire_nbytes = coder.wire_nbytes
+
+    def encode(
+        self,
+        n: int,
+        add: Array | None,
+        wires: Sequence[Array],
+        wire: Array,
+        *,
+        residual: Array | None = None,
+        feed: bool = True,
+        residual_scale: float = 1.0,
+        decoded: Array | None = None,
+        scale: float = 1.0,
+    ) -> int:
+        self._coder.encode(n, add, wires, residual, feed, residual_scale, wire, decoded, scale, self._threads)
+        return self.wire_nbytes(n)
+
+    def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
+        self._coder.decode(n, add, wires, out, scale, self._threads)
+
+
+class HostDevice:
+    """Memory and kernels of the CPU.
+
+    Parameters
+    ----------
+    threads : int
+        Threads for each kernel.
+    instruction_set : str, optional
+        One of `instruction_sets`; the best by default.
+    """
+
+    def __init__(self, threads: int = 1, instruction_set: str | None = None) -> None:
+        self.threads = threads
+        self.instruction_set = instruction_set or config.instruction_set(self.instruction_sets())
+        self._coders: dict[tuple[str, int, int, str], HostCoder] = {}
+        self._names: dict[np.dtype[Any], str] = {}
+
+    @staticmethod
+    def instruction_sets() -> list[str]:
+        """Those that this CPU can run, slowest first."""
+        return _host.instruction_sets()
+
+    def coder(self, kernel: tuple[str, int, int], dtype: str) -> HostCoder:
+        key = (*kernel, dtype)
+        if key not in self._coders:
+            name, first, second = kernel
+            index = self.instruction_sets().index(self.instruction_set)
+            coder = _host.Coder(_KERNELS.index(name), first, second, _STORAGE.index(dtype), index)
+            self._coders[key] = HostCoder(coder, self.threads)
+        return self._coders[key]
+
+    @staticmethod
+    def check_readable(x: Any, what: str) -> None:
+        """Refuse what is not a C-contiguous NumPy array in native byte order."""
+        if not isinstance(x, np.ndarray):
+            raise InvalidBuffer(f"{what} is a {type(x).__module__}.{type(x).__qualname__}: a numpy.ndarray is needed")
+        if not x.flags.c_contiguous:
+            raise InvalidBuffer(
+                f"{what} of shape {x.shape} and strides {x.strides} is not C-contiguous: "
+                "pass numpy.ascontiguousarray(...)"
+            )
+        if not x.dtype.isnative:
+            raise InvalidBuffer(f"{what} has byte order {x.dtype.byteorder!r}: this machine's native one is needed")
+
+    @classmethod
+    def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> None:
+        """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input."""
+        cls.check_readable(out, "out")
+        if out.shape != shape or out.dtype != x.dtype:
+            raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
+        if not out.flags.writeable:
+            raise InvalidBuffer("out is read-only")
+        same = out.ctypes.data == x.ctypes.data and out.nbytes == x.nbytes
+        if not same and np.may_share_memory(out, x):
+            raise InvalidBuffer("out overlaps x without being x: give x itself, or memory of its own")
+
+    def dtype_name(self, x: Array) -> str:
+        """The element type's name: "float32", "bfloat16", "int64" …"""
+        name = self._names.get(x.dtype)
+        if name is None:
+            if x.dtype.kind not in "biufcV" or (x.dtype.kind == "V" and x.dtype != _BFLOAT16):
+                raise UnsupportedDType(f"elements of type {x.dtype} cannot be sent: numbers are needed")
+            name = self._names[x.dtype] = x.dtype.name
+        return name
+
+    @staticmethod
+    def flat(x: Array, dtype: str) -> Array:
+        """The memory of an array, one-dimensional, as kernels take it: halves as uint16."""
+        flat = x.reshape(-1)
+        return flat.view(np.uint16) if dtype in _HALVES else flat
+
+    @staticmethod
+    def empty_like(x: Array, shape: tuple[int, ...]) -> Array:
+        return np.empty(shape, x.dtype)
+
+    @staticmethod
+    def empty_bytes(nbytes: int) -> Array:
+        return np.empty(nbytes, np.uint8)
+
+    @staticmethod
+    def zeros_residual(n: int, dtype: str) -> Array:
+        """A residual for ``n`` values: float64 for float64, else float32."""
+        return np.zeros(n, np.float64 if dtype == "float64" else np.float32)
+
+    @staticmethod
+    def copy(source: Array, target: Array) -> None:
+        """Copy, unless they are the same memory."""
+        if target.ctypes.data != source.ctypes.data:
+            target[...] = source
+
+    @staticmethod
+    def for_mpi(flat: Array, dtype: str) -> Array:
+        """Memory whose elements MPI can reduce: float32 copies of halves."""
+        return load(flat, dtype) if dtype in _HALVES else flat
+
+    @staticmethod
+    def from_mpi(sums: Array, out: Array, dtype: str) -> None:
+        """Store in ``out`` what was reduced in memory of `for_mpi`."""
+        if sums is not out:
+            store(sums, out, dtype)
+
+    @staticmethod
+    def multiply(x: Array, scale: float) -> None:
+        """Multiply in place, in the array's own type."""
+        np.multiply(x, x.dtype.type(scale), out=x)

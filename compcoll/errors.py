@@ -1,0 +1,57 @@
+"""Everything that compcoll raises on purpose.
+
+::
+
+    CompcollError
+    ├── InvalidArgument (ValueError)        an option, operation or codec setting outside what is allowed
+    │   ├── UnknownCodec                    no codec of that name
+    │   └── UnknownAlgorithm                no algorithm of that name for this collective
+    ├── InvalidBuffer (ValueError)          not contiguous, read-only, overlapping, or of the wrong shape
+    ├── UnsupportedDType (TypeError)        an element type that the codec or operation cannot take
+    ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not belong together, or one rank refused its own
+    ├── PeerTimeout (TimeoutError)          a rank did not send what it should have in time
+    ├── CommunicatorBroken (RuntimeError)   used after a collective had failed halfway
+    └── WireCorrupted (ValueError)          received bytes that no encoder writes
+"""
+
+from __future__ import annotations
+
+
+class CompcollError(Exception):
+    """Base class of all errors raised by compcoll."""
+
+
+class InvalidArgument(CompcollError, ValueError):
+    """An option, operation or codec setting outside what is allowed."""
+
+
+class UnknownCodec(InvalidArgument):
+    """No codec of that name is registered."""
+
+
+class UnknownAlgorithm(InvalidArgument):
+    """The collective has no algorithm of that name."""
+
+
+class InvalidBuffer(CompcollError, ValueError):
+    """A buffer that is not contiguous, not writable, overlapping or of the wrong shape."""
+
+
+class UnsupportedDType(CompcollError, TypeError):
+    """An element type that the codec or the operation cannot take."""
+
+
+class CollectiveMismatch(CompcollError, RuntimeError):
+    """The ranks' calls do not belong together, or some rank refused its own arguments."""
+
+
+class PeerTimeout(CompcollError, TimeoutError):
+    """A rank did not send what it should have in time."""
+
+
+class CommunicatorBroken(CompcollError, RuntimeError):
+    """The communicator was used after one of its collectives had failed halfway."""
+
+
+class WireCorrupted(CompcollError, ValueError):
+    """Received bytes that no encoder writes."""

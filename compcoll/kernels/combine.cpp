@@ -1,0 +1,194 @@
+#include "combine.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace compcoll {
+
+namespace {
+
+constexpr size_t tile_nbytes = 16384;             // a tile, its scratch and its wire stay in the first-level cache
+constexpr size_t nbytes_worth_a_thread = 131072;  // below, starting a thread costs more than it saves
+
+template <class T>
+constexpr Storage storage_of = sizeof(T) == 8 ? Storage::float64 : Storage::float32;
+
+template <class T>
+const TileFunctions<T>& functions(const Kernels& kernels) {
+    if constexpr (sizeof(T) == 8) return kernels.f64;
+    else return kernels.f32;
+}
+
+template <class T>
+size_t tile_length(const Coder& coder) {
+    const size_t length = tile_nbytes / sizeof(T);
+    if (coder.codec != Codec::minmax) return length;
+    const size_t block = static_cast<size_t>(coder.config.second);
+    return std::max(block, length / block * block);
+}
+
+// The loop state of one tile: where its values and its wires lie.
+template <class T>
+class Tile {
+public:
+    Tile(const Coder& coder, Storage storage, const Terms& terms, size_t begin, size_t n)
+        : coder_(coder), code_(functions<T>(*coder.kernels)), cast_(functions<T>(*coder.casts)), storage_(storage),
+          terms_(terms), begin_(begin), n_(n), offset_(wire_nbytes(coder.codec, coder.config, begin, sizeof(T))) {}
+
+    bool stored_as_computed() const { return storage_ == storage_of<T>; }
+
+    const uint8_t* array_at(const uint8_t* array) const { return array + begin_ * storage_size(storage_); }
+    uint8_t* array_at(uint8_t* array) const { return array + begin_ * storage_size(storage_); }
+
+    void load(const uint8_t* array, T* values) const {
+        cast_.decode(array_at(array), n_, values, Config{static_cast<int>(storage_), 0});
+    }
+
+    void store(const T* values, uint8_t* array) const {
+        cast_.encode(values, n_, array_at(array), Config{static_cast<int>(storage_), 0});
+    }
+
+    void sum_terms(T* values) const {
+        size_t next = 0;
+        if (terms_.add != nullptr) load(terms_.add, values);
+        else code_.decode(terms_.wires[next++] + offset_, n_, values, coder_.config);
+        add_wires(next, values);
+    }
+
+    void add_wires(size_t first, T* values) const {
+        for (size_t i = first; i < terms_.wires.size(); ++i)
+            code_.decode_add(terms_.wires[i] + offset_, n_, values, coder_.config);
+    }
+
+    void encode(const T* values, uint8_t* wire) const { code_.encode(values, n_, wire + offset_, coder_.config); }
+
+    void decode(const uint8_t* wire, T* values) const { code_.decode(wire + offset_, n_, values, coder_.config); }
+
+    void multiply(T* values, double scale) const {
+        const T factor = static_cast<T>(scale);
+        if (factor == T(1)) return;
+        for (size_t i = 0; i < n_; ++i) values[i] *= factor;
+    }
+
+    void add(const T* other, T* values) const {
+        for (size_t i = 0; i < n_; ++i) values[i] += other[i];
+    }
+
+    // A loss that is not finite (NaN, Inf or an overflowed cast) cannot be made up for later: it is dropped.
+    void keep_loss(const T* wanted, const T* got, T* kept, const Residual& residual) const {
+        const T factor = static_cast<T>(residual.scale);
+        for (size_t i = 0; i < n_; ++i) {
+            const T loss = (wanted[i] - got[i]) * factor;
+            const T finite = std::isfinite(loss) ? loss : T(0);
+            kept[i] = residual.feed ? finite : kept[i] + finite;
+        }
+    }
+
+private:
+    const Coder& coder_;
+    const TileFunctions<T>& code_;
+    const TileFunctions<T>& cast_;
+    Storage storage_;
+    const Terms& terms_;
+    size_t begin_, n_, offset_;
+};
+
+// Runs body(begin, length, scratch) over all tiles, on so many threads that each has enough to do.
+template <class T, class Body>
+void for_each_tile(const Coder& coder, size_t n, int threads, Body body) {
+    const size_t length = tile_length<T>(coder);
+    const auto tiles = static_cast<std::ptrdiff_t>((n + length - 1) / length);
+    const auto useful = static_cast<int>(std::min<size_t>(n * sizeof(T) / nbytes_worth_a_thread + 1, 1024));
+    [[maybe_unused]] const int team = std::clamp(threads, 1, useful);
+    const auto run = [&](std::ptrdiff_t first, std::ptrdiff_t step_count, std::vector<T>& scratch) {
+        for (std::ptrdiff_t tile = first; tile < first + step_count; ++tile) {
+            const size_t begin = static_cast<size_t>(tile) * length;
+            body(begin, std::min(length, n - begin), scratch.data());
+        }
+    };
+    if (team == 1) {
+        thread_local std::vector<T> scratch;
+        scratch.resize(2 * length);
+        run(0, tiles, scratch);
+        return;
+    }
+#pragma omp parallel num_threads(team)
+    {
+        std::vector<T> scratch(2 * length);
+#pragma omp for schedule(static)
+        for (std::ptrdiff_t tile = 0; tile < tiles; ++tile) run(tile, 1, scratch);
+    }
+}
+
+template <class T>
+void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
+               uint8_t* decoded, double scale, int threads) {
+    const size_t length = tile_length<T>(coder);
+    T* kept = reinterpret_cast<T*>(residual.values);
+    for_each_tile<T>(coder, n, threads, [&](size_t begin, size_t m, T* scratch) {
+        const Tile<T> tile(coder, storage, terms, begin, m);
+        T* values = scratch;
+        if (terms.wires.empty() && kept == nullptr && tile.stored_as_computed()) {
+            tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire);
+        } else {
+            tile.sum_terms(values);
+            if (kept != nullptr && residual.feed) tile.add(kept + begin, values);
+            tile.encode(values, wire);
+        }
+        if (kept == nullptr && decoded == nullptr) return;
+        T* got = scratch + length;
+        tile.decode(wire, got);
+        if (kept != nullptr) tile.keep_loss(values, got, kept + begin, residual);
+        if (decoded == nullptr) return;
+        tile.multiply(got, scale);
+        tile.store(got, decoded);
+    });
+}
+
+template <class T>
+void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, double scale,
+               int threads) {
+    for_each_tile<T>(coder, n, threads, [&](size_t begin, size_t m, T* scratch) {
+        const Tile<T> tile(coder, storage, terms, begin, m);
+        if (!tile.stored_as_computed()) {
+            tile.sum_terms(scratch);
+            tile.multiply(scratch, scale);
+            tile.store(scratch, out);
+            return;
+        }
+        T* values = reinterpret_cast<T*>(tile.array_at(out));
+        if (terms.add == out) tile.add_wires(0, values);
+        else tile.sum_terms(values);
+        tile.multiply(values, scale);
+    });
+}
+
+}  // namespace
+
+size_t wire_nbytes(Codec codec, Config config, size_t n, size_t value_size) {
+    switch (codec) {
+        case Codec::cast: return n * storage_size(static_cast<Storage>(config.first));
+        case Codec::zfp: return ((n + 3) / 4 * static_cast<size_t>(config.first) + 63) / 64 * 8;
+        case Codec::minmax: {
+            const size_t bits = static_cast<size_t>(config.first), block = static_cast<size_t>(config.second);
+            const size_t record = 2 * value_size + block * bits / 8, rest = n % block;
+            return n / block * record + (rest ? 2 * value_size + (rest * bits + 7) / 8 : 0);
+        }
+    }
+    return 0;
+}
+
+void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
+            uint8_t* decoded, double scale, int threads) {
+    if (storage == Storage::float64)
+        encode_as<double>(coder, storage, n, terms, residual, wire, decoded, scale, threads);
+    else
+        encode_as<float>(coder, storage, n, terms, residual, wire, decoded, scale, threads);
+}
+
+void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, double scale, int threads) {
+    if (storage == Storage::float64) decode_as<double>(coder, storage, n, terms, out, scale, threads);
+    else decode_as<float>(coder, storage, n, terms, out, scale, threads);
+}
+
+}  // namespace compcoll

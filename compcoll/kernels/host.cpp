@@ -1,0 +1,159 @@
+// compcoll._host: the kernels as Python functions on NumPy memory. The GIL is released while they run.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "combine.h"
+
+namespace nb = nanobind;
+using namespace compcoll;
+
+namespace {
+
+using Readable = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Writable = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
+enum class InstructionSet : int { portable = 0, avx2 = 1, avx512 = 2 };
+
+struct NamedSet {
+    const char* name;
+    InstructionSet set;
+};
+
+constexpr NamedSet all_sets[] = {{"portable", InstructionSet::portable},
+                                 {"avx2", InstructionSet::avx2},
+                                 {"avx512", InstructionSet::avx512}};
+
+bool supported([[maybe_unused]] InstructionSet set) {
+    if (set == InstructionSet::portable) return true;
+#if defined(COMPCOLL_X86)
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c");
+    if (set == InstructionSet::avx2) return avx2;
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
+#else
+    return false;
+#endif
+}
+
+const Kernels& kernels_of(Codec codec, [[maybe_unused]] InstructionSet set) {
+#if defined(COMPCOLL_X86)
+    static const Kernels* const table[3][3] = {{&cast_portable, &cast_avx2, &cast_avx512},
+                                               {&zfp_portable, &zfp_avx2, &zfp_avx512},
+                                               {&minmax_portable, &minmax_avx2, &minmax_avx512}};
+    return *table[static_cast<int>(codec)][static_cast<int>(set)];
+#else
+    static const Kernels* const table[3] = {&cast_portable, &zfp_portable, &minmax_portable};
+    return *table[static_cast<int>(codec)];
+#endif
+}
+
+int in_range(const char* what, int value, int low, int high) {
+    if (value < low || value > high)
+        throw nb::value_error((std::string(what) + " must be in [" + std::to_string(low) + ", " + std::to_string(high) +
+                               "], not " + std::to_string(value)).c_str());
+    return value;
+}
+
+// One codec configuration on one element type: what a device calls.
+class HostCoder {
+public:
+    HostCoder(int codec, int first, int second, int storage, int instruction_set)
+        : storage_(static_cast<Storage>(in_range("storage", storage, 0, 3))) {
+        coder_.codec = static_cast<Codec>(in_range("codec", codec, 0, 2));
+        const bool wide = storage_ == Storage::float64;
+        if (coder_.codec == Codec::cast) in_range("wire type", first, 0, wide ? 3 : 2);
+        if (coder_.codec == Codec::zfp) in_range("bits per block", first, wide ? 12 : 9, wide ? 256 : 128);
+        if (coder_.codec == Codec::minmax) {
+            in_range("bits", first, 1, 8);
+            if (in_range("block", second, 8, 1 << 20) % 8 != 0) throw nb::value_error("block must be a multiple of 8");
+        }
+        const auto set = static_cast<InstructionSet>(in_range("instruction set", instruction_set, 0, 2));
+        if (!supported(set)) throw nb::value_error("this CPU lacks the instruction set asked for");
+        coder_.config = Config{first, second};
+        coder_.kernels = &kernels_of(coder_.codec, set);
+        coder_.casts = &kernels_of(Codec::cast, set);
+    }
+
+    size_t wire_nbytes(size_t n) const { return compcoll::wire_nbytes(coder_.codec, coder_.config, n, value_size()); }
+
+    void encode(size_t n, std::optional<Readable> add, const std::vector<Readable>& wires,
+                std::optional<Writable> residual, bool feed, double residual_scale, Writable wire,
+                std::optional<Writable> decoded, double scale, int threads) const {
+        const Terms terms = checked(n, add, wires);
+        require("wire", wire.nbytes(), wire_nbytes(n));
+        if (residual) require("residual", residual->nbytes(), n * value_size());
+        if (decoded) require("decoded", decoded->nbytes(), n * storage_size(storage_));
+        if (n == 0) return;
+        const Residual kept{residual ? static_cast<uint8_t*>(residual->data()) : nullptr, feed, residual_scale};
+        auto* decoded_bytes = decoded ? static_cast<uint8_t*>(decoded->data()) : nullptr;
+        auto* wire_bytes = static_cast<uint8_t*>(wire.data());
+        nb::gil_scoped_release released;
+        compcoll::encode(coder_, storage_, n, terms, kept, wire_bytes, decoded_bytes, scale, threads);
+    }
+
+    void decode(size_t n, std::optional<Readable> add, const std::vector<Readable>& wires, Writable out, double scale,
+                int threads) const {
+        const Terms terms = checked(n, add, wires);
+        require("out", out.nbytes(), n * storage_size(storage_));
+        if (n == 0) return;
+        auto* out_bytes = static_cast<uint8_t*>(out.data());
+        nb::gil_scoped_release released;
+        compcoll::decode(coder_, storage_, n, terms, out_bytes, scale, threads);
+    }
+
+private:
+    size_t value_size() const { return storage_ == Storage::float64 ? 8 : 4; }
+
+    static void require(const char* what, size_t given, size_t needed) {
+        if (given < needed)
+            throw nb::value_error((std::string(what) + " has " + std::to_string(given) + " bytes, " +
+                                   std::to_string(needed) + " are needed").c_str());
+    }
+
+    Terms checked(size_t n, const std::optional<Readable>& add, const std::vector<Readable>& wires) const {
+        if (!add && wires.empty()) throw nb::value_error("nothing to sum: give an array or a wire");
+        Terms terms{nullptr, {}};
+        if (add) {
+            require("array", add->nbytes(), n * storage_size(storage_));
+            terms.add = static_cast<const uint8_t*>(add->data());
+        }
+        for (const auto& wire : wires) {
+            require("wire", wire.nbytes(), wire_nbytes(n));
+            terms.wires.push_back(static_cast<const uint8_t*>(wire.data()));
+        }
+        return terms;
+    }
+
+    Storage storage_;
+    Coder coder_;
+};
+
+}  // namespace
+
+NB_MODULE(_host, m) {
+    m.doc() = "Codec kernels on host memory.";
+    m.def("instruction_sets", [] {
+        std::vector<std::string> names;
+        for (const auto& [name, set] : all_sets)
+            if (supported(set)) names.emplace_back(name);
+        return names;
+    }, "Names of the instruction sets that this CPU can run, slowest first; a coder takes their index.");
+    nb::class_<HostCoder>(m, "Coder")
+        .def(nb::init<int, int, int, int, int>(), nb::arg("codec"), nb::arg("first"), nb::arg("second"),
+             nb::arg("storage"), nb::arg("instruction_set"))
+        .def("wire_nbytes", &HostCoder::wire_nbytes, nb::arg("n"))
+        .def("encode", &HostCoder::encode, nb::arg("n"), nb::arg("add").none(), nb::arg("wires"),
+             nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("wire"), nb::arg("decoded").none(),
+             nb::arg("scale"), nb::arg("threads"))
+        .def("decode", &HostCoder::decode, nb::arg("n"), nb::arg("add").none(), nb::arg("wires"), nb::arg("out"),
+             nb::arg("scale"), nb::arg("threads"));
+}

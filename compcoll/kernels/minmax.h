@@ -1,0 +1,170 @@
+// The minmax codec's arithmetic: each value is rounded to the nearest of 2^bits levels between its block's smallest and
+// largest value, both included. (ByteGrad, of BAGUA, is this with 8 bits.)
+//
+// Record of a block of m values:  lo, hi (little endian);  m codes of `bits` bits, first code in the lowest bits,
+// ceil(m·bits/8) bytes, unused bits zero.
+//
+//   block                       lo, hi on the wire            code of x                         value of a code
+//   holds NaN or Inf            NaN, NaN                      0                                 NaN
+//   hi - lo is tiny             lo, lo                        0                                 lo, bit by bit
+//   otherwise                   lo, hi                        ⌊(x - lo)·(levels/r) + 1/2⌋       lo + code·(r/levels)
+//   hi - lo is huge or Inf      lo, hi                        the same on x/8, lo/8, hi/8       8·min(value, hi/8)
+//
+// where r = hi - lo and levels = 2^bits - 1. "Tiny" is chosen so that no subnormal x or result can change a code, and
+// "huge" so that neither levels/r nor a decoded value leaves the normal range: the bytes are the same on machines that
+// flush subnormals to zero. For the same reason -0 and, where codes matter, subnormal bounds are sent as +0.
+#pragma once
+
+#include "portable.h"
+
+namespace compcoll {
+
+template <class T>
+struct MinMaxLimits;
+
+template <>
+struct MinMaxLimits<float> {
+    using Bits = uint32_t;
+    using Key = int32_t;
+    static constexpr int fraction_bits = 23;
+    static constexpr int tiny_below = 37;  // biased exponent of r: 2^-90
+    static constexpr int huge_from = 252;  // 2^125
+};
+
+template <>
+struct MinMaxLimits<double> {
+    using Bits = uint64_t;
+    using Key = int64_t;
+    static constexpr int fraction_bits = 52;
+    static constexpr int tiny_below = 123;  // 2^-900
+    static constexpr int huge_from = 2044;  // 2^1021
+};
+
+template <class T>
+COMPCOLL_HD int biased_exponent(T value) {
+    using Limits = MinMaxLimits<T>;
+    constexpr int exponent_mask = (1 << (sizeof(T) * 8 - 1 - Limits::fraction_bits)) - 1;
+    return static_cast<int>(bits_as<typename Limits::Bits>(value) >> Limits::fraction_bits) & exponent_mask;
+}
+
+template <class T>
+COMPCOLL_HD bool is_finite(T value) {
+    constexpr int all_ones = (1 << (sizeof(T) * 8 - 1 - MinMaxLimits<T>::fraction_bits)) - 1;
+    return biased_exponent(value) != all_ones;
+}
+
+template <class T>
+COMPCOLL_HD T quiet_nan() {
+    using Bits = typename MinMaxLimits<T>::Bits;
+    constexpr int fraction_bits = MinMaxLimits<T>::fraction_bits;
+    constexpr Bits all_but_sign = ~Bits(0) >> 1;
+    return bits_as<T>(static_cast<Bits>(all_but_sign >> (fraction_bits - 1) << (fraction_bits - 1)));
+}
+
+// Integers ordered as the values they stand for, NaNs and Infs outermost; its own inverse.
+template <class T>
+COMPCOLL_HD typename MinMaxLimits<T>::Key key_of_bits(typename MinMaxLimits<T>::Key bits) {
+    using Key = typename MinMaxLimits<T>::Key;
+    constexpr Key all_but_sign = static_cast<Key>(~typename MinMaxLimits<T>::Bits(0) >> 1);
+    return bits ^ ((bits >> (sizeof(Key) * 8 - 1)) & all_but_sign);
+}
+
+template <class T>
+COMPCOLL_HD typename MinMaxLimits<T>::Key key_of(T value) {
+    return key_of_bits<T>(bits_as<typename MinMaxLimits<T>::Key>(value));
+}
+
+// +0 for zeros and subnormal numbers, by the bits.
+template <class T>
+COMPCOLL_HD T without_subnormals(T value) {
+    return biased_exponent(value) == 0 ? T(0) : value;
+}
+
+template <class T>
+COMPCOLL_HD T without_negative_zero(T value) {
+    using Bits = typename MinMaxLimits<T>::Bits;
+    return static_cast<Bits>(bits_as<Bits>(value) << 1) == 0 ? T(0) : value;
+}
+
+// The bounds of a block as its record holds them.
+template <class T>
+struct Bounds {
+    T lo, hi;
+
+    COMPCOLL_HD bool finite() const { return is_finite(lo) && is_finite(hi); }
+    COMPCOLL_HD bool equal() const {
+        using Bits = typename MinMaxLimits<T>::Bits;
+        return bits_as<Bits>(lo) == bits_as<Bits>(hi);
+    }
+    COMPCOLL_HD bool huge() const { return biased_exponent(hi - lo) >= MinMaxLimits<T>::huge_from; }
+};
+
+// From the smallest and the largest key of a block.
+template <class T>
+COMPCOLL_HD Bounds<T> bounds_of_keys(typename MinMaxLimits<T>::Key smallest, typename MinMaxLimits<T>::Key largest) {
+    const Bounds<T> raw = {bits_as<T>(key_of_bits<T>(smallest)), bits_as<T>(key_of_bits<T>(largest))};
+    if (!raw.finite()) return {quiet_nan<T>(), quiet_nan<T>()};
+    if (biased_exponent(raw.hi - raw.lo) < MinMaxLimits<T>::tiny_below) {
+        const T only = without_negative_zero(raw.lo);
+        return {only, only};
+    }
+    return {without_subnormals(raw.lo), without_subnormals(raw.hi)};
+}
+
+// Codes of a block whose bounds are finite and differ. A code cannot exceed levels: x - lo <= r, and the three roundings
+// move t by less than a half.
+template <class T, bool huge>
+struct Quantizer {
+    T origin, scale;
+
+    COMPCOLL_HD Quantizer(Bounds<T> bounds, int levels) {
+        const T shrink = huge ? T(0.125) : T(1);
+        origin = without_subnormals(bounds.lo * shrink);
+        scale = T(levels) / (bounds.hi * shrink - origin);
+    }
+
+    COMPCOLL_HD uint8_t code(T x) const {
+        const T t = ((huge ? x * T(0.125) : x) - origin) * scale;
+        return static_cast<uint8_t>(static_cast<int>(t + T(0.5)));
+    }
+};
+
+// Values of codes; bounds that no encoder sends give numbers without a meaning.
+template <class T, bool huge>
+struct Dequantizer {
+    T origin, step, top;
+
+    COMPCOLL_HD Dequantizer(Bounds<T> bounds, int levels) {
+        const T shrink = huge ? T(0.125) : T(1);
+        origin = huge ? without_subnormals(bounds.lo * shrink) : bounds.lo;
+        top = bounds.hi * shrink;
+        step = (top - origin) / T(levels);
+    }
+
+    COMPCOLL_HD T value(uint8_t code) const {
+        const T value = origin + T(static_cast<int>(code)) * step;
+        return huge ? T(8) * (value < top ? value : top) : value;
+    }
+};
+
+// Eight codes, one a byte, to 8·bits adjacent bits: pairs, then fours, then all eight are pushed together.
+template <int bits>
+COMPCOLL_HD uint64_t packed(uint64_t codes) {
+    constexpr int gap = 8 - bits;
+    codes = (codes & 0x00ff00ff00ff00ffu) | ((codes & 0xff00ff00ff00ff00u) >> gap);
+    codes = (codes & 0x0000ffff0000ffffu) | ((codes & 0xffff0000ffff0000u) >> (2 * gap));
+    return (codes & 0x00000000ffffffffu) | ((codes & 0xffffffff00000000u) >> (4 * gap));
+}
+
+// The inverse of packed, whatever lies above the 8·bits bits.
+template <int bits>
+COMPCOLL_HD uint64_t unpacked(uint64_t word) {
+    constexpr int gap = 8 - bits;
+    constexpr uint64_t one = (uint64_t(1) << bits) - 1, two = (uint64_t(1) << (2 * bits)) - 1, four = (uint64_t(1) << (4 * bits)) - 1;
+    constexpr uint64_t every_second = one * 0x0001000100010001u, every_fourth = two * 0x0000000100000001u;
+    word = (word & four) | ((word & (four << (4 * bits))) << (4 * gap));
+    word = (word & every_fourth) | ((word & (every_fourth << (2 * bits))) << (2 * gap));
+    return (word & every_second) | ((word & (every_second << bits)) << gap);
+}
+
+}  // namespace compcoll

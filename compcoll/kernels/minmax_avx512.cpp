@@ -1,0 +1,3 @@
+#include "minmax_tiles.h"
+
+const compcoll::Kernels compcoll::minmax_avx512 = compcoll::these_kernels;

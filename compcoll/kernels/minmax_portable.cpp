@@ -1,0 +1,3 @@
+#include "minmax_tiles.h"
+
+const compcoll::Kernels compcoll::minmax_portable = compcoll::these_kernels;

@@ -1,0 +1,302 @@
+// ZFP, one-dimensional, fixed rate: the arithmetic of one block of four values, float32 or float64.
+//
+// After P. Lindstrom, "Fixed-Rate Compressed Floating-Point Arrays", IEEE TVCG 20 (2014). A block becomes maxbits bits:
+//
+//   1 bit    is anything there?  0: all values are zero (and the rest of the block is 0)
+//   8 or 11  exponent field: the largest magnitude's exponent field + 1
+//   the rest the four values as fixed-point numbers on that common exponent, decorrelated by an integer transform,
+//            in negabinary, bit plane by bit plane from the most significant one, cut off when the bits run out
+//
+// Finite blocks give libzfp's bits. Two rules are our own:
+//   - a block with a NaN or an infinity is 1, then the exponent field 0 that libzfp never writes, then zeros; it decodes to four NaNs;
+//   - a block whose largest magnitude is below 2^-98 (float64: 2^-962) is a zero block. That is exactly where libzfp's scale
+//     2^(30 - exponent) overflows and its output stops meaning anything; exponent fields below that bound decode to zeros too.
+// Exponents are read as integers and no floating-point operation here can meet a subnormal: the bits are the same on a device
+// that flushes them.
+#pragma once
+
+#include "portable.h"
+
+namespace compcoll::zfp {
+
+constexpr int block_size = 4;
+
+template <class T>
+struct Format;
+
+template <>
+struct Format<float> {
+    using Signed = int32_t;
+    using Unsigned = uint32_t;
+    static constexpr int planes = 32, exponent_bits = 8, mantissa_bits = 23, lowest_exponent = 29;  // 2^-98
+};
+
+template <>
+struct Format<double> {
+    using Signed = int64_t;
+    using Unsigned = uint64_t;
+    static constexpr int planes = 64, exponent_bits = 11, mantissa_bits = 52, lowest_exponent = 61;  // 2^-962
+};
+
+template <class T> using Signed = typename Format<T>::Signed;
+template <class T> using Unsigned = typename Format<T>::Unsigned;
+
+template <class T> constexpr int header_bits = 1 + Format<T>::exponent_bits;
+template <class T> constexpr int exponent_mask = (1 << Format<T>::exponent_bits) - 1;
+template <class T> constexpr int most_maxbits = block_size * Format<T>::planes;
+template <class T> constexpr int most_words = most_maxbits<T> / 64;  // 64-bit words that hold any block
+template <class T> constexpr Unsigned<T> sign_bit = Unsigned<T>(1) << (Format<T>::planes - 1);
+template <class T> constexpr Unsigned<T> quiet_nan =
+    (Unsigned<T>(exponent_mask<T>) << Format<T>::mantissa_bits) | (Unsigned<T>(1) << (Format<T>::mantissa_bits - 1));
+
+// --- the common exponent ----------------------------------------------------------------------------------------------------
+
+template <class T>
+COMPCOLL_HD int exponent_of(T x) {
+    return int(bits_as<Unsigned<T>>(x) >> Format<T>::mantissa_bits) & exponent_mask<T>;
+}
+
+template <class T>
+COMPCOLL_HD int largest_exponent(const T (&x)[block_size]) {
+    int largest = 0;
+    for (int i = 0; i < block_size; ++i) {
+        const int e = exponent_of(x[i]);
+        largest = e > largest ? e : largest;
+    }
+    return largest;
+}
+
+// --- fixed point: trunc(x · 2^(planes - 2 - exponent)), below 2^(planes - 2) in magnitude ------------------------------------
+
+// `exponent` is the block's largest exponent field, at least lowest_exponent.
+template <class T>
+COMPCOLL_HD Signed<T> to_fixed(T x, int exponent) {
+    using F = Format<T>;
+    const Unsigned<T> bits = bits_as<Unsigned<T>>(x);
+    const int own = exponent_of(x);
+    Unsigned<T> significand = bits & ((Unsigned<T>(1) << F::mantissa_bits) - 1);
+    if (own != 0) significand |= Unsigned<T>(1) << F::mantissa_bits;
+    const int below = exponent - (own != 0 ? own : 1);  // subnormals share the exponent of field 1
+    const Unsigned<T> magnitude =
+        below < F::planes ? (significand << (F::planes - 3 - F::mantissa_bits)) >> below : Unsigned<T>(0);
+    return Signed<T>(bits & sign_bit<T> ? 0 - magnitude : magnitude);
+}
+
+// The inverse: i · 2^(exponent - bias - (planes - 2) + 1), rounded once, by the conversion. Overflow gives an infinity.
+template <class T>
+COMPCOLL_HD T from_fixed(Signed<T> i, int exponent) {
+    using F = Format<T>;
+    const Unsigned<T> bits = bits_as<Unsigned<T>>(T(i));
+    if (bits == 0) return T(0);
+    const Unsigned<T> sign = bits & sign_bit<T>;
+    const int bias = exponent_mask<T> >> 1;
+    const int field = exponent_of(bits_as<T>(bits)) + exponent - bias - (F::planes - 3);
+    if (field >= exponent_mask<T>) return bits_as<T>(Unsigned<T>(sign | (Unsigned<T>(exponent_mask<T>) << F::mantissa_bits)));
+    const Unsigned<T> mantissa = bits & ((Unsigned<T>(1) << F::mantissa_bits) - 1);
+    if (field > 0) return bits_as<T>(Unsigned<T>(sign | (Unsigned<T>(field) << F::mantissa_bits) | mantissa));
+    // Only i = ±1 on the lowest exponent comes here: half the smallest normal number.
+    return bits_as<T>(Unsigned<T>(sign | (Unsigned<T>(1) << (F::mantissa_bits - 1))));
+}
+
+// --- the decorrelating transform, by lifting; sums wrap ----------------------------------------------------------------------
+
+template <class U, class S>
+COMPCOLL_HD U half(U a) { return U(S(a) >> 1); }
+
+//        ( 4  4  4  4)
+// 1/16 · ( 5  1 -1 -5)
+//        (-4  4  4 -4)
+//        (-2  6 -6  2)
+template <class T>
+COMPCOLL_HD void forward_lift(Unsigned<T> (&c)[block_size]) {
+    using U = Unsigned<T>;
+    using S = Signed<T>;
+    U x = c[0], y = c[1], z = c[2], w = c[3];
+    x = half<U, S>(x + w); w -= x;
+    z = half<U, S>(z + y); y -= z;
+    x = half<U, S>(x + z); z -= x;
+    w = half<U, S>(w + y); y -= w;
+    w += half<U, S>(y);    y -= half<U, S>(w);
+    c[0] = x, c[1] = y, c[2] = z, c[3] = w;
+}
+
+template <class T>
+COMPCOLL_HD void inverse_lift(Unsigned<T> (&c)[block_size]) {
+    using U = Unsigned<T>;
+    using S = Signed<T>;
+    U x = c[0], y = c[1], z = c[2], w = c[3];
+    y += half<U, S>(w);    w -= half<U, S>(y);
+    y += w;                w = 2 * w - y;
+    z += x;                x = 2 * x - z;
+    y += z;                z = 2 * z - y;
+    w += x;                x = 2 * x - w;
+    c[0] = x, c[1] = y, c[2] = z, c[3] = w;
+}
+
+// --- negabinary (base -2): small numbers of either sign have leading zeros ---------------------------------------------------
+
+template <class T> constexpr Unsigned<T> negabinary_mask = ~Unsigned<T>(0) / 3 * 2;  // 0xaaaa…
+
+template <class T>
+COMPCOLL_HD Unsigned<T> to_negabinary(Unsigned<T> i) { return (i + negabinary_mask<T>) ^ negabinary_mask<T>; }
+
+template <class T>
+COMPCOLL_HD Unsigned<T> from_negabinary(Unsigned<T> u) { return (u ^ negabinary_mask<T>) - negabinary_mask<T>; }
+
+// --- the embedded code of one bit plane --------------------------------------------------------------------------------------
+// `significant` of the four coefficients have shown a one in a higher plane, or stand before one that has: their bits are
+// written as they are. For the others: 1, zeros up to and including the next one bit, and again; 0 when no one is left.
+// A one in the last place needs no bit of its own.
+
+struct PlaneCode {
+    uint32_t bits;
+    int length;
+    int significant;  // after this plane
+};
+
+struct Plane {
+    uint32_t bits;
+    int length;
+    int significant;
+};
+
+COMPCOLL_HD constexpr PlaneCode encode_plane(uint32_t plane, int significant) {
+    PlaneCode code{plane & ((1u << significant) - 1), significant, significant};
+    plane >>= significant;
+    while (code.significant < block_size) {
+        code.bits |= uint32_t(plane != 0) << code.length++;
+        if (plane == 0) break;
+        while (code.significant < block_size - 1) {
+            const uint32_t bit = plane & 1;
+            code.bits |= bit << code.length++;
+            if (bit) break;
+            plane >>= 1;
+            ++code.significant;
+        }
+        plane >>= 1;
+        ++code.significant;
+    }
+    return code;
+}
+
+constexpr int longest_plane_code = 7;
+
+// Reads at most `budget` bits. A search that the budget ends finds its one where it stands, as in libzfp.
+COMPCOLL_HD constexpr Plane decode_plane(uint32_t code, int significant, int budget) {
+    const int plain = significant < budget ? significant : budget;
+    Plane plane{code & ((1u << plain) - 1), plain, significant};
+    while (plane.significant < block_size && plane.length < budget) {
+        if ((code >> plane.length++ & 1) == 0) break;
+        while (plane.significant < block_size - 1 && plane.length < budget) {
+            if (code >> plane.length++ & 1) break;
+            ++plane.significant;
+        }
+        plane.bits |= 1u << plane.significant++;
+    }
+    return plane;
+}
+
+// --- a few words as a string of bits, the lowest bit first -------------------------------------------------------------------
+// Every word is named by a constant once the loops are unrolled, so that a GPU keeps them in registers.
+
+template <int W>
+struct Bits {
+    uint64_t word[W] = {};
+
+    COMPCOLL_HD void put(int at, uint64_t bits) {  // what does not fit falls off the end
+        for (int w = 0; w < W; ++w) {
+            const int shift = at - 64 * w;
+            if (shift >= 0 && shift < 64) word[w] |= bits << shift;
+            if (shift < 0 && shift > -64) word[w] |= bits >> -shift;
+        }
+    }
+
+    COMPCOLL_HD uint64_t get(int at) const {  // 64 bits; zeros follow the end
+        uint64_t bits = 0;
+        for (int w = 0; w < W; ++w) {
+            const int shift = at - 64 * w;
+            if (shift >= 0 && shift < 64) bits |= word[w] >> shift;
+            if (shift < 0 && shift > -64) bits |= word[w] << -shift;
+        }
+        return bits;
+    }
+
+    COMPCOLL_HD void truncate(int length) {
+        for (int w = 0; w < W; ++w) {
+            const int kept = length - 64 * w;
+            if (kept <= 0) word[w] = 0;
+            else if (kept < 64) word[w] &= (uint64_t(1) << kept) - 1;
+        }
+    }
+};
+
+// --- one block ---------------------------------------------------------------------------------------------------------------
+
+// Fills a block of which only `count` values exist, as libzfp does: x → xxxx, ab → abba, abc → abca.
+template <class T>
+COMPCOLL_HD void pad_block(T (&x)[block_size], int count) {
+    if (count <= 0) x[0] = T(0);
+    if (count <= 1) x[1] = x[0];
+    if (count <= 2) x[2] = x[1];
+    if (count <= 3) x[3] = x[0];
+}
+
+template <class T>
+COMPCOLL_HD uint32_t plane_of(const Unsigned<T> (&c)[block_size], int k) {
+    uint32_t plane = 0;
+    for (int i = 0; i < block_size; ++i) plane |= uint32_t(c[i] >> k & 1) << i;
+    return plane;
+}
+
+// The block's first maxbits bits; W words must hold them. The rest is zero.
+template <class T, int W>
+COMPCOLL_HD Bits<W> encode_block(const T (&x)[block_size], int maxbits) {
+    Bits<W> out;
+    const int exponent = largest_exponent(x);
+    if (exponent < Format<T>::lowest_exponent) return out;
+    if (exponent == exponent_mask<T>) {
+        out.put(0, 1);
+        return out;
+    }
+    Unsigned<T> c[block_size];
+    for (int i = 0; i < block_size; ++i) c[i] = Unsigned<T>(to_fixed(x[i], exponent));
+    forward_lift<T>(c);
+    for (int i = 0; i < block_size; ++i) c[i] = to_negabinary<T>(c[i]);
+
+    out.put(0, 2 * uint64_t(exponent + 1) + 1);
+    int at = header_bits<T>, significant = 0;
+    for (int k = Format<T>::planes - 1; k >= 0 && at < maxbits; --k) {
+        const PlaneCode code = encode_plane(plane_of<T>(c, k), significant);
+        out.put(at, code.bits);
+        at += code.length;
+        significant = code.significant;
+    }
+    out.truncate(maxbits);
+    return out;
+}
+
+// Any bits are a block: this is a total function.
+template <class T, int W>
+COMPCOLL_HD void decode_block(const Bits<W>& in, int maxbits, T (&x)[block_size]) {
+    const bool something = in.word[0] & 1;
+    const int field = int(in.word[0] >> 1) & exponent_mask<T>;
+    const int exponent = field - 1;
+    if (!something || exponent < Format<T>::lowest_exponent) {
+        const T value = something && field == 0 ? bits_as<T>(quiet_nan<T>) : T(0);
+        for (int i = 0; i < block_size; ++i) x[i] = value;
+        return;
+    }
+    Unsigned<T> c[block_size] = {};
+    int at = header_bits<T>, significant = 0;
+    for (int k = Format<T>::planes - 1; k >= 0 && at < maxbits; --k) {
+        const Plane plane = decode_plane(uint32_t(in.get(at)), significant, maxbits - at);
+        for (int i = 0; i < block_size; ++i) c[i] |= Unsigned<T>(plane.bits >> i & 1) << k;
+        at += plane.length;
+        significant = plane.significant;
+    }
+    for (int i = 0; i < block_size; ++i) c[i] = from_negabinary<T>(c[i]);
+    inverse_lift<T>(c);
+    for (int i = 0; i < block_size; ++i) x[i] = from_fixed<T>(Signed<T>(c[i]), exponent);
+}
+
+}  // namespace compcoll::zfp

@@ -1,0 +1,216 @@
+"""Collectives under way, and what makes them advance."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any, NoReturn, Protocol
+
+from .errors import PeerTimeout
+from .stats import Stats
+
+
+class Pending(Protocol):
+    """Something that an algorithm waits for: a message, or an event of a device."""
+
+    def ready(self) -> bool:
+        """Whether it has come, without blocking. Not called again once it has."""
+
+
+Steps = Generator[Pending | None, None, Any]
+"""An algorithm: yields what it must wait for (None: nothing on this device), returns the result."""
+
+
+class Engine:
+    """All collectives of a communicator that are under way, in the order in which they were started.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds that a wait may last.
+    threaded : bool
+        Whether a thread makes collectives advance while the caller does other things.
+    """
+
+    def __init__(self, timeout: float, *, threaded: bool = False) -> None:
+        self.timeout = timeout
+        self.active: list[Request] = []
+        self.lock = threading.RLock()
+        self._work = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._progress, name="compcoll-progress", daemon=True)
+            self._thread.start()
+
+    def start(self, request: Request) -> None:
+        with self.lock:
+            self.active.append(request)
+            request._advance()
+            if request.done:
+                self.active.remove(request)
+            elif self._thread is not None:
+                self._work.set()
+
+    def advance(self) -> bool:
+        """Let each collective go on as far as it can; tells whether any did."""
+        moved = False
+        with self.lock:
+            for request in tuple(self.active):
+                moved = request._advance() or moved
+                if request.done:
+                    self.active.remove(request)
+        return moved
+
+    def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
+        """Advance everything until ``finished()``.
+
+        Raises
+        ------
+        PeerTimeout
+            If that takes longer than ``timeout`` seconds.
+        """
+        limit = self.timeout if timeout is None else timeout
+        idle, deadline = 0, 0.0
+        while not finished():
+            if self.active and self.advance():
+                idle = 0
+                continue
+            idle += 1
+            if idle == 1:
+                deadline = time.monotonic() + limit
+            elif idle & 0xFF == 0 and time.monotonic() > deadline:
+                self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
+            if idle > 8:
+                os.sched_yield()
+
+    def _give_up(self, error: PeerTimeout) -> NoReturn:
+        """End everything under way with this error."""
+        with self.lock:
+            for request in self.active:
+                request._finish(None, error)
+            self.active.clear()
+        raise error
+
+    def follow(self, steps: Steps) -> None:
+        """Run some steps to their end."""
+        for pending in steps:
+            if pending is not None:
+                self.drive(pending.ready, None, lambda: "the opening of a collective")
+
+    def drain(self) -> None:
+        """Finish everything that is under way."""
+        if self.active:
+            self.drive(lambda: not self.active, None, lambda: "; ".join(r.describe() for r in self.active))
+
+    def close(self) -> None:
+        """End the progress thread."""
+        self._closed = True
+        self._work.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _progress(self) -> None:
+        while not self._closed:
+            self._work.wait()
+            self._work.clear()
+            while self.active and not self._closed:
+                # A little sleep leaves the GIL and the core to the caller when nothing moves.
+                if not self.advance():
+                    time.sleep(20e-6)
+
+
+class Request:
+    """A collective under way on this rank.
+
+    Attributes
+    ----------
+    stats : Stats
+        What it did; complete when the request is.
+    done : bool
+        Whether it has ended, well or with an error.
+    """
+
+    def __init__(self, steps: Steps, stats: Stats, engine: Engine, *, release: Callable[[BaseException | None], None]) -> None:
+        self.stats = stats
+        self.done = False
+        self.steps = 0
+        self.waiting_for: Pending | None = None
+        self._steps = steps
+        self._engine = engine
+        self._release = release
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._started = time.perf_counter()
+        self._blocked = 0.0
+
+    def test(self) -> bool:
+        """Advance without blocking; whether the collective has ended.
+
+        Raises
+        ------
+        CompcollError
+            If it ended with an error.
+        """
+        if not self.done:
+            self._engine.advance()
+        if self._error is not None:
+            raise self._error
+        return self.done
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end and return the result.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds without any progress after which to give up; the communicator's by default.
+
+        Raises
+        ------
+        PeerTimeout
+            If nothing came for that long.
+        CompcollError
+            If the collective ended with an error.
+        """
+        if not self.done:
+            self._engine.drive(lambda: self.done, timeout, self.describe)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def describe(self) -> str:
+        """One line on what it is and waits for."""
+        return f"{self.stats.collective} by {self.stats.algorithm}, after {self.steps} steps"
+
+    def _advance(self) -> bool:
+        """Go on until something must be waited for; whether there was any progress."""
+        if self.done:
+            return False
+        pending, steps = self.waiting_for, self.steps
+        try:
+            while pending is None or pending.ready():
+                if self._blocked:
+                    self.stats.wait_seconds += time.perf_counter() - self._blocked
+                    self._blocked = 0.0
+                self.steps += 1
+                pending = self.waiting_for = next(self._steps)
+        except StopIteration as end:
+            self._finish(end.value, None)
+        except BaseException as error:
+            self._finish(None, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if not self._blocked:
+                self._blocked = time.perf_counter()
+        return self.steps != steps
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        self._result, self._error = result, error
+        self.done = True
+        self.waiting_for = None
+        self.stats.total_seconds = time.perf_counter() - self._started
+        self._release(error)

@@ -1,0 +1,44 @@
+"""What a collective did: the codec and algorithm that ran, bytes, and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Stats:
+    """Account of one collective on this rank.
+
+    Attributes
+    ----------
+    collective : str
+        The operation, such as ``"allreduce"``.
+    codec : str or None
+        The codec that ran, with its configuration; None when the values travelled uncompressed.
+    algorithm : str
+        The algorithm that ran.
+    raw_nbytes : int
+        Bytes of this rank's buffer, uncompressed.
+    wire_nbytes : int
+        Bytes that this rank sent; -1 where MPI's own collective moved them and does not tell.
+    raw_sent_nbytes : int
+        Bytes that this rank would have sent without a codec, by the same algorithm.
+    encode_seconds, decode_seconds, wait_seconds, total_seconds : float
+        Host time spent encoding, decoding, waiting for other ranks, and from start to end.
+    """
+
+    collective: str
+    codec: str | None
+    algorithm: str
+    raw_nbytes: int = 0
+    wire_nbytes: int = 0
+    raw_sent_nbytes: int = 0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Raw bytes sent divided by wire bytes sent; 1 where nothing was compressed."""
+        return self.raw_sent_nbytes / self.wire_nbytes if self.wire_nbytes > 0 else 1.0

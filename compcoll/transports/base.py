@@ -1,0 +1,86 @@
+"""What a transport is, and the wires that it carries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from ..request import Pending
+
+
+class Wire:
+    """Memory for encoded bytes.
+
+    Attributes
+    ----------
+    buffer : array of uint8
+        The memory, as long as the longest wire expected.
+    nbytes : int
+        Bytes in use: set by who encodes, and by the transport when a receive completes.
+    """
+
+    __slots__ = ("buffer", "nbytes")
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.nbytes: int = buffer.nbytes
+
+    @property
+    def content(self) -> Any:
+        """The bytes in use, without a copy."""
+        return self.buffer if self.nbytes == self.buffer.nbytes else self.buffer[: self.nbytes]
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Carries wires between the ranks ``0 … size - 1``.
+
+    Wires from one rank to another under one tag arrive in the order in which they were sent. A sent wire must not be
+    written, and a received one not be touched, until its `Pending` is ready.
+
+    Attributes
+    ----------
+    nodes : sequence of int
+        For each rank the number of the node (machine) on which it runs, nodes counted from 0 in order of first rank.
+    """
+
+    rank: int
+    size: int
+    nodes: Sequence[int]
+
+    def isend(self, wire: Wire, dest: int, tag: int) -> Pending: ...
+
+    def irecv(self, wire: Wire, source: int, tag: int) -> Pending: ...
+
+    def free(self) -> None: ...
+
+
+class Group:
+    """Some ranks of a transport, renumbered from 0, talking under one tag.
+
+    Parameters
+    ----------
+    transport : Transport
+        Carries the wires.
+    tag : int
+        Tag of all messages. A collective in flight has this one and the next.
+    ranks : sequence of int, optional
+        The members, in their order in the group; all ranks by default. This rank must be one of them.
+    """
+
+    def __init__(self, transport: Transport, tag: int, ranks: Sequence[int] | None = None) -> None:
+        self.transport = transport
+        self.tag = tag
+        self.ranks = range(transport.size) if ranks is None else ranks
+        self.rank = self.ranks.index(transport.rank)
+        self.size = len(self.ranks)
+
+    def next_phase(self) -> Group:
+        """The same ranks under a tag of their own: receives of a later phase may be posted before an earlier ends."""
+        return Group(self.transport, self.tag + 1, self.ranks)
+
+    def isend(self, wire: Wire, dest: int) -> Pending:
+        return self.transport.isend(wire, self.ranks[dest], self.tag)
+
+    def irecv(self, wire: Wire, source: int) -> Pending:
+        return self.transport.irecv(wire, self.ranks[source], self.tag)

@@ -1,0 +1,135 @@
+"""All ranks in one process: for tests and for trying things out without mpirun."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from typing import Any
+
+from ..errors import CompcollError
+from ..request import Pending, Request
+from .base import Wire
+
+Key = tuple[int, int, int]
+"""Source, destination and tag."""
+
+
+class _Transfer:
+    """One end of a message."""
+
+    __slots__ = ("done", "key", "wire", "world")
+
+    def __init__(self, world: Loopback, key: Key, wire: Wire) -> None:
+        self.world = world
+        self.key = key
+        self.wire = wire
+        self.done = False
+
+    def ready(self) -> bool:
+        if not self.done:
+            self.world.deliver(self.key)
+        return self.done
+
+    def __repr__(self) -> str:
+        source, dest, tag = self.key
+        return f"message {source} → {dest}, tag {tag}, {self.wire.nbytes} bytes"
+
+
+class Loopback:
+    """A world of ranks whose messages are copies in memory, delivered as late and in as mixed an order as allowed.
+
+    A message is copied only when both ends are there and chance says so, so that a wire which is read or written too
+    early shows as a wrong result; memory of posted receives is filled with 0xff.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    ranks_per_node : int, optional
+        How many consecutive ranks share a node; all by default.
+    seed : int, optional
+        Seed of the delivery order; None delivers at once.
+
+    Examples
+    --------
+    >>> world = Loopback(4)
+    >>> comms = [Communicator(transport) for transport in world.transports]
+    >>> sums = world.run([comm.iallreduce(x) for comm, x in zip(comms, inputs)])
+    """
+
+    def __init__(self, size: int, ranks_per_node: int | None = None, seed: int | None = None) -> None:
+        nodes = [rank // (ranks_per_node or size) for rank in range(size)]
+        self.transports = [LoopbackTransport(self, rank, size, nodes) for rank in range(size)]
+        self._random = random.Random(seed) if seed is not None else None
+        self._sends: dict[Key, deque[_Transfer]] = defaultdict(deque)
+        self._receives: dict[Key, deque[_Transfer]] = defaultdict(deque)
+
+    def deliver(self, key: Key) -> None:
+        """Copy the next message of this source, destination and tag, if both ends are there and chance is kind."""
+        sends, receives = self._sends[key], self._receives[key]
+        if not sends or not receives or (self._random and self._random.random() < 0.5):
+            return
+        sent, received = sends.popleft(), receives.popleft()
+        if sent.wire.nbytes > received.wire.buffer.nbytes:
+            raise CompcollError(f"{sent} does not fit into {received.wire.buffer.nbytes} bytes")
+        received.wire.nbytes = sent.wire.nbytes
+        received.wire.content[:] = sent.wire.content
+        sent.done = received.done = True
+
+    def run(self, requests: Iterable[Request], patience: int = 200) -> list[Any]:
+        """Drive one request of each rank to its end and return their results.
+
+        Raises
+        ------
+        CompcollError
+            If nothing moves for ``patience`` rounds over all ranks: a deadlock. An error that every rank raised is
+            raised as it is, one that some ranks raised as part of a message.
+        """
+        todo = list(requests)
+        order, idle = list(range(len(todo))), 0
+        errors: dict[int, BaseException] = {}
+        while order and idle < patience:
+            if self._random:
+                self._random.shuffle(order)
+            idle += 1
+            for index in list(order):
+                before = todo[index].steps
+                try:
+                    finished = todo[index].test()
+                except CompcollError as error:
+                    errors[index], finished = error, True
+                if finished:
+                    order.remove(index)
+                if finished or todo[index].steps != before:
+                    idle = 0
+        if order:
+            waiting = "; ".join(f"rank {index} waits for {todo[index].waiting_for!r}" for index in sorted(order))
+            raise CompcollError(f"deadlock: {waiting}; errors: {errors}")
+        if errors:
+            raise errors[min(errors)]
+        return [request.wait() for request in todo]
+
+
+class LoopbackTransport:
+    """One rank's end of a `Loopback` world."""
+
+    def __init__(self, world: Loopback, rank: int, size: int, nodes: list[int]) -> None:
+        self.world = world
+        self.rank = rank
+        self.size = size
+        self.nodes = nodes
+
+    def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
+        transfer = _Transfer(self.world, (self.rank, dest, tag), wire)
+        self.world._sends[transfer.key].append(transfer)
+        return transfer
+
+    def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
+        wire.buffer[:] = 0xFF
+        transfer = _Transfer(self.world, (source, self.rank, tag), wire)
+        self.world._receives[transfer.key].append(transfer)
+        return transfer
+
+    def free(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,149 @@
+"""Wires through MPI, on host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from ..errors import InvalidArgument
+from ..request import Pending
+from .base import Wire
+
+_OPERATIONS = {
+    "sum": MPI.SUM,
+    "mean": MPI.SUM,  # divided afterwards
+    "max": MPI.MAX,
+    "min": MPI.MIN,
+    "prod": MPI.PROD,
+    "land": MPI.LAND,
+    "band": MPI.BAND,
+    "lor": MPI.LOR,
+    "bor": MPI.BOR,
+    "lxor": MPI.LXOR,
+    "bxor": MPI.BXOR,
+}
+
+
+def operation_name(op: Any) -> str:
+    """The name of a reduction given by name or as one of MPI's predefined operations.
+
+    Raises
+    ------
+    InvalidArgument
+        If there is none of that name.
+    """
+    if isinstance(op, str) and op in _OPERATIONS:
+        return op
+    if isinstance(op, MPI.Op):
+        for name, operation in _OPERATIONS.items():
+            if op == operation:
+                return name
+    raise InvalidArgument(f"op={op!r} is none of {', '.join(_OPERATIONS)}, nor MPI's operation of that name")
+
+
+class _Sent:
+    """A send under way; keeps its wire alive."""
+
+    __slots__ = ("ready", "wire")
+
+    def __init__(self, request: MPI.Request, wire: Wire) -> None:
+        self.ready = request.Test
+        self.wire = wire
+
+
+class _Receiving:
+    """A receive under way; tells its wire how many bytes came."""
+
+    __slots__ = ("request", "status", "wire")
+
+    def __init__(self, request: MPI.Request, wire: Wire) -> None:
+        self.request = request
+        self.wire = wire
+        self.status = MPI.Status()
+
+    def ready(self) -> bool:
+        if not self.request.Test(self.status):
+            return False
+        self.wire.nbytes = self.status.Get_count(MPI.BYTE)
+        return True
+
+
+class _Native:
+    """A nonblocking collective of MPI under way; keeps its buffers alive."""
+
+    __slots__ = ("buffers", "ready")
+
+    def __init__(self, request: MPI.Request, *buffers: Any) -> None:
+        self.ready = request.Test
+        self.buffers = buffers
+
+
+class MPITransport:
+    """Point-to-point messages on a private duplicate of an MPI communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        Duplicated, collectively; messages here never meet the caller's.
+    threads : bool
+        Whether several threads will call it.
+    """
+
+    def __init__(self, comm: MPI.Comm, *, threads: bool = False) -> None:
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
+        if threads and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise InvalidArgument(
+                'progress="thread" needs MPI_THREAD_MULTIPLE, but MPI was initialised with less: '
+                'use progress="wait", or set mpi4py.rc.thread_level = "multiple" before MPI starts'
+            )
+        self.comm = comm.Dup()
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
+        self.nodes = self._find_nodes()
+
+    def _find_nodes(self) -> tuple[int, ...]:
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        first = node.bcast(self.rank, root=0)
+        node.Free()
+        firsts: list[int] = self.comm.allgather(first)
+        order = {first: number for number, first in enumerate(sorted(set(firsts)))}
+        return tuple(order[first] for first in firsts)
+
+    def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
+        return _Sent(self.comm.Isend([wire.buffer, wire.nbytes, MPI.BYTE], dest, tag), wire)
+
+    def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
+        return _Receiving(self.comm.Irecv([wire.buffer, wire.buffer.nbytes, MPI.BYTE], source, tag), wire)
+
+    def allreduce(self, x: Any, out: Any, op: str) -> None:
+        """MPI's own allreduce of whole arrays; ``out is x`` reduces in place. Blocks."""
+        self.comm.Allreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op])
+
+    def iallreduce(self, x: Any, out: Any, op: str) -> Pending:
+        """MPI's own nonblocking allreduce."""
+        return _Native(self.comm.Iallreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op]), x, out)
+
+    def ireduce_scatter(self, x: Any, out: Any, op: str) -> Pending:
+        """MPI's own nonblocking reduce_scatter of equal blocks."""
+        return _Native(self.comm.Ireduce_scatter_block(x, out, _OPERATIONS[op]), x, out)
+
+    def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
+        """MPI's own nonblocking allgatherv; counts in elements."""
+        return _Native(self.comm.Iallgatherv(x, [out, counts]), x, out)
+
+    def ibcast(self, x: Any, root: int) -> Pending:
+        """MPI's own nonblocking broadcast, in place."""
+        return _Native(self.comm.Ibcast(x, root), x)
+
+    def ialltoall(self, x: Any, out: Any) -> Pending:
+        """MPI's own nonblocking alltoall of equal blocks."""
+        return _Native(self.comm.Ialltoall(x, out), x, out)
+
+    def free(self) -> None:
+        """Give the private communicator back to MPI, unless MPI has ended already."""
+        if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
+            self.comm.Free()
