@@ -12,6 +12,7 @@ from .feedback import ErrorFeedback
 from .request import Request
 
 _KEY = MPI.Comm.Create_keyval()
+_WORLD = MPI.COMM_WORLD
 
 
 def get_communicator(comm: MPI.Comm | Communicator | None = None) -> Communicator:
@@ -24,13 +25,12 @@ def get_communicator(comm: MPI.Comm | Communicator | None = None) -> Communicato
     """
     if isinstance(comm, Communicator):
         return comm
-    owner = MPI.COMM_WORLD if comm is None else comm
-    kept = owner.Get_attr(_KEY) if isinstance(owner, MPI.Comm) and owner != MPI.COMM_NULL else None
+    owner = _WORLD if comm is None else comm
+    kept: Communicator | None = owner.Get_attr(_KEY) if isinstance(owner, MPI.Intracomm) and owner else None
     if kept is None:
         kept = Communicator(owner)
         owner.Set_attr(_KEY, kept)
-    found: Communicator = kept
-    return found
+    return kept
 
 
 def allreduce(

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .algorithms.agree import opening_wires
+
 _ALIGNMENT = 64
 
 
 class Arena:
-    """One slab cut from front to back; what does not fit is allocated beside it, and the next slab is large enough."""
+    """One slab cut from front to back; what does not fit is allocated beside it, and the next slab is large enough.
 
-    def __init__(self, allocate: Callable[[int], Any]) -> None:
+    Attributes
+    ----------
+    opening : list of pairs of Wire
+        Of the collective that holds the arena: always there.
+    """
+
+    def __init__(self, allocate: Callable[[int], Any], size: int) -> None:
+        self.opening = opening_wires(size, allocate)
         self._allocate = allocate
         self._slab = allocate(0)
         self._used = 0
@@ -32,14 +41,15 @@ class Arena:
 
 
 class ArenaPool:
-    """As many arenas as there have been collectives in flight at once."""
+    """As many arenas as there have been collectives in flight at once, among ``size`` ranks."""
 
-    def __init__(self, allocate: Callable[[int], Any]) -> None:
+    def __init__(self, allocate: Callable[[int], Any], size: int) -> None:
         self._allocate = allocate
+        self._size = size
         self._free: list[Arena] = []
 
     def acquire(self) -> Arena:
-        return self._free.pop() if self._free else Arena(self._allocate)
+        return self._free.pop() if self._free else Arena(self._allocate, self._size)
 
     def release(self, arena: Arena) -> None:
         arena.reset()

@@ -280,10 +280,14 @@ class Collectives:
             self._plans[call] = plan
         return plan
 
-    def _compression(self, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Compression:
+    def _compression(
+        self, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> tuple[Codec | None, str]:
         if codec is ...:
             codec = self._default.codec if not options else None
-        return Compression(as_codec(codec, options), algorithm or self._default.algorithm)
+        if codec is not None or options:
+            codec = as_codec(codec, options)
+        return codec, algorithm or self._default.algorithm
 
     def _residual(self, feedback: ErrorFeedback | None, plan: Plan, n: int, dtype: str) -> Any:
         if feedback is None:

@@ -83,7 +83,7 @@ class Communicator:
         mpi = self._transport if isinstance(self._transport, MPITransport) else None
         self._collectives = Collectives(device, self.rank, self.size, mpi, default)
         self._engine = Engine(config.timeout() if timeout is None else timeout, threaded=threaded)
-        self._arenas = ArenaPool(device.empty_bytes)
+        self._arenas = ArenaPool(device.empty_bytes, self.size)
         self._sequence = 0
         self._broken: BaseException | None = None
         if threaded:
@@ -91,31 +91,31 @@ class Communicator:
 
     def iallreduce(self, x: Any, **options: Any) -> Request:
         """Start an allreduce; see `compcoll.iallreduce`."""
-        return self._start("allreduce", lambda: self._collectives.allreduce(False, x, **options))
+        return self._run("allreduce", self._prepare("allreduce", self._collectives.allreduce, False, x, **options))
 
     def ireduce_scatter(self, x: Any, **options: Any) -> Request:
         """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
-        return self._start("reduce_scatter", lambda: self._collectives.reduce_scatter(x, **options))
+        return self._run("reduce_scatter", self._prepare("reduce_scatter", self._collectives.reduce_scatter, x, **options))
 
     def iallgather(self, x: Any, **options: Any) -> Request:
         """Start an allgather; see `compcoll.allgather`."""
-        return self._start("allgather", lambda: self._collectives.allgather(x, **options))
+        return self._run("allgather", self._prepare("allgather", self._collectives.allgather, x, **options))
 
     def iallgatherv(self, x: Any, **options: Any) -> Request:
         """Start an allgatherv; see `compcoll.allgatherv`."""
-        return self._start("allgatherv", lambda: self._collectives.allgatherv(x, **options))
+        return self._run("allgatherv", self._prepare("allgatherv", self._collectives.allgatherv, x, **options))
 
     def ibcast(self, x: Any, root: int = 0, **options: Any) -> Request:
         """Start a broadcast; see `compcoll.bcast`."""
-        return self._start("bcast", lambda: self._collectives.bcast(x, root, **options))
+        return self._run("bcast", self._prepare("bcast", self._collectives.bcast, x, root, **options))
 
     def ialltoall(self, x: Any, **options: Any) -> Request:
         """Start an alltoall; see `compcoll.alltoall`."""
-        return self._start("alltoall", lambda: self._collectives.alltoall(x, **options))
+        return self._run("alltoall", self._prepare("alltoall", self._collectives.alltoall, x, **options))
 
     def allreduce(self, x: Any, **options: Any) -> Any:
         """Reduce all ranks' arrays; see `compcoll.allreduce`."""
-        prepared = self._prepare("allreduce", lambda: self._collectives.allreduce(True, x, **options))
+        prepared = self._prepare("allreduce", self._collectives.allreduce, True, x, **options)
         if prepared.at_once is None:
             return self._run("allreduce", prepared).wait()
         return self._run_at_once("allreduce", prepared, prepared.at_once)
@@ -148,22 +148,19 @@ class Communicator:
         self._broken = CommunicatorBroken("it was freed")
         self._transport.free()
 
-    def _start(self, collective: str, prepare: Callable[[], Prepared]) -> Request:
-        return self._run(collective, self._prepare(collective, prepare))
-
-    def _prepare(self, collective: str, prepare: Callable[[], Prepared]) -> Prepared:
+    def _prepare(self, collective: str, prepare: Callable[..., Prepared], *arguments: Any, **options: Any) -> Prepared:
         """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
         if self._broken is not None:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken}") from self._broken
         try:
-            return prepare()
+            return prepare(*arguments, **options)
         except CompcollError as error:
             self._refuse(collective, error)
 
     def _refuse(self, collective: str, error: CompcollError) -> NoReturn:
         text = f"{collective} refused: {type(error).__name__}: {error}"
         group, arena = self._next_group(), self._arenas.acquire()
-        steps = agree(group, text, fingerprint(f"{text} by rank {self.rank}"), arena.take)
+        steps = agree(group, text, fingerprint(f"{text} by rank {self.rank}"), arena.opening, arena.take)
         request = Request(steps, Stats(collective, None, "refused"), self._engine, release=lambda error: None)
         self._engine.start(request)
         try:
@@ -178,7 +175,7 @@ class Communicator:
         group = self._next_group()
 
         def steps() -> Steps:
-            yield from agree(group, plan.text, plan.digest, arena.take)
+            yield from agree(group, plan.text, plan.digest, arena.opening, arena.take)
             result = yield from prepared.run(Means(group, arena.take, stats))
             return prepared.result if result is None else result
 
@@ -201,7 +198,7 @@ class Communicator:
         self._engine.drain()
         if self.size > 1:
             arena = self._arenas.acquire()
-            steps = agree(self._next_group(), plan.text, plan.digest, arena.take)
+            steps = agree(self._next_group(), plan.text, plan.digest, arena.opening, arena.take)
             self._engine.follow(steps)
             self._arenas.release(arena)
         call()

@@ -15,12 +15,16 @@ from .stats import Stats
 class Pending(Protocol):
     """Something that an algorithm waits for: a message, or an event of a device."""
 
-    def ready(self) -> bool:
+    def Test(self) -> bool:
         """Whether it has come, without blocking. Not called again once it has."""
 
 
 Steps = Generator[Pending | None, None, Any]
 """An algorithm: yields what it must wait for (None: nothing on this device), returns the result."""
+
+
+def _opening() -> str:
+    return "the opening of a collective"
 
 
 class Engine:
@@ -97,8 +101,8 @@ class Engine:
     def follow(self, steps: Steps) -> None:
         """Run some steps to their end."""
         for pending in steps:
-            if pending is not None:
-                self.drive(pending.ready, None, lambda: "the opening of a collective")
+            if pending is not None and not pending.Test():
+                self.drive(pending.Test, None, _opening)
 
     def drain(self) -> None:
         """Finish everything that is under way."""
@@ -191,7 +195,7 @@ class Request:
             return False
         pending, steps = self.waiting_for, self.steps
         try:
-            while pending is None or pending.ready():
+            while pending is None or pending.Test():
                 if self._blocked:
                     self.stats.wait_seconds += time.perf_counter() - self._blocked
                     self._blocked = 0.0

@@ -10,7 +10,7 @@ D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -27,7 +27,13 @@ def fingerprint(call: str) -> int:
     return int.from_bytes(blake2b(call.encode(), digest_size=8).digest(), "little")
 
 
-def agree(group: Group, call: str, own: int, take: Callable[[int], Any]) -> Steps:
+def opening_wires(size: int, allocate: Callable[[int], Any]) -> list[tuple[Wire, Wire]]:
+    """An outgoing and an incoming wire for each round among ``size`` ranks."""
+    nbytes = _EXTREMES.size
+    return [(Wire(allocate(nbytes)), Wire(allocate(nbytes))) for _ in range((size - 1).bit_length())]
+
+
+def agree(group: Group, call: str, own: int, wires: Sequence[tuple[Wire, Wire]], take: Callable[[int], Any]) -> Steps:
     """Find out whether all ranks make the same call.
 
     Parameters
@@ -38,8 +44,10 @@ def agree(group: Group, call: str, own: int, take: Callable[[int], Any]) -> Step
         One line on this rank's call, for the error.
     own : int
         Its `fingerprint`.
+    wires : sequence of pairs of Wire
+        Those of `opening_wires`, not in use by another collective.
     take : callable
-        Gives memory for small messages.
+        Gives memory for the lines on the calls.
 
     Raises
     ------
@@ -47,15 +55,16 @@ def agree(group: Group, call: str, own: int, take: Callable[[int], Any]) -> Step
         On every rank, if they do not.
     """
     low = high = own
+    rank, size = group.rank, group.size
     distance = 1
-    while distance < group.size:
-        outgoing, incoming = Wire(take(_EXTREMES.size)), Wire(take(_EXTREMES.size))
-        arriving = group.irecv(incoming, (group.rank - distance) % group.size)
+    for outgoing, incoming in wires:
+        arriving = group.irecv(incoming, (rank - distance) % size)
         _EXTREMES.pack_into(outgoing.buffer, 0, low, high)
-        sending = group.isend(outgoing, (group.rank + distance) % group.size)
+        sending = group.isend(outgoing, (rank + distance) % size)
         yield arriving
         other_low, other_high = _EXTREMES.unpack_from(incoming.buffer)
-        low, high = min(low, other_low), max(high, other_high)
+        if other_low != low or other_high != high:
+            low, high = min(low, other_low), max(high, other_high)
         yield sending
         distance *= 2
     if low != high:

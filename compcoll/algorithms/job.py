@@ -65,7 +65,7 @@ class Job:
 
     def wire(self, segment: Segment) -> Wire:
         """Memory for the wire of one segment."""
-        return Wire(self.take(self.coder.wire_nbytes(segment[1] - segment[0])))
+        return Wire(self.take(self.coder.wire_nbytes(segment[1] - segment[0])), exact=self.coder.fixed_size)
 
     def wires(self, chunk: Iterable[Segment]) -> list[Wire]:
         """Memory for the wires of some segments."""

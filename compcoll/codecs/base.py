@@ -18,7 +18,15 @@ class Coder(Protocol):
     Both verbs take a sum of terms: an array ``add`` (or None) and any number of wires, added in this order. Hence one
     pass encodes (an array), decodes (a wire), accumulates (both), or recodes: decode, add and encode without the sum
     ever being stored.
+
+    Attributes
+    ----------
+    fixed_size : bool
+        The codec's.
     """
+
+    @property
+    def fixed_size(self) -> bool: ...
 
     def wire_nbytes(self, n: int) -> int:
         """Bytes of the wire of ``n`` values: exact for codecs of fixed size, else an upper bound."""

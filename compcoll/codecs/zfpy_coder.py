@@ -22,6 +22,8 @@ class ZfpyCoder:
     Values that are not finite, which zfp cannot hold, and streams that would be longer than the values travel raw.
     """
 
+    fixed_size = False
+
     def __init__(self, dtype: str, *, tolerance: float | None, precision: int | None) -> None:
         self._dtype = dtype
         self._computed = np.dtype(np.float64 if dtype == "float64" else np.float32)

@@ -26,6 +26,8 @@ class HostCoder:
 
     __slots__ = ("_coder", "_threads", "wire_nbytes")
 
+    fixed_size = True
+
     def __init__(self, coder: _host.Coder, threads: int) -> None:
         self._coder = coder
         self._threads = threads
@@ -103,8 +105,7 @@ class HostDevice:
             raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
         if not out.flags.writeable:
             raise InvalidBuffer("out is read-only")
-        same = out.ctypes.data == x.ctypes.data and out.nbytes == x.nbytes
-        if not same and np.may_share_memory(out, x):
+        if np.may_share_memory(out, x) and (out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes):
             raise InvalidBuffer("out overlaps x without being x: give x itself, or memory of its own")
 
     def dtype_name(self, x: Array) -> str:
@@ -119,7 +120,7 @@ class HostDevice:
     @staticmethod
     def flat(x: Array, dtype: str) -> Array:
         """The memory of an array, one-dimensional, as kernels take it: halves as uint16."""
-        flat = x.reshape(-1)
+        flat = x if x.ndim == 1 else x.reshape(-1)
         return flat.view(np.uint16) if dtype in _HALVES else flat
 
     @staticmethod
@@ -137,8 +138,8 @@ class HostDevice:
 
     @staticmethod
     def copy(source: Array, target: Array) -> None:
-        """Copy, unless they are the same memory."""
-        if target.ctypes.data != source.ctypes.data:
+        """Copy, unless they are the same array."""
+        if target is not source:
             target[...] = source
 
     @staticmethod

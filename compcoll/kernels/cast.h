@@ -1,113 +1,86 @@
-// The cast codec's arithmetic: one value from a floating-point format to a shorter one, and back.
+// The cast codec's arithmetic: one value to a shorter floating-point format, and back.
 //
 // Rounding is to nearest, ties to even, once; what is too large becomes Inf, and NaN stays NaN (quiet, with the upper
-// bits of its payload). All is done on the bits, except below the shorter format's normal range: there one addition
-// of normal numbers rounds or scales, so that nothing depends on whether the machine flushes subnormals to zero.
+// bits of its payload). Subnormal numbers are kept, also on a GPU that is told to flush them: float16 is done on the
+// bits, or by one addition or subtraction of normal numbers; bfloat16 on the bits alone.
 #pragma once
 
 #include "portable.h"
 
 namespace compcoll {
 
-// A format of sign, exponent and fraction. Magnitudes (bits without the sign) are held in a signed type, whose
-// comparisons every vector unit has.
-template <class BitsType, class MagnitudeType, int exponent_bits_, int fraction_bits_>
-struct Format {
-    using Bits = BitsType;
-    using Magnitude = MagnitudeType;
-    static constexpr int exponent_bits = exponent_bits_;
-    static constexpr int fraction_bits = fraction_bits_;
-    static constexpr int bias = (1 << (exponent_bits - 1)) - 1;
-    static constexpr Magnitude quiet = Magnitude(1) << (fraction_bits - 1);
-    static constexpr Magnitude infinity = ((Magnitude(1) << exponent_bits) - 1) << fraction_bits;
-    static constexpr Magnitude largest_magnitude = infinity | (quiet | (quiet - 1));
+// condition ? a : b, for an a that floating-point arithmetic gives: a branch around that keeps loops from being vectorized.
+COMPCOLL_HD uint32_t chosen(bool condition, uint32_t a, uint32_t b) {
+    return b ^ ((a ^ b) & (0u - static_cast<uint32_t>(condition)));
+}
+
+// Each format: bits of a float rounded to it, and the float that such bits stand for. Magnitudes (bits without the
+// sign) are held in int32_t, whose comparisons every vector unit has.
+struct Float16 {
+    COMPCOLL_HD static uint16_t narrowed(float value) {
+        constexpr int32_t float_infinity = 0x7f800000, overflow = 0x47800000 /* 2^16 */, smallest_normal = 0x38800000 /* 2^-14 */;
+        constexpr int32_t rebias = (127 - 15) << 23;
+        constexpr uint32_t half = 0x3f000000;  // 1/2: its neighbours are as far apart as float16's subnormal numbers
+        const uint32_t bits = bits_as<uint32_t>(value);
+        const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffff);
+        const int32_t bounded = magnitude < overflow ? magnitude : overflow;
+        const int32_t normal = (bounded - rebias + 0xfff + ((bounded >> 13) & 1)) >> 13;
+        const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + bits_as<float>(half)) - half;
+        const uint32_t nan = 0x7e00 | (static_cast<uint32_t>(magnitude) >> 13 & 0x1ff);
+        const uint32_t finite = chosen(magnitude < smallest_normal, subnormal, static_cast<uint32_t>(normal));
+        return static_cast<uint16_t>(chosen(magnitude > float_infinity, nan, finite) | (bits >> 16 & 0x8000));
+    }
+
+    COMPCOLL_HD static float widened(uint16_t half_bits) {
+        constexpr uint32_t rebias = (127 - 15) << 23, smallest_normal = 0x38800000;
+        const uint32_t bits = half_bits, magnitude = bits & 0x7fff, shifted = magnitude << 13;
+        const float subnormal = bits_as<float>(shifted + smallest_normal) - bits_as<float>(smallest_normal);
+        uint32_t result = chosen(static_cast<int32_t>(magnitude) < 0x0400, bits_as<uint32_t>(subnormal), shifted + rebias);
+        result |= static_cast<int32_t>(magnitude) < 0x7c00 ? 0 : 0x7f800000;
+        result |= static_cast<int32_t>(magnitude) > 0x7c00 ? 0x00400000 : 0;
+        return bits_as<float>(result | (bits & 0x8000) << 16);
+    }
 };
 
-struct Float16 : Format<uint16_t, int32_t, 5, 10> {};
-struct BFloat16 : Format<uint16_t, int32_t, 8, 7> {};
-struct Float32 : Format<uint32_t, int32_t, 8, 23> { using Value = float; };
-struct Float64 : Format<uint64_t, int64_t, 11, 52> { using Value = double; };
+struct BFloat16 {
+    COMPCOLL_HD static uint16_t narrowed(float value) {
+        const uint32_t bits = bits_as<uint32_t>(value);
+        const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);  // may carry into the exponent, as far as infinity's
+        const uint32_t nan = bits | 0x00400000;
+        return static_cast<uint16_t>((static_cast<int32_t>(bits & 0x7fffffff) > 0x7f800000 ? nan : rounded) >> 16);
+    }
 
-template <class T>
-struct FormatOf;
-template <>
-struct FormatOf<float> { using type = Float32; };
-template <>
-struct FormatOf<double> { using type = Float64; };
-
-// What lies between a format and a longer one with at least the same range.
-template <class Short, class Long>
-struct Gap {
-    using Bits = typename Long::Bits;
-    using Magnitude = typename Long::Magnitude;
-    static constexpr int fraction = Long::fraction_bits - Short::fraction_bits;
-    static constexpr int sign = int(sizeof(typename Long::Bits) - sizeof(typename Short::Bits)) * 8;
-    static constexpr Magnitude exponent = Magnitude(Long::bias - Short::bias) << Long::fraction_bits;
-    static constexpr bool same_range = exponent == 0;
-    // As Long has them: the first magnitude that Short has not, and Short's smallest normal one.
-    static constexpr Magnitude overflow = (Magnitude(Short::infinity) << fraction) + exponent;
-    static constexpr Magnitude normal = exponent + (Magnitude(1) << Long::fraction_bits);
-    // The power of two whose neighbours in Long are as far apart as Short's subnormal numbers.
-    static constexpr Magnitude coarse = normal + (Magnitude(fraction) << Long::fraction_bits);
+    COMPCOLL_HD static float widened(uint16_t bits) { return bits_as<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
-COMPCOLL_HD int32_t less_mask(int32_t left, int32_t right) { return -static_cast<int32_t>(left < right); }
-COMPCOLL_HD int64_t less_mask(int64_t left, int64_t right) {
-    return -static_cast<int64_t>(static_cast<uint64_t>(left - right) >> 63);
+// Plain conversions, exempt from a GPU's flush-to-zero option.
+COMPCOLL_HD float float_of(double value) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(result) : "d"(value));
+    return result;
+#else
+    return static_cast<float>(value);
+#endif
 }
 
-// a where left < right, else b; all not negative. Without a branch or a comparison, so that any vectorizer takes it.
-template <class Magnitude>
-COMPCOLL_HD Magnitude where_less(Magnitude left, Magnitude right, Magnitude a, Magnitude b) {
-    return b ^ ((a ^ b) & less_mask(left, right));
+COMPCOLL_HD double double_of(float value) {
+#if defined(__CUDA_ARCH__)
+    double result;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(result) : "f"(value));
+    return result;
+#else
+    return static_cast<double>(value);
+#endif
 }
 
-// The bits of `value` in the format Short.
-template <class Short, class T>
-COMPCOLL_HD typename Short::Bits narrowed(T value) {
-    using Long = typename FormatOf<T>::type;
-    using Step = Gap<Short, Long>;
-    using Magnitude = typename Long::Magnitude;
-    const auto bits = bits_as<typename Long::Bits>(value);
-    const auto magnitude = static_cast<Magnitude>(bits) & Long::largest_magnitude;
-
-    const Magnitude bounded = where_less<Magnitude>(magnitude, Step::overflow, magnitude, Step::overflow);
-    const Magnitude below_half = (Magnitude(1) << (Step::fraction - 1)) - 1 + ((bounded >> Step::fraction) & 1);
-    Magnitude result = (bounded - Step::exponent + below_half) >> Step::fraction;
-    if constexpr (!Step::same_range) {
-        constexpr Magnitude coarse = Step::coarse;
-        const Magnitude subnormal = bits_as<Magnitude>(bits_as<T>(magnitude) + bits_as<T>(coarse)) - coarse;
-        result = where_less<Magnitude>(magnitude, Step::normal, subnormal, result);
-    }
-    const Magnitude nan = Short::infinity | Short::quiet | ((magnitude >> Step::fraction) & (Short::quiet - 1));
-    result = where_less<Magnitude>(Long::infinity, magnitude, nan, result);
-
-    const auto sign = static_cast<typename Long::Bits>(bits ^ static_cast<typename Long::Bits>(magnitude));
-    return static_cast<typename Short::Bits>((sign >> Step::sign) | static_cast<typename Long::Bits>(result));
-}
-
-// The value whose bits in the format Short are `bits`.
-template <class T, class Short>
-COMPCOLL_HD T widened(typename Short::Bits bits) {
-    using Long = typename FormatOf<T>::type;
-    using Step = Gap<Short, Long>;
-    using Magnitude = typename Long::Magnitude;
-    const auto long_bits = static_cast<typename Long::Bits>(bits);
-    if constexpr (Step::same_range) {
-        return bits_as<T>(static_cast<typename Long::Bits>(long_bits << Step::fraction));
-    } else {
-        const Magnitude magnitude = static_cast<Magnitude>(long_bits) & Short::largest_magnitude;
-        const Magnitude shifted = magnitude << Step::fraction;
-        constexpr Magnitude normal = Step::normal, one = Magnitude(1) << Long::fraction_bits;
-        const T subnormal = bits_as<T>(shifted + normal) - bits_as<T>(normal);
-        constexpr Magnitude infinity = Magnitude(Short::infinity) << Step::fraction;
-        Magnitude result = shifted + Step::exponent;
-        result = where_less<Magnitude>(shifted, one, bits_as<Magnitude>(subnormal), result);
-        result = where_less<Magnitude>(shifted, infinity, result, shifted | Long::infinity);
-        result |= Long::quiet & less_mask(infinity, shifted);
-        const auto sign = static_cast<typename Long::Bits>(long_bits ^ static_cast<typename Long::Bits>(magnitude));
-        return bits_as<T>(static_cast<typename Long::Bits>((sign << Step::sign) | static_cast<typename Long::Bits>(result)));
-    }
+// A float that rounds to float16 and bfloat16 as `value` itself does. It keeps 16 significant bits, the last of them set
+// when any bit is dropped: more than either format has, and few enough to be exact down to half of bfloat16's smallest.
+COMPCOLL_HD float float_to_round_further(double value) {
+    constexpr uint64_t dropped = (uint64_t(1) << 37) - 1;
+    const uint64_t bits = bits_as<uint64_t>(value);
+    const uint64_t any_dropped = ((bits & dropped) + dropped) & (dropped + 1);
+    return float_of(bits_as<double>((bits & ~dropped) | any_dropped));
 }
 
 }  // namespace compcoll

@@ -4,142 +4,142 @@
 
 #include "cast.h"
 #include "tile.h"
+#include "unaligned.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little endian");
-
 namespace compcoll {
 namespace {
 
-template <class T>
-COMPCOLL_HD T load(const void* from) {
-    T value;
-    std::memcpy(&value, from, sizeof(T));
-    return value;
-}
-
-template <class T>
-COMPCOLL_HD void store(void* to, T value) {
-    std::memcpy(to, &value, sizeof(T));
-}
-
-// How many of the first values the half-precision instructions have done; the general loops do the rest.
-template <class Wire, class T>
-COMPCOLL_HD size_t encode_by_instruction(const T*, size_t, uint8_t*) { return 0; }
-
-template <class Wire, bool add, class T>
-COMPCOLL_HD size_t decode_by_instruction(const uint8_t*, size_t, T*) { return 0; }
-
-#if defined(__F16C__)
+// ---- float to half precision and back ----
 
 #if defined(__AVX512F__)
-using Floats = __m512;
-using Halves = __m256i;
-COMPCOLL_HD Floats load_floats(const float* from) { return _mm512_loadu_ps(from); }
-COMPCOLL_HD void store_floats(float* to, Floats x) { _mm512_storeu_ps(to, x); }
-COMPCOLL_HD Halves load_halves(const uint8_t* from) { return _mm256_loadu_si256((const __m256i*)from); }
-COMPCOLL_HD void store_halves(uint8_t* to, Halves h) { _mm256_storeu_si256((__m256i*)to, h); }
-COMPCOLL_HD Halves halves_of(Floats x) { return _mm512_maskz_cvtps_ph(0xffff, x, _MM_FROUND_TO_NEAREST_INT); }
-COMPCOLL_HD Floats floats_of(Halves h) { return _mm512_maskz_cvtph_ps(0xffff, h); }
-#else
-using Floats = __m256;
-using Halves = __m128i;
-COMPCOLL_HD Floats load_floats(const float* from) { return _mm256_loadu_ps(from); }
-COMPCOLL_HD void store_floats(float* to, Floats x) { _mm256_storeu_ps(to, x); }
-COMPCOLL_HD Halves load_halves(const uint8_t* from) { return _mm_loadu_si128((const __m128i*)from); }
-COMPCOLL_HD void store_halves(uint8_t* to, Halves h) { _mm_storeu_si128((__m128i*)to, h); }
-COMPCOLL_HD Halves halves_of(Floats x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
-COMPCOLL_HD Floats floats_of(Halves h) { return _mm256_cvtph_ps(h); }
+struct HalfInstructions {
+    static constexpr size_t lanes = 16;
+    static void encode(const float* values, uint8_t* wire) {
+        const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, _mm512_loadu_ps(values), _MM_FROUND_TO_NEAREST_INT);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(wire), halves);
+    }
+    template <bool add>
+    static void decode(const uint8_t* wire, float* values) {
+        const __m512 decoded = _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(wire)));
+        _mm512_storeu_ps(values, add ? _mm512_add_ps(_mm512_loadu_ps(values), decoded) : decoded);
+    }
+};
+#elif defined(__F16C__)
+struct HalfInstructions {
+    static constexpr size_t lanes = 8;
+    static void encode(const float* values, uint8_t* wire) {
+        const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(values), _MM_FROUND_TO_NEAREST_INT);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(wire), halves);
+    }
+    template <bool add>
+    static void decode(const uint8_t* wire, float* values) {
+        const __m256 decoded = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(wire)));
+        _mm256_storeu_ps(values, add ? _mm256_add_ps(_mm256_loadu_ps(values), decoded) : decoded);
+    }
+};
 #endif
 
-constexpr size_t lanes = sizeof(Floats) / sizeof(float);
-
+#if defined(__F16C__)
+template <class Wire>
+constexpr bool has_instructions = false;
 template <>
-COMPCOLL_HD size_t encode_by_instruction<Float16, float>(const float* values, size_t n, uint8_t* wire) {
+constexpr bool has_instructions<Float16> = true;
+#endif
+
+template <class Wire>
+void encode_as(const float* __restrict values, size_t n, uint8_t* __restrict wire) {
     size_t i = 0;
-    for (; i + lanes <= n; i += lanes) store_halves(wire + 2 * i, halves_of(load_floats(values + i)));
-    return i;
+#if defined(__F16C__)
+    if constexpr (has_instructions<Wire>)
+        for (; i + HalfInstructions::lanes <= n; i += HalfInstructions::lanes) HalfInstructions::encode(values + i, wire + 2 * i);
+#endif
+    for (; i < n; ++i) store(wire + 2 * i, Wire::narrowed(load<float>(values + i)));
+}
+
+template <class Wire, bool add>
+void decode_as(const uint8_t* __restrict wire, size_t n, float* __restrict values) {
+    size_t i = 0;
+#if defined(__F16C__)
+    if constexpr (has_instructions<Wire>)
+        for (; i + HalfInstructions::lanes <= n; i += HalfInstructions::lanes)
+            HalfInstructions::decode<add>(wire + 2 * i, values + i);
+#endif
+    for (; i < n; ++i) put<add>(values + i, Wire::widened(load<uint16_t>(wire + 2 * i)));
+}
+
+// ---- double to half precision and back, by way of floats ----
+
+constexpr size_t slice = 512;  // floats held in the first-level cache between the two steps
+
+template <class Wire>
+void encode_as(const double* __restrict values, size_t n, uint8_t* __restrict wire) {
+    alignas(64) float floats[slice];
+    for (size_t i = 0; i < n; i += slice) {
+        const size_t m = n - i < slice ? n - i : slice;
+        for (size_t j = 0; j < m; ++j) floats[j] = float_to_round_further(load<double>(values + i + j));
+        encode_as<Wire>(floats, m, wire + 2 * i);
+    }
+}
+
+template <class Wire, bool add>
+void decode_as(const uint8_t* __restrict wire, size_t n, double* __restrict values) {
+    alignas(64) float floats[slice];
+    for (size_t i = 0; i < n; i += slice) {
+        const size_t m = n - i < slice ? n - i : slice;
+        decode_as<Wire, false>(wire + 2 * i, m, floats);
+        for (size_t j = 0; j < m; ++j) put<add>(values + i + j, double_of(floats[j]));
+    }
+}
+
+// ---- double to float and back; copies ----
+
+void encode_as_floats(const double* __restrict values, size_t n, uint8_t* __restrict wire) {
+    for (size_t i = 0; i < n; ++i) store(wire + 4 * i, float_of(load<double>(values + i)));
 }
 
 template <bool add>
-COMPCOLL_HD size_t decode_halves(const uint8_t* wire, size_t n, float* values) {
-    size_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-        const Floats decoded = floats_of(load_halves(wire + 2 * i));
-        store_floats(values + i, add ? load_floats(values + i) + decoded : decoded);
-    }
-    return i;
-}
-
-template <>
-COMPCOLL_HD size_t decode_by_instruction<Float16, false, float>(const uint8_t* wire, size_t n, float* values) {
-    return decode_halves<false>(wire, n, values);
-}
-
-template <>
-COMPCOLL_HD size_t decode_by_instruction<Float16, true, float>(const uint8_t* wire, size_t n, float* values) {
-    return decode_halves<true>(wire, n, values);
-}
-
-#endif  // __F16C__
-
-template <class Wire, class T>
-void encode_as(const T* __restrict values, size_t n, uint8_t* __restrict wire) {
-    using Bits = typename Wire::Bits;
-    for (size_t i = encode_by_instruction<Wire>(values, n, wire); i < n; ++i)
-        store(wire + i * sizeof(Bits), narrowed<Wire>(load<T>(values + i)));
-}
-
-template <class Wire, bool add, class T>
-void decode_as(const uint8_t* __restrict wire, size_t n, T* __restrict values) {
-    using Bits = typename Wire::Bits;
-    for (size_t i = decode_by_instruction<Wire, add>(wire, n, values); i < n; ++i) {
-        const T decoded = widened<T, Wire>(load<Bits>(wire + i * sizeof(Bits)));
-        store(values + i, add ? load<T>(values + i) + decoded : decoded);
-    }
+void decode_floats(const uint8_t* __restrict wire, size_t n, double* __restrict values) {
+    for (size_t i = 0; i < n; ++i) put<add>(values + i, double_of(load<float>(wire + 4 * i)));
 }
 
 template <class T>
-void add_copied(const uint8_t* __restrict wire, size_t n, T* __restrict values) {
-    for (size_t i = 0; i < n; ++i) store(values + i, load<T>(values + i) + load<T>(wire + i * sizeof(T)));
+void encode_copy(const T* values, size_t n, uint8_t* wire) {
+    if (n > 0) std::memcpy(wire, values, n * sizeof(T));
 }
 
-// The wire's type is at most as wide as the values': callers see to that.
+template <bool add, class T>
+void decode_copy(const uint8_t* __restrict wire, size_t n, T* __restrict values) {
+    for (size_t i = 0; i < n; ++i) put<add>(values + i, load<T>(wire + i * sizeof(T)));
+}
+
+// ---- tiles; callers see to it that the wire's type is at most as wide as the values' ----
+
 template <class T>
 void encode(const T* values, size_t n, uint8_t* wire, Config config) {
     const auto storage = static_cast<Storage>(config.first);
-    if (storage == Storage::float16) encode_as<Float16>(values, n, wire);
-    else if (storage == Storage::bfloat16) encode_as<BFloat16>(values, n, wire);
-    else if (sizeof(T) == 8 && storage == Storage::float32) {
-        if constexpr (sizeof(T) == 8) encode_as<Float32>(values, n, wire);
-    } else if (n > 0) std::memcpy(wire, values, n * sizeof(T));
+    if (storage == Storage::float16) return encode_as<Float16>(values, n, wire);
+    if (storage == Storage::bfloat16) return encode_as<BFloat16>(values, n, wire);
+    if constexpr (sizeof(T) == 8)
+        if (storage == Storage::float32) return encode_as_floats(values, n, wire);
+    encode_copy(values, n, wire);
 }
 
-template <class T>
-void decode(const uint8_t* wire, size_t n, T* values, Config config) {
+template <bool add, class T>
+void decode_tile(const uint8_t* wire, size_t n, T* values, Config config) {
     const auto storage = static_cast<Storage>(config.first);
-    if (storage == Storage::float16) decode_as<Float16, false>(wire, n, values);
-    else if (storage == Storage::bfloat16) decode_as<BFloat16, false>(wire, n, values);
-    else if (sizeof(T) == 8 && storage == Storage::float32) {
-        if constexpr (sizeof(T) == 8) decode_as<Float32, false>(wire, n, values);
-    } else if (n > 0) std::memcpy(values, wire, n * sizeof(T));
+    if (storage == Storage::float16) return decode_as<Float16, add>(wire, n, values);
+    if (storage == Storage::bfloat16) return decode_as<BFloat16, add>(wire, n, values);
+    if constexpr (sizeof(T) == 8)
+        if (storage == Storage::float32) return decode_floats<add>(wire, n, values);
+    decode_copy<add>(wire, n, values);
 }
 
-template <class T>
-void decode_add(const uint8_t* wire, size_t n, T* values, Config config) {
-    const auto storage = static_cast<Storage>(config.first);
-    if (storage == Storage::float16) decode_as<Float16, true>(wire, n, values);
-    else if (storage == Storage::bfloat16) decode_as<BFloat16, true>(wire, n, values);
-    else if (sizeof(T) == 8 && storage == Storage::float32) {
-        if constexpr (sizeof(T) == 8) decode_as<Float32, true>(wire, n, values);
-    } else add_copied(wire, n, values);
-}
-
-constexpr Kernels these_kernels = {{encode<float>, decode<float>, decode_add<float>},
-                                   {encode<double>, decode<double>, decode_add<double>}};
+constexpr Kernels these_kernels = {{encode<float>, decode_tile<false, float>, decode_tile<true, float>},
+                                   {encode<double>, decode_tile<false, double>, decode_tile<true, double>}};
 
 }  // namespace
 }  // namespace compcoll

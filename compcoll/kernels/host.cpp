@@ -141,6 +141,8 @@ private:
 
 NB_MODULE(_host, m) {
     m.doc() = "Codec kernels on host memory.";
+    // Communicators kept as attributes of MPI's live on when the interpreter ends: no leak.
+    nb::set_leak_warnings(false);
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const auto& [name, set] : all_sets)

@@ -12,7 +12,7 @@
 //
 // where r = hi - lo and levels = 2^bits - 1. "Tiny" is chosen so that no subnormal x or result can change a code, and
 // "huge" so that neither levels/r nor a decoded value leaves the normal range: the bytes are the same on machines that
-// flush subnormals to zero. For the same reason -0 and, where codes matter, subnormal bounds are sent as +0.
+// flush subnormals to zero. For the same reason a bound that is -0 or subnormal is sent as +0.
 #pragma once
 
 #include "portable.h"
@@ -25,7 +25,6 @@ struct MinMaxLimits;
 template <>
 struct MinMaxLimits<float> {
     using Bits = uint32_t;
-    using Key = int32_t;
     static constexpr int fraction_bits = 23;
     static constexpr int tiny_below = 37;  // biased exponent of r: 2^-90
     static constexpr int huge_from = 252;  // 2^125
@@ -34,7 +33,6 @@ struct MinMaxLimits<float> {
 template <>
 struct MinMaxLimits<double> {
     using Bits = uint64_t;
-    using Key = int64_t;
     static constexpr int fraction_bits = 52;
     static constexpr int tiny_below = 123;  // 2^-900
     static constexpr int huge_from = 2044;  // 2^1021
@@ -61,29 +59,10 @@ COMPCOLL_HD T quiet_nan() {
     return bits_as<T>(static_cast<Bits>(all_but_sign >> (fraction_bits - 1) << (fraction_bits - 1)));
 }
 
-// Integers ordered as the values they stand for, NaNs and Infs outermost; its own inverse.
-template <class T>
-COMPCOLL_HD typename MinMaxLimits<T>::Key key_of_bits(typename MinMaxLimits<T>::Key bits) {
-    using Key = typename MinMaxLimits<T>::Key;
-    constexpr Key all_but_sign = static_cast<Key>(~typename MinMaxLimits<T>::Bits(0) >> 1);
-    return bits ^ ((bits >> (sizeof(Key) * 8 - 1)) & all_but_sign);
-}
-
-template <class T>
-COMPCOLL_HD typename MinMaxLimits<T>::Key key_of(T value) {
-    return key_of_bits<T>(bits_as<typename MinMaxLimits<T>::Key>(value));
-}
-
 // +0 for zeros and subnormal numbers, by the bits.
 template <class T>
 COMPCOLL_HD T without_subnormals(T value) {
     return biased_exponent(value) == 0 ? T(0) : value;
-}
-
-template <class T>
-COMPCOLL_HD T without_negative_zero(T value) {
-    using Bits = typename MinMaxLimits<T>::Bits;
-    return static_cast<Bits>(bits_as<Bits>(value) << 1) == 0 ? T(0) : value;
 }
 
 // The bounds of a block as its record holds them.
@@ -99,16 +78,13 @@ struct Bounds {
     COMPCOLL_HD bool huge() const { return biased_exponent(hi - lo) >= MinMaxLimits<T>::huge_from; }
 };
 
-// From the smallest and the largest key of a block.
+// From a block's smallest and largest value, which do not matter unless all values are finite.
 template <class T>
-COMPCOLL_HD Bounds<T> bounds_of_keys(typename MinMaxLimits<T>::Key smallest, typename MinMaxLimits<T>::Key largest) {
-    const Bounds<T> raw = {bits_as<T>(key_of_bits<T>(smallest)), bits_as<T>(key_of_bits<T>(largest))};
-    if (!raw.finite()) return {quiet_nan<T>(), quiet_nan<T>()};
-    if (biased_exponent(raw.hi - raw.lo) < MinMaxLimits<T>::tiny_below) {
-        const T only = without_negative_zero(raw.lo);
-        return {only, only};
-    }
-    return {without_subnormals(raw.lo), without_subnormals(raw.hi)};
+COMPCOLL_HD Bounds<T> bounds_on_wire(T smallest, T largest, bool all_finite) {
+    if (!all_finite) return {quiet_nan<T>(), quiet_nan<T>()};
+    const T lo = without_subnormals(smallest);
+    if (biased_exponent(largest - smallest) < MinMaxLimits<T>::tiny_below) return {lo, lo};
+    return {lo, without_subnormals(largest)};
 }
 
 // Codes of a block whose bounds are finite and differ. A code cannot exceed levels: x - lo <= r, and the three roundings

@@ -4,25 +4,12 @@
 
 #include "minmax.h"
 #include "tile.h"
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little endian");
+#include "unaligned.h"
 
 namespace compcoll {
 namespace {
 
 constexpr size_t slice = 512;  // codes held one a byte between the arithmetic and the packing; a multiple of 8
-
-template <class T>
-COMPCOLL_HD T load(const void* from) {
-    T value;
-    std::memcpy(&value, from, sizeof(T));
-    return value;
-}
-
-template <class T>
-COMPCOLL_HD void store(void* to, T value) {
-    std::memcpy(to, &value, sizeof(T));
-}
 
 COMPCOLL_HD size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -87,26 +74,78 @@ constexpr Packing packings[] = {{pack<1>, unpack<1>}, {pack<2>, unpack<2>}, {pac
 
 // ---- one block ----
 
+#if defined(__AVX512F__)
+constexpr size_t vector_nbytes = 64;
+#elif defined(__AVX__)
+constexpr size_t vector_nbytes = 32;
+#else
+constexpr size_t vector_nbytes = 16;
+#endif
+
+template <class T>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+    typedef float Values __attribute__((vector_size(vector_nbytes)));
+    typedef uint32_t Bits __attribute__((vector_size(vector_nbytes)));
+};
+template <>
+struct VectorOf<double> {
+    typedef double Values __attribute__((vector_size(vector_nbytes)));
+    typedef uint64_t Bits __attribute__((vector_size(vector_nbytes)));
+};
+
+// Smallest and largest of some values, and whether all are finite. A Value is a T or a vector of them.
+template <class Value, class Bits>
+struct Extremes {
+    Value smallest, largest;
+    Bits not_finite;  // not 0 once a value was NaN or Inf
+
+    COMPCOLL_HD explicit Extremes(Value x) : smallest(x), largest(x), not_finite(bits_as<Bits>(x - x)) {}
+
+    COMPCOLL_HD void take(Value x) { merge(Extremes(x)); }
+
+    COMPCOLL_HD void merge(const Extremes& other) {  // comparisons and selections in the order of minps and maxps
+        smallest = other.smallest < smallest ? other.smallest : smallest;
+        largest = other.largest > largest ? other.largest : largest;
+        not_finite |= other.not_finite;
+    }
+};
+
 template <class T>
 Bounds<T> bounds_of(const T* values, size_t n) {
-    using Key = typename MinMaxLimits<T>::Key;
-    Key smallest = key_of(load<T>(values)), largest = smallest;
-    for (size_t i = 0; i < n; ++i) {
-        const Key key = key_of(load<T>(values + i));
-        smallest = key < smallest ? key : smallest;
-        largest = key > largest ? key : largest;
+    using ScalarBits = typename MinMaxLimits<T>::Bits;
+    using Values = typename VectorOf<T>::Values;
+    using InLanes = Extremes<Values, typename VectorOf<T>::Bits>;
+    constexpr size_t lanes = sizeof(Values) / sizeof(T), step = 4 * lanes;  // four chains hide the latency
+
+    Extremes<T, ScalarBits> all(load<T>(values));
+    size_t i = 0;
+    if (n >= step) {
+        const auto at = [values](size_t index) { return load<Values>(values + index); };
+        InLanes a(at(0)), b(at(lanes)), c(at(2 * lanes)), d(at(3 * lanes));
+        for (i = step; i + step <= n; i += step) {
+            a.take(at(i));
+            b.take(at(i + lanes));
+            c.take(at(i + 2 * lanes));
+            d.take(at(i + 3 * lanes));
+        }
+        a.merge(b);
+        c.merge(d);
+        a.merge(c);
+        for (size_t lane = 0; lane < lanes; ++lane) {
+            all.take(a.smallest[lane]);
+            all.take(a.largest[lane]);
+            all.not_finite |= a.not_finite[lane];
+        }
     }
-    return bounds_of_keys<T>(smallest, largest);
+    for (; i < n; ++i) all.take(load<T>(values + i));
+    return bounds_on_wire(all.smallest, all.largest, all.not_finite == 0);
 }
 
 template <class T, bool huge>
 void quantize(const T* __restrict values, size_t n, Quantizer<T, huge> quantizer, uint8_t* __restrict codes) {
     for (size_t i = 0; i < n; ++i) codes[i] = quantizer.code(load<T>(values + i));
-}
-
-template <bool add, class T>
-COMPCOLL_HD void put(T* value, T decoded) {
-    store(value, add ? load<T>(value) + decoded : decoded);
 }
 
 template <bool add, class T, bool huge>
@@ -119,15 +158,25 @@ void fill(T value, size_t n, T* values) {
     for (size_t i = 0; i < n; ++i) put<add>(values + i, value);
 }
 
+constexpr size_t prefetched_nbytes = 32768;  // of longer blocks little would be left in the first-level cache
+
+// Has memory sent while the processor computes on other values. Nothing need lie there: prefetching cannot fault.
+template <class T>
+COMPCOLL_HD void prefetch(const T* values, size_t ahead, size_t n) {
+    const auto begin = reinterpret_cast<uintptr_t>(values) + ahead * sizeof(T);
+    for (size_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch(reinterpret_cast<const void*>(begin + i));
+}
+
 template <class T, bool huge>
 void encode_codes(const T* values, size_t n, Bounds<T> bounds, int bits, uint8_t* wire) {
     const Quantizer<T, huge> quantizer(bounds, (1 << bits) - 1);
-    if (bits == 8) return quantize(values, n, quantizer, wire);
-    alignas(64) uint8_t codes[slice];
+    alignas(64) uint8_t packing_codes[slice];
     for (size_t i = 0; i < n; i += slice) {
         const size_t m = smaller(slice, n - i);
+        uint8_t* codes = bits == 8 ? wire + i : packing_codes;
+        if (n * sizeof(T) <= prefetched_nbytes) prefetch(values + i, n, m);  // the next block
         quantize(values + i, m, quantizer, codes);
-        packings[bits - 1].pack(codes, m, wire + i / 8 * static_cast<size_t>(bits));
+        if (bits != 8) packings[bits - 1].pack(codes, m, wire + i / 8 * static_cast<size_t>(bits));
     }
 }
 

@@ -1,76 +1,367 @@
 // ZFP over a tile: the loops that zfp_portable.cpp and zfp_avx2.cpp compile for their instruction sets.
+//
+// Groups of 64 blocks, one lane a block, go through stages that the compiler turns into vector code: common exponents, fixed
+// point, transform, negabinary, and the turning of four coefficients into one string of bit planes (zfp_planes.h, which then
+// codes each string by table). Decoding is the same backwards. What is rare takes the textbook's way, block by block: blocks on
+// the lowest exponent, where subnormals count, and codes that no encoder writes.
 #pragma once
 
 #include "tile.h"
 #include "zfp.h"
+#include "zfp_planes.h"
 
 namespace compcoll {
 namespace {  // each instruction set has its own copy of the code
 
-constexpr size_t group_blocks = 64;  // 64 blocks fill maxbits whole words, whatever maxbits is
+constexpr int group_values = 4 * group_blocks;
 
 template <class T>
-void encode_group(const T* values, size_t n, uint64_t* words, int maxbits) {
-    const size_t blocks = (n + 3) / 4;
-    for (int w = 0; w <= maxbits; ++w) words[w] = 0;
-    for (size_t b = 0; b < blocks; ++b) {
-        T x[4];
-        const size_t count = n - 4 * b < 4 ? n - 4 * b : 4;
-        std::memcpy(x, values + 4 * b, count * sizeof(T));
-        zfp::pad_block(x, int(count));
-        const auto bits = zfp::encode_block<T, zfp::most_words<T>>(x, maxbits);
-        const size_t at = b * size_t(maxbits);
-        for (int w = 0; w < (maxbits + 63) / 64; ++w) {
-            words[at / 64 + w] |= bits.word[w] << at % 64;
-            if (at % 64) words[at / 64 + w + 1] |= bits.word[w] >> (64 - at % 64);
+struct Group {
+    alignas(64) zfp::Unsigned<T> coefficient[4][group_blocks];
+    alignas(64) T scale[group_blocks];
+    alignas(64) uint64_t string[zfp::most_words<T> + 2][group_blocks];  // windows look up to two rows too far
+    alignas(64) uint64_t header[group_blocks];
+    alignas(64) uint64_t live[group_blocks];  // all ones where the block has coefficients
+    alignas(64) uint64_t code[zfp::most_words<T>][group_blocks];
+    bool rare[group_blocks];                  // left to the textbook
+    bool any_rare;
+};
+
+// --- values and coefficients -------------------------------------------------------------------------------------------------
+
+template <class T>
+inline T power_of_two(int field) { return bits_as<T>(zfp::Unsigned<T>(field) << zfp::Format<T>::mantissa_bits); }
+
+template <class T>
+void to_coefficients(const T* values, Group<T>& g) {
+    using F = zfp::Format<T>;
+    using U = zfp::Unsigned<T>;
+    constexpr int bias = zfp::exponent_mask<T> >> 1;
+    alignas(64) int largest[group_blocks];
+    for (int b = 0; b < group_blocks; ++b) {
+        int e[4];
+        for (int i = 0; i < 4; ++i) {
+            const U bits = bits_as<U>(values[4 * b + i]);
+            g.coefficient[i][b] = bits;
+            e[i] = int(U(bits << 1) >> (F::mantissa_bits + 1));
         }
+        const int xy = e[0] > e[1] ? e[0] : e[1], zw = e[2] > e[3] ? e[2] : e[3];
+        largest[b] = xy > zw ? xy : zw;
     }
-}
-
-template <class T>
-void encode(const T* values, size_t n, uint8_t* wire, Config config) {
-    const int maxbits = config.first;
-    while (n > 0) {
-        const size_t part = n < 4 * group_blocks ? n : 4 * group_blocks;
-        uint64_t words[zfp::most_maxbits<T> + 4];
-        encode_group(values, part, words, maxbits);
-        const size_t bytes = ((part + 3) / 4 * maxbits + 63) / 64 * 8;
-        std::memcpy(wire, words, bytes);
-        wire += bytes, values += part, n -= part;
+    int rare = 0;
+    for (int b = 0; b < group_blocks; ++b) {
+        const int e = largest[b];
+        const bool large = e >= F::lowest_exponent, live = large && e != zfp::exponent_mask<T>;
+        rare |= int(e == F::lowest_exponent);
+        g.live[b] = live ? ~uint64_t(0) : 0;
+        g.header[b] = live ? uint64_t(2 * e + 3) : uint64_t(large);
+        g.scale[b] = power_of_two<T>(live ? 2 * bias + F::planes - 3 - e : 0);
+    }
+    g.any_rare = rare != 0;
+    for (int b = 0; b < group_blocks; ++b) {
+        const U kept = U(g.live[b]);
+        for (int i = 0; i < 4; ++i)  // below 2^(planes - 2); exact but for the truncation
+            g.coefficient[i][b] = U(zfp::Signed<T>(bits_as<T>(U(g.coefficient[i][b] & kept)) * g.scale[b]));
+    }
+    for (int b = 0; b < group_blocks; ++b) {
+        U c[4] = {g.coefficient[0][b], g.coefficient[1][b], g.coefficient[2][b], g.coefficient[3][b]};
+        zfp::forward_lift<T>(c);
+        for (int i = 0; i < 4; ++i) g.coefficient[i][b] = zfp::to_negabinary<T>(c[i]);
     }
 }
 
 template <class T, bool add>
-void decode_tile(const uint8_t* wire, size_t n, T* values, Config config) {
-    const int maxbits = config.first;
+void from_coefficients(Group<T>& g, T* values) {
+    using F = zfp::Format<T>;
+    using U = zfp::Unsigned<T>;
+    for (int b = 0; b < group_blocks; ++b) {
+        U c[4];
+        for (int i = 0; i < 4; ++i) c[i] = zfp::from_negabinary<T>(g.coefficient[i][b]);
+        zfp::inverse_lift<T>(c);
+        for (int i = 0; i < 4; ++i) g.coefficient[i][b] = c[i];
+    }
+    for (int b = 0; b < group_blocks; ++b) {
+        const int field = int(g.header[b] >> 1);
+        g.scale[b] = power_of_two<T>(g.live[b] ? field - (F::planes - 2) : 0);
+    }
+    for (int b = 0; b < group_blocks; ++b) {
+        const U nan = g.header[b] == 1 ? zfp::quiet_nan<T> : U(0);
+        for (int i = 0; i < 4; ++i) {
+            const T value = T(zfp::Signed<T>(g.coefficient[i][b])) * g.scale[b];
+            const T decoded = bits_as<T>(U(bits_as<U>(value) | nan));
+            values[4 * b + i] = add ? values[4 * b + i] + decoded : decoded;
+        }
+    }
+}
+
+// --- coefficients and strings: sixteen planes of four coefficients are a 4 × 16 bit matrix, transposed top plane first ---------
+// A bit's address in the word has six binary digits. Exchanging two of them moves bits by a constant distance. From address
+// (coefficient, bit) to (15 - bit, coefficient) there are four exchanges, each of which also complements both digits.
+
+inline uint64_t exchange(uint64_t x, int distance, uint64_t mask) {
+    const uint64_t difference = (x >> distance ^ x) & mask;
+    return x ^ difference ^ difference << distance;
+}
+
+inline uint64_t planes_first(uint64_t x) {
+    x = exchange(x, 40, 0x0000000000ff00ff);  // digits 5 and 3
+    x = exchange(x, 10, 0x0033003300330033);  // digits 3 and 1
+    x = exchange(x, 20, 0x00000f0f00000f0f);  // digits 4 and 2
+    return exchange(x, 5, 0x0505050505050505);  // digits 2 and 0
+}
+
+inline uint64_t coefficients_first(uint64_t x) {
+    x = exchange(x, 5, 0x0505050505050505);
+    x = exchange(x, 20, 0x00000f0f00000f0f);
+    x = exchange(x, 10, 0x0033003300330033);
+    return exchange(x, 40, 0x0000000000ff00ff);
+}
+
+template <class T>
+void to_strings(Group<T>& g, int rows) {
+    using U = zfp::Unsigned<T>;
+    for (int r = 0; r < rows; ++r) {
+        const int shift = zfp::Format<T>::planes - 16 - 16 * r;
+        for (int b = 0; b < group_blocks; ++b) {
+            const U low = U(g.coefficient[0][b] >> shift & 0xffff) | U((g.coefficient[1][b] >> shift & 0xffff) << 16);
+            const U high = U(g.coefficient[2][b] >> shift & 0xffff) | U((g.coefficient[3][b] >> shift & 0xffff) << 16);
+            g.string[r][b] = planes_first(uint64_t(low) | uint64_t(high) << 32);
+        }
+    }
+    for (int b = 0; b < group_blocks; ++b) g.string[0][b] |= ~g.live[b];  // anything but empty: it is not looked at
+}
+
+template <class T>
+void from_strings(Group<T>& g, int rows) {
+    using U = zfp::Unsigned<T>;
+    for (int r = 0; r < rows; ++r) {
+        const int shift = zfp::Format<T>::planes - 16 - 16 * r;
+        for (int b = 0; b < group_blocks; ++b) {
+            const uint64_t x = coefficients_first(g.string[r][b]);
+            const U low = U(x), high = U(x >> 32);
+            const U c[4] = {U(low & 0xffff), U(low >> 16 & 0xffff), U(high & 0xffff), U(high >> 16 & 0xffff)};
+            for (int i = 0; i < 4; ++i) g.coefficient[i][b] = (r == 0 ? U(0) : g.coefficient[i][b]) | U(c[i] << shift);
+        }
+    }
+}
+
+// --- groups ------------------------------------------------------------------------------------------------------------------
+
+// Words of string that a code can reach.
+template <class T>
+constexpr int rows_for(int maxbits) {
+    const int planes = most_planes(maxbits - zfp::header_bits<T>);
+    return planes < zfp::Format<T>::planes ? (planes + 15) / 16 : zfp::most_words<T>;
+}
+
+template <class T>
+using BlockBits = zfp::Bits<zfp::most_words<T>>;
+
+struct BitWriter {
+    uint64_t* word;
+    uint64_t pending = 0;
+    int filled = 0;
+
+    void append(uint64_t bits, int length) {  // 1 … 64 bits, zeros above
+        *word = pending | bits << filled;
+        filled += length;
+        const bool full = filled >= 64;
+        pending = full ? bits >> 1 >> (63 - (filled - length)) : *word;
+        filled -= full ? 64 : 0;
+        word += full;
+    }
+};
+
+// 256 values to maxbits words; `words` has room for one more.
+template <class T>
+inline __attribute__((always_inline)) void encode_group(const T* values, uint64_t* words, int maxbits, Group<T>& g) {
+    constexpr int header = zfp::header_bits<T>, most_words = zfp::most_words<T>;
+    const int rows = rows_for<T>(maxbits), planes = 16 * rows, code_words = (maxbits + 63) / 64;
+    to_coefficients(values, g);
+    to_strings(g, rows);
+    for (int b = 0; maxbits <= 64 && b < group_blocks; b += together) {
+        if (rows == 1) encode_short<true>(&g.string[0][b], header, maxbits, &g.code[0][b]);
+        else encode_short<false>(&g.string[0][b], header, maxbits, &g.code[0][b]);
+    }
+    for (int b = 0; maxbits > 64 && b < group_blocks; ++b) {
+        const Start start = encode_start(&g.string[0][b], group_blocks);
+        const int at = header + start.code_length, ahead = start.string_length - at;
+        if (start.significant == all_significant) {
+            g.code[0][b] = start.bits << header | window(&g.string[0][b], group_blocks, start.string_length) << at;
+            for (int w = 1; w < code_words; ++w) g.code[w][b] = window(&g.string[0][b], group_blocks, ahead + 64 * w);
+        } else {
+            uint64_t code[most_words + 3] = {};
+            encode_planes(&g.string[0][b], group_blocks, planes, header, maxbits, code);
+            for (int w = 0; w < code_words; ++w) g.code[w][b] = code[w];
+        }
+    }
+    for (int w = 0; w < code_words; ++w) {
+        const uint64_t kept = low_bits(maxbits - 64 * w);
+        for (int b = 0; b < group_blocks; ++b) g.code[w][b] = (g.code[w][b] & g.live[b] & kept) | (w == 0 ? g.header[b] : 0);
+    }
+    for (int b = 0; g.any_rare && b < group_blocks; ++b) {
+        if (g.header[b] != 2 * zfp::Format<T>::lowest_exponent + 3) continue;
+        const T x[4] = {values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3]};
+        const BlockBits<T> bits = zfp::encode_block<T, most_words>(x, maxbits);
+        for (int w = 0; w < code_words; ++w) g.code[w][b] = bits.word[w];
+    }
+    if (maxbits == 64) {
+        std::memcpy(words, g.code[0], sizeof g.code[0]);
+    } else if (maxbits == 32) {
+        for (int b = 0; b < group_blocks; b += 2) words[b / 2] = g.code[0][b] | g.code[0][b + 1] << 32;
+    } else {
+        BitWriter writer{words};
+        for (int b = 0; b < group_blocks; ++b)
+            for (int w = 0; w < code_words; ++w) writer.append(g.code[w][b], w + 1 < code_words ? 64 : maxbits - 64 * w);
+    }
+}
+
+template <class T>
+BlockBits<T> block_bits(const uint64_t* words, int b, int maxbits) {
+    BlockBits<T> bits;
+    for (int w = 0; 64 * w < maxbits; ++w) bits.word[w] = window(words, 1, b * maxbits + 64 * w);
+    bits.truncate(maxbits);
+    return bits;
+}
+
+// The planes of a code that two table steps do not settle. False if it starts with zeros that no encoder writes.
+template <class T>
+bool decode_slowly(const uint64_t* words, int b, int maxbits, Group<T>& g) {
+    constexpr int header = zfp::header_bits<T>, most_words = zfp::most_words<T>;
+    uint64_t code[most_words + 2] = {}, string[most_words + 2] = {};
+    const BlockBits<T> bits = block_bits<T>(words, b, maxbits);
+    std::memcpy(code, bits.word, sizeof bits.word);
+    if (empty_planes(window(code, 1, header)) > most_empty_planes) return false;
+    decode_planes(code, header, maxbits, string, 1, zfp::Format<T>::planes);
+    for (int w = 0; w < most_words; ++w) g.string[w][b] = string[w];
+    return true;
+}
+
+// maxbits words, then two zeros, to coefficients and headers.
+template <class T>
+inline __attribute__((always_inline)) void decode_group(const uint64_t* words, int maxbits, Group<T>& g) {
+    constexpr int header = zfp::header_bits<T>;
+    constexpr uint64_t lowest = 2 * zfp::Format<T>::lowest_exponent + 3;
+    const int rows = rows_for<T>(maxbits), budget = maxbits - header;
+    for (int b = 0; b < group_blocks; ++b) {
+        g.code[0][b] = maxbits == 64 ? words[b] : maxbits == 32 ? words[b / 2] >> b % 2 * 32 : window(words, 1, b * maxbits);
+        g.code[0][b] &= low_bits(maxbits);
+    }
+    int any_rare = 0;
+    for (int b = 0; b < group_blocks; ++b) {
+        const uint64_t h = g.code[0][b] & 1 ? g.code[0][b] & low_bits(header) : 0;
+        g.header[b] = h;
+        g.live[b] = h > lowest ? ~uint64_t(0) : 0;
+        g.rare[b] = h == lowest;
+        any_rare |= g.rare[b];
+        g.code[0][b] = g.code[0][b] >> header & g.live[b];
+    }
+    for (int b = 0; maxbits <= 64 && b < group_blocks; b += together) {
+        if (rows == 1) decode_short<true>(&g.code[0][b], budget, &g.string[0][b], &g.rare[b]);
+        else decode_short<false>(&g.code[0][b], budget, &g.string[0][b], &g.rare[b]);
+        for (int l = 0; l < together; ++l) any_rare |= g.rare[b + l];
+    }
+    for (int b = 0; maxbits > 64 && b < group_blocks; ++b) {
+        const uint64_t code = g.code[0][b];
+        const int empty = empty_planes(code);
+        if (code == 0 && (maxbits <= 64 || !g.live[b])) {
+            for (int r = 0; r < rows; ++r) g.string[r][b] = 0;
+            continue;
+        }
+        if (empty <= most_empty_planes && budget >= most_empty_planes + 16) {
+            const Start start = decode_start(code, empty);
+            if (start.significant == all_significant) {
+                const int done = start.string_length, end = done + budget - start.code_length;  // bits of string
+                const int rest = b * maxbits + header + start.code_length;
+                for (int r = 0; r < rows; ++r) {
+                    const int at = 64 * r - done;  // of the rest
+                    const uint64_t bits = maxbits > 64            ? window(words, 1, rest + (r == 0 ? 0 : at))
+                                          : r == 0 || start.code_length + at < 64 ? code >> (start.code_length + (r == 0 ? 0 : at)) : 0;
+                    g.string[r][b] = (r == 0 ? start.bits | bits << done : bits) & low_bits(end - 64 * r);
+                }
+                continue;
+            }
+        }
+        if (!decode_slowly(words, b, maxbits, g)) any_rare = g.rare[b] = true;
+    }
+    g.any_rare = any_rare;
+    from_strings(g, rows);
+}
+
+// --- tiles -------------------------------------------------------------------------------------------------------------------
+
+constexpr size_t wire_bytes(size_t n, int maxbits) { return ((n + 3) / 4 * size_t(maxbits) + 63) / 64 * 8; }
+
+template <class T>
+inline __attribute__((always_inline)) void encode_tile(const T* values, size_t n, uint8_t* wire, int maxbits) {
+    Group<T> g;
+    std::memset(g.string, 0, sizeof g.string);
+    uint64_t words[zfp::most_maxbits<T> + 2];
+    for (; n >= group_values; n -= group_values, values += group_values, wire += 8 * maxbits) {
+        encode_group(values, words, maxbits, g);
+        std::memcpy(wire, words, size_t(8 * maxbits));
+    }
+    if (n == 0) return;
+    T last[group_values] = {};  // the blocks that do not exist are zero, and so are their bits
+    std::memcpy(last, values, n * sizeof(T));
+    if (n % 4 != 0) {
+        T x[4];
+        std::memcpy(x, last + n / 4 * 4, sizeof x);
+        zfp::pad_block(x, int(n % 4));
+        std::memcpy(last + n / 4 * 4, x, sizeof x);
+    }
+    encode_group(last, words, maxbits, g);
+    std::memcpy(wire, words, wire_bytes(n, maxbits));
+}
+
+template <class T, bool add>
+inline __attribute__((always_inline)) void decode_tile(const uint8_t* wire, size_t n, T* values, int maxbits) {
+    Group<T> g;
+    std::memset(g.string, 0, sizeof g.string);
+    uint64_t words[zfp::most_maxbits<T> + 2] = {};
     while (n > 0) {
-        const size_t part = n < 4 * group_blocks ? n : 4 * group_blocks;
-        uint64_t words[zfp::most_maxbits<T> + 8] = {};
-        const size_t bytes = ((part + 3) / 4 * maxbits + 63) / 64 * 8;
+        const size_t part = n < group_values ? n : group_values;
+        const size_t bytes = wire_bytes(part, maxbits);
         std::memcpy(words, wire, bytes);
-        for (size_t b = 0; 4 * b < part; ++b) {
-            zfp::Bits<zfp::most_words<T>> bits;
-            const size_t at = b * size_t(maxbits);
-            for (int w = 0; w < (maxbits + 63) / 64; ++w) {
-                bits.word[w] = words[at / 64 + w] >> at % 64;
-                if (at % 64) bits.word[w] |= words[at / 64 + w + 1] << (64 - at % 64);
+        if (part < group_values) std::memset(reinterpret_cast<uint8_t*>(words) + bytes, 0, sizeof words - bytes);
+        decode_group(words, maxbits, g);
+        if (part == group_values && !g.any_rare) {
+            from_coefficients<T, add>(g, values);
+        } else {
+            T decoded[group_values];
+            from_coefficients<T, false>(g, decoded);
+            for (int b = 0; b < group_blocks; ++b) {
+                if (!g.rare[b]) continue;
+                T x[4];
+                zfp::decode_block(block_bits<T>(words, b, maxbits), maxbits, x);
+                std::memcpy(decoded + 4 * b, x, sizeof x);
             }
-            T x[4];
-            zfp::decode_block(bits, maxbits, x);
-            for (size_t i = 0; i < 4 && 4 * b + i < part; ++i) {
-                if (add) values[4 * b + i] += x[i];
-                else values[4 * b + i] = x[i];
-            }
+            for (size_t i = 0; i < part; ++i) values[i] = add ? values[i] + decoded[i] : decoded[i];
         }
         wire += bytes, values += part, n -= part;
     }
 }
 
+// The usual rates have code of their own.
 template <class T>
-void decode(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, false>(wire, n, values, config); }
+void encode(const T* values, size_t n, uint8_t* wire, Config config) {
+    if (config.first == 32) encode_tile(values, n, wire, 32);
+    else if (config.first == 64) encode_tile(values, n, wire, 64);
+    else encode_tile(values, n, wire, config.first);
+}
+
+template <class T, bool add>
+void decode_any(const uint8_t* wire, size_t n, T* values, Config config) {
+    if (config.first == 32) decode_tile<T, add>(wire, n, values, 32);
+    else if (config.first == 64) decode_tile<T, add>(wire, n, values, 64);
+    else decode_tile<T, add>(wire, n, values, config.first);
+}
 
 template <class T>
-void decode_add(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, true>(wire, n, values, config); }
+void decode(const uint8_t* wire, size_t n, T* values, Config config) { decode_any<T, false>(wire, n, values, config); }
+
+template <class T>
+void decode_add(const uint8_t* wire, size_t n, T* values, Config config) { decode_any<T, true>(wire, n, values, config); }
 
 }  // namespace
 }  // namespace compcoll

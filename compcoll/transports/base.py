@@ -17,13 +17,19 @@ class Wire:
         The memory, as long as the longest wire expected.
     nbytes : int
         Bytes in use: set by who encodes, and by the transport when a receive completes.
+    exact : bool
+        Whether that is always the whole buffer.
+    message : object
+        Of the transport's, kept with the wire.
     """
 
-    __slots__ = ("buffer", "nbytes")
+    __slots__ = ("buffer", "exact", "message", "nbytes")
 
-    def __init__(self, buffer: Any) -> None:
+    def __init__(self, buffer: Any, *, exact: bool = True) -> None:
         self.buffer = buffer
         self.nbytes: int = buffer.nbytes
+        self.exact = exact
+        self.message: Any = None
 
     @property
     def content(self) -> Any:
@@ -36,7 +42,7 @@ class Transport(Protocol):
     """Carries wires between the ranks ``0 … size - 1``.
 
     Wires from one rank to another under one tag arrive in the order in which they were sent. A sent wire must not be
-    written, and a received one not be touched, until its `Pending` is ready.
+    written, and a received one not be touched, until its `Pending` tests true.
 
     Attributes
     ----------
@@ -72,7 +78,7 @@ class Group:
         self.transport = transport
         self.tag = tag
         self.ranks = range(transport.size) if ranks is None else ranks
-        self.rank = self.ranks.index(transport.rank)
+        self.rank = transport.rank if ranks is None else ranks.index(transport.rank)
         self.size = len(self.ranks)
 
     def next_phase(self) -> Group:

@@ -26,7 +26,7 @@ class _Transfer:
         self.wire = wire
         self.done = False
 
-    def ready(self) -> bool:
+    def Test(self) -> bool:
         if not self.done:
             self.world.deliver(self.key)
         return self.done

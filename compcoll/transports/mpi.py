@@ -43,16 +43,6 @@ def operation_name(op: Any) -> str:
     raise InvalidArgument(f"op={op!r} is none of {', '.join(_OPERATIONS)}, nor MPI's operation of that name")
 
 
-class _Sent:
-    """A send under way; keeps its wire alive."""
-
-    __slots__ = ("ready", "wire")
-
-    def __init__(self, request: MPI.Request, wire: Wire) -> None:
-        self.ready = request.Test
-        self.wire = wire
-
-
 class _Receiving:
     """A receive under way; tells its wire how many bytes came."""
 
@@ -63,21 +53,16 @@ class _Receiving:
         self.wire = wire
         self.status = MPI.Status()
 
-    def ready(self) -> bool:
+    def Test(self) -> bool:
         if not self.request.Test(self.status):
             return False
         self.wire.nbytes = self.status.Get_count(MPI.BYTE)
         return True
 
 
-class _Native:
-    """A nonblocking collective of MPI under way; keeps its buffers alive."""
-
-    __slots__ = ("buffers", "ready")
-
-    def __init__(self, request: MPI.Request, *buffers: Any) -> None:
-        self.ready = request.Test
-        self.buffers = buffers
+def _message(wire: Wire) -> list[Any]:
+    wire.message = [wire.buffer, wire.buffer.nbytes, MPI.BYTE]
+    return wire.message
 
 
 class MPITransport:
@@ -114,10 +99,13 @@ class MPITransport:
         return tuple(order[first] for first in firsts)
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
-        return _Sent(self.comm.Isend([wire.buffer, wire.nbytes, MPI.BYTE], dest, tag), wire)
+        if not wire.exact:
+            return self.comm.Isend([wire.buffer, wire.nbytes, MPI.BYTE], dest, tag)
+        return self.comm.Isend(wire.message or _message(wire), dest, tag)
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        return _Receiving(self.comm.Irecv([wire.buffer, wire.buffer.nbytes, MPI.BYTE], source, tag), wire)
+        request = self.comm.Irecv(wire.message or _message(wire), source, tag)
+        return request if wire.exact else _Receiving(request, wire)
 
     def allreduce(self, x: Any, out: Any, op: str) -> None:
         """MPI's own allreduce of whole arrays; ``out is x`` reduces in place. Blocks."""
@@ -125,23 +113,23 @@ class MPITransport:
 
     def iallreduce(self, x: Any, out: Any, op: str) -> Pending:
         """MPI's own nonblocking allreduce."""
-        return _Native(self.comm.Iallreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op]), x, out)
+        return self.comm.Iallreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op])
 
     def ireduce_scatter(self, x: Any, out: Any, op: str) -> Pending:
         """MPI's own nonblocking reduce_scatter of equal blocks."""
-        return _Native(self.comm.Ireduce_scatter_block(x, out, _OPERATIONS[op]), x, out)
+        return self.comm.Ireduce_scatter_block(x, out, _OPERATIONS[op])
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         """MPI's own nonblocking allgatherv; counts in elements."""
-        return _Native(self.comm.Iallgatherv(x, [out, counts]), x, out)
+        return self.comm.Iallgatherv(x, [out, counts])
 
     def ibcast(self, x: Any, root: int) -> Pending:
         """MPI's own nonblocking broadcast, in place."""
-        return _Native(self.comm.Ibcast(x, root), x)
+        return self.comm.Ibcast(x, root)
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
         """MPI's own nonblocking alltoall of equal blocks."""
-        return _Native(self.comm.Ialltoall(x, out), x, out)
+        return self.comm.Ialltoall(x, out)
 
     def free(self) -> None:
         """Give the private communicator back to MPI, unless MPI has ended already."""
