@@ -90,6 +90,7 @@ class Collectives:
         self,
         blocking: bool,
         x: Any,
+        /,
         op: Any = "sum",
         out: Any = None,
         feedback: ErrorFeedback | None = None,
@@ -97,7 +98,7 @@ class Collectives:
     ) -> Prepared:
         device, mpi = self._device, self._mpi
         dtype, flat, result, flat_out = self._buffers(x, None, out)
-        plan = self._plan("allreduce", flat, dtype, op, blocking=blocking, **compression)
+        plan = self._plan("allreduce", flat, dtype, op, compression, blocking=blocking)
         residual = self._residual(feedback, plan, flat.size, dtype)
         scale = 1.0 / self._size if op == "mean" else 1.0
 
@@ -124,12 +125,12 @@ class Collectives:
 
         return self._prepared(plan, flat, flat_out, result, run, at_once if plan.algorithm == choose.NATIVE else None)
 
-    def reduce_scatter(self, x: Any, op: Any = "sum", out: Any = None, **compression: Any) -> Prepared:
+    def reduce_scatter(self, x: Any, /, op: Any = "sum", out: Any = None, **compression: Any) -> Prepared:
         device, mpi = self._device, self._mpi
         self._device.check_readable(x, "x")
         shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
         dtype, flat, result, flat_out = self._buffers(x, shape, out)
-        plan = self._plan("reduce_scatter", flat, dtype, op, **compression)
+        plan = self._plan("reduce_scatter", flat, dtype, op, compression)
         scale = 1.0 / self._size if op == "mean" else 1.0
 
         def run(means: Means) -> Steps:
@@ -143,11 +144,11 @@ class Collectives:
 
         return self._prepared(plan, flat, flat_out, result, run)
 
-    def allgather(self, x: Any, out: Any = None, **compression: Any) -> Prepared:
+    def allgather(self, x: Any, /, out: Any = None, **compression: Any) -> Prepared:
         mpi = self._mpi
         self._device.check_readable(x, "x")
         dtype, flat, result, flat_out = self._buffers(x, (self._size, *x.shape), out)
-        plan = self._plan("allgather", flat, dtype, MOVED, **compression)
+        plan = self._plan("allgather", flat, dtype, MOVED, compression)
 
         def run(means: Means) -> Steps:
             if plan.algorithm == choose.NATIVE:
@@ -159,7 +160,7 @@ class Collectives:
 
         return self._prepared(plan, flat, flat_out, result, run)
 
-    def allgatherv(self, x: Any, **compression: Any) -> Prepared:
+    def allgatherv(self, x: Any, /, **compression: Any) -> Prepared:
         mpi, device = self._mpi, self._device
         device.check_readable(x, "x")
         if x.ndim == 0:
@@ -167,7 +168,7 @@ class Collectives:
         dtype = device.dtype_name(x)
         flat = device.flat(x, dtype)
         row = math.prod(x.shape[1:])
-        plan = self._plan("allgatherv", flat, dtype, MOVED, detail=f"rows of shape {x.shape[1:]}", uneven=True, **compression)
+        plan = self._plan("allgatherv", flat, dtype, MOVED, compression, detail=f"rows of shape {x.shape[1:]}", uneven=True)
 
         def run(means: Means) -> Steps:
             if self._size == 1:
@@ -188,12 +189,12 @@ class Collectives:
 
         return Prepared(plan, None, run, None, x.nbytes)
 
-    def bcast(self, x: Any, root: int = 0, out: Any = None, **compression: Any) -> Prepared:
+    def bcast(self, x: Any, /, root: int = 0, out: Any = None, **compression: Any) -> Prepared:
         mpi, device = self._mpi, self._device
         if root not in range(self._size):
             raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
         dtype, flat, result, flat_out = self._buffers(x, None, out)
-        plan = self._plan("bcast", flat, dtype, MOVED, detail=f"root {root}", **compression)
+        plan = self._plan("bcast", flat, dtype, MOVED, compression, detail=f"root {root}")
 
         def run(means: Means) -> Steps:
             if plan.algorithm == choose.NATIVE:
@@ -205,13 +206,13 @@ class Collectives:
 
         return self._prepared(plan, flat, flat_out, result, run)
 
-    def alltoall(self, x: Any, out: Any = None, **compression: Any) -> Prepared:
+    def alltoall(self, x: Any, /, out: Any = None, **compression: Any) -> Prepared:
         mpi = self._mpi
         dtype, flat, result, flat_out = self._buffers(x, None, out)
         self._split(x.shape, "alltoall")
         if out is x:
             raise InvalidBuffer("alltoall cannot work in place: give an out of its own")
-        plan = self._plan("alltoall", flat, dtype, MOVED, **compression)
+        plan = self._plan("alltoall", flat, dtype, MOVED, compression)
 
         def run(means: Means) -> Steps:
             if plan.algorithm == choose.NATIVE:
@@ -264,11 +265,11 @@ class Collectives:
         flat: Any,
         dtype: str,
         op: Any,
+        compression: dict[str, Any],
         *,
         blocking: bool = False,
         uneven: bool = False,
         detail: str = "",
-        **compression: Any,
     ) -> Plan:
         codec, algorithm = self._compression(**compression) if compression else self._default
         name = op if op == MOVED else operation_name(op)
@@ -281,7 +282,7 @@ class Collectives:
         return plan
 
     def _compression(
-        self, codec: Any = ..., algorithm: str | None = None, **options: Any
+        self, /, codec: Any = ..., algorithm: str | None = None, **options: Any
     ) -> tuple[Codec | None, str]:
         if codec is ...:
             codec = self._default.codec if not options else None

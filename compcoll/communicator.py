@@ -89,54 +89,54 @@ class Communicator:
         if threaded:
             atexit.register(_close, weakref.ref(self._engine))
 
-    def iallreduce(self, x: Any, **options: Any) -> Request:
+    def iallreduce(self, x: Any, /, **options: Any) -> Request:
         """Start an allreduce; see `compcoll.iallreduce`."""
         return self._run("allreduce", self._prepare("allreduce", self._collectives.allreduce, False, x, **options))
 
-    def ireduce_scatter(self, x: Any, **options: Any) -> Request:
+    def ireduce_scatter(self, x: Any, /, **options: Any) -> Request:
         """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
         return self._run("reduce_scatter", self._prepare("reduce_scatter", self._collectives.reduce_scatter, x, **options))
 
-    def iallgather(self, x: Any, **options: Any) -> Request:
+    def iallgather(self, x: Any, /, **options: Any) -> Request:
         """Start an allgather; see `compcoll.allgather`."""
         return self._run("allgather", self._prepare("allgather", self._collectives.allgather, x, **options))
 
-    def iallgatherv(self, x: Any, **options: Any) -> Request:
+    def iallgatherv(self, x: Any, /, **options: Any) -> Request:
         """Start an allgatherv; see `compcoll.allgatherv`."""
         return self._run("allgatherv", self._prepare("allgatherv", self._collectives.allgatherv, x, **options))
 
-    def ibcast(self, x: Any, root: int = 0, **options: Any) -> Request:
+    def ibcast(self, x: Any, /, root: int = 0, **options: Any) -> Request:
         """Start a broadcast; see `compcoll.bcast`."""
         return self._run("bcast", self._prepare("bcast", self._collectives.bcast, x, root, **options))
 
-    def ialltoall(self, x: Any, **options: Any) -> Request:
+    def ialltoall(self, x: Any, /, **options: Any) -> Request:
         """Start an alltoall; see `compcoll.alltoall`."""
         return self._run("alltoall", self._prepare("alltoall", self._collectives.alltoall, x, **options))
 
-    def allreduce(self, x: Any, **options: Any) -> Any:
+    def allreduce(self, x: Any, /, **options: Any) -> Any:
         """Reduce all ranks' arrays; see `compcoll.allreduce`."""
         prepared = self._prepare("allreduce", self._collectives.allreduce, True, x, **options)
         if prepared.at_once is None:
             return self._run("allreduce", prepared).wait()
         return self._run_at_once("allreduce", prepared, prepared.at_once)
 
-    def reduce_scatter(self, x: Any, **options: Any) -> Any:
+    def reduce_scatter(self, x: Any, /, **options: Any) -> Any:
         """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
         return self.ireduce_scatter(x, **options).wait()
 
-    def allgather(self, x: Any, **options: Any) -> Any:
+    def allgather(self, x: Any, /, **options: Any) -> Any:
         """Stack all ranks' arrays; see `compcoll.allgather`."""
         return self.iallgather(x, **options).wait()
 
-    def allgatherv(self, x: Any, **options: Any) -> Any:
+    def allgatherv(self, x: Any, /, **options: Any) -> Any:
         """Join all ranks' arrays; see `compcoll.allgatherv`."""
         return self.iallgatherv(x, **options).wait()
 
-    def bcast(self, x: Any, root: int = 0, **options: Any) -> Any:
+    def bcast(self, x: Any, /, root: int = 0, **options: Any) -> Any:
         """Give every rank the root's array; see `compcoll.bcast`."""
         return self.ibcast(x, root, **options).wait()
 
-    def alltoall(self, x: Any, **options: Any) -> Any:
+    def alltoall(self, x: Any, /, **options: Any) -> Any:
         """Exchange blocks; see `compcoll.alltoall`."""
         return self.ialltoall(x, **options).wait()
 
@@ -148,7 +148,7 @@ class Communicator:
         self._broken = CommunicatorBroken("it was freed")
         self._transport.free()
 
-    def _prepare(self, collective: str, prepare: Callable[..., Prepared], *arguments: Any, **options: Any) -> Prepared:
+    def _prepare(self, collective: str, prepare: Callable[..., Prepared], /, *arguments: Any, **options: Any) -> Prepared:
         """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
         if self._broken is not None:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken}") from self._broken

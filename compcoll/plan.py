@@ -146,11 +146,11 @@ def _check_operation(call: Call) -> None:
 
 
 def _check_native(call: Call, codec: Codec | None, native: bool) -> None:
-    if not native:
-        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs MPI's own; this transport has none")
     if codec is not None:
         others = [name for name in choose.NAMES[call.collective] if name != choose.NATIVE]
         raise UnknownAlgorithm(
             f'algorithm="native" is MPI\'s own and uncompressed, but codec={codec!r} was given: '
             f"use codec=None, or algorithm {', '.join(others)}"
         )
+    if not native:
+        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs MPI's own; this transport has none")

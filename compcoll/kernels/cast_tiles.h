@@ -44,6 +44,7 @@ struct HalfInstructions {
 #endif
 
 #if defined(__F16C__)
+// True where HalfInstructions serve; the last values, fewer than its lanes, take the general loop to the same bytes.
 template <class Wire>
 constexpr bool has_instructions = false;
 template <>
@@ -57,6 +58,8 @@ void encode_as(const float* __restrict values, size_t n, uint8_t* __restrict wir
     if constexpr (has_instructions<Wire>)
         for (; i + HalfInstructions::lanes <= n; i += HalfInstructions::lanes) HalfInstructions::encode(values + i, wire + 2 * i);
 #endif
+    const size_t line = i + before_line(values + i, n - i);  // the same loop twice: the long one starts at a cache line
+    for (; i < line; ++i) store(wire + 2 * i, Wire::narrowed(load<float>(values + i)));
     for (; i < n; ++i) store(wire + 2 * i, Wire::narrowed(load<float>(values + i)));
 }
 
@@ -78,8 +81,9 @@ constexpr size_t slice = 512;  // floats held in the first-level cache between t
 template <class Wire>
 void encode_as(const double* __restrict values, size_t n, uint8_t* __restrict wire) {
     alignas(64) float floats[slice];
-    for (size_t i = 0; i < n; i += slice) {
-        const size_t m = n - i < slice ? n - i : slice;
+    for (size_t i = 0, m = 0; i < n; i += m) {
+        m = before_line(values + i, n - i);
+        if (m == 0) m = n - i < slice ? n - i : slice;
         for (size_t j = 0; j < m; ++j) floats[j] = float_to_round_further(load<double>(values + i + j));
         encode_as<Wire>(floats, m, wire + 2 * i);
     }

@@ -25,4 +25,12 @@ COMPCOLL_HD void put(T* value, T decoded) {
     store(value, add ? load<T>(value) + decoded : decoded);
 }
 
+// How many of n values come before the next cache line. A long loop that starts there is not slowed down by vector loads
+// that straddle two lines.
+template <class T>
+COMPCOLL_HD size_t before_line(const T* values, size_t n) {
+    const size_t count = (0 - reinterpret_cast<uintptr_t>(values)) % 64 / sizeof(T);
+    return count < n ? count : n;
+}
+
 }  // namespace compcoll

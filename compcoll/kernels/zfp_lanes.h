@@ -137,7 +137,7 @@ void from_strings(Group<T>& g, int rows) {
     for (int r = 0; r < rows; ++r) {
         const int shift = zfp::Format<T>::planes - 16 - 16 * r;
         for (int b = 0; b < group_blocks; ++b) {
-            const uint64_t x = coefficients_first(g.string[r][b]);
+            const uint64_t x = coefficients_first(g.string[r][b] & g.live[b]);
             const U low = U(x), high = U(x >> 32);
             const U c[4] = {U(low & 0xffff), U(low >> 16 & 0xffff), U(high & 0xffff), U(high >> 16 & 0xffff)};
             for (int i = 0; i < 4; ++i) g.coefficient[i][b] = (r == 0 ? U(0) : g.coefficient[i][b]) | U(c[i] << shift);
@@ -179,9 +179,9 @@ inline __attribute__((always_inline)) void encode_group(const T* values, uint64_
     const int rows = rows_for<T>(maxbits), planes = 16 * rows, code_words = (maxbits + 63) / 64;
     to_coefficients(values, g);
     to_strings(g, rows);
-    for (int b = 0; maxbits <= 64 && b < group_blocks; b += together) {
-        if (rows == 1) encode_short<true>(&g.string[0][b], header, maxbits, &g.code[0][b]);
-        else encode_short<false>(&g.string[0][b], header, maxbits, &g.code[0][b]);
+    if (maxbits <= 64) {
+        if (rows == 1) encode_short<true>(g.string[0], header, maxbits, g.code[0]);
+        else encode_short<false>(g.string[0], header, maxbits, g.code[0]);
     }
     for (int b = 0; maxbits > 64 && b < group_blocks; ++b) {
         const Start start = encode_start(&g.string[0][b], group_blocks);
@@ -243,31 +243,34 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
     constexpr int header = zfp::header_bits<T>;
     constexpr uint64_t lowest = 2 * zfp::Format<T>::lowest_exponent + 3;
     const int rows = rows_for<T>(maxbits), budget = maxbits - header;
-    for (int b = 0; b < group_blocks; ++b) {
-        g.code[0][b] = maxbits == 64 ? words[b] : maxbits == 32 ? words[b / 2] >> b % 2 * 32 : window(words, 1, b * maxbits);
-        g.code[0][b] &= low_bits(maxbits);
+    if (maxbits == 64) {
+        std::memcpy(g.code[0], words, sizeof g.code[0]);
+    } else if (maxbits == 32) {
+        for (int b = 0; b < group_blocks; b += 2) g.code[0][b] = words[b / 2] & low_bits(32), g.code[0][b + 1] = words[b / 2] >> 32;
+    } else {
+        for (int b = 0; b < group_blocks; ++b) g.code[0][b] = window(words, 1, b * maxbits) & low_bits(maxbits);
     }
-    int any_rare = 0;
+    uint64_t any_rare = 0;
     for (int b = 0; b < group_blocks; ++b) {
-        const uint64_t h = g.code[0][b] & 1 ? g.code[0][b] & low_bits(header) : 0;
+        const uint64_t code = g.code[0][b];
+        const uint64_t h = code & low_bits(header) & (0 - (code & 1));
+        const uint64_t live = uint64_t(int64_t(lowest - h) >> 63);  // h is greater
         g.header[b] = h;
-        g.live[b] = h > lowest ? ~uint64_t(0) : 0;
-        g.rare[b] = h == lowest;
-        any_rare |= g.rare[b];
-        g.code[0][b] = g.code[0][b] >> header & g.live[b];
+        g.live[b] = live;
+        g.code[0][b] = code >> header | ~live;  // anything but empty: it is not looked at
+        any_rare |= uint64_t(h == lowest);
     }
-    for (int b = 0; maxbits <= 64 && b < group_blocks; b += together) {
-        if (rows == 1) decode_short<true>(&g.code[0][b], budget, &g.string[0][b], &g.rare[b]);
-        else decode_short<false>(&g.code[0][b], budget, &g.string[0][b], &g.rare[b]);
-        for (int l = 0; l < together; ++l) any_rare |= g.rare[b + l];
+    for (int b = 0; b < group_blocks; ++b) g.rare[b] = any_rare && g.header[b] == lowest;
+    if (maxbits <= 64) {
+        if (budget < most_empty_planes + 16) decode_short<true, true>(g.code[0], budget, g.string[0], g.rare);
+        else if (rows == 1) decode_short<true, false>(g.code[0], budget, g.string[0], g.rare);
+        else decode_short<false, false>(g.code[0], budget, g.string[0], g.rare);
+        for (int b = 0; b < group_blocks; ++b) any_rare |= uint64_t(g.rare[b]);
     }
     for (int b = 0; maxbits > 64 && b < group_blocks; ++b) {
         const uint64_t code = g.code[0][b];
         const int empty = empty_planes(code);
-        if (code == 0 && (maxbits <= 64 || !g.live[b])) {
-            for (int r = 0; r < rows; ++r) g.string[r][b] = 0;
-            continue;
-        }
+        if (!g.live[b]) continue;
         if (empty <= most_empty_planes && budget >= most_empty_planes + 16) {
             const Start start = decode_start(code, empty);
             if (start.significant == all_significant) {
@@ -284,7 +287,7 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
         }
         if (!decode_slowly(words, b, maxbits, g)) any_rare = g.rare[b] = true;
     }
-    g.any_rare = any_rare;
+    g.any_rare = any_rare != 0;
     from_strings(g, rows);
 }
 

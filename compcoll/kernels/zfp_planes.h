@@ -27,15 +27,16 @@ inline void put(uint64_t* words, size_t stride, int at, uint64_t bits) {
 
 constexpr uint64_t low_bits(int count) { return count >= 64 ? ~uint64_t(0) : count > 0 ? (uint64_t(1) << count) - 1 : 0; }
 
-// A table entry; `significant` stands where it is part of the next index.
+// A table entry has fields that stay apart when two entries are added. `significant` stands where it is part of the next index;
+// three and four coefficients have the same code.
 constexpr uint32_t significant_mask = 3 << 8;
-constexpr uint32_t all_significant = significant_mask;  // three and four coefficients have the same code
+constexpr uint32_t all_significant = significant_mask;
 
-constexpr uint32_t entry_of(uint32_t bits, int length, int significant, int taken) {
-    return bits << 16 | uint32_t(taken) << 10 | uint32_t(significant < 3 ? significant : 3) << 8 | uint32_t(length);
+constexpr uint32_t entry_of(uint32_t bits, int length, int significant, int planes) {
+    return bits << 16 | uint32_t(planes) << 12 | uint32_t(significant < 3 ? significant : 3) << 8 | uint32_t(length);
 }
-constexpr int length_in(uint32_t entry) { return int(entry & 0xff); }        // bits of code
-constexpr int string_bits_in(uint32_t entry) { return int(entry >> 10 & 0x3f); }  // bits of string
+constexpr int length_in(uint32_t entry) { return int(entry & 63); }               // bits of code
+constexpr int string_bits_in(uint32_t entry) { return int(entry >> 10 & 60); }  // bits of string, four a plane
 constexpr uint32_t bits_in(uint32_t entry) { return entry >> 16; }
 
 struct Table {
@@ -47,7 +48,7 @@ constexpr Table make_encode_table() {
     for (uint32_t index = 0; index < 4 * 256; ++index) {
         const zfp::PlaneCode first = zfp::encode_plane(index & 15, int(index >> 8));
         const zfp::PlaneCode second = zfp::encode_plane(index >> 4 & 15, first.significant);
-        table.entry[index] = entry_of(first.bits | second.bits << first.length, first.length + second.length, second.significant, 8);
+        table.entry[index] = entry_of(first.bits | second.bits << first.length, first.length + second.length, second.significant, 2);
     }
     return table;
 }
@@ -57,14 +58,14 @@ constexpr Table make_decode_table() {
     Table table{};
     for (uint32_t index = 0; index < 4 * 256; ++index) {
         uint32_t string = 0;
-        int length = 0, significant = int(index >> 8), taken = 0;
-        while (taken < 16) {
+        int length = 0, significant = int(index >> 8), planes = 0;
+        while (planes < 4) {
             const zfp::Plane plane = zfp::decode_plane((index & 255) >> length, significant, 64);
             if (length + plane.length > 8) break;
-            string |= plane.bits << taken;
-            length += plane.length, significant = plane.significant, taken += 4;
+            string |= plane.bits << 4 * planes++;
+            length += plane.length, significant = plane.significant;
         }
-        table.entry[index] = entry_of(string, length, significant, taken);
+        table.entry[index] = entry_of(string, length, significant, planes);
     }
     return table;
 }
@@ -116,44 +117,66 @@ inline Start decode_start(uint64_t code, int empty) {  // at least 16 bits of co
     return start;
 }
 
-// Blocks whose code fits one word go in fours, step by step: four times fewer branches to mispredict, and the table's latency is
-// hidden. A step more than a block needs does no harm.
+// Blocks whose code fits one word are tried with two steps first. The few that need more are then taken in fours, in lockstep: a
+// step too many does no harm, branches are fewer and the table's latency is hidden.
 constexpr int together = 4;
+
+struct List {
+    int count = 0;
+    uint8_t block[group_blocks + together];
+
+    void add_if(bool yes, int b) { block[count] = uint8_t(b), count += yes; }
+    void fill_up() {  // to a multiple of `together`, with blocks that are there already
+        for (int i = 0; i < together - 1; ++i) block[count + i] = block[0];
+    }
+};
 
 // The codes of four strings of one or two rows, none of them empty, from bit `start` on. Bits beyond maxbits may follow.
 template <bool one_row>
-inline __attribute__((always_inline)) void encode_short(const uint64_t* string, int start, int maxbits, uint64_t* codes) {
+inline void encode_four(const uint64_t* string, int start, int maxbits, uint64_t* codes, const uint8_t* block) {
     uint64_t low[together], high[together], code[together];
     uint32_t significant[together];
     int at[together];
-    const auto step = [&](int l) __attribute__((always_inline)) {
-        const uint32_t entry = encode_table.entry[significant[l] | (low[l] & 255)];
-        code[l] |= at[l] < 64 ? uint64_t(bits_in(entry)) << at[l] : 0;
-        at[l] += length_in(entry);
-        significant[l] = entry & significant_mask;
-        low[l] = one_row ? low[l] >> 8 : low[l] >> 8 | high[l] << 56;
-        if (!one_row) high[l] >>= 8;
-    };
-    bool unfinished = false;
     for (int l = 0; l < together; ++l) {
-        const int empty = __builtin_ctzll(string[l]) / 4;
-        high[l] = one_row ? 0 : string[group_blocks + l] >> 4 * empty;
-        low[l] = string[l] >> 4 * empty | (one_row ? 0 : string[group_blocks + l] << 1 << (63 - 4 * empty));
+        const int b = block[l], empty = __builtin_ctzll(string[b]) / 4;
+        high[l] = one_row ? 0 : string[group_blocks + b] >> 4 * empty;
+        low[l] = string[b] >> 4 * empty | (one_row ? 0 : string[group_blocks + b] << 1 << (63 - 4 * empty));
         at[l] = start + empty;
         significant[l] = 0;
         code[l] = 0;
-        step(l);
-        step(l);
-        unfinished |= significant[l] != all_significant;
     }
+    bool unfinished = true;
     while (unfinished) {
         unfinished = false;
         for (int l = 0; l < together; ++l) {
-            step(l);
+            const uint32_t entry = encode_table.entry[significant[l] | (low[l] & 255)];
+            code[l] |= at[l] < 64 ? uint64_t(bits_in(entry)) << at[l] : 0;
+            at[l] += length_in(entry);
+            significant[l] = entry & significant_mask;
+            low[l] = one_row ? low[l] >> 8 : low[l] >> 8 | high[l] << 56;
+            if (!one_row) high[l] >>= 8;
             unfinished |= significant[l] != all_significant && at[l] < maxbits;
         }
     }
-    for (int l = 0; l < together; ++l) codes[l] = code[l] | (at[l] < 64 ? low[l] << at[l] : 0);
+    for (int l = 0; l < together; ++l) codes[block[l]] = code[l] | (at[l] < 64 ? low[l] << at[l] : 0);
+}
+
+template <bool one_row>
+inline void encode_short(const uint64_t* string, int start, int maxbits, uint64_t* codes) {
+    List longer;
+    for (int b = 0; b < group_blocks; ++b) {
+        const int empty = __builtin_ctzll(string[b]) / 4;
+        uint64_t ahead = string[b] >> 4 * empty;
+        if (!one_row) ahead |= string[group_blocks + b] << 1 << (63 - 4 * empty);
+        const uint32_t first = encode_table.entry[ahead & 255];
+        const uint32_t second = encode_table.entry[(first & significant_mask) | (ahead >> 8 & 255)];
+        const int at = start + empty;
+        codes[b] = (bits_in(first) | uint64_t(bits_in(second)) << length_in(first) |
+                    ahead >> 16 << length_in(first + second)) << at;
+        longer.add_if((second & significant_mask) != all_significant, b);
+    }
+    longer.fill_up();
+    for (int i = 0; i < longer.count; i += together) encode_four<one_row>(string, start, maxbits, codes, longer.block + i);
 }
 
 // The code of any string that is not empty, from bit `at` of `out` on, where `out` holds zeros. Bits beyond maxbits may follow,
@@ -179,63 +202,86 @@ inline void encode_planes(const uint64_t* string, size_t stride, int planes, int
 }
 
 // Where the budget ends a search, zeros were read for the missing bits, and the one was found in the last place: it belongs where
-// the search stopped. `over` is how many missing bits were read, `done` how many bits of string they all made.
-inline void cut_search(uint64_t& low, uint64_t& high, int done, int over) {
-    if ((low | high) == 0) return;
+// the search stopped. `over` is how many missing bits were read (nothing happens without), `done` how long the string is.
+inline __attribute__((always_inline)) void cut_search(uint64_t& low, uint64_t& high, int done, int over) {
     uint64_t& last = high != 0 ? high : low;
-    const int top = 63 - __builtin_clzll(last), plane = (top + (high != 0 ? 64 : 0)) / 4;
+    const int top = 63 - __builtin_clzll(last | 1), plane = (top + (high != 0 ? 64 : 0)) / 4;
     const int missing = over - (done - 4 - 4 * plane);  // planes after the last one with a bit have four bits of code
-    if (top % 4 == 3 && missing > 0) last ^= uint64_t(1) << top ^ uint64_t(1) << (top - missing);
+    const uint64_t moved = uint64_t(1) << top ^ uint64_t(1) << ((top - missing) & 63);
+    last ^= moved & (0 - uint64_t((top % 4 == 3) & (missing > 0)));
 }
 
 inline int empty_planes(uint64_t code) { return __builtin_ctzll(code | uint64_t(1) << 63); }
 
-// The strings, of one or two rows, of four codes of `budget` bits each, with zeros above. True for each that starts with zeros that
-// no encoder writes: it is left to decode_block. A string of more than two words cannot come out of so few bits.
+// The strings, of one or two rows, of four codes of `budget` bits each, with zeros above.
 template <bool one_row>
-inline __attribute__((always_inline)) void decode_short(const uint64_t* codes, int budget, uint64_t* string, bool* rare) {
+inline void decode_four(const uint64_t* codes, int budget, uint64_t* string, const uint8_t* block) {
     uint64_t low[together], high[together], code[together];
     uint32_t significant[together];
     int done[together], left[together];
     const auto append = [&](int l, uint64_t bits) __attribute__((always_inline)) {
-        low[l] |= one_row || done[l] < 64 ? bits << (done[l] & 63) : 0;
-        if (!one_row) high[l] |= done[l] < 64 ? bits >> 1 >> (63 - done[l]) : bits << (done[l] & 63);
+        const int shift = done[l] & 63;  // beyond the string only in codes that are rare
+        low[l] |= one_row || done[l] < 64 ? bits << shift : 0;
+        if (!one_row) high[l] |= done[l] < 64 ? bits >> 1 >> (63 - shift) : bits << shift;
     };
-    const auto step = [&](int l) __attribute__((always_inline)) {
-        const uint32_t entry = decode_table.entry[significant[l] | (code[l] & 255)];
-        append(l, bits_in(entry));
-        done[l] += string_bits_in(entry);
-        left[l] -= length_in(entry);
-        significant[l] = entry & significant_mask;
-        code[l] >>= length_in(entry);
-    };
-    bool unfinished = false;
     for (int l = 0; l < together; ++l) {
-        const int empty = __builtin_ctzll(codes[l] | uint64_t(codes[l] == 0));
-        rare[l] |= empty > most_empty_planes;
-        code[l] = empty > most_empty_planes ? 0 : codes[l] >> empty;
+        const uint64_t bits = codes[block[l]];
+        const int empty = __builtin_ctzll(bits | uint64_t(bits == 0));
+        code[l] = bits >> empty;
         low[l] = high[l] = 0;
         done[l] = 4 * empty;
         left[l] = budget - empty;
         significant[l] = 0;
-        step(l);
-        step(l);
-        unfinished |= significant[l] != all_significant && code[l] != 0;
     }
-    const bool cut = unfinished || budget < most_empty_planes + 16;
+    bool unfinished = true;
     while (unfinished) {
         unfinished = false;
         for (int l = 0; l < together; ++l) {
-            step(l);
+            const uint32_t entry = decode_table.entry[significant[l] | (code[l] & 255)];
+            append(l, bits_in(entry));
+            done[l] += string_bits_in(entry);
+            left[l] -= length_in(entry);
+            significant[l] = entry & significant_mask;
+            code[l] >>= length_in(entry);
             unfinished |= significant[l] != all_significant && code[l] != 0;
         }
     }
     for (int l = 0; l < together; ++l) {
-        if (cut && left[l] < 0 && significant[l] == all_significant) cut_search(low[l], high[l], done[l], -left[l]);
+        cut_search(low[l], high[l], done[l], -left[l]);
         append(l, code[l]);
-        string[l] = low[l];
-        if (!one_row) string[group_blocks + l] = high[l];
+        string[block[l]] = low[l];
+        if (!one_row) string[group_blocks + block[l]] = high[l];
     }
+}
+
+// `rare` becomes true where a code starts with zeros that no encoder writes: that one is left to decode_block. A string of more
+// than two words cannot come out of so few bits. `tight`: two steps may read past the end, and a code may be all zeros.
+template <bool one_row, bool tight>
+inline void decode_short(const uint64_t* codes, int budget, uint64_t* string, bool* rare) {
+    List longer;
+    int most_empty = 0;
+    for (int b = 0; b < group_blocks; ++b) {
+        const int empty = tight ? __builtin_ctzll(codes[b] | uint64_t(codes[b] == 0)) : empty_planes(codes[b]);
+        most_empty |= empty;
+        const uint64_t code = codes[b] >> empty;
+        const uint32_t first = decode_table.entry[code & 255];
+        const uint64_t then = code >> length_in(first);
+        const uint32_t second = decode_table.entry[(first & significant_mask) | (then & 255)];
+        const uint64_t rest = then >> length_in(second);
+        const int done = string_bits_in(first + second), skipped = 4 * empty & 63;  // `done` is 8 … 32
+        const uint64_t bits = bits_in(first) | uint64_t(bits_in(second)) << string_bits_in(first) | rest << done;
+        uint64_t low = bits << skipped;
+        uint64_t high = one_row ? 0 : rest >> (64 - done) << skipped | bits >> 1 >> (63 - skipped);
+        const bool finished = (second & significant_mask) == all_significant;
+        const int over = length_in(first + second) + empty - budget;
+        if (tight && over > 0) cut_search(low, high, done + skipped, over);
+        string[b] = low;
+        if (!one_row) string[group_blocks + b] = high;
+        longer.add_if(!finished & (!tight | (rest != 0)), b);
+    }
+    longer.fill_up();
+    for (int i = 0; i < longer.count; i += together) decode_four<one_row>(codes, budget, string, longer.block + i);
+    for (int b = 0; most_empty > most_empty_planes && b < group_blocks; ++b) rare[b] |= empty_planes(codes[b]) > most_empty_planes;
 }
 
 // The string of any code that starts with at most most_empty_planes zeros. `code` holds maxbits bits, then zeros, two words of
@@ -249,7 +295,7 @@ inline void decode_planes(const uint64_t* code, int at, int maxbits, uint64_t* s
         const uint32_t entry = decode_table.entry[significant | (window(code, 1, at) & 255)];
         uint64_t bits = bits_in(entry), none = 0;
         at += length_in(entry);
-        if (at > maxbits) cut_search(bits, none, string_bits_in(entry), at - maxbits);
+        cut_search(bits, none, string_bits_in(entry), at - maxbits);
         put(string, stride, done, bits);
         done += string_bits_in(entry);
         significant = entry & significant_mask;

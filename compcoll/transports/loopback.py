@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
@@ -62,15 +63,22 @@ class Loopback:
         nodes = [rank // (ranks_per_node or size) for rank in range(size)]
         self.transports = [LoopbackTransport(self, rank, size, nodes) for rank in range(size)]
         self._random = random.Random(seed) if seed is not None else None
+        self._lock = threading.Lock()
         self._sends: dict[Key, deque[_Transfer]] = defaultdict(deque)
         self._receives: dict[Key, deque[_Transfer]] = defaultdict(deque)
 
+    def post(self, transfer: _Transfer, *, sending: bool) -> None:
+        """Put one end of a message where the other finds it."""
+        with self._lock:
+            (self._sends if sending else self._receives)[transfer.key].append(transfer)
+
     def deliver(self, key: Key) -> None:
         """Copy the next message of this source, destination and tag, if both ends are there and chance is kind."""
-        sends, receives = self._sends[key], self._receives[key]
-        if not sends or not receives or (self._random and self._random.random() < 0.5):
-            return
-        sent, received = sends.popleft(), receives.popleft()
+        with self._lock:
+            sends, receives = self._sends[key], self._receives[key]
+            if not sends or not receives or (self._random and self._random.random() < 0.5):
+                return
+            sent, received = sends.popleft(), receives.popleft()
         if sent.wire.nbytes > received.wire.buffer.nbytes:
             raise CompcollError(f"{sent} does not fit into {received.wire.buffer.nbytes} bytes")
         received.wire.nbytes = sent.wire.nbytes
@@ -122,13 +130,13 @@ class LoopbackTransport:
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         transfer = _Transfer(self.world, (self.rank, dest, tag), wire)
-        self.world._sends[transfer.key].append(transfer)
+        self.world.post(transfer, sending=True)
         return transfer
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         wire.buffer[:] = 0xFF
         transfer = _Transfer(self.world, (source, self.rank, tag), wire)
-        self.world._receives[transfer.key].append(transfer)
+        self.world.post(transfer, sending=False)
         return transfer
 
     def free(self) -> None:

