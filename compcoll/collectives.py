@@ -96,7 +96,7 @@ class Collectives:
         feedback: ErrorFeedback | None = None,
         **compression: Any,
     ) -> Prepared:
-        device, mpi = self._device, self._mpi
+        device, mpi, op = self._device, self._mpi, operation_name(op)
         dtype, flat, result, flat_out = self._buffers(x, None, out)
         plan = self._plan("allreduce", flat, dtype, op, compression, blocking=blocking)
         residual = self._residual(feedback, plan, flat.size, dtype)
@@ -126,8 +126,8 @@ class Collectives:
         return self._prepared(plan, flat, flat_out, result, run, at_once if plan.algorithm == choose.NATIVE else None)
 
     def reduce_scatter(self, x: Any, /, op: Any = "sum", out: Any = None, **compression: Any) -> Prepared:
-        device, mpi = self._device, self._mpi
-        self._device.check_readable(x, "x")
+        device, mpi, op = self._device, self._mpi, operation_name(op)
+        device.check_readable(x, "x")
         shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
         dtype, flat, result, flat_out = self._buffers(x, shape, out)
         plan = self._plan("reduce_scatter", flat, dtype, op, compression)
@@ -210,7 +210,7 @@ class Collectives:
         mpi = self._mpi
         dtype, flat, result, flat_out = self._buffers(x, None, out)
         self._split(x.shape, "alltoall")
-        if out is x:
+        if flat_out is flat:
             raise InvalidBuffer("alltoall cannot work in place: give an out of its own")
         plan = self._plan("alltoall", flat, dtype, MOVED, compression)
 
@@ -253,10 +253,8 @@ class Collectives:
         shape = x.shape if shape is None else shape
         if out is None:
             out = device.empty_like(x, shape)
-        else:
-            device.check_writable(out, x, shape)
-            if out is x:
-                return dtype, flat, out, flat
+        elif device.check_writable(out, x, shape):
+            return dtype, flat, out, flat
         return dtype, flat, out, device.flat(out, dtype)
 
     def _plan(
@@ -264,7 +262,7 @@ class Collectives:
         collective: str,
         flat: Any,
         dtype: str,
-        op: Any,
+        op: str,
         compression: dict[str, Any],
         *,
         blocking: bool = False,
@@ -272,9 +270,8 @@ class Collectives:
         detail: str = "",
     ) -> Plan:
         codec, algorithm = self._compression(**compression) if compression else self._default
-        name = op if op == MOVED else operation_name(op)
         n = -1 if uneven else flat.size
-        call = Call(collective, n, dtype, flat.itemsize, name, codec, algorithm, blocking, detail)
+        call = Call(collective, n, dtype, flat.itemsize, op, codec, algorithm, blocking, detail)
         plan = self._plans.get(call)
         if plan is None:
             plan = make_plan(call, device=self._device, size=self._size, native=self._mpi is not None)

@@ -20,7 +20,7 @@ from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, Inval
 from .request import Engine, Request, Steps
 from .stats import Stats
 from .transports.base import Group, Transport
-from .transports.mpi import MPITransport
+from .transports.mpi import MPITransport, transport_of
 
 _TAGS = 32768  # MPI promises tags up to 32767
 _TAGS_EACH = 4  # a collective's phases may overlap
@@ -74,9 +74,7 @@ class Communicator:
         threaded = progress == "thread"
         default = Compression(as_codec(codec, codec_options), algorithm)
         self.stats: Stats | None = None
-        self._transport: Transport = (
-            comm if isinstance(comm, Transport) else MPITransport(comm, threads=threaded)
-        )
+        self._transport: Transport = transport_of(comm, threads=threaded)
         self.rank, self.size = self._transport.rank, self._transport.size
         here = self._transport.nodes[self.rank]
         device = HostDevice(config.threads(list(self._transport.nodes).count(here)))

@@ -14,7 +14,8 @@ class MinMax:
     """Round each value to the nearest of ``2**bits`` levels between its block's smallest and largest value.
 
     The wire of a block is its minimum and maximum, then the packed codes. The error of one encoding is at most half a
-    level: ``(max - min) / (2**bits - 1) / 2``. Blocks that hold NaN or Inf decode to NaN.
+    level: ``(max - min) / (2**bits - 1) / 2``. Blocks that hold NaN or Inf decode to NaN; blocks whose values differ by
+    less than 2**-90 (float64: 2**-900) decode to their minimum.
 
     Parameters
     ----------

@@ -98,15 +98,24 @@ class HostDevice:
             raise InvalidBuffer(f"{what} has byte order {x.dtype.byteorder!r}: this machine's native one is needed")
 
     @classmethod
-    def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> None:
-        """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input."""
+    def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> bool:
+        """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input.
+
+        Returns
+        -------
+        bool
+            Whether it is the input's memory.
+        """
         cls.check_readable(out, "out")
         if out.shape != shape or out.dtype != x.dtype:
             raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
         if not out.flags.writeable:
             raise InvalidBuffer("out is read-only")
-        if np.may_share_memory(out, x) and (out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes):
+        if not np.may_share_memory(out, x):
+            return False
+        if out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes:
             raise InvalidBuffer("out overlaps x without being x: give x itself, or memory of its own")
+        return True
 
     def dtype_name(self, x: Array) -> str:
         """The element type's name: "float32", "bfloat16", "int64" …"""

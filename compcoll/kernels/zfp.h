@@ -282,7 +282,8 @@ COMPCOLL_HD void decode_block(const Bits<W>& in, int maxbits, T (&x)[block_size]
     const int field = int(in.word[0] >> 1) & exponent_mask<T>;
     const int exponent = field - 1;
     if (!something || exponent < Format<T>::lowest_exponent) {
-        const T value = something && field == 0 ? bits_as<T>(quiet_nan<T>) : T(0);
+        const Unsigned<T> bits = something && field == 0 ? quiet_nan<T> : 0;
+        const T value = bits_as<T>(bits);
         for (int i = 0; i < block_size; ++i) x[i] = value;
         return;
     }

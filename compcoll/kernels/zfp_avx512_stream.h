@@ -49,6 +49,43 @@ private:
     int terms_;
 };
 
+// The way back: maxbits bytes become eight strings, with zeros above maxbits.
+template <class T>
+class Unpacking {
+public:
+    explicit Unpacking(int maxbits) : kept_(lowest_bits(maxbits)) {
+        const V at = _mm512_mullo_epi64(block_of_lane<T>(), _mm512_set1_epi64(maxbits));
+        word_ = _mm512_srli_epi64(at, 6);
+        next_word_ = _mm512_add_epi64(word_, _mm512_set1_epi64(1));
+        down_ = _mm512_and_si512(at, _mm512_set1_epi64(63));
+        up_ = _mm512_sub_epi64(_mm512_set1_epi64(64), down_);
+    }
+
+    V operator()(V packed) const {
+        const V low = _mm512_srlv_epi64(_mm512_permutexvar_epi64(word_, packed), down_);
+        const V high = _mm512_sllv_epi64(_mm512_permutexvar_epi64(next_word_, packed), up_);
+        return ternary<either_and_c>(low, high, kept_);
+    }
+
+    V whole_words(V packed) const { return _mm512_permutexvar_epi64(word_, packed); }
+
+private:
+    V word_, next_word_, down_, up_, kept_;
+};
+
+// Loads registers of which only some bytes count; reads nothing beyond the end.
+struct Input {
+    const uint8_t* at;
+    const uint8_t* end;
+
+    V take(size_t count) {
+        const size_t room = size_t(end - at);
+        const V v = room >= 64 ? load(at) : _mm512_maskz_loadu_epi8(first_bytes(room), at);
+        at += count < room ? count : room;
+        return v;
+    }
+};
+
 // Stores registers of which only some bytes count: the next store covers the rest, and nothing is written beyond the end.
 struct Output {
     uint8_t* at;
@@ -60,6 +97,8 @@ struct Output {
         else _mm512_mask_storeu_epi8(at, first_bytes(count < room ? count : room), v);
         at += count < room ? count : room;
     }
+
+    void finish() { std::memset(at, 0, size_t(end - at)); }
 };
 
 // A string of bits for blocks that are longer than a word.
@@ -90,6 +129,43 @@ private:
     uint8_t* at_;
     uint64_t word_ = 0;
     int filled_ = 0;
+};
+
+class BitReader {
+public:
+    BitReader(const uint8_t* at, size_t bytes) : at_(at), end_(at + bytes) {}
+
+    // `count` bits, then zeros
+    void take(uint64_t* words, int size, int count) {
+        for (int w = 0; w < size; ++w, count -= 64) words[w] = count >= 64 ? bits(64) : count > 0 ? bits(count) : 0;
+    }
+
+private:
+    uint64_t bits(int count) {
+        uint64_t result = word_;
+        if (count > left_) {
+            const uint64_t next = next_word();
+            result |= next << left_;
+            const int used = count - left_;
+            word_ = used < 64 ? next >> used : 0;
+            left_ = 64 - used;
+        } else {
+            word_ = count < 64 ? word_ >> count : 0;
+            left_ -= count;
+        }
+        return count < 64 ? result & ((uint64_t(1) << count) - 1) : result;
+    }
+
+    uint64_t next_word() {
+        uint64_t word = 0;
+        if (at_ < end_) std::memcpy(&word, at_, 8), at_ += 8;
+        return word;
+    }
+
+    const uint8_t* at_;
+    const uint8_t* end_;
+    uint64_t word_ = 0;  // zeros above `left_` bits
+    int left_ = 0;
 };
 
 }  // namespace

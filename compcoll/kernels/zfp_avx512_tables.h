@@ -112,7 +112,8 @@ template <int function>
 inline V ternary(V a, V b, V c) { return _mm512_ternarylogic_epi64(a, b, c, function); }
 
 // Truth tables of ternary(a, b, c): bit 4a + 2b + c.
-constexpr int a_or_b_and_c = 0xf8, a_and_b_or_c = 0xe0, a_xor_b_xor_c = 0x96, b_if_c_else_a = 0xd8, a_or_b_or_c = 0xfe;
+constexpr int a_or_b_and_c = 0xf8, a_and_b_or_c = 0xe0, a_xor_b_xor_c = 0x96, b_if_c_else_a = 0xd8, a_or_b_or_c = 0xfe,
+              either_and_c = 0xa8;
 
 }  // namespace
 }  // namespace compcoll

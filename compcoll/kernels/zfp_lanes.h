@@ -25,6 +25,7 @@ struct Group {
     alignas(64) uint64_t code[zfp::most_words<T>][group_blocks];
     bool rare[group_blocks];                  // left to the textbook
     bool any_rare;
+    bool mostly_long = false;                 // the last group was
 };
 
 // --- values and coefficients -------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ void to_coefficients(const T* values, Group<T>& g) {
     g.any_rare = rare != 0;
     for (int b = 0; b < group_blocks; ++b) {
         const U kept = U(g.live[b]);
-        for (int i = 0; i < 4; ++i)  // below 2^(planes - 2); exact but for the truncation
+        for (int i = 0; i < 4; ++i)  // below 2^(planes - 2); a subnormal counts only on the lowest exponent, and that is rare
             g.coefficient[i][b] = U(zfp::Signed<T>(bits_as<T>(U(g.coefficient[i][b] & kept)) * g.scale[b]));
     }
     for (int b = 0; b < group_blocks; ++b) {
@@ -157,6 +158,7 @@ constexpr int rows_for(int maxbits) {
 template <class T>
 using BlockBits = zfp::Bits<zfp::most_words<T>>;
 
+// Bits one after the other into words; what is pending is written again with the next bits.
 struct BitWriter {
     uint64_t* word;
     uint64_t pending = 0;
@@ -172,28 +174,39 @@ struct BitWriter {
     }
 };
 
-// 256 values to maxbits words; `words` has room for one more.
+constexpr int words_in(int bits) { return (bits + 63) / 64; }
+
+// Codes of more than one word; where two table steps reach all_significant, the rest of the string is copied.
+template <class T>
+void encode_long(Group<T>& g, int maxbits) {
+    constexpr int header = zfp::header_bits<T>;
+    for (int b = 0; b < group_blocks; ++b) {
+        const uint64_t* string = &g.string[0][b];
+        const Start start = encode_start(string, group_blocks);
+        if (start.significant == all_significant) {
+            const int at = header + start.code_length, done = start.string_length;
+            g.code[0][b] = start.bits << header | window(string, group_blocks, done) << at;
+            for (int w = 1; w < words_in(maxbits); ++w) g.code[w][b] = window(string, group_blocks, done - at + 64 * w);
+        } else {
+            uint64_t code[zfp::most_words<T> + 3] = {};
+            encode_planes(string, group_blocks, 16 * rows_for<T>(maxbits), header, maxbits, code);
+            for (int w = 0; w < words_in(maxbits); ++w) g.code[w][b] = code[w];
+        }
+    }
+}
+
+// 256 values to maxbits words.
 template <class T>
 inline __attribute__((always_inline)) void encode_group(const T* values, uint64_t* words, int maxbits, Group<T>& g) {
     constexpr int header = zfp::header_bits<T>, most_words = zfp::most_words<T>;
-    const int rows = rows_for<T>(maxbits), planes = 16 * rows, code_words = (maxbits + 63) / 64;
+    const int rows = rows_for<T>(maxbits), code_words = words_in(maxbits);
     to_coefficients(values, g);
     to_strings(g, rows);
     if (maxbits <= 64) {
-        if (rows == 1) encode_short<true>(g.string[0], header, maxbits, g.code[0]);
-        else encode_short<false>(g.string[0], header, maxbits, g.code[0]);
-    }
-    for (int b = 0; maxbits > 64 && b < group_blocks; ++b) {
-        const Start start = encode_start(&g.string[0][b], group_blocks);
-        const int at = header + start.code_length, ahead = start.string_length - at;
-        if (start.significant == all_significant) {
-            g.code[0][b] = start.bits << header | window(&g.string[0][b], group_blocks, start.string_length) << at;
-            for (int w = 1; w < code_words; ++w) g.code[w][b] = window(&g.string[0][b], group_blocks, ahead + 64 * w);
-        } else {
-            uint64_t code[most_words + 3] = {};
-            encode_planes(&g.string[0][b], group_blocks, planes, header, maxbits, code);
-            for (int w = 0; w < code_words; ++w) g.code[w][b] = code[w];
-        }
+        if (rows == 1) encode_short<true>(g.string[0], header, maxbits, g.code[0], g.mostly_long);
+        else encode_short<false>(g.string[0], header, maxbits, g.code[0], g.mostly_long);
+    } else {
+        encode_long(g, maxbits);
     }
     for (int w = 0; w < code_words; ++w) {
         const uint64_t kept = low_bits(maxbits - 64 * w);
@@ -224,17 +237,32 @@ BlockBits<T> block_bits(const uint64_t* words, int b, int maxbits) {
     return bits;
 }
 
-// The planes of a code that two table steps do not settle. False if it starts with zeros that no encoder writes.
+// Strings of codes of more than one word. Marks as rare those that start with zeros that no encoder writes.
 template <class T>
-bool decode_slowly(const uint64_t* words, int b, int maxbits, Group<T>& g) {
+void decode_long(const uint64_t* words, int maxbits, Group<T>& g) {
     constexpr int header = zfp::header_bits<T>, most_words = zfp::most_words<T>;
-    uint64_t code[most_words + 2] = {}, string[most_words + 2] = {};
-    const BlockBits<T> bits = block_bits<T>(words, b, maxbits);
-    std::memcpy(code, bits.word, sizeof bits.word);
-    if (empty_planes(window(code, 1, header)) > most_empty_planes) return false;
-    decode_planes(code, header, maxbits, string, 1, zfp::Format<T>::planes);
-    for (int w = 0; w < most_words; ++w) g.string[w][b] = string[w];
-    return true;
+    for (int b = 0; b < group_blocks; ++b) {
+        if (!g.live[b]) continue;
+        const int empty = empty_planes(g.code[0][b]);
+        if (empty > most_empty_planes) {
+            g.rare[b] = true;
+            continue;
+        }
+        const Start start = decode_start(g.code[0][b], empty);
+        if (start.significant == all_significant) {
+            const int at = b * maxbits + header + start.code_length, done = start.string_length;
+            const int end = done + maxbits - header - start.code_length;  // of the string
+            g.string[0][b] = (start.bits | window(words, 1, at) << done) & low_bits(end);
+            for (int r = 1; r < rows_for<T>(maxbits); ++r)
+                g.string[r][b] = window(words, 1, at - done + 64 * r) & low_bits(end - 64 * r);
+        } else {
+            uint64_t code[most_words + 2] = {}, string[most_words + 2] = {};
+            const BlockBits<T> bits = block_bits<T>(words, b, maxbits);
+            std::memcpy(code, bits.word, sizeof bits.word);
+            decode_planes(code, header, maxbits, string, 1, zfp::Format<T>::planes);
+            for (int w = 0; w < most_words; ++w) g.string[w][b] = string[w];
+        }
+    }
 }
 
 // maxbits words, then two zeros, to coefficients and headers.
@@ -246,11 +274,13 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
     if (maxbits == 64) {
         std::memcpy(g.code[0], words, sizeof g.code[0]);
     } else if (maxbits == 32) {
-        for (int b = 0; b < group_blocks; b += 2) g.code[0][b] = words[b / 2] & low_bits(32), g.code[0][b + 1] = words[b / 2] >> 32;
+        for (int b = 0; b < group_blocks; b += 2) {
+            g.code[0][b] = words[b / 2] & low_bits(32);
+            g.code[0][b + 1] = words[b / 2] >> 32;
+        }
     } else {
         for (int b = 0; b < group_blocks; ++b) g.code[0][b] = window(words, 1, b * maxbits) & low_bits(maxbits);
     }
-    uint64_t any_rare = 0;
     for (int b = 0; b < group_blocks; ++b) {
         const uint64_t code = g.code[0][b];
         const uint64_t h = code & low_bits(header) & (0 - (code & 1));
@@ -258,36 +288,18 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
         g.header[b] = h;
         g.live[b] = live;
         g.code[0][b] = code >> header | ~live;  // anything but empty: it is not looked at
-        any_rare |= uint64_t(h == lowest);
     }
-    for (int b = 0; b < group_blocks; ++b) g.rare[b] = any_rare && g.header[b] == lowest;
+    for (int b = 0; b < group_blocks; ++b) g.rare[b] = g.header[b] == lowest;
     if (maxbits <= 64) {
-        if (budget < most_empty_planes + 16) decode_short<true, true>(g.code[0], budget, g.string[0], g.rare);
-        else if (rows == 1) decode_short<true, false>(g.code[0], budget, g.string[0], g.rare);
-        else decode_short<false, false>(g.code[0], budget, g.string[0], g.rare);
-        for (int b = 0; b < group_blocks; ++b) any_rare |= uint64_t(g.rare[b]);
+        const bool tight = budget < most_empty_planes + 16;
+        if (tight) decode_short<true, true>(g.code[0], budget, g.string[0], g.rare, g.mostly_long);
+        else if (rows == 1) decode_short<true, false>(g.code[0], budget, g.string[0], g.rare, g.mostly_long);
+        else decode_short<false, false>(g.code[0], budget, g.string[0], g.rare, g.mostly_long);
+    } else {
+        decode_long(words, maxbits, g);
     }
-    for (int b = 0; maxbits > 64 && b < group_blocks; ++b) {
-        const uint64_t code = g.code[0][b];
-        const int empty = empty_planes(code);
-        if (!g.live[b]) continue;
-        if (empty <= most_empty_planes && budget >= most_empty_planes + 16) {
-            const Start start = decode_start(code, empty);
-            if (start.significant == all_significant) {
-                const int done = start.string_length, end = done + budget - start.code_length;  // bits of string
-                const int rest = b * maxbits + header + start.code_length;
-                for (int r = 0; r < rows; ++r) {
-                    const int at = 64 * r - done;  // of the rest
-                    const uint64_t bits = maxbits > 64            ? window(words, 1, rest + (r == 0 ? 0 : at))
-                                          : r == 0 || start.code_length + at < 64 ? code >> (start.code_length + (r == 0 ? 0 : at)) : 0;
-                    g.string[r][b] = (r == 0 ? start.bits | bits << done : bits) & low_bits(end - 64 * r);
-                }
-                continue;
-            }
-        }
-        if (!decode_slowly(words, b, maxbits, g)) any_rare = g.rare[b] = true;
-    }
-    g.any_rare = any_rare != 0;
+    g.any_rare = false;
+    for (int b = 0; b < group_blocks; ++b) g.any_rare |= g.rare[b];
     from_strings(g, rows);
 }
 

@@ -35,7 +35,7 @@ constexpr uint32_t all_significant = significant_mask;
 constexpr uint32_t entry_of(uint32_t bits, int length, int significant, int planes) {
     return bits << 16 | uint32_t(planes) << 12 | uint32_t(significant < 3 ? significant : 3) << 8 | uint32_t(length);
 }
-constexpr int length_in(uint32_t entry) { return int(entry & 63); }               // bits of code
+constexpr int length_in(uint32_t entry) { return int(entry & 63); }             // bits of code
 constexpr int string_bits_in(uint32_t entry) { return int(entry >> 10 & 60); }  // bits of string, four a plane
 constexpr uint32_t bits_in(uint32_t entry) { return entry >> 16; }
 
@@ -48,7 +48,8 @@ constexpr Table make_encode_table() {
     for (uint32_t index = 0; index < 4 * 256; ++index) {
         const zfp::PlaneCode first = zfp::encode_plane(index & 15, int(index >> 8));
         const zfp::PlaneCode second = zfp::encode_plane(index >> 4 & 15, first.significant);
-        table.entry[index] = entry_of(first.bits | second.bits << first.length, first.length + second.length, second.significant, 2);
+        table.entry[index] = entry_of(first.bits | second.bits << first.length, first.length + second.length,
+                                      second.significant, 2);
     }
     return table;
 }
@@ -80,9 +81,171 @@ constexpr int most_empty_planes = 7;
 // Planes that a code of `bits` bits can hold: the empty ones take a bit each, the others two or more.
 constexpr int most_planes(int bits) { return most_empty_planes + 1 + (bits - most_empty_planes) / 2; }
 
-// --- codes -------------------------------------------------------------------------------------------------------------------
+// --- codes that fit one word, header included --------------------------------------------------------------------------------
+// Blocks whose code fits one word are tried with two steps first. Those that need more are then taken in fours, in lockstep: a
+// step too many does no harm, branches are fewer and the table's latency is hidden. In smooth data most need more: where the
+// group before was like that (`mostly_long`), the trial is left out.
+constexpr int together = 4;
 
-// What two table steps make of the first planes that are not empty. They suffice, but for smooth or sparse data.
+struct List {
+    int count = 0;
+    uint8_t block[group_blocks + together];
+
+    void add_if(bool yes, int b) { block[count] = uint8_t(b), count += yes; }
+    void fill_up() {  // to a multiple of `together`, with blocks that are there already
+        for (int i = 0; i < together - 1; ++i) block[count + i] = block[0];
+    }
+};
+
+// The codes of four strings of one or two rows, none of them empty, from bit `start` on. Bits beyond maxbits may follow.
+// Returns whether two steps were too few.
+template <bool one_row>
+inline bool encode_four(const uint64_t* string, int start, int maxbits, uint64_t* codes, const uint8_t* block) {
+    uint64_t low[together], high[together], code[together];
+    uint32_t significant[together];
+    int at[together];
+    for (int l = 0; l < together; ++l) {
+        const int b = block[l], empty = __builtin_ctzll(string[b]) / 4;
+        high[l] = one_row ? 0 : string[group_blocks + b] >> 4 * empty;
+        low[l] = string[b] >> 4 * empty | (one_row ? 0 : string[group_blocks + b] << 1 << (63 - 4 * empty));
+        at[l] = start + empty;
+        significant[l] = 0;
+        code[l] = 0;
+    }
+    bool unfinished = true;
+    int steps = 0;
+    for (; unfinished; ++steps) {
+        unfinished = false;
+        for (int l = 0; l < together; ++l) {
+            const uint32_t entry = encode_table.entry[significant[l] | (low[l] & 255)];
+            code[l] |= at[l] < 64 ? uint64_t(bits_in(entry)) << at[l] : 0;
+            at[l] += length_in(entry);
+            significant[l] = entry & significant_mask;
+            low[l] = one_row ? low[l] >> 8 : low[l] >> 8 | high[l] << 56;
+            if (!one_row) high[l] >>= 8;
+            unfinished |= significant[l] != all_significant && at[l] < maxbits;
+        }
+    }
+    for (int l = 0; l < together; ++l) codes[block[l]] = code[l] | (at[l] < 64 ? low[l] << at[l] : 0);
+    return steps > 2;
+}
+
+template <bool one_row>
+inline void encode_short(const uint64_t* string, int start, int maxbits, uint64_t* codes, bool& mostly_long) {
+    List longer;
+    for (int b = 0; mostly_long && b < group_blocks; ++b) longer.add_if(true, b);
+    for (int b = 0; !mostly_long && b < group_blocks; ++b) {
+        const int empty = __builtin_ctzll(string[b]) / 4;
+        uint64_t ahead = string[b] >> 4 * empty;
+        if (!one_row) ahead |= string[group_blocks + b] << 1 << (63 - 4 * empty);
+        const uint32_t first = encode_table.entry[ahead & 255];
+        const uint32_t second = encode_table.entry[(first & significant_mask) | (ahead >> 8 & 255)];
+        const int at = start + empty;
+        codes[b] = (bits_in(first) | uint64_t(bits_in(second)) << length_in(first) |
+                    ahead >> 16 << length_in(first + second)) << at;
+        longer.add_if((second & significant_mask) != all_significant, b);
+    }
+    longer.fill_up();
+    int slow = 0;
+    for (int i = 0; i < longer.count; i += together)
+        slow += encode_four<one_row>(string, start, maxbits, codes, longer.block + i);
+    mostly_long = 2 * slow * together > group_blocks;
+}
+
+// Where the budget ends a search, zeros were read for the missing bits, and the one was found in the last place: it belongs where
+// the search stopped. `over` is how many missing bits were read (nothing happens without), `done` how long the string is.
+inline __attribute__((always_inline)) void cut_search(uint64_t& low, uint64_t& high, int done, int over) {
+    uint64_t& last = high != 0 ? high : low;
+    const int top = 63 - __builtin_clzll(last | 1), plane = (top + (high != 0 ? 64 : 0)) / 4;
+    const int missing = over - (done - 4 - 4 * plane);  // planes after the last one with a bit have four bits of code
+    const uint64_t moved = uint64_t(1) << top ^ uint64_t(1) << ((top - missing) & 63);
+    last ^= moved & (0 - uint64_t((top % 4 == 3) & (missing > 0)));
+}
+
+inline int empty_planes(uint64_t code) { return __builtin_ctzll(code | uint64_t(1) << 63); }
+
+// The strings, of one or two rows, of four codes of `budget` bits each, with zeros above. Returns whether two steps were too few.
+template <bool one_row>
+inline bool decode_four(const uint64_t* codes, int budget, uint64_t* string, const uint8_t* block, int& most_empty) {
+    uint64_t low[together], high[together], code[together];
+    uint32_t significant[together];
+    int done[together], left[together];
+    const auto append = [&](int l, uint64_t bits) __attribute__((always_inline)) {
+        const int shift = done[l] & 63;  // beyond the string only in codes that are rare
+        low[l] |= one_row || done[l] < 64 ? bits << shift : 0;
+        if (!one_row) high[l] |= done[l] < 64 ? bits >> 1 >> (63 - shift) : bits << shift;
+    };
+    for (int l = 0; l < together; ++l) {
+        const uint64_t bits = codes[block[l]];
+        const int empty = __builtin_ctzll(bits | uint64_t(bits == 0));
+        most_empty |= empty;
+        code[l] = bits >> empty;
+        low[l] = high[l] = 0;
+        done[l] = 4 * empty;
+        left[l] = budget - empty;
+        significant[l] = 0;
+    }
+    bool unfinished = true;
+    int steps = 0;
+    for (; unfinished; ++steps) {
+        unfinished = false;
+        for (int l = 0; l < together; ++l) {
+            const uint32_t entry = decode_table.entry[significant[l] | (code[l] & 255)];
+            append(l, bits_in(entry));
+            done[l] += string_bits_in(entry);
+            left[l] -= length_in(entry);
+            significant[l] = entry & significant_mask;
+            code[l] >>= length_in(entry);
+            unfinished |= significant[l] != all_significant && code[l] != 0;
+        }
+    }
+    for (int l = 0; l < together; ++l) {
+        cut_search(low[l], high[l], done[l], -left[l]);
+        append(l, code[l]);
+        string[block[l]] = low[l];
+        if (!one_row) string[group_blocks + block[l]] = high[l];
+    }
+    return steps > 2;
+}
+
+// `rare` becomes true where a code starts with zeros that no encoder writes: that one is left to decode_block. A string of more
+// than two words cannot come out of so few bits. `tight`: two steps may read past the end, and a code may be all zeros.
+template <bool one_row, bool tight>
+inline void decode_short(const uint64_t* codes, int budget, uint64_t* string, bool* rare, bool& mostly_long) {
+    List longer;
+    int most_empty = 0;
+    for (int b = 0; mostly_long && b < group_blocks; ++b) longer.add_if(true, b);
+    for (int b = 0; !mostly_long && b < group_blocks; ++b) {
+        const int empty = tight ? __builtin_ctzll(codes[b] | uint64_t(codes[b] == 0)) : empty_planes(codes[b]);
+        most_empty |= empty;
+        const uint64_t code = codes[b] >> empty;
+        const uint32_t first = decode_table.entry[code & 255];
+        const uint64_t then = code >> length_in(first);
+        const uint32_t second = decode_table.entry[(first & significant_mask) | (then & 255)];
+        const uint64_t rest = then >> length_in(second);
+        const int done = string_bits_in(first + second), skipped = 4 * empty & 63;  // `done` is 8 … 32
+        const uint64_t bits = bits_in(first) | uint64_t(bits_in(second)) << string_bits_in(first) | rest << done;
+        uint64_t low = bits << skipped;
+        uint64_t high = one_row ? 0 : rest >> (64 - done) << skipped | bits >> 1 >> (63 - skipped);
+        const bool open = (second & significant_mask) != all_significant;
+        const int over = length_in(first + second) + empty - budget;
+        if (tight && over > 0) cut_search(low, high, done + skipped, over);
+        string[b] = low;
+        if (!one_row) string[group_blocks + b] = high;
+        longer.add_if(open & (rest != 0 || !tight), b);
+    }
+    longer.fill_up();
+    int slow = 0;
+    for (int i = 0; i < longer.count; i += together)
+        slow += decode_four<one_row>(codes, budget, string, longer.block + i, most_empty);
+    mostly_long = 2 * slow * together > group_blocks;
+    for (int b = 0; most_empty > most_empty_planes && b < group_blocks; ++b)
+        rare[b] |= (codes[b] != 0 || !tight) && empty_planes(codes[b]) > most_empty_planes;
+}
+
+// --- codes of any length -----------------------------------------------------------------------------------------------------
+
+// What two table steps make of the first planes that are not empty.
 struct Start {
     uint64_t bits;
     int code_length, string_length;
@@ -117,68 +280,6 @@ inline Start decode_start(uint64_t code, int empty) {  // at least 16 bits of co
     return start;
 }
 
-// Blocks whose code fits one word are tried with two steps first. The few that need more are then taken in fours, in lockstep: a
-// step too many does no harm, branches are fewer and the table's latency is hidden.
-constexpr int together = 4;
-
-struct List {
-    int count = 0;
-    uint8_t block[group_blocks + together];
-
-    void add_if(bool yes, int b) { block[count] = uint8_t(b), count += yes; }
-    void fill_up() {  // to a multiple of `together`, with blocks that are there already
-        for (int i = 0; i < together - 1; ++i) block[count + i] = block[0];
-    }
-};
-
-// The codes of four strings of one or two rows, none of them empty, from bit `start` on. Bits beyond maxbits may follow.
-template <bool one_row>
-inline void encode_four(const uint64_t* string, int start, int maxbits, uint64_t* codes, const uint8_t* block) {
-    uint64_t low[together], high[together], code[together];
-    uint32_t significant[together];
-    int at[together];
-    for (int l = 0; l < together; ++l) {
-        const int b = block[l], empty = __builtin_ctzll(string[b]) / 4;
-        high[l] = one_row ? 0 : string[group_blocks + b] >> 4 * empty;
-        low[l] = string[b] >> 4 * empty | (one_row ? 0 : string[group_blocks + b] << 1 << (63 - 4 * empty));
-        at[l] = start + empty;
-        significant[l] = 0;
-        code[l] = 0;
-    }
-    bool unfinished = true;
-    while (unfinished) {
-        unfinished = false;
-        for (int l = 0; l < together; ++l) {
-            const uint32_t entry = encode_table.entry[significant[l] | (low[l] & 255)];
-            code[l] |= at[l] < 64 ? uint64_t(bits_in(entry)) << at[l] : 0;
-            at[l] += length_in(entry);
-            significant[l] = entry & significant_mask;
-            low[l] = one_row ? low[l] >> 8 : low[l] >> 8 | high[l] << 56;
-            if (!one_row) high[l] >>= 8;
-            unfinished |= significant[l] != all_significant && at[l] < maxbits;
-        }
-    }
-    for (int l = 0; l < together; ++l) codes[block[l]] = code[l] | (at[l] < 64 ? low[l] << at[l] : 0);
-}
-
-template <bool one_row>
-inline void encode_short(const uint64_t* string, int start, int maxbits, uint64_t* codes) {
-    List longer;
-    for (int b = 0; b < group_blocks; ++b) {
-        const int empty = __builtin_ctzll(string[b]) / 4;
-        uint64_t ahead = string[b] >> 4 * empty;
-        if (!one_row) ahead |= string[group_blocks + b] << 1 << (63 - 4 * empty);
-        const uint32_t first = encode_table.entry[ahead & 255];
-        const uint32_t second = encode_table.entry[(first & significant_mask) | (ahead >> 8 & 255)];
-        const int at = start + empty;
-        codes[b] = (bits_in(first) | uint64_t(bits_in(second)) << length_in(first) |
-                    ahead >> 16 << length_in(first + second)) << at;
-        longer.add_if((second & significant_mask) != all_significant, b);
-    }
-    longer.fill_up();
-    for (int i = 0; i < longer.count; i += together) encode_four<one_row>(string, start, maxbits, codes, longer.block + i);
-}
-
 // The code of any string that is not empty, from bit `at` of `out` on, where `out` holds zeros. Bits beyond maxbits may follow,
 // in up to two more words.
 inline void encode_planes(const uint64_t* string, size_t stride, int planes, int at, int maxbits, uint64_t* out) {
@@ -199,89 +300,6 @@ inline void encode_planes(const uint64_t* string, size_t stride, int planes, int
         done += 64 - at % 64;
         at += 64 - at % 64;
     }
-}
-
-// Where the budget ends a search, zeros were read for the missing bits, and the one was found in the last place: it belongs where
-// the search stopped. `over` is how many missing bits were read (nothing happens without), `done` how long the string is.
-inline __attribute__((always_inline)) void cut_search(uint64_t& low, uint64_t& high, int done, int over) {
-    uint64_t& last = high != 0 ? high : low;
-    const int top = 63 - __builtin_clzll(last | 1), plane = (top + (high != 0 ? 64 : 0)) / 4;
-    const int missing = over - (done - 4 - 4 * plane);  // planes after the last one with a bit have four bits of code
-    const uint64_t moved = uint64_t(1) << top ^ uint64_t(1) << ((top - missing) & 63);
-    last ^= moved & (0 - uint64_t((top % 4 == 3) & (missing > 0)));
-}
-
-inline int empty_planes(uint64_t code) { return __builtin_ctzll(code | uint64_t(1) << 63); }
-
-// The strings, of one or two rows, of four codes of `budget` bits each, with zeros above.
-template <bool one_row>
-inline void decode_four(const uint64_t* codes, int budget, uint64_t* string, const uint8_t* block) {
-    uint64_t low[together], high[together], code[together];
-    uint32_t significant[together];
-    int done[together], left[together];
-    const auto append = [&](int l, uint64_t bits) __attribute__((always_inline)) {
-        const int shift = done[l] & 63;  // beyond the string only in codes that are rare
-        low[l] |= one_row || done[l] < 64 ? bits << shift : 0;
-        if (!one_row) high[l] |= done[l] < 64 ? bits >> 1 >> (63 - shift) : bits << shift;
-    };
-    for (int l = 0; l < together; ++l) {
-        const uint64_t bits = codes[block[l]];
-        const int empty = __builtin_ctzll(bits | uint64_t(bits == 0));
-        code[l] = bits >> empty;
-        low[l] = high[l] = 0;
-        done[l] = 4 * empty;
-        left[l] = budget - empty;
-        significant[l] = 0;
-    }
-    bool unfinished = true;
-    while (unfinished) {
-        unfinished = false;
-        for (int l = 0; l < together; ++l) {
-            const uint32_t entry = decode_table.entry[significant[l] | (code[l] & 255)];
-            append(l, bits_in(entry));
-            done[l] += string_bits_in(entry);
-            left[l] -= length_in(entry);
-            significant[l] = entry & significant_mask;
-            code[l] >>= length_in(entry);
-            unfinished |= significant[l] != all_significant && code[l] != 0;
-        }
-    }
-    for (int l = 0; l < together; ++l) {
-        cut_search(low[l], high[l], done[l], -left[l]);
-        append(l, code[l]);
-        string[block[l]] = low[l];
-        if (!one_row) string[group_blocks + block[l]] = high[l];
-    }
-}
-
-// `rare` becomes true where a code starts with zeros that no encoder writes: that one is left to decode_block. A string of more
-// than two words cannot come out of so few bits. `tight`: two steps may read past the end, and a code may be all zeros.
-template <bool one_row, bool tight>
-inline void decode_short(const uint64_t* codes, int budget, uint64_t* string, bool* rare) {
-    List longer;
-    int most_empty = 0;
-    for (int b = 0; b < group_blocks; ++b) {
-        const int empty = tight ? __builtin_ctzll(codes[b] | uint64_t(codes[b] == 0)) : empty_planes(codes[b]);
-        most_empty |= empty;
-        const uint64_t code = codes[b] >> empty;
-        const uint32_t first = decode_table.entry[code & 255];
-        const uint64_t then = code >> length_in(first);
-        const uint32_t second = decode_table.entry[(first & significant_mask) | (then & 255)];
-        const uint64_t rest = then >> length_in(second);
-        const int done = string_bits_in(first + second), skipped = 4 * empty & 63;  // `done` is 8 … 32
-        const uint64_t bits = bits_in(first) | uint64_t(bits_in(second)) << string_bits_in(first) | rest << done;
-        uint64_t low = bits << skipped;
-        uint64_t high = one_row ? 0 : rest >> (64 - done) << skipped | bits >> 1 >> (63 - skipped);
-        const bool finished = (second & significant_mask) == all_significant;
-        const int over = length_in(first + second) + empty - budget;
-        if (tight && over > 0) cut_search(low, high, done + skipped, over);
-        string[b] = low;
-        if (!one_row) string[group_blocks + b] = high;
-        longer.add_if(!finished & (!tight | (rest != 0)), b);
-    }
-    longer.fill_up();
-    for (int i = 0; i < longer.count; i += together) decode_four<one_row>(codes, budget, string, longer.block + i);
-    for (int b = 0; most_empty > most_empty_planes && b < group_blocks; ++b) rare[b] |= empty_planes(codes[b]) > most_empty_planes;
 }
 
 // The string of any code that starts with at most most_empty_planes zeros. `code` holds maxbits bits, then zeros, two words of

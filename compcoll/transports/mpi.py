@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from ..errors import InvalidArgument
 from ..request import Pending
-from .base import Wire
+from .base import Transport, Wire
 
 _OPERATIONS = {
     "sum": MPI.SUM,
@@ -135,3 +135,12 @@ class MPITransport:
         """Give the private communicator back to MPI, unless MPI has ended already."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
             self.comm.Free()
+
+
+def transport_of(comm: Any, *, threads: bool) -> Transport:
+    """The transport for what a `Communicator` was given: an MPI communicator, None for MPI.COMM_WORLD, or a transport."""
+    if comm is None:
+        return MPITransport(MPI.COMM_WORLD, threads=threads)
+    if not isinstance(comm, MPI.Comm) and isinstance(comm, Transport):
+        return comm
+    return MPITransport(comm, threads=threads)

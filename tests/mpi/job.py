@@ -2,7 +2,8 @@
 
 Each rank runs under a line of shell that sends its output to files of its own and notes its exit status, so that no
 MPI's way of mixing and tagging output matters. All processes of a job carry a token in their environment; only those
-are ever signalled. A job that takes too long gets SIGABRT on its Pythons, whose faulthandler then says where each rank was.
+are ever signalled. A job that takes too long gets SIGABRT on its Pythons, whose faulthandler then says where each rank
+was.
 """
 
 from __future__ import annotations

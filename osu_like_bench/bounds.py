@@ -1,0 +1,158 @@
+"""How far a result may be from the exact one, for a codec and the way that values take.
+
+An encoding loses at most ``relative`` times the largest magnitude in its block, plus ``spread`` times the difference of
+its largest and smallest value, plus ``absolute``. Losses of the values that enter a sum add up: with M the sum of all
+ranks' largest magnitudes in a block, no partial sum exceeds M, so that every level of encodings adds at most the
+loss of M. A second and later level may find its block grown by the losses before it, hence a factor 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from compcoll.codecs import ZFP, Cast, Codec, MinMax
+from compcoll.errors import InvalidArgument
+
+_PRECISION = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+_SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 0.0}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What one encoding loses at most.
+
+    Attributes
+    ----------
+    block : int
+        Values that share a bound.
+    relative, spread, absolute : float
+        Factor of the block's largest magnitude, of its largest less its smallest value, and a constant.
+    """
+
+    block: int = 1
+    relative: float = 0.0
+    spread: float = 0.0
+    absolute: float = 0.0
+
+
+@dataclass(frozen=True)
+class Path:
+    """Encodings on the way of a value to the result.
+
+    Attributes
+    ----------
+    levels : int
+        Encodings one after the other.
+    encodings : int
+        All whose losses enter one value of the result.
+    """
+
+    levels: int
+    encodings: int
+
+
+def rounding(dtype: str) -> float:
+    """Largest relative error of rounding to a floating-point type."""
+    return 2.0 ** -_PRECISION[dtype]
+
+
+def loss_of(codec: Codec | None, dtype: str) -> Loss:
+    """What a codec loses at most on elements of a type, in one encoding.
+
+    Parameters
+    ----------
+    codec : Codec or None
+        None loses nothing.
+    dtype : str
+        The element type.
+    """
+    if codec is None:
+        return Loss()
+    computed = "float64" if dtype == "float64" else "float32"
+    if isinstance(codec, Cast):
+        exact = _PRECISION[codec.dtype] >= _PRECISION[computed]
+        return Loss() if exact else Loss(1, rounding(codec.dtype), absolute=_SMALLEST[codec.dtype])
+    if isinstance(codec, MinMax):
+        # Half a level, and what the float arithmetic of lo + code · step rounds.
+        return Loss(codec.block, 4 * rounding(computed), 0.5 * (1 + 2**-10) / (2**codec.bits - 1), 2.0**-126)
+    if isinstance(codec, ZFP):
+        return _zfp(codec, computed)
+    raise InvalidArgument(f"the benchmark knows no error bound of {codec!r}: it can check cast, minmax and zfp")
+
+
+def _zfp(codec: ZFP, computed: str) -> Loss:
+    """ZFP: bit planes not sent, through the inverse transform.
+
+    A block's k leading bit planes take at most 4k + 3 bits after its exponent. What the others hold of a coefficient is
+    below 2/3 · 2**(32 - k) (negabinary digits), the inverse transform's rows sum to 15/4, and integers are scaled by
+    2**(30 - e) with 2**e at most twice the largest magnitude.
+    """
+    if codec.lossless:
+        return Loss()
+    if codec.tolerance is not None:
+        return Loss(4, 4 * rounding(computed), absolute=codec.tolerance)
+    exponent_bits, rounded, flushed = (12, 2.0**-57, 2.0**-962) if computed == "float64" else (9, 2.0**-25, 2.0**-98)
+    if codec.precision is not None:
+        planes = codec.precision
+    else:
+        assert codec.rate is not None
+        planes = max((math.floor(4 * codec.rate + 0.5) - exponent_bits - 3) // 4, 0)
+    # Nothing but zeros decodes from no planes at all: then the loss is the value itself.
+    return Loss(4, min(2 * 10 * 2.0**-planes, 20.0) + rounded, absolute=flushed)
+
+
+def path_of(collective: str, algorithm: str, size: int, nodes: int) -> Path:
+    """Encodings on the way of a value, by the algorithm that ran.
+
+    Parameters
+    ----------
+    collective, algorithm : str
+        As `compcoll.Stats` names them, or one of `naive.ALLREDUCE`.
+    size, nodes : int
+        Ranks, and nodes that they are on.
+    """
+    if algorithm in ("native", "copy"):
+        return Path(0, 0)
+    if collective == "reduce_scatter":
+        return Path(size - 1, size - 1) if algorithm == "ring" else Path(1, size - 1)
+    if collective != "allreduce":
+        return Path(1, 1)
+    power = 1 << (size.bit_length() - 1)
+    folded = size - power
+    doubling = Path((size - 1).bit_length(), 2 * power - 2 + folded)
+    return {
+        "ring": Path(size, size),
+        "direct": Path(2, size),
+        "recursive_doubling": doubling,
+        "hierarchical": Path(nodes, nodes) if nodes > 1 else Path(0, 0),
+        "p2p_ring": Path(2 * (size - 1), 2 * (size - 1)),
+        "p2p_recursive_doubling": Path(doubling.levels + (folded > 0), doubling.encodings + (folded > 0)),
+    }[algorithm]
+
+
+def result_loss(loss: Loss, path: Path, dtype: str, terms: int) -> Loss:
+    """How far a result may be from the exact one; magnitudes and spreads are sums over the terms.
+
+    Parameters
+    ----------
+    loss : Loss
+        Of one encoding.
+    path : Path
+        The encodings.
+    dtype : str
+        Element type of the result.
+    terms : int
+        Values that are added: 1 where a value is only moved.
+    """
+    computed = "float64" if dtype == "float64" else "float32"
+    levels = path.levels * (2 if path.levels > 1 else 1)
+    arithmetic = (terms - 1 + 2 * path.levels) * rounding(computed)
+    if dtype != computed and (terms > 1 or path.levels):
+        arithmetic += 2 * rounding(dtype)
+    return Loss(
+        loss.block,
+        levels * loss.relative + arithmetic,
+        levels * loss.spread,
+        path.encodings * loss.absolute + (_SMALLEST[dtype] if terms > 1 or path.levels else 0.0),
+    )

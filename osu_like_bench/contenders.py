@@ -1,0 +1,176 @@
+"""Ways to run a collective, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from compcoll import config
+from compcoll.algorithms import choose
+from compcoll.codecs import Codec
+from compcoll.devices.host import HostDevice
+
+from . import naive
+from .cases import Case, Ranks
+from .errors import UsageError
+
+Array = npt.NDArray[Any]
+
+UNCOMPRESSED = "_uncompressed"
+_SHORT = {"p2p": "p2p_ring"}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a call did.
+
+    Attributes
+    ----------
+    algorithm : str
+        The algorithm that ran.
+    compressed : bool
+        Whether values were encoded on their way.
+    ratio : float
+        Bytes that this rank would have sent uncompressed, by bytes sent.
+    seconds : dict
+        compcoll's account of the time: encode, decode, wait.
+    """
+
+    algorithm: str
+    compressed: bool
+    ratio: float
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to run a collective on buffers of one size.
+
+    Attributes
+    ----------
+    name : str
+        As on the command line.
+    run : callable
+        Runs it once.
+    ran : callable
+        What the last run did.
+    same_bits : bool
+        Whether it promises all ranks the same bits.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    ran: Callable[[], Ran]
+    same_bits: bool
+
+
+def names(collective: str) -> list[str]:
+    """All contenders of a collective."""
+    algorithms = [choose.AUTO, *(name for name in choose.NAMES[collective] if name != choose.NATIVE)]
+    compressing = list(naive.ALLREDUCE) if collective == "allreduce" else []
+    return [choose.NATIVE, *algorithms, *(name + UNCOMPRESSED for name in algorithms), *compressing]
+
+
+def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
+    """Names of contenders, separated by commas.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+    collective : str
+        Which collective they run.
+    codec : Codec or None
+        What they compress with.
+    """
+    known = names(collective)
+    chosen = [_SHORT.get(name, name) for name in (part.strip() for part in text.split(",")) if name]
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"{collective} has no contender {name!r}: there are {', '.join(known)}")
+        if codec is None and name in naive.ALLREDUCE:
+            raise UsageError(f"{name} is about compression: it needs a --codec other than none")
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise UsageError(f"{text!r}: different names, separated by commas, are needed, such as {','.join(known[:3])}")
+    return chosen
+
+
+def make(name: str, case: Case, ranks: Ranks, x: Array, out: Array, *, codec: Codec | None, mean: bool) -> Contender:
+    """Make a contender of one of `names`.
+
+    Parameters
+    ----------
+    name : str
+        Which.
+    case : Case
+        The collective.
+    ranks : Ranks
+        Who takes part.
+    x, out : numpy.ndarray
+        Its buffers.
+    codec : Codec or None
+        What it compresses with, if it does.
+    mean : bool
+        Whether sums are divided by the number of ranks.
+    """
+    scale = 1.0 / ranks.comm.size if mean and case.reduces else None
+    if name == choose.NATIVE:
+        return _native(case, ranks.comm, x, out, scale)
+    if name in naive.ALLREDUCE:
+        assert codec is not None
+        return _point_to_point(name, ranks, x, out, codec, scale)
+    algorithm = name.removesuffix(UNCOMPRESSED)
+    options: dict[str, Any] = {"algorithm": algorithm, "codec": None if name.endswith(UNCOMPRESSED) else codec}
+    if case.reduces:
+        options["op"] = "mean" if mean else "sum"
+
+    def ran() -> Ran:
+        stats = ranks.compcoll.stats
+        assert stats is not None
+        seconds = {"encode": stats.encode_seconds, "decode": stats.decode_seconds, "wait": stats.wait_seconds}
+        return Ran(stats.algorithm, stats.codec is not None, stats.ratio, seconds)
+
+    return Contender(name, lambda: case.compressed(ranks.compcoll, x, out, **options), ran, same_bits=True)
+
+
+def _native(case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float | None) -> Contender:
+    """mpi4py's call. Halves are added in float32, since MPI does not know them, and otherwise moved as they are."""
+    halves = x.itemsize == 2
+    staged = halves and case.reduces
+    if staged:
+        sent, got = np.empty(x.shape, np.float32), np.empty(out.shape, np.float32)
+    else:
+        sent, got = (array.view(np.uint16) if halves else array for array in (x, out))
+
+    def run() -> None:
+        if staged:
+            np.copyto(sent, x, casting="unsafe")
+        case.native(comm, sent, got)
+        if scale is not None:
+            np.multiply(got, got.dtype.type(scale), out=got)
+        if staged:
+            np.copyto(out, got, casting="unsafe")
+
+    return Contender(choose.NATIVE, run, lambda: Ran(choose.NATIVE, False, 1.0, {}), same_bits=False)
+
+
+def _point_to_point(name: str, ranks: Ranks, x: Array, out: Array, codec: Codec, scale: float | None) -> Contender:
+    flat, result = x[0], out[0]
+    coder = codec.coder(HostDevice(config.threads(ranks.local)), x.dtype.name)
+    allreduce = naive.ALLREDUCE[name](ranks.comm, coder, codec.block, flat)
+
+    def run() -> None:
+        allreduce(flat, result)
+        if scale is not None:
+            np.multiply(result, result.dtype.type(scale), out=result)
+
+    def ran() -> Ran:
+        sent = allreduce.messages
+        return Ran(name, ranks.comm.size > 1, sent.raw_nbytes / sent.wire_nbytes if sent.wire_nbytes else 1.0, {})
+
+    return Contender(name, run, ran, same_bits=False)

@@ -1,0 +1,70 @@
+"""Values to send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from compcoll.devices.arrays import NUMPY_DTYPES
+
+Array = npt.NDArray[Any]
+
+
+def _normal(rng: np.random.Generator, n: int, dtype: Any) -> Array:
+    values = rng.standard_normal(n, dtype)
+    values *= dtype(1e-3)
+    return values
+
+
+def _smooth(rng: np.random.Generator, n: int, dtype: Any) -> Array:
+    periods = np.array([1000.0, 4321.0, 20011.0])
+    values = np.zeros(n, dtype)
+    index = np.arange(n, dtype=np.float64)
+    for period, phase in zip(periods, rng.random(len(periods)), strict=True):
+        values += np.sin(index * (2 * np.pi / period) + 2 * np.pi * phase).astype(dtype)
+    return values
+
+
+def _sparse(rng: np.random.Generator, n: int, dtype: Any) -> Array:
+    values = np.zeros(n, dtype)
+    chosen = rng.integers(0, n, -(-n // 100))
+    values[chosen] = _normal(rng, len(chosen), dtype)
+    return values
+
+
+def _uniform(rng: np.random.Generator, n: int, dtype: Any) -> Array:
+    values = rng.random(n, dtype)
+    values *= dtype(2)
+    values -= dtype(1)
+    return values
+
+
+KINDS: Mapping[str, Callable[[np.random.Generator, int, Any], Array]] = {
+    "normal": _normal,
+    "smooth": _smooth,
+    "sparse": _sparse,
+    "uniform": _uniform,
+}
+"""normal: deviation 1e-3, like gradients; smooth: three sines; sparse: one value in 100; uniform: from -1 to 1."""
+
+
+def make(kind: str, n: int, dtype: str, seed: Sequence[int]) -> Array:
+    """Make ``n`` values.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    n : int
+        How many.
+    dtype : str
+        One of compcoll's element types.
+    seed : sequence of int
+        Equal seeds give equal values.
+    """
+    computed = np.float64 if dtype == "float64" else np.float32
+    values = KINDS[kind](np.random.default_rng(seed), n, computed)
+    return values.astype(NUMPY_DTYPES[dtype], copy=False)

@@ -1,0 +1,49 @@
+"""What a record says of the run that it comes from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import compcoll
+from compcoll.devices.host import HostDevice
+
+
+def cpu_name() -> str:
+    """The CPU's name as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def describe() -> dict[str, Any]:
+    """The machine, the software and the command line."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "osu_like_bench", *sys.argv[1:]]),
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "instruction_set": HostDevice().instruction_set,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "compcoll": compcoll.__version__,
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("COMPCOLL_")},
+    }
+
+
+def describe_mpi() -> str:
+    """The MPI library's name and version."""
+    from mpi4py import MPI
+
+    return MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 \n")

@@ -1,0 +1,113 @@
+"""Contenders timed in turns, so that noise hits all of them equally."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Seconds = npt.NDArray[np.float64]
+
+FEWEST = 3
+"""Rounds that are timed even if the first takes longer than the time allowed."""
+
+_LONGEST_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to measure.
+
+    Attributes
+    ----------
+    warmup, iterations : int
+        Rounds before the clock runs, and timed ones at most.
+    seconds : float
+        Time allowed for the timed rounds of one contender; a quarter of it for its warm-up.
+    """
+
+    warmup: int
+    iterations: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of the timed iterations of one contender."""
+
+    mean: float
+    median: float
+    min: float
+    max: float
+    iterations: int
+
+    @staticmethod
+    def of(seconds: Seconds) -> Times:
+        """Of one value an iteration."""
+        return Times(
+            float(seconds.mean()), float(np.median(seconds)), float(seconds.min()), float(seconds.max()), len(seconds)
+        )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _own(seconds: Seconds) -> Seconds:
+    return seconds
+
+
+def measure(
+    contenders: Sequence[Callable[[], Any]],
+    limits: Limits,
+    *,
+    barrier: Callable[[], Any] = _nothing,
+    slowest: Callable[[Seconds], Seconds] = _own,
+) -> list[Times]:
+    """Time some contenders in turns.
+
+    Every round runs each of them once, after a barrier, and starts with another one. The time of an iteration is that
+    of the slowest rank. Ranks learn it after a batch of rounds, and so agree on when to stop.
+
+    Parameters
+    ----------
+    contenders : sequence of callable
+        What to time.
+    limits : Limits
+        How long.
+    barrier : callable
+        Lets no rank begin before all are there.
+    slowest : callable
+        Replaces seconds by the largest of all ranks.
+    """
+
+    def rounds(most: int, fewest: int, seconds: float) -> Seconds:
+        done: list[Seconds] = []
+        count, spent = 0, 0.0
+        while count < most and (count < fewest or spent < seconds * len(contenders)):
+            # As many rounds as the time left allows, but not many more than were tried already.
+            pace = spent / count if count else 0.0
+            affordable = int((seconds * len(contenders) - spent) / pace) if pace else 1
+            batch = np.empty((max(min(most - count, affordable, count, _LONGEST_BATCH), 1), len(contenders) + 1))
+            for row in batch:
+                begun = perf_counter()
+                for turn in range(len(contenders)):
+                    index = (turn + count) % len(contenders)
+                    barrier()
+                    started = perf_counter()
+                    contenders[index]()
+                    row[index] = perf_counter() - started
+                row[-1] = perf_counter() - begun
+                count += 1
+            batch = slowest(batch)
+            spent += float(batch[:, -1].sum())
+            done.append(batch[:, :-1])
+        return np.concatenate(done) if done else np.empty((0, len(contenders)))
+
+    rounds(limits.warmup, min(limits.warmup, 1), limits.seconds / 4)
+    seconds = rounds(limits.iterations, min(limits.iterations, FEWEST), limits.seconds)
+    return [Times.of(column) for column in seconds.T]

@@ -1,0 +1,105 @@
+"""Results held against a reference that MPI makes in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from .bounds import Loss
+from .cases import Case
+
+Array = npt.NDArray[Any]
+
+_SLICE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How good a result is, over all ranks.
+
+    Attributes
+    ----------
+    error : float
+        Root mean square of the difference to the reference, by that of the reference.
+    error_max : float
+        Largest difference, by the reference's largest magnitude.
+    outside : int
+        Elements farther from the reference than they may be; not-a-number counts.
+    different : int
+        Elements whose bits are not the same on all ranks though the collective gives all the same.
+    """
+
+    error: float
+    error_max: float
+    outside: int
+    different: int
+
+
+def verify(case: Case, comm: MPI.Intracomm, x: Array, out: Array, allowed: Loss, scale: float = 1.0) -> Verdict:
+    """Hold a result against the reference, piece by piece.
+
+    Parameters
+    ----------
+    case : Case
+        The collective.
+    comm : mpi4py.MPI.Intracomm
+        The ranks.
+    x, out : numpy.ndarray
+        This rank's input and result, of shape (parts, m).
+    allowed : Loss
+        How far the result may be from the reference.
+    scale : float
+        Factor of the result.
+    """
+    sums = np.zeros(4)  # squares of differences and of the reference, elements outside and different
+    largest = np.zeros(2)  # magnitudes of the same
+    width = max(_SLICE // max(len(x), len(out)) // allowed.block, 1) * allowed.block
+    for begin in range(0, x.shape[1], width):
+        values = x[:, begin : begin + width].astype(np.float64)
+        got = np.ascontiguousarray(out[:, begin : begin + width])
+        reference = scale * case.reference(comm, values)
+        bound = scale * _bound(case, comm, values, allowed)
+        difference = np.abs(got.astype(np.float64) - reference)
+        sums += [
+            np.sum(difference**2),
+            np.sum(reference**2),
+            np.count_nonzero(~(difference <= bound)),
+            _different(comm, got) if case.same_everywhere else 0,
+        ]
+        largest = np.maximum(largest, [np.max(difference), np.max(np.abs(reference))])
+    comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
+    comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
+    return Verdict(
+        error=math.sqrt(_ratio(sums[0], sums[1])),
+        error_max=_ratio(largest[0], largest[1]),
+        outside=int(sums[2]),
+        different=int(sums[3]) // comm.size,
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part) / float(whole) if whole else (0.0 if part == 0 else math.inf)
+
+
+def _bound(case: Case, comm: MPI.Intracomm, values: Array, allowed: Loss) -> Array:
+    """Largest difference allowed, of each element: from sums over the ranks of what their blocks hold."""
+    length = values.shape[1]
+    starts = np.arange(0, length, allowed.block)
+    highest, lowest = (extreme.reduceat(values, starts, axis=1) for extreme in (np.maximum, np.minimum))
+    of_blocks = allowed.relative * np.maximum(highest, -lowest) + allowed.spread * (highest - lowest)
+    bound = case.reference(comm, of_blocks) + allowed.absolute
+    return np.repeat(bound, allowed.block, axis=1)[:, :length]
+
+
+def _different(comm: MPI.Intracomm, got: Array) -> int:
+    """Elements that are not the same on all ranks."""
+    bits = got.view({2: np.uint16, 4: np.uint32, 8: np.uint64}[got.itemsize])
+    low, high = np.empty_like(bits), np.empty_like(bits)
+    comm.Allreduce(bits, low, MPI.MIN)
+    comm.Allreduce(bits, high, MPI.MAX)
+    return int(np.count_nonzero(low != high))

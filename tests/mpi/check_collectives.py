@@ -1,0 +1,206 @@
+"""The promises over real MPI: same bits on every rank, errors within bounds, stats that tell the truth."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from mpi4py import MPI
+
+import compcoll
+from compcoll import ZFP, Cast, Communicator, ErrorFeedback, MinMax
+
+ALGORITHMS = ["ring", "recursive_doubling", "direct", "hierarchical", "auto"]
+CODECS: list[tuple[Any, float]] = [
+    (None, 1e-6),
+    (ZFP(rate=8), 0.5),
+    (ZFP(rate=16), 2e-3),
+    (ZFP(tolerance=1e-3), 1e-2),
+    (MinMax(), 0.02),
+    (Cast("float16"), 2e-3),
+]
+
+
+def normals(comm: MPI.Intracomm, n: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's values, and all ranks' sum in float64."""
+    everybody = [np.random.default_rng([n, rank]).standard_normal(n).astype(dtype) for rank in range(comm.size)]
+    return everybody[comm.rank], np.sum([x.astype(np.float64) for x in everybody], axis=0)
+
+
+def assert_same_bits(comm: MPI.Intracomm, result: np.ndarray) -> None:
+    assert len(set(comm.allgather(result.tobytes()))) == 1
+
+
+def assert_close(result: np.ndarray, expected: np.ndarray, relative: float, hops: int) -> None:
+    largest = np.abs(expected).max(initial=0)
+    assert np.abs(result.astype(np.float64) - expected).max(initial=0) <= relative * hops * (largest + 1)
+
+
+def check_allreduce(comm: MPI.Intracomm) -> None:
+    for (codec, bound), algorithm, n in itertools.product(CODECS, ALGORITHMS, [0, 1, 1001, 70000]):
+        x, expected = normals(comm, n)
+        before = x.copy()
+        result = compcoll.allreduce(x, codec=codec, algorithm=algorithm, comm=comm)
+        assert_same_bits(comm, result)
+        assert_close(result, expected, bound, comm.size)
+        assert x.tobytes() == before.tobytes()
+        assert compcoll.allreduce(x, codec=codec, algorithm=algorithm, comm=comm, out=x) is x
+        assert x.tobytes() == result.tobytes()
+
+
+def check_large_messages(comm: MPI.Intracomm) -> None:
+    """Beyond every eager limit, several segments a chunk."""
+    x, expected = normals(comm, 3_000_001)
+    for codec, bound in CODECS[1:3] + CODECS[4:5]:
+        for algorithm in ALGORITHMS[:4]:
+            result = compcoll.allreduce(x, codec=codec, algorithm=algorithm, comm=comm)
+            assert_same_bits(comm, result)
+            assert_close(result, expected, bound, comm.size)
+
+
+def check_element_types(comm: MPI.Intracomm) -> None:
+    for dtype, op in itertools.product([np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ["sum", "mean"]):
+        for codec, algorithm in [(None, "auto"), (None, "native"), (MinMax(), "ring"), (ZFP(rate=8), "direct")]:
+            for n in (10, 50000):
+                x, expected = normals(comm, n, dtype)
+                result = compcoll.allreduce(x, op=op, codec=codec, algorithm=algorithm, comm=comm)
+                assert result.dtype == x.dtype
+                assert_same_bits(comm, result)
+                scale = comm.size if op == "mean" else 1
+                assert_close(result, expected / scale, 0.5 if isinstance(codec, ZFP) else 0.04, 1)
+
+
+def check_uncompressed_types_and_operations(comm: MPI.Intracomm) -> None:
+    for dtype in (np.int8, np.uint16, np.int32, np.int64, np.float32, np.complex64, np.complex128, np.bool_):
+        x = (np.arange(20) % 3 + comm.rank % 2).astype(dtype)
+        expected = np.empty_like(x)
+        op = MPI.LOR if dtype is np.bool_ else MPI.SUM
+        comm.Allreduce(x, expected, op)
+        np.testing.assert_array_equal(compcoll.allreduce(x, op=op, comm=comm), expected)
+    x = np.arange(5, dtype=np.float32) + comm.rank
+    last = np.arange(5, dtype=np.float32) + comm.size - 1
+    np.testing.assert_array_equal(compcoll.allreduce(x, op="max", comm=comm), last)
+    np.testing.assert_array_equal(compcoll.allreduce(x.astype(np.float16), op=MPI.MAX, comm=comm), last)
+    np.testing.assert_array_equal(compcoll.allreduce(x, op="min", comm=comm), np.arange(5))
+    np.testing.assert_array_equal(compcoll.iallreduce(x, op="max", comm=comm).wait(), last)
+    bits = np.array([1 << comm.rank % 8], np.int32)
+    assert compcoll.allreduce(bits, op="bor", comm=comm)[0] == sum({1 << rank % 8 for rank in range(comm.size)})
+    mean = compcoll.allreduce(np.array([comm.rank + 1j]), op="mean", comm=comm)
+    np.testing.assert_allclose(mean, [(comm.size - 1) / 2 + 1j])
+
+
+def check_other_collectives(comm: MPI.Intracomm) -> None:
+    p, rank = comm.size, comm.rank
+    for codec, algorithm in [(None, "auto"), (ZFP(rate=16), "auto"), (MinMax(), "ring"), (MinMax(), "direct")]:
+        x = np.random.default_rng(rank).standard_normal((p * 3, 50)).astype(np.float32)
+        everybody = np.stack(comm.allgather(x))
+        bound = 0 if codec is None else 0.1 * p
+        block = compcoll.reduce_scatter(x, codec=codec, algorithm=algorithm, comm=comm)
+        exact = everybody.astype(np.float64).sum(axis=0)
+        assert np.abs(block - exact[rank * 3 : rank * 3 + 3]).max() <= bound + 1e-5
+        gathered = compcoll.allgather(x, codec=codec, algorithm=algorithm, comm=comm)
+        assert_same_bits(comm, gathered)
+        assert np.abs(gathered - everybody).max() <= bound
+        mine = np.ascontiguousarray(x[: rank % 3])
+        joined = compcoll.allgatherv(mine, codec=codec, algorithm=algorithm, comm=comm)
+        assert_same_bits(comm, joined)
+        exact_joined = np.concatenate([everybody[r][: r % 3] for r in range(p)])
+        assert joined.shape == exact_joined.shape
+        assert np.abs(joined - exact_joined).max(initial=0) <= bound
+        for root in {0, p - 1, p // 2}:
+            told = compcoll.bcast(x, root, codec=codec, comm=comm)
+            assert_same_bits(comm, told)
+            assert np.abs(told - everybody[root]).max() <= bound
+        blocks = compcoll.alltoall(x, codec=codec, comm=comm)
+        exact_blocks = np.concatenate([everybody[r][rank * 3 : rank * 3 + 3] for r in range(p)])
+        assert np.abs(blocks - exact_blocks).max() <= bound
+    counts = np.arange(4, dtype=np.int64) + rank
+    np.testing.assert_array_equal(compcoll.allgather(counts, comm=comm), [np.arange(4) + r for r in range(p)])
+    np.testing.assert_array_equal(compcoll.bcast(counts, p - 1, comm=comm), np.arange(4) + p - 1)
+
+
+def check_stats(comm: MPI.Intracomm) -> None:
+    n = 64 * 1024 * comm.size
+    x, _ = normals(comm, n)
+    compcoll.allreduce(x, codec="zfp", rate=8, algorithm="ring", comm=comm)
+    stats = compcoll.get_communicator(comm).stats
+    assert stats is not None
+    if comm.size == 1:
+        assert (stats.codec, stats.algorithm) == (None, "copy")
+        return
+    assert (stats.codec, stats.algorithm) == (repr(ZFP(rate=8)), "ring")
+    assert stats.wire_nbytes == 2 * (comm.size - 1) * n // comm.size
+    assert stats.raw_nbytes == 4 * n and stats.ratio == 4.0
+    parts = stats.encode_seconds + stats.decode_seconds + stats.wait_seconds
+    assert 0 < parts <= stats.total_seconds
+    compcoll.allreduce(x[:100], codec="zfp", comm=comm)
+    stats = compcoll.get_communicator(comm).stats
+    assert stats is not None and (stats.codec, stats.algorithm) == (None, "native")
+
+
+def check_feedback(comm: MPI.Intracomm) -> None:
+    x, expected = normals(comm, 20000)
+    feedback, total = ErrorFeedback(), np.zeros(x.size)
+    single = compcoll.allreduce(x, codec="zfp", rate=8, algorithm="ring", comm=comm)
+    for _ in range(20):
+        total += compcoll.allreduce(x, codec="zfp", rate=8, algorithm="ring", comm=comm, feedback=feedback)
+    assert comm.size == 1 or np.std(total / 20 - expected) < np.std(single - expected) / 4
+
+
+def check_several_in_flight(comm: MPI.Intracomm) -> None:
+    inputs = [normals(comm, n) for n in (1000, 0, 300000, 17)]
+    for progress in ("wait", "thread"):
+        communicator = Communicator(comm, codec="minmax", progress=progress)
+        requests = [communicator.iallreduce(x, algorithm=a) for (x, _), a in zip(inputs, ALGORITHMS)]
+        exact = communicator.allreduce(np.ones(3, np.float32), codec=None)
+        assert exact.tolist() == [comm.size] * 3
+        for request, (_, expected) in reversed(list(zip(requests, inputs))):
+            result = request.wait()
+            assert request.done and request.test()
+            assert_same_bits(comm, result)
+            assert_close(result, expected, 0.04, comm.size)
+        communicator.free()
+
+
+def check_progress_by_itself(comm: MPI.Intracomm) -> None:
+    """With a thread a collective ends without anybody waiting for it."""
+    import time
+
+    communicator = Communicator(comm, progress="thread")
+    x, expected = normals(comm, 200000)
+    request = communicator.iallreduce(x, codec="zfp", rate=16, algorithm="ring")
+    deadline = time.monotonic() + 30
+    while not request.done and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert request.done
+    assert_close(request.wait(), expected, 2e-3, comm.size)
+    communicator.free()
+
+
+def check_communicators_are_kept_with_their_owner(comm: MPI.Intracomm) -> None:
+    kept = compcoll.get_communicator(comm)
+    assert compcoll.get_communicator(comm) is kept
+    other = comm.Dup()
+    assert compcoll.get_communicator(other) is not kept
+    x = np.ones(4, np.float32)
+    assert compcoll.allreduce(x, comm=other)[0] == comm.size
+    other.Free()
+    half = comm.Split(comm.rank % 2, comm.rank)
+    assert compcoll.allreduce(x, comm=half)[0] == half.size
+    half.Free()
+    assert compcoll.allreduce(x)[0] == comm.size
+
+
+def check_buffers_are_reused(comm: MPI.Intracomm) -> None:
+    communicator = Communicator(comm, codec="zfp", algorithm="ring")
+    x, _ = normals(comm, 100000)
+    out = np.empty_like(x)
+    for _ in range(3):
+        communicator.allreduce(x, out=out)
+    slabs = [arena._slab.ctypes.data for arena in communicator._arenas._free]
+    for _ in range(5):
+        communicator.allreduce(x, out=out)
+    assert [arena._slab.ctypes.data for arena in communicator._arenas._free] == slabs
+    communicator.free()

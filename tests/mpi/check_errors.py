@@ -1,0 +1,121 @@
+"""Bad input over real MPI: a named error on every rank, nothing lost, no hang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import compcoll
+from compcoll import Communicator
+from compcoll.errors import (
+    CollectiveMismatch,
+    CommunicatorBroken,
+    CompcollError,
+    InvalidArgument,
+    InvalidBuffer,
+    PeerTimeout,
+    UnsupportedDType,
+)
+
+
+def raised(call: Any) -> CompcollError | None:
+    try:
+        call()
+    except CompcollError as error:
+        return error
+    return None
+
+
+def assert_usable(comm: MPI.Intracomm) -> None:
+    for options in ({}, {"codec": "minmax", "algorithm": "ring"}):
+        result = compcoll.allreduce(np.full(100, 2.0, np.float32), comm=comm, **options)
+        assert (result == 2 * comm.size).all()
+
+
+def check_refusals(comm: MPI.Intracomm) -> None:
+    x = np.arange(1000, dtype=np.float32)
+    calls = [
+        (InvalidArgument, lambda: compcoll.allreduce(x, codec="zfp", rate=1, comm=comm)),
+        (InvalidArgument, lambda: compcoll.allreduce(x, codec="nope", comm=comm)),
+        (InvalidBuffer, lambda: compcoll.allreduce(x[::2], comm=comm)),
+        (UnsupportedDType, lambda: compcoll.allreduce(x.astype(int), codec="zfp", comm=comm)),
+        (InvalidArgument, lambda: compcoll.bcast(x, comm.size, comm=comm)),
+        (InvalidBuffer, lambda: compcoll.alltoall(x[: comm.size], out=x[: comm.size], comm=comm)),
+    ]
+    for kind, call in calls:
+        assert isinstance(raised(call), kind)
+        assert_usable(comm)
+
+
+def check_one_rank_refuses(comm: MPI.Intracomm) -> None:
+    x = np.arange(1000, dtype=np.float32)
+    last = comm.rank == comm.size - 1
+    for options in ({"codec": "zfp"}, {}):
+        error = raised(lambda options=options: compcoll.allreduce(x[::2] if last else x, comm=comm, **options))
+        assert isinstance(error, InvalidBuffer if last else CollectiveMismatch), error
+        assert last or f"rank {comm.size - 1}: allreduce refused: InvalidBuffer" in str(error)
+        assert (x == np.arange(1000)).all()
+        assert_usable(comm)
+
+
+def check_disagreement(comm: MPI.Intracomm) -> None:
+    x = np.arange(50000, dtype=np.float32)
+    odd = comm.rank == comm.size // 2
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"x": x}, {"x": x[:40000]}),
+        ({"x": x}, {"x": x.astype(np.float64)}),
+        ({"codec": "zfp", "rate": 8}, {"codec": "zfp", "rate": 12}),
+        ({"codec": "zfp"}, {}),
+        ({"algorithm": "ring", "codec": "zfp"}, {"algorithm": "direct", "codec": "zfp"}),
+        ({"op": "sum"}, {"op": "max"}),
+        ({"x": x[:1]}, {"x": x[:2]}),
+    ]
+    for usual, other in pairs:
+        call = {"x": x} | (other if odd else usual)
+        error = raised(lambda call=call: compcoll.allreduce(call.pop("x"), comm=comm, **call))
+        if comm.size == 1:
+            assert error is None
+            continue
+        assert isinstance(error, CollectiveMismatch), (usual, other, error)
+        assert f"rank {comm.size // 2}" in str(error) and "(this one)" in str(error)
+        assert (x == np.arange(50000)).all()
+        assert_usable(comm)
+
+
+def check_different_collectives(comm: MPI.Intracomm) -> None:
+    if comm.size == 1:
+        return
+    x = np.ones(100, np.float32)
+    calls = [lambda: compcoll.allreduce(x, comm=comm), lambda: compcoll.allgather(x, comm=comm)]
+    assert isinstance(raised(calls[comm.rank % 2]), CollectiveMismatch)
+    blocking = [lambda: compcoll.allreduce(x, comm=comm), lambda: compcoll.iallreduce(x, comm=comm).wait()]
+    assert isinstance(raised(blocking[comm.rank % 2]), CollectiveMismatch)
+    assert_usable(comm)
+
+
+def check_a_rank_that_is_late(comm: MPI.Intracomm) -> None:
+    if comm.size == 1:
+        return
+    communicator = Communicator(comm, timeout=0.5)
+    x = np.ones(100000, np.float32)
+    if comm.rank:
+        for call in (
+            lambda: communicator.allreduce(x, codec="zfp", algorithm="ring"),
+            lambda: communicator.allreduce(x),
+        ):
+            assert isinstance(raised(call), PeerTimeout | CommunicatorBroken)
+        assert isinstance(raised(lambda: communicator.allreduce(x)), CommunicatorBroken)
+    comm.Barrier()
+    assert_usable(comm)
+
+
+def check_not_a_communicator(comm: MPI.Intracomm) -> None:
+    x = np.ones(4, np.float32)
+    for wrong in (MPI.COMM_NULL, "world", 3):
+        assert isinstance(raised(lambda wrong=wrong: compcoll.allreduce(x, comm=wrong)), InvalidArgument)
+    freed = Communicator(comm)
+    freed.free()
+    error = raised(lambda: freed.allreduce(x))
+    assert isinstance(error, CommunicatorBroken) and "freed" in str(error)
