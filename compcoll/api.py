@@ -1,4 +1,4 @@
-"""The functions that most programs need: each on a communicator that is kept with the MPI communicator it belongs to."""
+"""The functions that most programs need, on communicators that are kept with the MPI communicators they belong to."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def get_communicator(comm: MPI.Comm | Communicator | None = None) -> Communicato
     if isinstance(comm, Communicator):
         return comm
     owner = _WORLD if comm is None else comm
-    kept: Communicator | None = owner.Get_attr(_KEY) if isinstance(owner, MPI.Intracomm) and owner else None
-    if kept is None:
+    kept = owner.Get_attr(_KEY) if isinstance(owner, MPI.Intracomm) and owner else None
+    if not isinstance(kept, Communicator):
         kept = Communicator(owner)
         owner.Set_attr(_KEY, kept)
     return kept
@@ -227,4 +227,3 @@ def alltoall(
         Like ``x``.
     """
     return get_communicator(comm).alltoall(x, codec=codec, algorithm=algorithm, out=out, **codec_options)
-

@@ -168,7 +168,9 @@ class Collectives:
         dtype = device.dtype_name(x)
         flat = device.flat(x, dtype)
         row = math.prod(x.shape[1:])
-        plan = self._plan("allgatherv", flat, dtype, MOVED, compression, detail=f"rows of shape {x.shape[1:]}", uneven=True)
+        plan = self._plan(
+            "allgatherv", flat, dtype, MOVED, compression, detail=f"rows of shape {x.shape[1:]}", uneven=True
+        )
 
         def run(means: Means) -> Steps:
             if self._size == 1:

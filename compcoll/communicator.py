@@ -93,7 +93,9 @@ class Communicator:
 
     def ireduce_scatter(self, x: Any, /, **options: Any) -> Request:
         """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
-        return self._run("reduce_scatter", self._prepare("reduce_scatter", self._collectives.reduce_scatter, x, **options))
+        return self._run(
+            "reduce_scatter", self._prepare("reduce_scatter", self._collectives.reduce_scatter, x, **options)
+        )
 
     def iallgather(self, x: Any, /, **options: Any) -> Request:
         """Start an allgather; see `compcoll.allgather`."""
@@ -146,7 +148,9 @@ class Communicator:
         self._broken = CommunicatorBroken("it was freed")
         self._transport.free()
 
-    def _prepare(self, collective: str, prepare: Callable[..., Prepared], /, *arguments: Any, **options: Any) -> Prepared:
+    def _prepare(
+        self, collective: str, prepare: Callable[..., Prepared], /, *arguments: Any, **options: Any
+    ) -> Prepared:
         """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
         if self._broken is not None:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken}") from self._broken

@@ -44,7 +44,9 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
     return wire[:nbytes]
 
 
-def decode(wire: Any, shape: int | tuple[int, ...], dtype: Any, /, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
+def decode(
+    wire: Any, shape: int | tuple[int, ...], dtype: Any, /, codec: str | Codec = "zfp", **codec_options: Any
+) -> Any:
     """Decode the wire of an array of that shape and element type; ``codec`` as it was for `encode`.
 
     Raises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 Segment = tuple[int, int]
 """Begin and end of a run of elements."""
@@ -40,9 +41,7 @@ def balanced_chunks(n: int, parts: int, block: int, segment: int) -> tuple[Chunk
     unit = block * 64 if n >= parts * block * 1024 else block
     units = -(-n // unit)
     bounds = [min(units * i // parts * unit, n) for i in range(parts + 1)]
-    return tuple(
-        segments(begin, end, rounded(segment, unit)) for begin, end in zip(bounds[:-1], bounds[1:], strict=True)
-    )
+    return tuple(segments(begin, end, rounded(segment, unit)) for begin, end in pairwise(bounds))
 
 
 def consecutive_chunks(counts: Sequence[int], block: int, segment: int) -> tuple[Chunk, ...]:

@@ -87,7 +87,7 @@ class Engine:
                 deadline = time.monotonic() + limit
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
-            if idle > 8:
+            if idle > 40:
                 os.sched_yield()
 
     def _give_up(self, error: PeerTimeout) -> NoReturn:
@@ -137,7 +137,9 @@ class Request:
         Whether it has ended, well or with an error.
     """
 
-    def __init__(self, steps: Steps, stats: Stats, engine: Engine, *, release: Callable[[BaseException | None], None]) -> None:
+    def __init__(
+        self, steps: Steps, stats: Stats, engine: Engine, *, release: Callable[[BaseException | None], None]
+    ) -> None:
         self.stats = stats
         self.done = False
         self.steps = 0

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from compcoll.codecs import ZFP, Cast, Codec, MinMax
 from compcoll.errors import InvalidArgument
@@ -34,6 +38,17 @@ class Loss:
     relative: float = 0.0
     spread: float = 0.0
     absolute: float = 0.0
+
+    def of_blocks(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What is lost of each block at most, but for ``absolute``, along the last axis of an array."""
+        starts = np.arange(0, values.shape[-1], self.block)
+        highest, lowest = (extreme.reduceat(values, starts, axis=-1) for extreme in (np.maximum, np.minimum))
+        bound: npt.NDArray[Any] = self.relative * np.maximum(highest, -lowest) + self.spread * (highest - lowest)
+        return bound
+
+    def spread_out(self, of_blocks: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+        """The bound of each element from those of the blocks."""
+        return np.repeat(of_blocks + self.absolute, self.block, axis=-1)[..., :length]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,9 @@ def sweep(bounds: tuple[int | None, int | None], itemsize: int) -> list[int]:
     if high is None:
         high = max(LARGEST, low)
     if low % itemsize:
-        raise UsageError(f"size {low} is not a multiple of the element's {itemsize} bytes: give {-(-low // itemsize) * itemsize}")
+        raise UsageError(
+            f"size {low} is not a multiple of the element's {itemsize} bytes: give {-(-low // itemsize) * itemsize}"
+        )
     if low > high:
         raise UsageError(f"no sizes from {low} to {high} bytes: the smallest is one element, {itemsize} bytes")
     sizes = [low]

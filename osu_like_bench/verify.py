@@ -63,7 +63,7 @@ def verify(case: Case, comm: MPI.Intracomm, x: Array, out: Array, allowed: Loss,
         values = x[:, begin : begin + width].astype(np.float64)
         got = np.ascontiguousarray(out[:, begin : begin + width])
         reference = scale * case.reference(comm, values)
-        bound = scale * _bound(case, comm, values, allowed)
+        bound = scale * allowed.spread_out(case.reference(comm, allowed.of_blocks(values)), values.shape[1])
         difference = np.abs(got.astype(np.float64) - reference)
         sums += [
             np.sum(difference**2),
@@ -84,16 +84,6 @@ def verify(case: Case, comm: MPI.Intracomm, x: Array, out: Array, allowed: Loss,
 
 def _ratio(part: float, whole: float) -> float:
     return float(part) / float(whole) if whole else (0.0 if part == 0 else math.inf)
-
-
-def _bound(case: Case, comm: MPI.Intracomm, values: Array, allowed: Loss) -> Array:
-    """Largest difference allowed, of each element: from sums over the ranks of what their blocks hold."""
-    length = values.shape[1]
-    starts = np.arange(0, length, allowed.block)
-    highest, lowest = (extreme.reduceat(values, starts, axis=1) for extreme in (np.maximum, np.minimum))
-    of_blocks = allowed.relative * np.maximum(highest, -lowest) + allowed.spread * (highest - lowest)
-    bound = case.reference(comm, of_blocks) + allowed.absolute
-    return np.repeat(bound, allowed.block, axis=1)[:, :length]
 
 
 def _different(comm: MPI.Intracomm, got: Array) -> int:

@@ -72,7 +72,9 @@ def round_once_to_bfloat16(x: np.ndarray) -> np.ndarray:
     if x.dtype == np.float64:
         # To odd: an inexact float32 whose last bit says so rounds to bfloat16 as the float64 would.
         with np.errstate(over="ignore", invalid="ignore"):
-            towards_zero = np.where(np.abs(exact.astype(np.float64)) > np.abs(x), np.nextafter(exact, np.float32(0)), exact)
+            towards_zero = np.where(
+                np.abs(exact.astype(np.float64)) > np.abs(x), np.nextafter(exact, np.float32(0)), exact
+            )
         inexact = (towards_zero.astype(np.float64) != x) & np.isfinite(x)
         exact = (towards_zero.view(np.uint32) | inexact).view(np.float32)
     return exact.astype(ml_dtypes.bfloat16)
@@ -129,7 +131,9 @@ def minmax_reference(x: np.ndarray, bits: int, block: int) -> tuple[bytes, np.nd
             else:
                 origin = low * shrink
                 span = high * shrink - origin
-                codes = np.minimum(((part * shrink - origin) * (levels / span) + real(0.5)).astype(np.int64), int(levels))
+                codes = np.minimum(
+                    ((part * shrink - origin) * (levels / span) + real(0.5)).astype(np.int64), int(levels)
+                )
                 values[here] = origin + codes.astype(real) * (span / levels)
                 if shrink != 1:
                     values[here] = np.minimum(values[here], high * shrink) / shrink
@@ -182,7 +186,9 @@ def test_minmax_follows_its_formula(instruction_set: str, dtype: Any, bits: int)
 
 
 @settings(max_examples=200, deadline=None)
-@given(content=st.binary(min_size=0, max_size=600), bits=st.integers(1, 8), dtype=st.sampled_from([np.float32, np.float64]))
+@given(
+    content=st.binary(min_size=0, max_size=600), bits=st.integers(1, 8), dtype=st.sampled_from([np.float32, np.float64])
+)
 def test_any_bytes_decode_alike(content: bytes, bits: int, dtype: Any) -> None:
     codec = MinMax(bits, 64)
     n = 150

@@ -35,7 +35,9 @@ def encode(instruction_set: str, rate: float, x: np.ndarray) -> bytes:
     return guarded[:nbytes].tobytes()
 
 
-def decode(instruction_set: str, rate: float, wire: bytes, n: int, dtype: Any, add: np.ndarray | None = None) -> np.ndarray:
+def decode(
+    instruction_set: str, rate: float, wire: bytes, n: int, dtype: Any, add: np.ndarray | None = None
+) -> np.ndarray:
     # The wire ends where its memory does: reading on would show under a sanitizer, writing on shows here.
     out = np.full(n + 16, 7.0, dtype)
     coder(instruction_set, rate, dtype).decode(n, add, (np.frombuffer(wire, np.uint8),), out[:n])
@@ -75,7 +77,19 @@ def data(kind: str, n: int, dtype: Any, seed: int = 0) -> np.ndarray:
     return kinds[kind].astype(dtype)
 
 
-KINDS = ["normal", "large", "small", "smooth", "ramp", "integers", "constant", "sparse", "mixed", "mixed blocks", "signs"]
+KINDS = [
+    "normal",
+    "large",
+    "small",
+    "smooth",
+    "ramp",
+    "integers",
+    "constant",
+    "sparse",
+    "mixed",
+    "mixed blocks",
+    "signs",
+]
 KINDS += ["powers", "half zero"]
 
 
@@ -97,7 +111,9 @@ def test_bytes_and_values_of_zfpy(instruction_set: str, dtype: Any, kind: str) -
     for rate in RATES[dtype]:
         expected = reference(x, rate)
         wire = encode(instruction_set, rate, x)
-        assert wire == expected, f"rate {rate}: byte {next(i for i, (a, b) in enumerate(zip(wire, expected)) if a != b)}"
+        assert wire == expected, (
+            f"rate {rate}: byte {next(i for i, (a, b) in enumerate(zip(wire, expected)) if a != b)}"
+        )
         decoded = decode(instruction_set, rate, wire, x.size, dtype)
         assert decoded.tobytes() == reference_decode(expected, x.size, dtype, rate).tobytes(), f"rate {rate}"
         sums = decode(instruction_set, rate, wire, x.size, dtype, add=x)
@@ -176,7 +192,9 @@ def test_tiny_blocks_become_zero(instruction_set: str, dtype: Any) -> None:
         got = decode(instruction_set, 8, wire, 64, dtype)
         assert got.tobytes() == np.zeros(64, dtype).tobytes()
     kept = np.full(64, smallest * 2, dtype)
-    np.testing.assert_allclose(decode(instruction_set, 16, encode(instruction_set, 16, kept), 64, dtype), kept, rtol=1e-3)
+    np.testing.assert_allclose(
+        decode(instruction_set, 16, encode(instruction_set, 16, kept), 64, dtype), kept, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("instruction_set", SETS)

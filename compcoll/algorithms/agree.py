@@ -1,10 +1,10 @@
 """The opening of every collective: do all ranks make the same call?
 
 Dissemination: in round i a rank sends the smallest and largest fingerprint that it knows of to the rank 2^i above and
-learns those of the rank 2^i below; after ceil(log2 p) rounds of 16 bytes every rank knows the extremes of all. When they
-differ, the ranks send each other one line on their calls, so that everybody can tell who asked for what.
+learns those of the rank 2^i below; after ceil(log2 p) rounds of 16 bytes every rank knows the extremes of all. When
+they differ, the ranks send each other one line on their calls, so that everybody can tell who asked for what.
 
-D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", Int. J. Parallel Programming 17(1), 1988.
+D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", Int. J. Parallel Programming 17, 1988.
 """
 
 from __future__ import annotations

@@ -15,9 +15,7 @@ def bcast(job: Job, root: int) -> Steps:
     group, p = job.group, job.group.size
     distance = (group.rank - root) % p
     lowest = distance & -distance if distance else 1 << (p - 1).bit_length()
-    children = [
-        (distance + step + root) % p for step in _lower_powers(lowest) if distance + step < p
-    ]
+    children = [(distance + step + root) % p for step in _lower_powers(lowest) if distance + step < p]
     segments = [segment for chunk in job.chunks for segment in chunk]
     wires = job.wires(segments)
     parent = (distance - lowest + root) % p

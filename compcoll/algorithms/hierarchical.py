@@ -19,9 +19,7 @@ from ..transports.base import Group, Wire
 from .job import Inbox, Job
 
 
-def allreduce(
-    job: Job, raw: Coder, between: Callable[[Job], Steps], cut: Callable[[int], tuple[Chunk, ...]]
-) -> Steps:
+def allreduce(job: Job, raw: Coder, between: Callable[[Job], Steps], cut: Callable[[int], tuple[Chunk, ...]]) -> Steps:
     """Sum all ranks' buffers.
 
     Parameters

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 from ..codecs.base import Array, Coder
 from ..layout import Chunk, Segment

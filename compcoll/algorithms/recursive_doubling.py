@@ -7,7 +7,7 @@ log2 p times. Each rank sends log2 p wires of the buffer.
 When p is not a power of two, r = p - 2^⌊log2 p⌋ even ranks below 2r first hand their wire to the odd rank above, which
 takes part for both and passes the last two wires back: its partner then makes the same sum.
 
-R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005.
+R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19, 2005.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ring: each rank talks to its two neighbours only.
 
-Reduce-scatter, p-1 steps: the partial sum of a chunk travels to the right and each rank adds its own values. Decode, add
-and encode are one pass, and the partial sum is never stored. Allgather, p-1 steps: the owner encodes its finished chunk
-once, and the others forward the wire as it came. Each rank sends 2(p-1)/p of the buffer's wire; a value is encoded p
-times on its way.
+Reduce-scatter, p-1 steps: the partial sum of a chunk travels to the right and each rank adds its own values. Decode,
+add and encode are one pass, and the partial sum is never stored. Allgather, p-1 steps: the owner encodes its finished
+chunk once, and the others forward the wire as it came. Each rank sends 2(p-1)/p of the buffer's wire; a value is
+encoded p times on its way.
 
 P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009;
 Q. Zhou et al., "Accelerating MPI AllReduce Communication with Efficient GPU-Based Compression Schemes on Modern GPU

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import zfpy
 
-from ..errors import WireCorrupted
 from ..devices.arrays import load, store
+from ..errors import WireCorrupted
 from .base import Array
 
 _ZFP, _RAW = 0, 1
@@ -80,7 +80,9 @@ class ZfpyCoder:
 
     def _write(self, values: npt.NDArray[np.floating], wire: Array) -> int:
         n = len(values)
-        stream = zfpy.compress_numpy(values, write_header=False, **self._mode) if np.isfinite(values).all() and n else b""
+        stream = (
+            zfpy.compress_numpy(values, write_header=False, **self._mode) if np.isfinite(values).all() and n else b""
+        )
         if n == 0 or not 0 < len(stream) <= values.nbytes:
             wire[0], stream = _RAW, values.tobytes()
         else:

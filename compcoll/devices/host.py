@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _host, config
-from .arrays import load, store
 from ..errors import InvalidBuffer, UnsupportedDType
+from .arrays import load, store
 
 Array = npt.NDArray[Any]
 

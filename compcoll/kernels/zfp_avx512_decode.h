@@ -80,7 +80,7 @@ FirstPlanes<T> read_first_planes(V next_bits) {
     LanePlane plane = first_plane<T>(next_bits);
     FirstPlanes<T> first{plane.bits, plane.step, 0};
     for (int p = 1; p < lockstep_planes; ++p) {
-        next_bits = rotate_right<T>(next_bits, plane.step);  // by the low bits: the length
+        next_bits = _mm512_rorv_epi32(next_bits, plane.step);  // by five bits: the length
         plane = next_plane<T>(next_bits, plane.step);
         first.nibbles = _mm512_or_si512(first.nibbles, left<T>(plane.bits, 4 * p));
         first.length = add<T>(first.length, plane.step);

@@ -2,64 +2,10 @@
 // one a block. See zfp.h for the format; the comments here say how a step is done for many blocks at once.
 #pragma once
 
-#include "zfp_avx512_tables.h"
+#include "zfp_avx512_lanes.h"
 
 namespace compcoll {
 namespace {
-
-template <class T> constexpr int group_blocks = 64 / sizeof(T);       // one lane a block
-template <class T> constexpr int group_values = 4 * group_blocks<T>;
-template <class T> constexpr int halves = sizeof(T) == 4 ? 2 : 1;     // registers of 64-bit strings for a group
-
-// --- lanes of the element's size ----------------------------------------------------------------------------------------------
-
-template <class T> constexpr bool single = sizeof(T) == 4;
-
-template <class T> V all(int64_t x) { return single<T> ? _mm512_set1_epi32(int(x)) : _mm512_set1_epi64(x); }
-template <class T> V add(V a, V b) { return single<T> ? _mm512_add_epi32(a, b) : _mm512_add_epi64(a, b); }
-template <class T> V sub(V a, V b) { return single<T> ? _mm512_sub_epi32(a, b) : _mm512_sub_epi64(a, b); }
-template <class T> V larger(V a, V b) { return single<T> ? _mm512_max_epu32(a, b) : _mm512_max_epu64(a, b); }
-template <class T> V half(V a) { return single<T> ? _mm512_srai_epi32(a, 1) : _mm512_srai_epi64(a, 1); }
-template <class T> V left(V a, int n) { return single<T> ? _mm512_slli_epi32(a, n) : _mm512_slli_epi64(a, n); }
-template <class T> V right(V a, int n) { return single<T> ? _mm512_srli_epi32(a, n) : _mm512_srli_epi64(a, n); }
-template <class T> V right(V a, V n) { return single<T> ? _mm512_srlv_epi32(a, n) : _mm512_srlv_epi64(a, n); }
-template <class T> V leading_zeros(V a) { return single<T> ? _mm512_lzcnt_epi32(a) : _mm512_lzcnt_epi64(a); }
-
-template <class T>
-auto below(V a, V b) {  // a < b, unsigned, a mask
-    if constexpr (single<T>) return _mm512_cmplt_epu32_mask(a, b);
-    else return _mm512_cmplt_epu64_mask(a, b);
-}
-
-template <class T> using Mask = decltype(below<T>(V(), V()));
-
-template <class T>
-V only(Mask<T> mask, V a) {
-    if constexpr (single<T>) return _mm512_maskz_mov_epi32(mask, a);
-    else return _mm512_maskz_mov_epi64(mask, a);
-}
-
-template <class T>
-V left_only(Mask<T> mask, V a, V n) {
-    if constexpr (single<T>) return _mm512_maskz_sllv_epi32(mask, a, n);
-    else return _mm512_maskz_sllv_epi64(mask, a, n);
-}
-
-// x[k] holds the blocks k·lanes/4 …; c[i] gets element i of all blocks, in the lane order of the tables.
-template <class T>
-void transpose(const V (&x)[4], V (&c)[4]) {
-    if constexpr (single<T>) {
-        const V a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
-        const V d = _mm512_unpacklo_epi32(x[2], x[3]), e = _mm512_unpackhi_epi32(x[2], x[3]);
-        c[0] = _mm512_unpacklo_epi64(a, d), c[1] = _mm512_unpackhi_epi64(a, d);
-        c[2] = _mm512_unpacklo_epi64(b, e), c[3] = _mm512_unpackhi_epi64(b, e);
-    } else {
-        const V a = _mm512_unpacklo_epi64(x[0], x[1]), b = _mm512_unpackhi_epi64(x[0], x[1]);
-        const V d = _mm512_unpacklo_epi64(x[2], x[3]), e = _mm512_unpackhi_epi64(x[2], x[3]);
-        c[0] = _mm512_shuffle_i64x2(a, d, 0x88), c[2] = _mm512_shuffle_i64x2(a, d, 0xdd);
-        c[1] = _mm512_shuffle_i64x2(b, e, 0x88), c[3] = _mm512_shuffle_i64x2(b, e, 0xdd);
-    }
-}
 
 // --- from values to coefficients ----------------------------------------------------------------------------------------------
 
@@ -180,24 +126,6 @@ V four_rows(const V (&d)[4]) {
     return ternary<b_if_c_else_a>(ab, cd, _mm512_set1_epi64(low));
 }
 
-template <class T>
-struct Halves {
-    V at[halves<T>];
-};
-
-// A double word of each block in the high half of its quadword, another one in the low half.
-template <class T>
-Halves<T> widen(V high, V low) {
-    if constexpr (single<T>) return {{_mm512_unpacklo_epi32(low, high), _mm512_unpackhi_epi32(low, high)}};
-    else return {{ternary<b_if_c_else_a>(high, low, low_half())}};
-}
-
-template <class T>
-Halves<T> zero_extend(V a) {
-    if constexpr (single<T>) return {{_mm512_unpacklo_epi32(a, V()), _mm512_unpackhi_epi32(a, V())}};
-    else return {{a}};
-}
-
 // Matrices with rows [- - n1 n0 d3 d2 d1 d0].
 template <class T, int octet>
 Halves<T> octet_matrices(const V (&d)[4], const Significance& n) {
@@ -246,11 +174,6 @@ inline V low_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&ni
 inline V high_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_high), matrices, 0); }
 
 // --- strings of W words, one a lane -------------------------------------------------------------------------------------------
-
-template <int W>
-struct Strings {
-    V word[W];
-};
 
 // Shift counts beyond the lane, also negative ones, give zero.
 template <int W>

@@ -237,15 +237,16 @@ BlockBits<T> block_bits(const uint64_t* words, int b, int maxbits) {
     return bits;
 }
 
-// Strings of codes of more than one word. Marks as rare those that start with zeros that no encoder writes.
+// Strings of codes of more than one word. Marks as rare those that start with zeros that no encoder writes; returns if there are.
 template <class T>
-void decode_long(const uint64_t* words, int maxbits, Group<T>& g) {
+bool decode_long(const uint64_t* words, int maxbits, Group<T>& g) {
     constexpr int header = zfp::header_bits<T>, most_words = zfp::most_words<T>;
+    bool any_rare = false;
     for (int b = 0; b < group_blocks; ++b) {
         if (!g.live[b]) continue;
         const int empty = empty_planes(g.code[0][b]);
         if (empty > most_empty_planes) {
-            g.rare[b] = true;
+            any_rare = g.rare[b] = true;
             continue;
         }
         const Start start = decode_start(g.code[0][b], empty);
@@ -263,6 +264,7 @@ void decode_long(const uint64_t* words, int maxbits, Group<T>& g) {
             for (int w = 0; w < most_words; ++w) g.string[w][b] = string[w];
         }
     }
+    return any_rare;
 }
 
 // maxbits words, then two zeros, to coefficients and headers.
@@ -281,6 +283,7 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
     } else {
         for (int b = 0; b < group_blocks; ++b) g.code[0][b] = window(words, 1, b * maxbits) & low_bits(maxbits);
     }
+    uint64_t any_rare = 0;
     for (int b = 0; b < group_blocks; ++b) {
         const uint64_t code = g.code[0][b];
         const uint64_t h = code & low_bits(header) & (0 - (code & 1));
@@ -288,18 +291,19 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
         g.header[b] = h;
         g.live[b] = live;
         g.code[0][b] = code >> header | ~live;  // anything but empty: it is not looked at
+        any_rare |= uint64_t(h == lowest);
     }
-    for (int b = 0; b < group_blocks; ++b) g.rare[b] = g.header[b] == lowest;
+    std::memset(g.rare, 0, sizeof g.rare);
+    for (int b = 0; any_rare && b < group_blocks; ++b) g.rare[b] = g.header[b] == lowest;
     if (maxbits <= 64) {
-        const bool tight = budget < most_empty_planes + 16;
-        if (tight) decode_short<true, true>(g.code[0], budget, g.string[0], g.rare, g.mostly_long);
-        else if (rows == 1) decode_short<true, false>(g.code[0], budget, g.string[0], g.rare, g.mostly_long);
-        else decode_short<false, false>(g.code[0], budget, g.string[0], g.rare, g.mostly_long);
+        uint64_t* const code = g.code[0];
+        if (budget < most_empty_planes + 16) any_rare |= decode_short<true, true>(code, budget, g.string[0], g.rare, g.mostly_long);
+        else if (rows == 1) any_rare |= decode_short<true, false>(code, budget, g.string[0], g.rare, g.mostly_long);
+        else any_rare |= decode_short<false, false>(code, budget, g.string[0], g.rare, g.mostly_long);
     } else {
-        decode_long(words, maxbits, g);
+        any_rare |= decode_long(words, maxbits, g);
     }
-    g.any_rare = false;
-    for (int b = 0; b < group_blocks; ++b) g.any_rare |= g.rare[b];
+    g.any_rare = any_rare != 0;
     from_strings(g, rows);
 }
 

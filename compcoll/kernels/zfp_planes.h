@@ -208,10 +208,11 @@ inline bool decode_four(const uint64_t* codes, int budget, uint64_t* string, con
     return steps > 2;
 }
 
-// `rare` becomes true where a code starts with zeros that no encoder writes: that one is left to decode_block. A string of more
-// than two words cannot come out of so few bits. `tight`: two steps may read past the end, and a code may be all zeros.
+// `rare` becomes true where a code starts with zeros that no encoder writes: that one is left to decode_block. Returns whether
+// there may be any. A string of more than two words cannot come out of so few bits. `tight`: two steps may read past the end, and
+// a code may be all zeros.
 template <bool one_row, bool tight>
-inline void decode_short(const uint64_t* codes, int budget, uint64_t* string, bool* rare, bool& mostly_long) {
+inline bool decode_short(const uint64_t* codes, int budget, uint64_t* string, bool* rare, bool& mostly_long) {
     List longer;
     int most_empty = 0;
     for (int b = 0; mostly_long && b < group_blocks; ++b) longer.add_if(true, b);
@@ -241,6 +242,7 @@ inline void decode_short(const uint64_t* codes, int budget, uint64_t* string, bo
     mostly_long = 2 * slow * together > group_blocks;
     for (int b = 0; most_empty > most_empty_planes && b < group_blocks; ++b)
         rare[b] |= (codes[b] != 0 || !tight) && empty_planes(codes[b]) > most_empty_planes;
+    return most_empty > most_empty_planes;
 }
 
 // --- codes of any length -----------------------------------------------------------------------------------------------------

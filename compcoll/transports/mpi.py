@@ -61,8 +61,8 @@ class _Receiving:
 
 
 def _message(wire: Wire) -> list[Any]:
-    wire.message = [wire.buffer, wire.buffer.nbytes, MPI.BYTE]
-    return wire.message
+    message = wire.message = [wire.buffer, wire.buffer.nbytes, MPI.BYTE]
+    return message
 
 
 class MPITransport:
@@ -88,7 +88,7 @@ class MPITransport:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
-        self.nodes = self._find_nodes()
+        self.nodes: Sequence[int] = self._find_nodes()
 
     def _find_nodes(self) -> tuple[int, ...]:
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
@@ -138,7 +138,7 @@ class MPITransport:
 
 
 def transport_of(comm: Any, *, threads: bool) -> Transport:
-    """The transport for what a `Communicator` was given: an MPI communicator, None for MPI.COMM_WORLD, or a transport."""
+    """The transport for what a `Communicator` was given: an MPI communicator, None for COMM_WORLD, or a transport."""
     if comm is None:
         return MPITransport(MPI.COMM_WORLD, threads=threads)
     if not isinstance(comm, MPI.Comm) and isinstance(comm, Transport):

@@ -1,0 +1,363 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from compcoll.algorithms import choose
+from compcoll.codecs import DTYPES, Codec, get_codec, list_codecs
+from compcoll.errors import CompcollError
+
+from . import codecs, data, plot, sizes
+from .errors import UsageError
+from .machine import describe, describe_mpi
+from .report import COLUMNS, STATISTICS, Progress, Table, check_writable, write_csv, write_json
+from .timing import Limits
+
+PROGRAM = "python -m osu_like_bench"
+
+_COLLECTIVES = {
+    "allreduce": "mpirun -n 4 {program} allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,ring,p2p",
+    "allgather": "mpirun -n 4 {program} allgather -m 1K:16M --codec zfp --rate 16 --compare native,ring,direct",
+    "reduce_scatter": "mpirun -n 4 {program} reduce_scatter -m 16M --codec minmax --bits 8 --compare native,direct -f",
+    "bcast": "mpirun -n 4 {program} bcast -m 1M:64M --codec cast --wire-dtype float16 --compare native,binomial",
+    "alltoall": "mpirun -n 4 {program} alltoall -m 4M --codec zfp --rate 8 --compare native,pairwise --show all",
+}
+_CODECS = "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json"
+_PLOT = "{program} plot allreduce.json -o allreduce.png"
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+def _is_first() -> bool:
+    """Whether this is rank 0, as far as the launcher tells before MPI is initialised."""
+    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0") == "0"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that only rank 0 speaks for."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if _is_first():
+            super()._print_message(message, file)
+
+
+def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A type of argparse's that keeps the message of a `UsageError`."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def _at_least(low: float, number: Callable[[str], float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = number(text)
+        except ValueError:
+            value = low - 1
+        if not value >= low:
+            kind = "an integer" if number is int else "a number"
+            raise UsageError(f"{text!r}: {kind} of at least {low:g} is needed")
+        return value
+
+    parsed: Callable[[str], float] = _argument(parse)
+    return parsed
+
+
+def _columns(text: str) -> list[str]:
+    chosen = list(COLUMNS) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in chosen:
+        if name not in COLUMNS:
+            raise UsageError(f"there is no column {name!r}: all, or some of {', '.join(COLUMNS)}")
+    return chosen
+
+
+def _shared() -> argparse.ArgumentParser:
+    """Options of everything that measures."""
+    parser = _Parser(add_help=False)
+    values = parser.add_argument_group("values")
+    values.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
+    values.add_argument(
+        "--data", choices=list(data.KINDS), default="normal", help="kind of values (default: %(default)s)"
+    )
+    values.add_argument("--seed", type=_at_least(0, int), default=0, help="what the values depend on (default: 0)")
+    codec = parser.add_argument_group("codec")
+    codec.add_argument("--codec", choices=[*list_codecs(), "none"], help="what to compress with")
+    codec.add_argument("--rate", type=float, help="zfp: compressed bits per value")
+    codec.add_argument("--tolerance", type=float, help="zfp: largest absolute error")
+    codec.add_argument("--precision", type=int, help="zfp: bit planes")
+    codec.add_argument("--lossless", action="store_true", default=None, help="zfp: lose nothing")
+    codec.add_argument("--bits", type=int, help="minmax: bits of a code")
+    codec.add_argument("--block", type=int, help="minmax: values of a block")
+    codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
+    time = parser.add_argument_group("measuring")
+    time.add_argument("-x", "--warmup", type=_at_least(0, int), help="rounds before the clock runs")
+    time.add_argument("-i", "--iterations", type=_at_least(1, int), help="timed rounds at most")
+    time.add_argument(
+        "--time-cap",
+        type=_at_least(0, float),
+        metavar="S",
+        help="seconds for each measurement; 0: no limit, as with -i",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write all records as JSON")
+    output.add_argument("--csv", type=Path, metavar="FILE", help="write all records as CSV")
+    return parser
+
+
+def _statistic(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--statistic",
+        choices=list(STATISTICS),
+        default=default,
+        help="of the iterations, to be shown (default: %(default)s)",
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    examples = [*_COLLECTIVES.values(), _CODECS, _PLOT]
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Compressed collectives against MPI's own, in the manner of the OSU micro-benchmarks and nccl-tests.",
+        epilog=_examples(*examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    shared = _shared()
+
+    def command(name: str, text: str, example: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            parents=parents,
+            epilog=_examples(example),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    collective = _collective_options()
+    reduction = _Parser(add_help=False)
+    reduction.add_argument("--op", choices=("sum", "mean"), default="sum", help="reduction (default: %(default)s)")
+    for name, example in _COLLECTIVES.items():
+        reduces = [reduction] if name in ("allreduce", "reduce_scatter") else []
+        command(name, f"{name}, compressed and MPI's own", example, collective, *reduces, shared)
+
+    one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared)
+    one_process.add_argument(
+        "--size", type=_argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
+    )
+    one_process.add_argument(
+        "--instruction-set", default="best", metavar="NAMES", help="best (default), all, or names separated by commas"
+    )
+    one_process.add_argument("--threads", type=_at_least(1, int), default=1, help="threads of a kernel (default: 1)")
+
+    picture = command("plot", "curves of latency and speed-up from --json files", _PLOT)
+    picture.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what --json of a collective wrote")
+    picture.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="PICTURE", help="such as plot.png or plot.svg"
+    )
+    _statistic(picture, "median")
+    return parser
+
+
+def _collective_options() -> argparse.ArgumentParser:
+    parser = _Parser(add_help=False)
+    parser.add_argument(
+        *("-m", "--message-size"),
+        type=_argument(sizes.parse_range),
+        default=(None, None),
+        metavar="MIN:MAX",
+        help="bytes: from MIN, doubling, to MAX, or one size; suffixes K, M, G (default: one element to 1M)",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--algorithm", metavar="NAME", help="the one contender (default: auto)")
+    which.add_argument(
+        "--compare",
+        metavar="NAMES",
+        help="contenders in turns, ratios to the first: native (mpi4py's call), an algorithm, an algorithm with "
+        "_uncompressed, or (allreduce) p2p_ring, p2p_recursive_doubling, which compress inside send and receive",
+    )
+    parser.add_argument(
+        "-f", "--full", action="store_true", help="show the fastest, slowest and number of iterations, too"
+    )
+    parser.add_argument(
+        "--show", type=_argument(_columns), default=[], metavar="COLUMNS", help=f"all, or some of {','.join(COLUMNS)}"
+    )
+    _statistic(parser, "mean")
+    return parser
+
+
+def _examples(*examples: str) -> str:
+    return "\n".join(
+        ["example:" if len(examples) == 1 else "examples:", *(f"  {e.format(program=PROGRAM)}" for e in examples)]
+    )
+
+
+def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
+    """The codec that the arguments describe, or None."""
+    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "wire_dtype")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.codec in (None, "none"):
+        if given:
+            options = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise UsageError(f"{options} without a codec: give --codec {', '.join(list_codecs())}")
+        return None
+    if "wire_dtype" in given:
+        given["dtype"] = given.pop("wire_dtype")
+    return get_codec(arguments.codec, **given)
+
+
+def _run_collective(arguments: argparse.Namespace) -> int:
+    # MPI starts here: not for what runs in one process.
+    from . import contenders, sweep
+    from .cases import CASES, Ranks
+
+    codec = chosen_codec(arguments)
+    case = CASES[arguments.command]
+    itemsize = sizes_of(arguments.dtype)
+    asked = arguments.compare or arguments.algorithm or choose.AUTO
+    settings = sweep.Settings(
+        sizes=sizes.sweep(arguments.message_size, itemsize),
+        contenders=contenders.parse(asked, case.name, codec),
+        codec=codec,
+        dtype=arguments.dtype,
+        op=getattr(arguments, "op", "sum"),
+        data=arguments.data,
+        seed=arguments.seed,
+        warmup=arguments.warmup,
+        iterations=arguments.iterations,
+        time_cap=arguments.time_cap,
+        statistic=arguments.statistic,
+    )
+    if codec is not None:
+        _check_dtype(codec, arguments.dtype)
+    ranks = Ranks()
+    first = ranks.comm.rank == 0
+    about = describe() | {"mpi": describe_mpi(), "ranks": ranks.comm.size, "nodes": ranks.nodes}
+    table = Table(settings.contenders, settings.statistic, arguments.full, arguments.show)
+    progress = Progress(len(settings.sizes), quiet=not first)
+    progress.print(*sweep.head(case, settings, ranks, about), table.head())
+    try:
+        records = sweep.run(case, settings, ranks, table, progress)
+    finally:
+        progress.close()
+    return _finish(arguments, "collective", about, records, sweep.complaints(records), write=first)
+
+
+def sizes_of(dtype: str) -> int:
+    """Bytes of an element."""
+    from compcoll.devices.arrays import NUMPY_DTYPES
+
+    return int(NUMPY_DTYPES[dtype].itemsize)
+
+
+def _check_dtype(codec: Codec, dtype: str) -> None:
+    """Let the codec refuse an element type before anything runs."""
+    from compcoll.devices.host import HostDevice
+
+    codec.coder(HostDevice(), dtype)
+
+
+def _run_codecs(arguments: argparse.Namespace) -> int:
+    if arguments.codec == "none":
+        raise UsageError(
+            f"--codec none has no speed: give {', '.join(list_codecs())}, or none of them for the usual ones"
+        )
+    codec = chosen_codec(arguments)
+    about = describe()
+    progress = Progress(1 if codec else len(codecs.USUAL))
+    progress.print(
+        f"# Codecs, compcoll {about['compcoll']}, {about['cpu']}, {arguments.threads} thread(s)",
+        f"# {arguments.size} bytes of {arguments.dtype}, data {arguments.data}; "
+        "GB/s of uncompressed bytes, medians of runs in turns; accumulate: decode and add",
+    )
+    cap = codecs.TIME_CAP if arguments.iterations is None else 0.0
+    cap = cap if arguments.time_cap is None else arguments.time_cap
+    try:
+        records = codecs.run(
+            codecs.USUAL if codec is None else [codec],
+            size=arguments.size,
+            dtype=arguments.dtype,
+            kind=arguments.data,
+            seed=arguments.seed,
+            instruction_sets=codecs.chosen_sets(arguments.instruction_set),
+            threads=arguments.threads,
+            limits=Limits(
+                codecs.WARMUP if arguments.warmup is None else arguments.warmup,
+                arguments.iterations or codecs.ITERATIONS,
+                cap or float("inf"),
+            ),
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    return _finish(arguments, "codecs", about, records, codecs.complaints(records))
+
+
+def _finish(
+    arguments: argparse.Namespace,
+    kind: str,
+    about: dict[str, Any],
+    records: Sequence[Any],
+    complaints: Sequence[str],
+    *,
+    write: bool = True,
+) -> int:
+    if write:
+        if arguments.json is not None:
+            write_json(arguments.json, kind, about, records)
+        if arguments.csv is not None:
+            write_csv(arguments.csv, about, records)
+        for complaint in complaints:
+            print(f"WRONG: {complaint}", file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def _run_plot(arguments: argparse.Namespace) -> int:
+    plot.plot(arguments.files, arguments.output, arguments.statistic)
+    return 0
+
+
+def _abort() -> NoReturn:
+    """End all ranks: the others may wait for this one."""
+    from mpi4py import MPI
+
+    traceback.print_exc()
+    sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(1)
+    raise SystemExit(1)
+
+
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; exit status 1 if results were wrong, 2 if the arguments were.
+
+    Parameters
+    ----------
+    words : sequence of str, optional
+        The arguments; those of the process by default.
+    """
+    parser = build_parser()
+    arguments = parser.parse_args(words)
+    runs = {"codecs": _run_codecs, "plot": _run_plot}
+    try:
+        check_writable(*(getattr(arguments, name, None) for name in ("json", "csv", "output")))
+        status = runs.get(arguments.command, _run_collective)(arguments)
+    except (UsageError, CompcollError) as error:
+        parser.error(str(error))
+    except Exception:
+        if arguments.command in runs:
+            raise
+        _abort()
+    sys.exit(status)

@@ -1,0 +1,245 @@
+"""Throughput of codecs in one process, against copying memory and other implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from compcoll.codecs import ZFP, Cast, Codec, MinMax
+from compcoll.devices.arrays import NUMPY_DTYPES
+from compcoll.devices.host import HostDevice
+
+from . import data
+from .bounds import loss_of
+from .errors import UsageError
+from .report import Progress
+from .rivals import OPERATIONS, RIVALS, Operation, available
+from .timing import Limits, Times, measure
+
+Array = npt.NDArray[Any]
+
+USUAL: tuple[Codec, ...] = (ZFP(rate=8), ZFP(rate=16), MinMax(), Cast("float16"), Cast("bfloat16"))
+"""Measured unless one codec is asked for."""
+
+MEMCPY = "memcpy"
+
+ITERATIONS, WARMUP, TIME_CAP = 51, 2, 0.4
+
+
+@dataclass(frozen=True)
+class CodecRecord:
+    """One operation of one implementation. Throughput in 1e9 uncompressed bytes a second, of the median.
+
+    Attributes
+    ----------
+    implementation : str
+        An instruction set of compcoll's kernels, or memcpy, zfpy, numpy or torch.
+    operation : str
+        encode, decode or accumulate (decode and add).
+    versus : dict
+        This throughput by that of each other implementation.
+    wrong : int
+        Decoded elements outside the codec's bound.
+    """
+
+    codec: str
+    operation: str
+    implementation: str
+    dtype: str
+    data: str
+    size: int
+    threads: int
+    throughput: float
+    avg_us: float
+    median_us: float
+    min_us: float
+    max_us: float
+    iterations: int
+    ratio: float = 1.0
+    error: float = 0.0
+    wrong: int = 0
+    versus: dict[str, float] = field(default_factory=dict)
+
+
+def chosen_sets(text: str) -> list[str]:
+    """Names of instruction sets, separated by commas; ``best`` and ``all`` are understood.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+    """
+    supported = HostDevice.instruction_sets()
+    if text in ("best", "all"):
+        return supported[-1:] if text == "best" else supported
+    chosen = [name.strip() for name in text.split(",")]
+    for name in chosen:
+        if name not in supported:
+            raise UsageError(f"this CPU cannot run instruction set {name!r}: best, all, or of {', '.join(supported)}")
+    return chosen
+
+
+@dataclass(frozen=True)
+class Own:
+    """compcoll's kernels of one instruction set on some values."""
+
+    operations: Mapping[str, Operation]
+    ratio: float
+    error: float
+    wrong: int
+
+
+def _own(codec: Codec, x: Array, instruction_set: str, threads: int) -> Own:
+    name = x.dtype.name
+    coder = codec.coder(HostDevice(threads, instruction_set), name)
+    stored = HostDevice.flat(x, name)
+    decoded, sums = np.empty_like(stored), stored.copy()
+    buffer = np.empty(coder.wire_nbytes(x.size), np.uint8)
+    wire = buffer[: coder.encode(x.size, stored, (), buffer)]
+    coder.decode(x.size, None, (wire,), decoded)
+    operations: dict[str, Operation] = {
+        "encode": lambda: coder.encode(x.size, stored, (), buffer),
+        "decode": lambda: coder.decode(x.size, None, (wire,), decoded),
+        "accumulate": lambda: coder.decode(x.size, sums, (wire,), sums),
+    }
+    exact, got = (array.view(x.dtype).astype(np.float64) for array in (stored, decoded))
+    loss = loss_of(codec, name)
+    difference = np.abs(got - exact)
+    size = float(np.sqrt(np.sum(exact**2)))
+    # Half-precision results are rounded once more.
+    allowed = loss.spread_out(loss.of_blocks(exact), x.size) + (np.abs(got) * 2.0**-8 if x.itemsize == 2 else 0.0)
+    return Own(
+        operations,
+        x.nbytes / wire.nbytes,
+        float(np.sqrt(np.sum(difference**2))) / size if size else 0.0,
+        int(np.count_nonzero(~(difference <= allowed))),
+    )
+
+
+def _memcpy(x: Array) -> Operation:
+    source, target = x.view(np.uint8), np.ones(x.nbytes, np.uint8)
+    return lambda: np.copyto(target, source)
+
+
+def run(
+    codecs: Sequence[Codec],
+    *,
+    size: int,
+    dtype: str,
+    kind: str,
+    seed: int,
+    instruction_sets: Sequence[str],
+    threads: int,
+    limits: Limits,
+    progress: Progress,
+) -> list[CodecRecord]:
+    """Measure some codecs, all implementations of a codec in turns.
+
+    Parameters
+    ----------
+    codecs : sequence of Codec
+        Which.
+    size : int
+        Uncompressed bytes.
+    dtype, kind, seed
+        Element type and values, as `data.make` takes them.
+    instruction_sets : sequence of str
+        Of compcoll's kernels.
+    threads : int
+        Threads of each kernel, and torch's.
+    limits : Limits
+        How long.
+    progress : Progress
+        Prints the table's rows.
+    """
+    itemsize = NUMPY_DTYPES[dtype].itemsize
+    if size < itemsize or size % itemsize:
+        raise UsageError(f"size {size} is not a multiple of the {itemsize} bytes of a {dtype}")
+    rivals = available(threads)
+    progress.print(head(list(rivals)))
+    records: list[CodecRecord] = []
+    for codec in codecs:
+        progress.step(repr(codec))
+        x = data.make(kind, size // itemsize, dtype, (seed, 0))
+        own = {name: _own(codec, x, name, threads) for name in instruction_sets}
+        others = {name: RIVALS[name](codec, x) for name in rivals}
+        actions: dict[tuple[str, str], Callable[[], Any]] = {(MEMCPY, ""): _memcpy(x)}
+        for name, operations in {**{name: o.operations for name, o in own.items()}, **others}.items():
+            actions |= {(name, operation): operations[operation] for operation in OPERATIONS if operation in operations}
+        times = dict(zip(actions, measure(list(actions.values()), limits), strict=True))
+
+        def record(name: str, operation: str, times: Mapping[tuple[str, str], Times], **more: Any) -> CodecRecord:
+            taken = times[name, operation]
+            versus = {
+                other: seconds.median / taken.median
+                for (other, done), seconds in times.items()
+                if other not in instruction_sets and other != name and done in ("", operation)
+            }
+            return CodecRecord(
+                codec=more.pop("label"),
+                operation=operation,
+                implementation=name,
+                dtype=dtype,
+                data=kind,
+                size=size,
+                threads=threads,
+                throughput=size / taken.median / 1e9,
+                avg_us=taken.mean * 1e6,
+                median_us=taken.median * 1e6,
+                min_us=taken.min * 1e6,
+                max_us=taken.max * 1e6,
+                iterations=taken.iterations,
+                versus=versus,
+                **more,
+            )
+
+        for name, operation in actions:
+            quality = {}
+            if name in own:
+                quality = {key: getattr(own[name], key) for key in ("ratio", "error", "wrong")}
+            records.append(record(name, operation, times, label=label(codec), **quality))
+            if name in own:
+                progress.print(row(records[-1], list(rivals)))
+    return records
+
+
+def label(codec: Codec) -> str:
+    """A codec with the options that are set, in short."""
+    if isinstance(codec, ZFP):
+        modes = ("rate", "tolerance", "precision", "lossless")
+        return "zfp " + ",".join(f"{mode}={value:g}" for mode in modes if (value := getattr(codec, mode)))
+    if isinstance(codec, MinMax):
+        return f"minmax bits={codec.bits}" + (f",block={codec.block}" if codec.block != MinMax().block else "")
+    return f"cast {codec.dtype}" if isinstance(codec, Cast) else repr(codec)
+
+
+def head(rivals: Sequence[str]) -> str:
+    """The line of column heads."""
+    versus = "".join(f"{'x ' + name:>10}" for name in (MEMCPY, *rivals))
+    return (
+        f"{'# Codec':<20}{'Operation':<12}{'Kernels':<10}{'GB/s':>8}{versus}{'Ratio':>9}{'Rel. error':>12}{'#wrong':>8}"
+    )
+
+
+def row(record: CodecRecord, rivals: Sequence[str]) -> str:
+    """The line of one record."""
+    versus = "".join(
+        f"{record.versus[name]:>10.2f}" if name in record.versus else f"{'-':>10}" for name in (MEMCPY, *rivals)
+    )
+    return (
+        f"{record.codec:<20}{record.operation:<12}{record.implementation:<10}{record.throughput:>8.2f}{versus}"
+        f"{record.ratio:>9.2f}{record.error:>12.2e}{record.wrong:>8}"
+    )
+
+
+def complaints(records: Sequence[CodecRecord]) -> list[str]:
+    """A line for each record with wrong elements."""
+    return [
+        f"{record.codec}, {record.implementation}: {record.wrong} decoded elements outside the codec's bound"
+        for record in records
+        if record.wrong and record.operation == OPERATIONS[0]
+    ]

@@ -1,0 +1,203 @@
+"""A collective over a range of message sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compcoll.codecs import Codec
+from compcoll.devices.arrays import NUMPY_DTYPES
+
+from . import contenders, data
+from .bounds import loss_of, path_of, result_loss
+from .cases import Case, Ranks
+from .contenders import Contender
+from .errors import UsageError
+from .report import STATISTICS, Progress, Record, Table
+from .timing import Limits, Times, measure
+from .verify import verify
+
+LARGE = 8192
+"""OSU measures longer messages with fewer iterations."""
+
+ITERATIONS, WARMUP = (1000, 100), (100, 10)
+"""OSU's numbers of iterations and of rounds before them, for small and for large messages."""
+
+TIME_CAP = 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and how.
+
+    Attributes
+    ----------
+    sizes : sequence of int
+        Bytes, as `Case.size_is` says.
+    contenders : sequence of str
+        Names, the first being what others are compared with.
+    codec : Codec or None
+        What they compress with.
+    dtype, op, data, seed
+        Element type, ``"sum"`` or ``"mean"``, kind of values and what they depend on.
+    warmup, iterations : int or None
+        Rounds; OSU's numbers by default.
+    time_cap : float or None
+        Seconds for one contender at one size; `TIME_CAP` by default, unless `iterations` is given. 0: no limit.
+    statistic : str
+        One of `report.STATISTICS`.
+    """
+
+    sizes: Sequence[int]
+    contenders: Sequence[str]
+    codec: Codec | None
+    dtype: str
+    op: str
+    data: str
+    seed: int
+    warmup: int | None
+    iterations: int | None
+    time_cap: float | None
+    statistic: str
+
+    def limits(self, size: int) -> Limits:
+        """How long to measure messages of that size."""
+        large = int(size > LARGE)
+        cap = self.time_cap
+        if cap is None:
+            cap = TIME_CAP if self.iterations is None else 0.0
+        return Limits(
+            WARMUP[large] if self.warmup is None else self.warmup,
+            ITERATIONS[large] if self.iterations is None else self.iterations,
+            cap or float("inf"),
+        )
+
+
+def head(case: Case, settings: Settings, ranks: Ranks, run: dict[str, Any]) -> list[str]:
+    """The lines above the table."""
+    codec = "no codec" if settings.codec is None else repr(settings.codec)
+    op = f", {settings.op}" if case.reduces else ""
+    nodes = f"{ranks.nodes} node" + "s" * (ranks.nodes > 1)
+    return [
+        f"# OSU-style {case.title} Latency Test, compcoll {run['compcoll']}",
+        f"# {ranks.comm.size} ranks on {nodes}, {run['mpi']}, {run['cpu']} ({run['instruction_set']})",
+        f"# {codec}, {settings.dtype}{op}, data {settings.data}; size: {case.size_is}, in bytes",
+    ]
+
+
+def run(case: Case, settings: Settings, ranks: Ranks, table: Table, progress: Progress) -> list[Record]:
+    """Measure and verify all contenders at all sizes.
+
+    Parameters
+    ----------
+    case : Case
+        The collective.
+    settings : Settings
+        What to measure.
+    ranks : Ranks
+        Who takes part.
+    table : Table
+        Forms the lines that are printed.
+    progress : Progress
+        Prints them.
+    """
+    size = ranks.comm.size
+    dtype = NUMPY_DTYPES[settings.dtype]
+    lengths = [length for s in settings.sizes if (length := case.length(s, dtype.itemsize, size))]
+    if not lengths:
+        smallest = case.size(1, dtype.itemsize, size)
+        raise UsageError(f"{case.name} on {size} ranks needs sizes of at least {smallest} bytes of {settings.dtype}")
+    # Smaller messages are the beginning of the largest.
+    shapes = case.shapes(lengths[-1], size)
+    x = data.make(settings.data, shapes[0][0] * lengths[-1], settings.dtype, (settings.seed, ranks.comm.rank))
+    out = np.empty(shapes[1][0] * lengths[-1], dtype)
+    records: list[Record] = []
+    for length in dict.fromkeys(lengths):
+        nbytes = case.size(length, dtype.itemsize, size)
+        progress.step(f"{nbytes} bytes")
+        sent, got = (
+            whole[: shape[0] * shape[1]].reshape(shape)
+            for whole, shape in zip((x, out), case.shapes(length, size), strict=True)
+        )
+        case.prepare(sent, got, ranks.comm.rank)
+        runners = [
+            contenders.make(name, case, ranks, sent, got, codec=settings.codec, mean=settings.op == "mean")
+            for name in settings.contenders
+        ]
+        times = measure(
+            [runner.run for runner in runners],
+            settings.limits(nbytes),
+            barrier=ranks.comm.Barrier,
+            slowest=ranks.largest,
+        )
+        rows = [
+            _record(case, settings, ranks, runner, sent, got, taken, times[0])
+            for runner, taken in zip(runners, times, strict=True)
+        ]
+        progress.print(*table.rows(rows))
+        records += rows
+    return records
+
+
+def _record(
+    case: Case,
+    settings: Settings,
+    ranks: Ranks,
+    contender: Contender,
+    x: Any,
+    out: Any,
+    times: Times,
+    first: Times,
+) -> Record:
+    """Run a contender once more, verify what it does, and write all down."""
+    comm = ranks.comm
+    mean = case.reduces and settings.op == "mean"
+    case.prepare(x, out, comm.rank)
+    contender.run()
+    ran = contender.ran()
+    codec = settings.codec if ran.compressed else None
+    terms = comm.size if case.reduces else 1
+    path = path_of(case.name, ran.algorithm, comm.size, ranks.nodes)
+    allowed = result_loss(loss_of(codec, settings.dtype), path, settings.dtype, terms + mean)
+    verdict = verify(case, comm, x, out, allowed, 1.0 / comm.size if mean else 1.0)
+    total = max(x.nbytes, out.nbytes)
+    algbw = total / times.mean / 1e9
+    field = settings.statistic
+    return Record(
+        collective=case.name,
+        size=case.size(x.shape[1], x.itemsize, comm.size),
+        total_bytes=total,
+        dtype=settings.dtype,
+        op=settings.op if case.reduces else "",
+        data=settings.data,
+        ranks=comm.size,
+        nodes=ranks.nodes,
+        contender=contender.name,
+        algorithm=ran.algorithm,
+        codec=None if codec is None else repr(codec),
+        **{STATISTICS[name][1]: getattr(times, name) * 1e6 for name in STATISTICS},
+        max_us=times.max * 1e6,
+        iterations=times.iterations,
+        algbw=algbw,
+        busbw=algbw * case.busbw(comm.size),
+        speedup=getattr(first, field) / getattr(times, field),
+        ratio=ran.ratio,
+        error=verdict.error,
+        error_max=verdict.error_max,
+        wrong=verdict.outside + (verdict.different if contender.same_bits else 0),
+        different=verdict.different,
+        seconds=ran.seconds,
+    )
+
+
+def complaints(records: Sequence[Record]) -> list[str]:
+    """A line for each record with wrong elements."""
+    return [
+        f"{record.contender} at {record.size} bytes: {record.wrong} wrong elements "
+        f"({record.different} differ between ranks), relative error {record.error:.2e}"
+        for record in records
+        if record.wrong
+    ]
