@@ -23,6 +23,10 @@ def get_communicator(comm: MPI.Comm | Communicator | None = None) -> Communicato
     comm : mpi4py.MPI.Intracomm or Communicator, optional
         MPI.COMM_WORLD by default; a `Communicator` is returned as it is.
     """
+    if comm is None:
+        known = _WORLD.Get_attr(_KEY)
+        if isinstance(known, Communicator):
+            return known
     if isinstance(comm, Communicator):
         return comm
     owner = _WORLD if comm is None else comm

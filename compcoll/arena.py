@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .algorithms.agree import opening_wires
+from .algorithms.agree import rounds
 
 _ALIGNMENT = 64
 
@@ -15,12 +15,12 @@ class Arena:
 
     Attributes
     ----------
-    opening : list of pairs of Wire
-        Of the collective that holds the arena: always there.
+    opening : list of Round
+        For the opening of the collective that holds the arena.
     """
 
-    def __init__(self, allocate: Callable[[int], Any], size: int) -> None:
-        self.opening = opening_wires(size, allocate)
+    def __init__(self, allocate: Callable[[int], Any], rank: int, size: int) -> None:
+        self.opening = rounds(rank, size)
         self._allocate = allocate
         self._slab = allocate(0)
         self._used = 0
@@ -41,15 +41,16 @@ class Arena:
 
 
 class ArenaPool:
-    """As many arenas as there have been collectives in flight at once, among ``size`` ranks."""
+    """As many arenas as there have been collectives in flight at once on this rank."""
 
-    def __init__(self, allocate: Callable[[int], Any], size: int) -> None:
+    def __init__(self, allocate: Callable[[int], Any], rank: int, size: int) -> None:
         self._allocate = allocate
+        self._rank = rank
         self._size = size
         self._free: list[Arena] = []
 
     def acquire(self) -> Arena:
-        return self._free.pop() if self._free else Arena(self._allocate, self._size)
+        return self._free.pop() if self._free else Arena(self._allocate, self._rank, self._size)
 
     def release(self, arena: Arena) -> None:
         arena.reset()

@@ -43,8 +43,8 @@ class Prepared(NamedTuple):
         What the caller gets; None if `run` returns it.
     run : callable
         Makes the steps.
-    at_once : callable or None
-        Does the same by a call of MPI's that blocks.
+    at_once : bool
+        Whether `run` calls what blocks in MPI.
     nbytes : int
         Bytes of this rank's buffer.
     """
@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
     plan: Plan
     result: Any
     run: Callable[[Means], Steps]
-    at_once: Callable[[], None] | None
+    at_once: bool
     nbytes: int
 
 
@@ -84,28 +84,30 @@ class Collectives:
         self._size = size
         self._mpi = mpi
         self._default = default
-        self._plans: dict[Call, Plan] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def allreduce(
         self,
         blocking: bool,
         x: Any,
-        /,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        **compression: Any,
+        op: Any,
+        out: Any,
+        feedback: ErrorFeedback | None,
+        compression: dict[str, Any],
     ) -> Prepared:
         device, mpi, op = self._device, self._mpi, operation_name(op)
         dtype, flat, result, flat_out = self._buffers(x, None, out)
         plan = self._plan("allreduce", flat, dtype, op, compression, blocking=blocking)
-        residual = self._residual(feedback, plan, flat.size, dtype)
+        residual = None if feedback is None else self._residual(feedback, plan, flat.size, dtype)
         scale = 1.0 / self._size if op == "mean" else 1.0
 
+        if plan.algorithm == choose.NATIVE:
+            assert mpi is not None
+            start = mpi.allreduce if blocking else mpi.iallreduce
+            reduction = native.reduce(start, op, device, flat, flat_out, dtype, scale)
+            return self._prepared(plan, flat, flat_out, result, lambda means: reduction, blocking)
+
         def run(means: Means) -> Steps:
-            if plan.algorithm == choose.NATIVE:
-                assert mpi is not None
-                return native.reduce(lambda a, b: mpi.iallreduce(a, b, op), device, flat, flat_out, dtype, scale)
             job = self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size), scale, residual)
             if plan.algorithm != choose.HIERARCHICAL:
                 return choose.ALLREDUCE[plan.algorithm](job)
@@ -115,17 +117,9 @@ class Collectives:
                 job, plan.raw, between, lambda parts: balanced_chunks(flat.size, parts, plan.block, plan.segment)
             )
 
-        def at_once() -> None:
-            assert mpi is not None
-            sums = device.for_mpi(flat_out, dtype)
-            mpi.allreduce(device.for_mpi(flat, dtype) if flat is not flat_out else sums, sums, op)
-            if scale != 1.0:
-                device.multiply(sums, scale)
-            device.from_mpi(sums, flat_out, dtype)
+        return self._prepared(plan, flat, flat_out, result, run)
 
-        return self._prepared(plan, flat, flat_out, result, run, at_once if plan.algorithm == choose.NATIVE else None)
-
-    def reduce_scatter(self, x: Any, /, op: Any = "sum", out: Any = None, **compression: Any) -> Prepared:
+    def reduce_scatter(self, x: Any, op: Any, out: Any, compression: dict[str, Any]) -> Prepared:
         device, mpi, op = self._device, self._mpi, operation_name(op)
         device.check_readable(x, "x")
         shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
@@ -136,7 +130,7 @@ class Collectives:
         def run(means: Means) -> Steps:
             if plan.algorithm == choose.NATIVE:
                 assert mpi is not None
-                return native.reduce(lambda a, b: mpi.ireduce_scatter(a, b, op), device, flat, flat_out, dtype, scale)
+                return native.reduce(mpi.ireduce_scatter, op, device, flat, flat_out, dtype, scale)
             chunks = self._equal(plan, flat_out.size)
             job = self._job(means, plan, flat, flat_out, chunks, scale)
             job.out.offset = self._rank * flat_out.size
@@ -144,7 +138,7 @@ class Collectives:
 
         return self._prepared(plan, flat, flat_out, result, run)
 
-    def allgather(self, x: Any, /, out: Any = None, **compression: Any) -> Prepared:
+    def allgather(self, x: Any, out: Any, compression: dict[str, Any]) -> Prepared:
         mpi = self._mpi
         self._device.check_readable(x, "x")
         dtype, flat, result, flat_out = self._buffers(x, (self._size, *x.shape), out)
@@ -160,7 +154,7 @@ class Collectives:
 
         return self._prepared(plan, flat, flat_out, result, run)
 
-    def allgatherv(self, x: Any, /, **compression: Any) -> Prepared:
+    def allgatherv(self, x: Any, compression: dict[str, Any]) -> Prepared:
         mpi, device = self._mpi, self._device
         device.check_readable(x, "x")
         if x.ndim == 0:
@@ -189,9 +183,9 @@ class Collectives:
                 yield from choose.ALLGATHER[plan.algorithm](job)
             return result
 
-        return Prepared(plan, None, run, None, x.nbytes)
+        return Prepared(plan, None, run, False, x.nbytes)
 
-    def bcast(self, x: Any, /, root: int = 0, out: Any = None, **compression: Any) -> Prepared:
+    def bcast(self, x: Any, root: int, out: Any, compression: dict[str, Any]) -> Prepared:
         mpi, device = self._mpi, self._device
         if root not in range(self._size):
             raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
@@ -208,7 +202,7 @@ class Collectives:
 
         return self._prepared(plan, flat, flat_out, result, run)
 
-    def alltoall(self, x: Any, /, out: Any = None, **compression: Any) -> Prepared:
+    def alltoall(self, x: Any, out: Any, compression: dict[str, Any]) -> Prepared:
         mpi = self._mpi
         dtype, flat, result, flat_out = self._buffers(x, None, out)
         self._split(x.shape, "alltoall")
@@ -232,19 +226,16 @@ class Collectives:
         flat_out: Any,
         result: Any,
         run: Callable[[Means], Steps],
-        at_once: Callable[[], None] | None = None,
+        at_once: bool = False,
     ) -> Prepared:
         if self._size > 1:
             return Prepared(plan, result, run, at_once, flat.nbytes)
 
-        def copy() -> None:
+        def copy(means: Means) -> Steps:
             self._device.copy(flat, flat_out)
-
-        def copying(means: Means) -> Steps:
-            copy()
             yield None
 
-        return Prepared(plan._replace(codec=None, algorithm=COPY), result, copying, copy, flat.nbytes)
+        return Prepared(plan._replace(codec=None, algorithm=COPY), result, copy, at_once, flat.nbytes)
 
     def _buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Any, Any, Any]:
         """The element type, the flat input, the result and the flat result."""
@@ -252,7 +243,8 @@ class Collectives:
         device.check_readable(x, "x")
         dtype = device.dtype_name(x)
         flat = device.flat(x, dtype)
-        shape = x.shape if shape is None else shape
+        if shape is None:
+            shape = x.shape
         if out is None:
             out = device.empty_like(x, shape)
         elif device.check_writable(out, x, shape):
@@ -271,27 +263,23 @@ class Collectives:
         uneven: bool = False,
         detail: str = "",
     ) -> Plan:
-        codec, algorithm = self._compression(**compression) if compression else self._default
         n = -1 if uneven else flat.size
-        call = Call(collective, n, dtype, flat.itemsize, op, codec, algorithm, blocking, detail)
-        plan = self._plans.get(call)
-        if plan is None:
+        key = (collective, n, dtype, op, blocking, detail, *compression.items())
+        try:
+            return self._plans[key]
+        except (KeyError, TypeError):  # new, or made of what cannot be a key and will be refused
+            codec, algorithm = self._compression(**compression)
+            call = Call(collective, n, dtype, flat.itemsize, op, codec, algorithm, blocking, detail)
             plan = make_plan(call, device=self._device, size=self._size, native=self._mpi is not None)
-            self._plans[call] = plan
-        return plan
+            self._plans[key] = plan
+            return plan
 
-    def _compression(
-        self, /, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> tuple[Codec | None, str]:
+    def _compression(self, /, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Compression:
         if codec is ...:
             codec = self._default.codec if not options else None
-        if codec is not None or options:
-            codec = as_codec(codec, options)
-        return codec, algorithm or self._default.algorithm
+        return Compression(as_codec(codec, options), algorithm or self._default.algorithm)
 
-    def _residual(self, feedback: ErrorFeedback | None, plan: Plan, n: int, dtype: str) -> Any:
-        if feedback is None:
-            return None
+    def _residual(self, feedback: ErrorFeedback, plan: Plan, n: int, dtype: str) -> Any:
         if not isinstance(feedback, ErrorFeedback):
             raise InvalidArgument(f"feedback={feedback!r}: a compcoll.ErrorFeedback is needed")
         residual = feedback.prepare(n, dtype, self._device.zeros_residual)

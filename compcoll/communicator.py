@@ -10,13 +10,14 @@ from typing import Any, NoReturn
 
 from . import config
 from .algorithms import choose
-from .algorithms.agree import agree, fingerprint
+from .algorithms.agree import agree, fingerprint, rounds
 from .arena import ArenaPool
 from .codecs.base import Codec
 from .codecs.registry import as_codec
 from .collectives import Collectives, Compression, Means, Prepared
 from .devices.host import HostDevice
-from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument
+from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, PeerTimeout
+from .feedback import ErrorFeedback
 from .request import Engine, Request, Steps
 from .stats import Stats
 from .transports.base import Group, Transport
@@ -24,6 +25,10 @@ from .transports.mpi import MPITransport, transport_of
 
 _TAGS = 32768  # MPI promises tags up to 32767
 _TAGS_EACH = 4  # a collective's phases may overlap
+
+
+_NO_MEANS: Any = None
+"""For what MPI does itself."""
 
 
 class Communicator:
@@ -81,64 +86,66 @@ class Communicator:
         mpi = self._transport if isinstance(self._transport, MPITransport) else None
         self._collectives = Collectives(device, self.rank, self.size, mpi, default)
         self._engine = Engine(config.timeout() if timeout is None else timeout, threaded=threaded)
-        self._arenas = ArenaPool(device.empty_bytes, self.size)
+        self._arenas = ArenaPool(device.empty_bytes, self.rank, self.size)
+        self._opening = rounds(self.rank, self.size)
         self._sequence = 0
         self._broken: BaseException | None = None
         if threaded:
             atexit.register(_close, weakref.ref(self._engine))
 
-    def iallreduce(self, x: Any, /, **options: Any) -> Request:
-        """Start an allreduce; see `compcoll.iallreduce`."""
-        return self._run("allreduce", self._prepare("allreduce", self._collectives.allreduce, False, x, **options))
-
-    def ireduce_scatter(self, x: Any, /, **options: Any) -> Request:
-        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
-        return self._run(
-            "reduce_scatter", self._prepare("reduce_scatter", self._collectives.reduce_scatter, x, **options)
-        )
-
-    def iallgather(self, x: Any, /, **options: Any) -> Request:
-        """Start an allgather; see `compcoll.allgather`."""
-        return self._run("allgather", self._prepare("allgather", self._collectives.allgather, x, **options))
-
-    def iallgatherv(self, x: Any, /, **options: Any) -> Request:
-        """Start an allgatherv; see `compcoll.allgatherv`."""
-        return self._run("allgatherv", self._prepare("allgatherv", self._collectives.allgatherv, x, **options))
-
-    def ibcast(self, x: Any, /, root: int = 0, **options: Any) -> Request:
-        """Start a broadcast; see `compcoll.bcast`."""
-        return self._run("bcast", self._prepare("bcast", self._collectives.bcast, x, root, **options))
-
-    def ialltoall(self, x: Any, /, **options: Any) -> Request:
-        """Start an alltoall; see `compcoll.alltoall`."""
-        return self._run("alltoall", self._prepare("alltoall", self._collectives.alltoall, x, **options))
-
-    def allreduce(self, x: Any, /, **options: Any) -> Any:
+    def allreduce(
+        self, x: Any, *, op: Any = "sum", out: Any = None, feedback: ErrorFeedback | None = None, **compression: Any
+    ) -> Any:
         """Reduce all ranks' arrays; see `compcoll.allreduce`."""
-        prepared = self._prepare("allreduce", self._collectives.allreduce, True, x, **options)
-        if prepared.at_once is None:
-            return self._run("allreduce", prepared).wait()
-        return self._run_at_once("allreduce", prepared, prepared.at_once)
+        prepared = self._prepare(self._collectives.allreduce, True, x, op, out, feedback, compression)
+        return self._run_at_once("allreduce", prepared) if prepared.at_once else self._run("allreduce", prepared).wait()
 
-    def reduce_scatter(self, x: Any, /, **options: Any) -> Any:
+    def iallreduce(
+        self, x: Any, *, op: Any = "sum", out: Any = None, feedback: ErrorFeedback | None = None, **compression: Any
+    ) -> Request:
+        """Start an allreduce; see `compcoll.iallreduce`."""
+        prepare = self._collectives.allreduce
+        return self._run("allreduce", self._prepare(prepare, False, x, op, out, feedback, compression))
+
+    def ireduce_scatter(self, x: Any, *, op: Any = "sum", out: Any = None, **compression: Any) -> Request:
+        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
+        return self._run("reduce_scatter", self._prepare(self._collectives.reduce_scatter, x, op, out, compression))
+
+    def iallgather(self, x: Any, *, out: Any = None, **compression: Any) -> Request:
+        """Start an allgather; see `compcoll.allgather`."""
+        return self._run("allgather", self._prepare(self._collectives.allgather, x, out, compression))
+
+    def iallgatherv(self, x: Any, **compression: Any) -> Request:
+        """Start an allgatherv; see `compcoll.allgatherv`."""
+        return self._run("allgatherv", self._prepare(self._collectives.allgatherv, x, compression))
+
+    def ibcast(self, x: Any, root: int = 0, *, out: Any = None, **compression: Any) -> Request:
+        """Start a broadcast; see `compcoll.bcast`."""
+        return self._run("bcast", self._prepare(self._collectives.bcast, x, root, out, compression))
+
+    def ialltoall(self, x: Any, *, out: Any = None, **compression: Any) -> Request:
+        """Start an alltoall; see `compcoll.alltoall`."""
+        return self._run("alltoall", self._prepare(self._collectives.alltoall, x, out, compression))
+
+    def reduce_scatter(self, x: Any, *, op: Any = "sum", out: Any = None, **compression: Any) -> Any:
         """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
-        return self.ireduce_scatter(x, **options).wait()
+        return self.ireduce_scatter(x, op=op, out=out, **compression).wait()
 
-    def allgather(self, x: Any, /, **options: Any) -> Any:
+    def allgather(self, x: Any, *, out: Any = None, **compression: Any) -> Any:
         """Stack all ranks' arrays; see `compcoll.allgather`."""
-        return self.iallgather(x, **options).wait()
+        return self.iallgather(x, out=out, **compression).wait()
 
-    def allgatherv(self, x: Any, /, **options: Any) -> Any:
+    def allgatherv(self, x: Any, **compression: Any) -> Any:
         """Join all ranks' arrays; see `compcoll.allgatherv`."""
-        return self.iallgatherv(x, **options).wait()
+        return self.iallgatherv(x, **compression).wait()
 
-    def bcast(self, x: Any, /, root: int = 0, **options: Any) -> Any:
+    def bcast(self, x: Any, root: int = 0, *, out: Any = None, **compression: Any) -> Any:
         """Give every rank the root's array; see `compcoll.bcast`."""
-        return self.ibcast(x, root, **options).wait()
+        return self.ibcast(x, root, out=out, **compression).wait()
 
-    def alltoall(self, x: Any, /, **options: Any) -> Any:
+    def alltoall(self, x: Any, *, out: Any = None, **compression: Any) -> Any:
         """Exchange blocks; see `compcoll.alltoall`."""
-        return self.ialltoall(x, **options).wait()
+        return self.ialltoall(x, out=out, **compression).wait()
 
     def free(self) -> None:
         """Finish what is under way and give the private MPI communicator back, collectively."""
@@ -148,21 +155,19 @@ class Communicator:
         self._broken = CommunicatorBroken("it was freed")
         self._transport.free()
 
-    def _prepare(
-        self, collective: str, prepare: Callable[..., Prepared], /, *arguments: Any, **options: Any
-    ) -> Prepared:
+    def _prepare(self, prepare: Callable[..., Prepared], *arguments: Any) -> Prepared:
         """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
         if self._broken is not None:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken}") from self._broken
         try:
-            return prepare(*arguments, **options)
+            return prepare(*arguments)
         except CompcollError as error:
-            self._refuse(collective, error)
+            self._refuse(prepare.__name__, error)
 
     def _refuse(self, collective: str, error: CompcollError) -> NoReturn:
         text = f"{collective} refused: {type(error).__name__}: {error}"
-        group, arena = self._next_group(), self._arenas.acquire()
-        steps = agree(group, text, fingerprint(f"{text} by rank {self.rank}"), arena.opening, arena.take)
+        arena, digest = self._arenas.acquire(), fingerprint(f"{text} by rank {self.rank}")
+        steps = agree(self._transport, self._next_tag(), text, digest, arena.opening)
         request = Request(steps, Stats(collective, None, "refused"), self._engine, release=lambda error: None)
         self._engine.start(request)
         try:
@@ -174,11 +179,11 @@ class Communicator:
     def _run(self, collective: str, prepared: Prepared) -> Request:
         plan, arena = prepared.plan, self._arenas.acquire()
         stats = Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, prepared.nbytes)
-        group = self._next_group()
+        tag = self._next_tag()
 
         def steps() -> Steps:
-            yield from agree(group, plan.text, plan.digest, arena.opening, arena.take)
-            result = yield from prepared.run(Means(group, arena.take, stats))
+            yield from agree(self._transport, tag, plan.text, plan.digest, arena.opening)
+            result = yield from prepared.run(Means(Group(self._transport, tag), arena.take, stats))
             return prepared.result if result is None else result
 
         def release(error: BaseException | None) -> None:
@@ -193,25 +198,26 @@ class Communicator:
         self._engine.start(request)
         return request
 
-    def _run_at_once(self, collective: str, prepared: Prepared, call: Callable[[], None]) -> Any:
-        """Run a call of MPI's that blocks. What is under way ends first: other ranks may wait for it."""
+    def _run_at_once(self, collective: str, prepared: Prepared) -> Any:
+        """Run what blocks in MPI. What is under way ends first: other ranks may wait for it."""
         started = perf_counter()
         plan = prepared.plan
-        self._engine.drain()
-        if self.size > 1:
-            arena = self._arenas.acquire()
-            steps = agree(self._next_group(), plan.text, plan.digest, arena.opening, arena.take)
-            self._engine.follow(steps)
-            self._arenas.release(arena)
-        call()
+        if self._engine.active:
+            self._engine.drain()
+        try:
+            self._engine.follow(agree(self._transport, self._next_tag(), plan.text, plan.digest, self._opening))
+        except PeerTimeout as error:
+            self._broken = error
+            raise
+        for _ in prepared.run(_NO_MEANS):
+            pass
         seconds = perf_counter() - started
         self.stats = Stats(collective, None, plan.algorithm, prepared.nbytes, -1, total_seconds=seconds)
         return prepared.result
 
-    def _next_group(self) -> Group:
-        tag = self._sequence * _TAGS_EACH % _TAGS
+    def _next_tag(self) -> int:
         self._sequence += 1
-        return Group(self._transport, tag)
+        return self._sequence * _TAGS_EACH % _TAGS
 
 
 def _close(engine: weakref.ref[Engine]) -> None:

@@ -22,7 +22,7 @@ MOVED = ""
 
 
 class Call(NamedTuple):
-    """The arguments that decide how a collective runs; calls that are equal share one `Plan`.
+    """The arguments that decide how a collective runs.
 
     Attributes
     ----------

@@ -23,6 +23,10 @@ Steps = Generator[Pending | None, None, Any]
 """An algorithm: yields what it must wait for (None: nothing on this device), returns the result."""
 
 
+_SPINS = 40
+"""Tests without success after which a waiting rank lets others have the core."""
+
+
 def _opening() -> str:
     return "the opening of a collective"
 
@@ -87,7 +91,7 @@ class Engine:
                 deadline = time.monotonic() + limit
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
-            if idle > 40:
+            if idle > _SPINS:
                 os.sched_yield()
 
     def _give_up(self, error: PeerTimeout) -> NoReturn:
@@ -101,8 +105,14 @@ class Engine:
     def follow(self, steps: Steps) -> None:
         """Run some steps to their end."""
         for pending in steps:
-            if pending is not None and not pending.Test():
-                self.drive(pending.Test, None, _opening)
+            if pending is None:
+                continue
+            spins = 0
+            while not pending.Test():
+                spins += 1
+                if spins > _SPINS:
+                    self.drive(pending.Test, None, _opening)
+                    break
 
     def drain(self) -> None:
         """Finish everything that is under way."""

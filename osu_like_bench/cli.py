@@ -83,7 +83,7 @@ def _columns(text: str) -> list[str]:
     return chosen
 
 
-def _shared() -> argparse.ArgumentParser:
+def _shared() -> _Parser:
     """Options of everything that measures."""
     parser = _Parser(add_help=False)
     values = parser.add_argument_group("values")
@@ -130,14 +130,14 @@ def build_parser() -> argparse.ArgumentParser:
     examples = [*_COLLECTIVES.values(), _CODECS, _PLOT]
     parser = _Parser(
         prog=PROGRAM,
-        description="Compressed collectives against MPI's own, in the manner of the OSU micro-benchmarks and nccl-tests.",
+        description="Compressed collectives against MPI's own, in the manner of OSU's benchmarks and nccl-tests.",
         epilog=_examples(*examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shared = _shared()
 
-    def command(name: str, text: str, example: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    def command(name: str, text: str, example: str, *parents: _Parser) -> _Parser:
         return commands.add_parser(
             name,
             help=text,
@@ -172,7 +172,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _collective_options() -> argparse.ArgumentParser:
+def _collective_options() -> _Parser:
     parser = _Parser(add_help=False)
     parser.add_argument(
         *("-m", "--message-size"),

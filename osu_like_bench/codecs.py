@@ -9,20 +9,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compcoll.codecs import ZFP, Cast, Codec, MinMax
+from compcoll.codecs import Codec, get_codec
 from compcoll.devices.arrays import NUMPY_DTYPES
 from compcoll.devices.host import HostDevice
 
 from . import data
 from .bounds import loss_of
 from .errors import UsageError
-from .report import Progress
+from .report import Progress, label
 from .rivals import OPERATIONS, RIVALS, Operation, available
 from .timing import Limits, Times, measure
 
 Array = npt.NDArray[Any]
 
-USUAL: tuple[Codec, ...] = (ZFP(rate=8), ZFP(rate=16), MinMax(), Cast("float16"), Cast("bfloat16"))
+USUAL = (
+    get_codec("zfp", rate=8),
+    get_codec("zfp", rate=16),
+    get_codec("minmax"),
+    get_codec("cast", dtype="float16"),
+    get_codec("cast", dtype="bfloat16"),
+)
 """Measured unless one codec is asked for."""
 
 MEMCPY = "memcpy"
@@ -205,16 +211,6 @@ def run(
             if name in own:
                 progress.print(row(records[-1], list(rivals)))
     return records
-
-
-def label(codec: Codec) -> str:
-    """A codec with the options that are set, in short."""
-    if isinstance(codec, ZFP):
-        modes = ("rate", "tolerance", "precision", "lossless")
-        return "zfp " + ",".join(f"{mode}={value:g}" for mode in modes if (value := getattr(codec, mode)))
-    if isinstance(codec, MinMax):
-        return f"minmax bits={codec.bits}" + (f",block={codec.block}" if codec.block != MinMax().block else "")
-    return f"cast {codec.dtype}" if isinstance(codec, Cast) else repr(codec)
 
 
 def head(rivals: Sequence[str]) -> str:

@@ -142,10 +142,13 @@ def _native(case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float 
     """mpi4py's call. Halves are added in float32, since MPI does not know them, and otherwise moved as they are."""
     halves = x.itemsize == 2
     staged = halves and case.reduces
-    if staged:
-        sent, got = np.empty(x.shape, np.float32), np.empty(out.shape, np.float32)
-    else:
-        sent, got = (array.view(np.uint16) if halves else array for array in (x, out))
+
+    def for_mpi(array: Array) -> Array:
+        if staged:
+            return np.empty(array.shape, np.float32)
+        return array.view(np.uint16) if halves else array
+
+    sent, got = for_mpi(x), for_mpi(out)
 
     def run() -> None:
         if staged:

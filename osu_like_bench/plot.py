@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
 from .report import SCHEMA, STATISTICS
 
-Curve = Mapping[int, Mapping[str, Any]]
+Curve = dict[int, dict[str, Any]]
 """Records of one contender by size."""
 
 
@@ -38,7 +38,7 @@ def _curves(paths: Sequence[Path]) -> list[tuple[str, Curve, Curve]]:
     """Label, records and those of the file's first contender, for each contender of each file."""
     curves = []
     for path in paths:
-        by_contender: dict[str, dict[int, Mapping[str, Any]]] = {}
+        by_contender: dict[str, dict[int, dict[str, Any]]] = {}
         for record in load(path):
             by_contender.setdefault(record["contender"], {})[record["size"]] = record
         first = next(iter(by_contender.values()))

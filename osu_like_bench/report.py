@@ -8,9 +8,11 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from compcoll.codecs import ZFP, Cast, Codec, MinMax
 
 from .errors import UsageError
 
@@ -68,6 +70,22 @@ class Record:
     wrong: int
     different: int
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+def label(codec: Codec) -> str:
+    """A codec with the options that are set, in short.
+
+    Parameters
+    ----------
+    codec : Codec
+        Any.
+    """
+    if isinstance(codec, ZFP):
+        modes = ("rate", "tolerance", "precision", "lossless")
+        return "zfp " + ",".join(f"{mode}={value:g}" for mode in modes if (value := getattr(codec, mode)))
+    if isinstance(codec, MinMax):
+        return f"minmax bits={codec.bits}" + (f",block={codec.block}" if codec.block != MinMax().block else "")
+    return f"cast {codec.dtype}" if isinstance(codec, Cast) else repr(codec)
 
 
 @dataclass(frozen=True)
@@ -163,9 +181,10 @@ class Progress:
     def __init__(self, steps: int, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._bar: Any = None
-        tqdm = _tqdm() if not quiet and sys.stderr.isatty() else None
-        if tqdm is not None:
-            self._bar = tqdm.tqdm(total=steps, leave=False, file=sys.stderr)
+        if not quiet and sys.stderr.isatty() and find_spec("tqdm") is not None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=steps, leave=False, file=sys.stderr)
 
     def print(self, *lines: str) -> None:
         """Print lines, on the rank that does."""
@@ -185,14 +204,6 @@ class Progress:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
-
-
-def _tqdm() -> ModuleType | None:
-    try:
-        import tqdm
-    except ImportError:
-        return None
-    return tqdm
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,9 @@ from .bounds import loss_of, path_of, result_loss
 from .cases import Case, Ranks
 from .contenders import Contender
 from .errors import UsageError
-from .report import STATISTICS, Progress, Record, Table
+from .report import STATISTICS, Progress, Record, Table, label
 from .timing import Limits, Times, measure
-from .verify import verify
+from .verify import typical_loss, verify
 
 LARGE = 8192
 """OSU measures longer messages with fewer iterations."""
@@ -78,13 +79,13 @@ class Settings:
 
 def head(case: Case, settings: Settings, ranks: Ranks, run: dict[str, Any]) -> list[str]:
     """The lines above the table."""
-    codec = "no codec" if settings.codec is None else repr(settings.codec)
+    codec = "no codec" if settings.codec is None else label(settings.codec)
     op = f", {settings.op}" if case.reduces else ""
     nodes = f"{ranks.nodes} node" + "s" * (ranks.nodes > 1)
     return [
         f"# OSU-style {case.title} Latency Test, compcoll {run['compcoll']}",
         f"# {ranks.comm.size} ranks on {nodes}, {run['mpi']}, {run['cpu']} ({run['instruction_set']})",
-        f"# {codec}, {settings.dtype}{op}, data {settings.data}; size: {case.size_is}, in bytes",
+        f"# {codec}, {settings.dtype}{op}, data {settings.data}; size in bytes: {case.size_is}",
     ]
 
 
@@ -133,8 +134,9 @@ def run(case: Case, settings: Settings, ranks: Ranks, table: Table, progress: Pr
             barrier=ranks.comm.Barrier,
             slowest=ranks.largest,
         )
+        loss = typical_loss(settings.codec, sent)
         rows = [
-            _record(case, settings, ranks, runner, sent, got, taken, times[0])
+            _record(case, settings, ranks, runner, sent, got, taken, times[0], loss)
             for runner, taken in zip(runners, times, strict=True)
         ]
         progress.print(*table.rows(rows))
@@ -151,6 +153,7 @@ def _record(
     out: Any,
     times: Times,
     first: Times,
+    loss: float,
 ) -> Record:
     """Run a contender once more, verify what it does, and write all down."""
     comm = ranks.comm
@@ -159,10 +162,19 @@ def _record(
     contender.run()
     ran = contender.ran()
     codec = settings.codec if ran.compressed else None
+    typical = loss if ran.compressed else math.inf
     terms = comm.size if case.reduces else 1
     path = path_of(case.name, ran.algorithm, comm.size, ranks.nodes)
     allowed = result_loss(loss_of(codec, settings.dtype), path, settings.dtype, terms + mean)
-    verdict = verify(case, comm, x, out, allowed, 1.0 / comm.size if mean else 1.0)
+    verdict = verify(
+        case,
+        comm,
+        x,
+        out,
+        allowed,
+        typical=typical * math.sqrt(path.levels * terms),
+        scale=1.0 / comm.size if mean else 1.0,
+    )
     total = max(x.nbytes, out.nbytes)
     algbw = total / times.mean / 1e9
     field = settings.statistic

@@ -89,10 +89,10 @@ def measure(
         done: list[Seconds] = []
         count, spent = 0, 0.0
         while count < most and (count < fewest or spent < seconds * len(contenders)):
-            # As many rounds as the time left allows, but not many more than were tried already.
-            pace = spent / count if count else 0.0
-            affordable = int((seconds * len(contenders) - spent) / pace) if pace else 1
-            batch = np.empty((max(min(most - count, affordable, count, _LONGEST_BATCH), 1), len(contenders) + 1))
+            # As many rounds as the time left allows, but at most as many as were tried already.
+            left = seconds * len(contenders) - spent
+            affordable = left * count / spent if spent else 1
+            batch = np.empty((int(max(min(affordable, count, most - count, _LONGEST_BATCH), 1)), len(contenders) + 1))
             for row in batch:
                 begun = perf_counter()
                 for turn in range(len(contenders)):

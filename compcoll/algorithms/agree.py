@@ -10,13 +10,13 @@ D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import NamedTuple
 
 from ..errors import CollectiveMismatch
 from ..request import Steps
-from ..transports.base import Group, Wire
+from ..transports.base import Transport, Wire
 
 _EXTREMES = struct.Struct("<QQ")
 _TEXT_NBYTES = 512
@@ -27,27 +27,45 @@ def fingerprint(call: str) -> int:
     return int.from_bytes(blake2b(call.encode(), digest_size=8).digest(), "little")
 
 
-def opening_wires(size: int, allocate: Callable[[int], Any]) -> list[tuple[Wire, Wire]]:
-    """An outgoing and an incoming wire for each round among ``size`` ranks."""
-    nbytes = _EXTREMES.size
-    return [(Wire(allocate(nbytes)), Wire(allocate(nbytes))) for _ in range((size - 1).bit_length())]
+class Round(NamedTuple):
+    """One exchange of the opening."""
+
+    dest: int
+    outgoing: Wire
+    source: int
+    incoming: Wire
 
 
-def agree(group: Group, call: str, own: int, wires: Sequence[tuple[Wire, Wire]], take: Callable[[int], Any]) -> Steps:
+def rounds(rank: int, size: int) -> list[Round]:
+    """The exchanges of a rank, with memory for their messages."""
+    distances = [1 << exponent for exponent in range((size - 1).bit_length())]
+    return [
+        Round(
+            (rank + distance) % size, _small_wire(_EXTREMES.size), (rank - distance) % size, _small_wire(_EXTREMES.size)
+        )
+        for distance in distances
+    ]
+
+
+def _small_wire(nbytes: int) -> Wire:
+    return Wire(memoryview(bytearray(nbytes)))
+
+
+def agree(transport: Transport, tag: int, call: str, own: int, opening: Sequence[Round]) -> Steps:
     """Find out whether all ranks make the same call.
 
     Parameters
     ----------
-    group : Group
-        All ranks of the communicator.
+    transport : Transport
+        Between all ranks of the communicator.
+    tag : int
+        The collective's.
     call : str
         One line on this rank's call, for the error.
     own : int
         Its `fingerprint`.
-    wires : sequence of pairs of Wire
-        Those of `opening_wires`, not in use by another collective.
-    take : callable
-        Gives memory for the lines on the calls.
+    opening : sequence of Round
+        This rank's `rounds`, not in use by another collective.
 
     Raises
     ------
@@ -55,36 +73,33 @@ def agree(group: Group, call: str, own: int, wires: Sequence[tuple[Wire, Wire]],
         On every rank, if they do not.
     """
     low = high = own
-    rank, size = group.rank, group.size
-    distance = 1
-    for outgoing, incoming in wires:
-        arriving = group.irecv(incoming, (rank - distance) % size)
+    for dest, outgoing, source, incoming in opening:
+        arriving = transport.irecv(incoming, source, tag)
         _EXTREMES.pack_into(outgoing.buffer, 0, low, high)
-        sending = group.isend(outgoing, (rank + distance) % size)
+        sending = transport.isend(outgoing, dest, tag)
         yield arriving
         other_low, other_high = _EXTREMES.unpack_from(incoming.buffer)
         if other_low != low or other_high != high:
             low, high = min(low, other_low), max(high, other_high)
-        yield sending
-        distance *= 2
+        if not sending.Test():
+            yield sending
     if low != high:
-        calls = yield from _exchange(group, call, take)
-        raise CollectiveMismatch(_table(calls, group.rank))
+        calls = yield from _exchange(transport, tag, call)
+        raise CollectiveMismatch(_table(calls, transport.rank))
 
 
-def _exchange(group: Group, text: str, take: Callable[[int], Any]) -> Steps:
+def _exchange(transport: Transport, tag: int, text: str) -> Steps:
     """Every rank's line."""
-    own = Wire(take(_TEXT_NBYTES))
-    encoded = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
-    memoryview(own.buffer)[:] = encoded
-    others = [rank for rank in range(group.size) if rank != group.rank]
-    lines = {rank: Wire(take(_TEXT_NBYTES)) for rank in others}
-    arriving = [group.irecv(lines[rank], rank) for rank in others]
-    sending = [group.isend(own, rank) for rank in others]
+    own = _small_wire(_TEXT_NBYTES)
+    own.buffer[:] = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
+    others = [rank for rank in range(transport.size) if rank != transport.rank]
+    lines = {rank: _small_wire(_TEXT_NBYTES) for rank in others}
+    arriving = [transport.irecv(lines[rank], rank, tag) for rank in others]
+    sending = [transport.isend(own, rank, tag) for rank in others]
     for pending in arriving + sending:
         yield pending
     texts = {rank: bytes(wire.buffer).decode(errors="replace").rstrip() for rank, wire in lines.items()}
-    return [texts.get(rank, text) for rank in range(group.size)]
+    return [texts.get(rank, text) for rank in range(transport.size)]
 
 
 def _table(calls: list[str], own: int) -> str:

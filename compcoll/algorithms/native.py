@@ -13,13 +13,23 @@ def move(start: Callable[[], Pending]) -> Steps:
     yield start()
 
 
-def reduce(start: Callable[[Any, Any], Pending], device: Any, x: Any, out: Any, dtype: str, scale: float) -> Steps:
-    """Run one of MPI's nonblocking reductions: in float32 for the halves that MPI does not know.
+def reduce(
+    start: Callable[[Any, Any, str], Pending | None],
+    op: str,
+    device: Any,
+    x: Any,
+    out: Any,
+    dtype: str,
+    scale: float,
+) -> Steps:
+    """Run one of MPI's reductions: in float32 for the halves that MPI does not know.
 
     Parameters
     ----------
     start : callable
-        Starts the reduction of its first argument into its second.
+        Starts the reduction of its first argument into its second; None if it has ended by then.
+    op : str
+        The operation.
     device : Device
         Where the arrays are.
     x, out : array
@@ -30,7 +40,7 @@ def reduce(start: Callable[[Any, Any], Pending], device: Any, x: Any, out: Any, 
         Factor of the result.
     """
     values, sums = device.for_mpi(x, dtype), device.for_mpi(out, dtype)
-    yield start(values, sums)
+    yield start(values, sums, op)
     if scale != 1.0:
         device.multiply(sums, scale)
     device.from_mpi(sums, out, dtype)

@@ -1,9 +1,323 @@
 // ZFP tiles for AVX-512 (F, BW, CD, DQ, VL) with VBMI and GFNI.
-#include "zfp_lanes.h"
+#include "zfp_avx512_decode.h"
+#include "zfp_avx512_encode.h"
+#include "zfp_avx512_stream.h"
 
 namespace compcoll {
+namespace {
 
-const Kernels zfp_avx512 = {{encode<float>, decode<float>, decode_add<float>},
-                            {encode<double>, decode<double>, decode_add<double>}};
+constexpr int together = 4;  // independent groups, step by step side by side: they hide each other's latencies
+
+template <class T> constexpr int run_values = together * group_values<T>;
+
+template <class T>
+using Groups = Group<T>[together];
+
+template <class T>
+STEP void to_coefficients(const T* values, Groups<T>& g) {
+    for (int k = 0; k < together; ++k) to_fixed_point<T>(values + k * group_values<T>, g[k]);
+    for (int k = 0; k < together; ++k) decorrelate<T>(g[k]);
+    for (int k = 0; k < together; ++k) skip_empty_planes<T>(g[k]);
+}
+
+bool none(const bool (&usual)[together]) { return !(usual[0] || usual[1] || usual[2] || usual[3]); }
+
+// Whether to expect that data is flat, so that the usual case need not be tried: it is, for a while after a run of nothing else.
+struct Flatness {
+    int runs = 0;
+
+    bool expected() { return runs > 0 && runs-- > 0; }
+    bool found(bool all_flat) {
+        if (all_flat) runs = 7;
+        return all_flat;
+    }
+};
+
+// maxbits ≤ 32, floats
+struct ShortEncoder {
+    int maxbits;
+    Flatness flat{};
+    Output out;
+    Packing<float> packing;
+
+    ShortEncoder(int maxbits, uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), out{wire, wire + wire_bytes}, packing(maxbits) {}
+
+    void operator()(const float* values, size_t) {
+        Groups<float> g;
+        to_coefficients(values, g);
+        V strings[together];
+        if (flat.expected()) {
+            put_flat<together>(g, strings);
+        } else {
+            __mmask16 unfinished[together];
+            encode_short_usual(g, maxbits, strings, unfinished);
+            if (flat.found(unfinished[0] && unfinished[1] && unfinished[2] && unfinished[3])) put_flat<together>(g, strings);
+            else
+                for (int k = 0; k < together; ++k)
+                    if (unfinished[k]) put_flat<1>(&g[k], &strings[k]);
+        }
+        for (int k = 0; k < together; ++k) put(strings[k]);
+    }
+
+    template <int groups>
+    void put_flat(const Group<float>* g, V* strings) {
+        Strings<1> s[groups][2];
+        encode_flat<float, 1, groups>(g, maxbits, s);
+        for (int k = 0; k < groups; ++k) strings[k] = narrow<0>(s[k][0].word[0], s[k][1].word[0]);
+    }
+
+    void put(V strings) {
+        if (maxbits == 32) {
+            out.put(_mm512_permutexvar_epi32(transposed_lanes(), strings), 64);
+        } else if (maxbits == 16) {
+            const V ordered = _mm512_permutexvar_epi32(transposed_lanes(), strings);
+            out.put(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(ordered)), 32);
+        } else {
+            const auto wide = zero_extend<float>(strings);
+            for (const V half : wide.at) out.put(packing(half), size_t(maxbits));
+        }
+    }
+
+    void finish() { out.finish(); }
+};
+
+template <class T, int W>
+STEP void encode_strings(const T* values, int maxbits, Flatness& flat, Strings<W> (&s)[together][halves<T>]) {
+    Groups<T> g;
+    to_coefficients(values, g);
+    if (flat.expected()) return encode_flat<T, W, together>(g, maxbits, s);
+    bool usual[together];
+    for (int k = 0; k < together; ++k) usual[k] = encode_usual<T, W>(g[k], maxbits, s[k]);
+    if (flat.found(none(usual))) return encode_flat<T, W, together>(g, maxbits, s);
+    for (int k = 0; k < together; ++k)
+        if (!usual[k]) encode_flat<T, W, 1>(&g[k], maxbits, &s[k]);
+}
+
+// maxbits ≤ 64
+template <class T>
+struct WordEncoder {
+    int maxbits;
+    Flatness flat{};
+    Output out;
+    Packing<T> packing;
+
+    WordEncoder(int maxbits, uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), out{wire, wire + wire_bytes}, packing(maxbits) {}
+
+    void operator()(const T* values, size_t) {
+        Strings<1> s[together][halves<T>];
+        encode_strings<T, 1>(values, maxbits, flat, s);
+        for (const auto& group : s)
+            for (const auto& half : group)
+                out.put(maxbits == 64 ? packing.whole_words(half.word[0]) : packing(half.word[0]), size_t(maxbits));
+    }
+
+    void finish() { out.finish(); }
+};
+
+// maxbits ≤ 64·W
+template <class T, int W>
+struct LongEncoder {
+    int maxbits;
+    Flatness flat{};
+    BitWriter out;
+
+    LongEncoder(int maxbits, uint8_t* wire, size_t) : maxbits(maxbits), out(wire) {}
+
+    void operator()(const T* values, size_t blocks) {
+        Strings<W> s[together][halves<T>];
+        encode_strings<T, W>(values, maxbits, flat, s);
+        uint64_t words[together * group_blocks<T>][W];
+        const V place = _mm512_slli_epi64(_mm512_mullo_epi64(block_of_lane<T>(), _mm512_set1_epi64(W)), 3);
+        for (int k = 0; k < together; ++k)
+            for (int h = 0; h < halves<T>; ++h)
+                for (int w = 0; w < W; ++w)
+                    _mm512_i64scatter_epi64(&words[k * group_blocks<T> + 8 * h][w], place, s[k][h].word[w], 1);
+        for (size_t b = 0; b < blocks; ++b) out.put(words[b], maxbits);
+    }
+
+    void finish() { out.finish(); }
+};
+
+size_t blocks_of(size_t n) { return (n + 3) / 4; }
+size_t wire_bytes(size_t n, int maxbits) { return (blocks_of(n) * size_t(maxbits) + 63) / 64 * 8; }
+
+// A run of which only n values exist: blocks padded as libzfp does, then zeros, whose code is zeros.
+template <class T>
+void copy_padded(const T* values, size_t n, T (&padded)[run_values<T>]) {
+    std::memset(padded, 0, sizeof padded);
+    std::memcpy(padded, values, n * sizeof(T));
+    if (n % 4 == 0) return;
+    T block[4];
+    std::memcpy(block, padded + n / 4 * 4, sizeof block);
+    zfp::pad_block(block, int(n % 4));
+    std::memcpy(padded + n / 4 * 4, block, sizeof block);
+}
+
+template <class T, class Encoder>
+void encode_with(const T* values, size_t n, uint8_t* wire, int maxbits) {
+    Encoder encoder(maxbits, wire, wire_bytes(n, maxbits));
+    for (; n >= run_values<T>; n -= run_values<T>, values += run_values<T>) encoder(values, run_values<T> / 4);
+    if (n > 0) {
+        T padded[run_values<T>];
+        copy_padded(values, n, padded);
+        encoder(padded, blocks_of(n));
+    }
+    encoder.finish();
+}
+
+template <class T>
+void encode512(const T* values, size_t n, uint8_t* wire, Config config) {
+    const int maxbits = config.first;
+    if constexpr (single<T>) {
+        if (maxbits <= 32) encode_with<T, ShortEncoder>(values, n, wire, maxbits);
+        else if (maxbits <= 64) encode_with<T, WordEncoder<T>>(values, n, wire, maxbits);
+        else encode_with<T, LongEncoder<T, 2>>(values, n, wire, maxbits);
+    } else {
+        if (maxbits <= 64) encode_with<T, WordEncoder<T>>(values, n, wire, maxbits);
+        else if (maxbits <= 128) encode_with<T, LongEncoder<T, 2>>(values, n, wire, maxbits);
+        else encode_with<T, LongEncoder<T, 4>>(values, n, wire, maxbits);
+    }
+}
+
+// --- decoding -----------------------------------------------------------------------------------------------------------------
+
+template <class T, bool accumulate>
+STEP void write_groups(const Decoded<T> (&g)[together], T* values) {
+    UNROLL for (int k = 0; k < together; ++k) to_values<T, accumulate>(g[k].d, g[k].head.scale, values + k * group_values<T>);
+}
+
+// maxbits ≤ 32, floats
+struct ShortDecoder {
+    int maxbits;
+    Flatness flat{};
+    Input in;
+    Unpacking<float> unpacking;
+
+    ShortDecoder(int maxbits, const uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), in{wire, wire + wire_bytes}, unpacking(maxbits) {}
+
+    template <bool accumulate>
+    void decode(float* values, size_t) {
+        V s[together];
+        UNROLL for (int k = 0; k < together; ++k) s[k] = take();
+        Decoded<float> g[together];
+        bool usual[together];
+        if (flat.expected()) {
+            decode_short_flat<together>(s, maxbits, g);
+        } else {
+            decode_short_usual(s, maxbits, g, usual);
+            if (flat.found(none(usual))) decode_short_flat<together>(s, maxbits, g);
+            else
+                for (int k = 0; k < together; ++k)
+                    if (!usual[k]) decode_short_flat<1>(&s[k], maxbits, &g[k]);
+        }
+        write_groups<float, accumulate>(g, values);
+    }
+
+    V take() {
+        if (maxbits == 32) return _mm512_permutexvar_epi32(transposed_lanes(), in.take(64));
+        if (maxbits == 16)
+            return _mm512_permutexvar_epi32(transposed_lanes(), _mm512_cvtepu16_epi32(_mm512_castsi512_si256(in.take(32))));
+        const V first = unpacking(in.take(size_t(maxbits)));
+        return narrow<0>(first, unpacking(in.take(size_t(maxbits))));
+    }
+};
+
+template <class T, int W, bool accumulate>
+STEP void decode_strings(const Strings<W> (&s)[together][halves<T>], int maxbits, Flatness& flat, T* values) {
+    Decoded<T> g[together];
+    bool usual[together];
+    if (flat.expected()) {
+        decode_flat<T, W, together>(s, maxbits, g);
+    } else {
+        decode_usual<T, W>(s, maxbits, g, usual);
+        if (flat.found(none(usual))) decode_flat<T, W, together>(s, maxbits, g);
+        else
+            for (int k = 0; k < together; ++k)
+                if (!usual[k]) decode_flat<T, W, 1>(&s[k], maxbits, &g[k]);
+    }
+    write_groups<T, accumulate>(g, values);
+}
+
+// maxbits ≤ 64
+template <class T>
+struct WordDecoder {
+    int maxbits;
+    Flatness flat{};
+    Input in;
+    Unpacking<T> unpacking;
+
+    WordDecoder(int maxbits, const uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), in{wire, wire + wire_bytes}, unpacking(maxbits) {}
+
+    template <bool accumulate>
+    void decode(T* values, size_t) {
+        Strings<1> s[together][halves<T>];
+        for (auto& group : s)
+            for (auto& half : group) {
+                const V packed = in.take(size_t(maxbits));
+                half.word[0] = maxbits == 64 ? unpacking.whole_words(packed) : unpacking(packed);
+            }
+        decode_strings<T, 1, accumulate>(s, maxbits, flat, values);
+    }
+};
+
+// maxbits ≤ 64·W
+template <class T, int W>
+struct LongDecoder {
+    int maxbits;
+    Flatness flat{};
+    BitReader in;
+
+    LongDecoder(int maxbits, const uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), in(wire, wire_bytes) {}
+
+    template <bool accumulate>
+    void decode(T* values, size_t blocks) {
+        uint64_t words[together * group_blocks<T>][W] = {};
+        for (size_t b = 0; b < blocks; ++b) in.take(words[b], W, maxbits);
+        const V place = _mm512_slli_epi64(_mm512_mullo_epi64(block_of_lane<T>(), _mm512_set1_epi64(W)), 3);
+        Strings<W> s[together][halves<T>];
+        for (int k = 0; k < together; ++k)
+            for (int h = 0; h < halves<T>; ++h)
+                for (int w = 0; w < W; ++w)
+                    s[k][h].word[w] = _mm512_i64gather_epi64(place, &words[k * group_blocks<T> + 8 * h][w], 1);
+        decode_strings<T, W, accumulate>(s, maxbits, flat, values);
+    }
+};
+
+template <class T, bool accumulate, class Decoder>
+void decode_with(const uint8_t* wire, size_t n, T* values, int maxbits) {
+    Decoder decoder(maxbits, wire, wire_bytes(n, maxbits));
+    for (; n >= run_values<T>; n -= run_values<T>, values += run_values<T>)
+        decoder.template decode<accumulate>(values, run_values<T> / 4);
+    if (n > 0) {
+        T padded[run_values<T>] = {};
+        std::memcpy(padded, values, n * sizeof(T));
+        decoder.template decode<accumulate>(padded, blocks_of(n));
+        std::memcpy(values, padded, n * sizeof(T));
+    }
+}
+
+template <class T, bool accumulate>
+void decode_tile(const uint8_t* wire, size_t n, T* values, int maxbits) {
+    if constexpr (single<T>) {
+        if (maxbits <= 32) decode_with<T, accumulate, ShortDecoder>(wire, n, values, maxbits);
+        else if (maxbits <= 64) decode_with<T, accumulate, WordDecoder<T>>(wire, n, values, maxbits);
+        else decode_with<T, accumulate, LongDecoder<T, 2>>(wire, n, values, maxbits);
+    } else {
+        if (maxbits <= 64) decode_with<T, accumulate, WordDecoder<T>>(wire, n, values, maxbits);
+        else if (maxbits <= 128) decode_with<T, accumulate, LongDecoder<T, 2>>(wire, n, values, maxbits);
+        else decode_with<T, accumulate, LongDecoder<T, 4>>(wire, n, values, maxbits);
+    }
+}
+
+template <class T>
+void decode512(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, false>(wire, n, values, config.first); }
+
+template <class T>
+void decode_add512(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, true>(wire, n, values, config.first); }
+
+}  // namespace
+
+const Kernels zfp_avx512 = {{encode512<float>, decode512<float>, decode_add512<float>},
+                            {encode512<double>, decode512<double>, decode_add512<double>}};
 
 }  // namespace compcoll

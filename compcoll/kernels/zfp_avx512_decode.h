@@ -21,7 +21,7 @@ struct Head {
 
 // `front` has the header in its lowest bits, `planes` what follows it.
 template <class T>
-Head<T> read_head(V front, V planes) {
+STEP Head<T> read_head(V front, V planes) {
     using F = zfp::Format<T>;
     const V one = all<T>(1), field_mask = all<T>(int64_t(zfp::exponent_mask<T>) << F::mantissa_bits);
     const V field = _mm512_and_si512(left<T>(front, F::mantissa_bits - 1), field_mask);
@@ -50,7 +50,7 @@ template <class T>
 constexpr __mmask64 lowest_byte = sizeof(T) == 4 ? 0x1111111111111111 : 0x0101010101010101;
 
 template <class T>
-LanePlane first_plane(V next_bits) {
+STEP LanePlane first_plane(V next_bits) {
     const V index = next_bits;  // vpermb looks at six bits
     return {_mm512_maskz_permutexvar_epi8(lowest_byte<T>, index, load(&first_bits)),
             _mm512_maskz_permutexvar_epi8(lowest_byte<T>, index, load(&first_step))};
@@ -58,7 +58,7 @@ LanePlane first_plane(V next_bits) {
 
 // Region 64, 32 or 0 keeps 6, 5, 5 bits of the stream beside it.
 template <class T>
-LanePlane next_plane(V next_bits, V step) {
+STEP LanePlane next_plane(V next_bits, V step) {
     const V kept = ternary<a_and_b_or_c>(next_bits, right<T>(step, 1), all<T>(31));
     const V index = ternary<a_or_b_and_c>(kept, step, all<T>(region_mask));
     return {_mm512_maskz_permutex2var_epi8(lowest_byte<T>, load(&low_bits), index, load(&high_bits)),
@@ -69,31 +69,53 @@ constexpr int lockstep_planes = 5;
 
 template <class T>
 struct FirstPlanes {
-    V nibbles;            // of lockstep_planes planes
-    V length;             // of their codes
-    Mask<T> few;          // fewer than three coefficients are significant
+    V nibbles;       // of lockstep_planes planes
+    V length;        // of their codes
+    Mask<T> usual;   // three coefficients are significant, and were so before the bits ran out
 };
 
-// Reads at most 22 bits, of lanes that have 32 at least.
-template <class T>
-FirstPlanes<T> read_first_planes(V next_bits) {
-    LanePlane plane = first_plane<T>(next_bits);
-    FirstPlanes<T> first{plane.bits, plane.step, 0};
-    for (int p = 1; p < lockstep_planes; ++p) {
-        next_bits = _mm512_rorv_epi32(next_bits, plane.step);  // by five bits: the length
-        plane = next_plane<T>(next_bits, plane.step);
-        first.nibbles = _mm512_or_si512(first.nibbles, left<T>(plane.bits, 4 * p));
-        first.length = add<T>(first.length, plane.step);
+// Reads at most 22 bits, from `start` in lanes that have 32 at least; of several groups side by side.
+template <class T, int groups>
+STEP void read_first_planes(V (&next_bits)[groups], const V (&start)[groups], int maxbits, FirstPlanes<T> (&first)[groups]) {
+    const V regions = all<T>(region_mask), lengths = all<T>(31);
+    LanePlane plane[groups];
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        plane[g] = first_plane<T>(next_bits[g]);
+        first[g] = {plane[g].bits, plane[g].step, 0};
     }
-    first.length = _mm512_and_si512(first.length, all<T>(31));  // regions lie above
-    first.few = any_bit<T>(plane.step, all<T>(region_mask));
-    return first;
+    V end[groups];
+    Mask<T> whole[groups];
+UNROLL
+    for (int p = 1; p < lockstep_planes; ++p) {
+UNROLL
+        for (int g = 0; g < groups; ++g) next_bits[g] = _mm512_rorv_epi32(next_bits[g], plane[g].step);  // by five bits: the length
+UNROLL
+        for (int g = 0; g < groups; ++g) plane[g] = next_plane<T>(next_bits[g], plane[g].step);
+UNROLL
+        for (int g = 0; g < groups; ++g) {
+            first[g].nibbles = _mm512_or_si512(first[g].nibbles, left<T>(plane[g].bits, 4 * p));
+            first[g].length = add<T>(first[g].length, plane[g].step);
+        }
+        if (p != 2) continue;  // from here on the bits of three may run out: zeros follow, which is right for nibbles
+UNROLL
+        for (int g = 0; g < groups; ++g) {
+            end[g] = sub<T>(all<T>(maxbits), start[g]);
+            whole[g] = up_to<T>(_mm512_and_si512(first[g].length, lengths), end[g]);
+            first[g].usual = no_bit<T>(whole[g], plane[g].step, regions);
+        }
+    }
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        first[g].length = _mm512_and_si512(first[g].length, lengths);  // regions lie above
+        first[g].usual |= no_bit<T>(whole[g] & up_to<T>(first[g].length, end[g]), plane[g].step, regions);
+    }
 }
 
 // --- from nibbles to coefficients ---------------------------------------------------------------------------------------------
 
 // Sixteen planes of each block; the result's bytes: d0 d1 d2 d3 of the first eight, then d0 d1 d2 d3 of the others.
-inline V octets_of(V nibbles) {
+STEP V octets_of(V nibbles) {
     const V first = _mm512_multishift_epi64_epi8(load(&eight_nibbles_low), nibbles);
     const V second = _mm512_multishift_epi64_epi8(load(&eight_nibbles_high), nibbles);
     return _mm512_or_si512(_mm512_gf2p8affine_epi64_epi8(load(&bits_up_low), first, 0),
@@ -120,7 +142,7 @@ constexpr __mmask64 octet_place() {  // the two bytes of each lane, from the top
 }
 
 template <class T, int word, int coefficient>
-V place_octets(const Halves<T>& octets) {
+STEP V place_octets(const Halves<T>& octets) {
     static constexpr Bytes<64> source = octet_source<T>(coefficient);
     if constexpr (single<T>)
         return _mm512_maskz_permutex2var_epi8(octet_place<T, word>(), octets.at[0], load(&source), octets.at[1]);
@@ -129,32 +151,37 @@ V place_octets(const Halves<T>& octets) {
 }
 
 template <class T, int N, int word = 0>
-void place_planes(const Strings<N> (&nibbles)[halves<T>], V (&d)[4]) {
+STEP void place_planes(const Strings<N> (&nibbles)[halves<T>], V (&d)[4]) {
     Halves<T> octets;
+UNROLL
     for (int h = 0; h < halves<T>; ++h) octets.at[h] = octets_of(nibbles[h].word[word]);
     const V placed[4] = {place_octets<T, word, 0>(octets), place_octets<T, word, 1>(octets),
                          place_octets<T, word, 2>(octets), place_octets<T, word, 3>(octets)};
+UNROLL
     for (int i = 0; i < 4; ++i) d[i] = word == 0 ? placed[i] : _mm512_or_si512(d[i], placed[i]);
     if constexpr (word + 1 < N && 16 * (word + 1) < zfp::Format<T>::planes) place_planes<T, N, word + 1>(nibbles, d);
 }
 
 // Eight planes of floats, a double word a block.
-inline void place_short_planes(V nibbles, V (&d)[4]) {
+STEP void place_short_planes(V nibbles, V (&d)[4]) {
     const auto octet = [](V a) {
         return _mm512_gf2p8affine_epi64_epi8(load(&bits_up_low), _mm512_multishift_epi64_epi8(load(&eight_nibbles_low), a), 0);
     };
     const V octets = narrow<0>(octet(_mm512_unpacklo_epi32(nibbles, nibbles)), octet(_mm512_unpackhi_epi32(nibbles, nibbles)));
+UNROLL
     for (int i = 0; i < 4; ++i) d[i] = left<float>(octets, 24 - 8 * i);  // i = 3 in the top byte of a lane …
     const V top = all<float>(int64_t(0xff000000));
+UNROLL
     for (int i = 0; i < 4; ++i) d[i] = _mm512_and_si512(d[i], top);
 }
 
 // --- from coefficients to values ----------------------------------------------------------------------------------------------
 
 template <class T>
-void recorrelate(V (&d)[4]) {
+STEP void recorrelate(V (&d)[4]) {
     const V mask = all<T>(int64_t(zfp::negabinary_mask<T>));
     V c[4];
+UNROLL
     for (int i = 0; i < 4; ++i) c[i] = sub<T>(_mm512_xor_si512(d[i], mask), mask);
     V x = c[0], y = c[1], z = c[2], w = c[3];
     y = add<T>(y, half<T>(w)), w = sub<T>(w, half<T>(y));
@@ -166,7 +193,7 @@ void recorrelate(V (&d)[4]) {
 
 // i · 2^(exponent - bias - (planes - 3)): the conversion rounds, the products with powers of two are exact, or overflow to an infinity.
 template <class T>
-V to_floating(V fixed, V scale) {
+STEP V to_floating(V fixed, V scale) {
     if constexpr (single<T>) {
         const __m512 unit = _mm512_mul_ps(_mm512_cvtepi32_ps(fixed), _mm512_set1_ps(0x1p-29f));
         return _mm512_castps_si512(_mm512_mul_ps(unit, _mm512_castsi512_ps(scale)));
@@ -177,7 +204,7 @@ V to_floating(V fixed, V scale) {
 }
 
 template <class T, bool accumulate>
-void write_values(const V (&x)[4], T* values) {
+STEP void write_values(const V (&x)[4], T* values) {
     for (int k = 0; k < 4; ++k) {
         T* at = values + k * group_blocks<T>;
         if constexpr (!accumulate) store(at, x[k]);
@@ -187,8 +214,9 @@ void write_values(const V (&x)[4], T* values) {
 }
 
 template <class T, bool accumulate>
-void to_values(const V (&d)[4], V scale, T* values) {
+STEP void to_values(const V (&d)[4], V scale, T* values) {
     V c[4], x[4];
+UNROLL
     for (int i = 0; i < 4; ++i) c[i] = to_floating<T>(d[i], scale);
     transpose_back<T>(c, x);
     write_values<T, accumulate>(x, values);
@@ -203,141 +231,207 @@ struct Decoded {
 };
 
 template <class T>
-void finish_planes(Decoded<T>& group) {
+STEP void finish_planes(Decoded<T>& group) {
+UNROLL
     for (int i = 0; i < 4; ++i) group.d[i] = right<T>(group.d[i], group.head.empty);
     recorrelate<T>(group.d);
 }
 
 // Bits `at` … of strings, 0 ≤ at ≤ 64.
 template <int W>
-V take(const Strings<W>& s, int word, V at) {
+STEP V take(const Strings<W>& s, int word, V at) {
     const V low = _mm512_srlv_epi64(s.word[word], at);
     if (word + 1 >= W) return low;
     return _mm512_or_si512(low, _mm512_sllv_epi64(s.word[word + 1], _mm512_sub_epi64(_mm512_set1_epi64(64), at)));
 }
 
 template <class T>
-V join(const Halves<T>& a) {  // to lanes, of the low parts
+STEP V join(const Halves<T>& a) {  // to lanes, of the low parts
     if constexpr (single<T>) return narrow<0>(a.at[0], a.at[1]);
     else return a.at[0];
 }
 
 template <class T, int W>
-Halves<T> take_halves(const Strings<W> (&s)[halves<T>], const Halves<T>& at, int word = 0) {
+STEP Halves<T> take_halves(const Strings<W> (&s)[halves<T>], const Halves<T>& at, int word = 0) {
     Halves<T> taken;
+UNROLL
     for (int h = 0; h < halves<T>; ++h) taken.at[h] = take(s[h], word, at.at[h]);
     return taken;
 }
 
 template <class T, int W>
-Head<T> read_head_of(const Strings<W> (&s)[halves<T>]) {
+STEP Head<T> read_head_of(const Strings<W> (&s)[halves<T>]) {
     Halves<T> front, after;
+UNROLL
     for (int h = 0; h < halves<T>; ++h) front.at[h] = s[h].word[0], after.at[h] = _mm512_set1_epi64(zfp::header_bits<T>);
     return read_head<T>(join<T>(front), join<T>(take_halves<T>(s, after)));
 }
 
 // Plane by plane to the end, whatever the bits are: for blocks in which few coefficients are significant.
-// Where the bits run out in the search for a one, libzfp finds it there: as if a one followed.
-template <int W>
-struct FlatReader {
+template <class T, int W>
+struct PlaneReader {
     Strings<W> s;
-    V left;  // bits before the end
+    V left;  // bits before the end, at most
+    LanePlane plane;
 
     void skip(V count) {
-        for (int w = 0; w < W; ++w) s.word[w] = take(s, w, count);
-        left = _mm512_sub_epi64(left, count);
+UNROLL
+        for (int w = 0; w < W; ++w) s.word[w] = single<T> ? right<T>(s.word[w], count) : take(s, w, count);
+        left = sub<T>(left, count);
     }
 
-    bool at_end() const {
-        V any = s.word[0];
-        for (int w = 1; w < W; ++w) any = _mm512_or_si512(any, s.word[w]);
-        return _mm512_test_epi64_mask(any, any) == 0;
-    }
-
-    template <class Read>
-    V read(V& step, Read look_up) {
-        LanePlane plane = look_up(s.word[0]);
-        const V length = _mm512_and_si512(plane.step, _mm512_set1_epi64(31));
-        // running over the end into the last coefficient
-        const __mmask8 last = _mm512_test_epi64_mask(plane.bits, _mm512_set1_epi64(8));
-        const __mmask8 over = _mm512_mask_cmpgt_epi64_mask(last, length, left);
-        if (over) {
-            const V one_at_end = _mm512_sllv_epi64(_mm512_set1_epi64(1), left);
-            const LanePlane found = look_up(_mm512_or_si512(s.word[0], one_at_end));
-            plane.bits = _mm512_mask_mov_epi64(plane.bits, over, found.bits);
+    // Where the bits run out in the search for a one, libzfp finds it there: as if a one followed.
+    template <class LookUp>
+    void read(LookUp look_up) {
+        const LanePlane found = look_up(s.word[0]);
+        const V length = _mm512_and_si512(found.step, all<T>(31));
+        const Mask<T> over = greater<T>(any_bit<T>(found.bits, all<T>(8)), length, left);  // searched up to the last coefficient
+        plane = found;
+        if (over) [[unlikely]] {
+            const V one_at_end = left_by<T>(all<T>(1), left);
+            plane.bits = choose<T>(over, found.bits, look_up(_mm512_or_si512(s.word[0], one_at_end)).bits);
         }
-        step = plane.step;
         skip(length);
-        return plane.bits;
     }
+
+    void read_first() { read([](V bits) { return first_plane<T>(bits); }); }
+    void read_next() { read([step = plane.step](V bits) { return next_plane<T>(bits, step); }); }
 };
 
-template <class T> constexpr int all_words = zfp::Format<T>::planes / 16;  // of nibbles
-
-template <int W, int N>
-void read_flat(FlatReader<W> reader, int planes, Strings<N>& nibbles) {
-    nibbles = {};
-    V step;
-    nibbles.word[0] = reader.read(step, [](V bits) { return first_plane<double>(bits); });
-    for (int p = 1; p < planes && !reader.at_end(); ++p) {
-        const V bits = reader.read(step, [step](V next) { return next_plane<double>(next, step); });
-        V& word = nibbles.word[p / 16];
-        word = _mm512_or_si512(word, _mm512_sll_epi64(bits, _mm_cvtsi32_si128(p % 16 * 4)));
+// Readers side by side, of at most `planes` planes; nibbles[r][i] takes as many planes as a lane holds nibbles.
+template <class T, int W, int readers, int N>
+STEP void read_flat(PlaneReader<T, W> (&reader)[readers], int planes, V (&nibbles)[readers][N]) {
+    constexpr int per_lane = 2 * sizeof(T);
+UNROLL
+    for (int r = 0; r < readers; ++r) reader[r].read_first();
+UNROLL
+    for (int i = 0; i < N; ++i)
+UNROLL
+        for (int r = 0; r < readers; ++r) nibbles[r][i] = i == 0 ? reader[r].plane.bits : V();
+    for (int p = 1; p < planes; ++p) {
+        const __m128i place = _mm_cvtsi32_si128(p % per_lane * 4);
+        V any{};  // the rest of all strings: zeros are planes of zeros
+UNROLL
+        for (int r = 0; r < readers; ++r)
+UNROLL
+            for (int w = 0; w < W; ++w) any = _mm512_or_si512(any, reader[r].s.word[w]);
+        if (_mm512_test_epi64_mask(any, any) == 0) return;
+UNROLL
+        for (int r = 0; r < readers; ++r) {
+            reader[r].read_next();
+            V& word = nibbles[r][p / per_lane];
+            word = _mm512_or_si512(word, single<T> ? _mm512_sll_epi32(reader[r].plane.bits, place) : _mm512_sll_epi64(reader[r].plane.bits, place));
+        }
     }
 }
 
+// Planes that follow the first one bit within maxbits ≤ 64·W bits: each takes two bits or more.
 template <class T, int W>
-[[gnu::noinline]] void decode_flat(const Strings<W> (&s)[halves<T>], int maxbits, Decoded<T>& group) {
-    group.head = read_head_of<T, W>(s);
-    const Halves<T> empty = zero_extend<T>(group.head.empty);
-    Strings<all_words<T>> nibbles[halves<T>];
-    for (int h = 0; h < halves<T>; ++h) {
-        FlatReader<W> reader{s[h], _mm512_set1_epi64(maxbits)};
-        reader.skip(_mm512_set1_epi64(zfp::header_bits<T>));
-        reader.skip(empty.at[h]);
-        reader.skip(_mm512_set1_epi64(1));
-        read_flat(reader, zfp::Format<T>::planes, nibbles[h]);
+constexpr int most_planes = 32 * W - 4 < zfp::Format<T>::planes ? 32 * W - 4 : zfp::Format<T>::planes;
+
+template <class T, int W, int groups>
+[[gnu::noinline]] void decode_flat(const Strings<W> (*s)[halves<T>], int maxbits, Decoded<T>* group) {
+    constexpr int readers = groups * halves<T>, words = (most_planes<T, W> + 15) / 16;
+    PlaneReader<double, W> reader[readers];
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        group[g].head = read_head_of<T, W>(s[g]);
+        const Halves<T> empty = zero_extend<T>(group[g].head.empty);
+UNROLL
+        for (int h = 0; h < halves<T>; ++h) {
+            auto& r = reader[g * halves<T> + h];
+            r.s = s[g][h], r.left = _mm512_set1_epi64(maxbits);
+            r.skip(_mm512_set1_epi64(zfp::header_bits<T>)), r.skip(empty.at[h]), r.skip(_mm512_set1_epi64(1));
+        }
     }
-    place_planes<T>(nibbles, group.d);
-    finish_planes(group);
+    V nibbles[readers][words];
+    read_flat(reader, most_planes<T, W>, nibbles);
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        Strings<words> group_nibbles[halves<T>];
+UNROLL
+        for (int h = 0; h < halves<T>; ++h)
+UNROLL
+            for (int w = 0; w < words; ++w) group_nibbles[h].word[w] = nibbles[g * halves<T> + h][w];
+        place_planes<T>(group_nibbles, group[g].d);
+        finish_planes(group[g]);
+    }
 }
 
-// The usual case. False where a lane is not: where bits remain and fewer than three coefficients are significant.
-template <class T, int W>
-bool decode_usual(const Strings<W> (&s)[halves<T>], int maxbits, Decoded<T>& group) {
-    group.head = read_head_of<T, W>(s);
-    const V start = add<T>(group.head.empty, all<T>(zfp::header_bits<T> + 1));
-    const V next_bits = join<T>(take_halves<T>(s, zero_extend<T>(start)));
-    const FirstPlanes<T> first = read_first_planes<T>(next_bits);
-    const V end = add<T>(start, first.length);
-    const int last_end = maxbits < 64 ? maxbits : 64;  // a shift below takes no more
-    const Mask<T> unusual = group.head.alive & (first.few | below<T>(all<T>(last_end), end));
-
-    const Halves<T> rest = zero_extend<T>(sub<T>(end, all<T>(4 * lockstep_planes))), head = zero_extend<T>(first.nibbles);
-    Strings<W> nibbles[halves<T>];
-    for (int w = 0; w < W; ++w) {
-        const Halves<T> taken = take_halves<T>(s, rest, w);
-        for (int h = 0; h < halves<T>; ++h) nibbles[h].word[w] = taken.at[h];
+template <int groups>
+[[gnu::noinline]] void decode_short_flat(const V* s, int maxbits, Decoded<float>* group) {
+    using T = float;
+    PlaneReader<T, 1> reader[groups];
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        group[g].head = read_head<T>(s[g], right<T>(s[g], zfp::header_bits<T>));
+        reader[g].s.word[0] = s[g], reader[g].left = all<T>(maxbits);
+        reader[g].skip(add<T>(group[g].head.empty, all<T>(zfp::header_bits<T> + 1)));
     }
-    for (int h = 0; h < halves<T>; ++h)
-        nibbles[h].word[0] = ternary<b_if_c_else_a>(nibbles[h].word[0], head.at[h], _mm512_set1_epi64((1 << 4 * lockstep_planes) - 1));
-    place_planes<T>(nibbles, group.d);
-    finish_planes(group);
-    return unusual == 0;
+    V nibbles[groups][2];  // 16 planes: more than 22 bits can hold
+    read_flat(reader, 16, nibbles);
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        const Strings<1> s16[2] = {{_mm512_unpacklo_epi32(nibbles[g][0], nibbles[g][1])}, {_mm512_unpackhi_epi32(nibbles[g][0], nibbles[g][1])}};
+        place_planes<T>(s16, group[g].d);
+        finish_planes(group[g]);
+    }
+}
+
+// The usual case, several groups side by side: each step for all of them, so that they hide each other's latencies.
+// usual[g] is false where bits remain in some lane and fewer than three coefficients are significant.
+template <class T, int W, int groups>
+STEP void decode_usual(const Strings<W> (&s)[groups][halves<T>], int maxbits, Decoded<T> (&group)[groups], bool (&usual)[groups]) {
+    V start[groups], next_bits[groups];
+    FirstPlanes<T> first[groups];
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        group[g].head = read_head_of<T, W>(s[g]);
+        start[g] = add<T>(group[g].head.empty, all<T>(zfp::header_bits<T> + 1));
+        next_bits[g] = join<T>(take_halves<T>(s[g], zero_extend<T>(start[g])));
+    }
+    read_first_planes<T>(next_bits, start, maxbits < 64 ? maxbits : 64, first);
+    const V first_nibbles = _mm512_set1_epi64((1 << 4 * lockstep_planes) - 1);
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        usual[g] = (group[g].head.alive & Mask<T>(~first[g].usual)) == 0;
+        const V rest = sub<T>(add<T>(start[g], first[g].length), all<T>(4 * lockstep_planes));
+        const Halves<T> at = zero_extend<T>(rest), head = zero_extend<T>(first[g].nibbles);
+        Strings<W> nibbles[halves<T>];
+UNROLL
+        for (int h = 0; h < halves<T>; ++h) {
+UNROLL
+            for (int w = 0; w < W; ++w) nibbles[h].word[w] = take(s[g][h], w, at.at[h]);
+            nibbles[h].word[0] = ternary<b_if_c_else_a>(nibbles[h].word[0], head.at[h], first_nibbles);
+        }
+        place_planes<T>(nibbles, group[g].d);
+    }
+UNROLL
+    for (int g = 0; g < groups; ++g) finish_planes(group[g]);
 }
 
 // The same for at most 32 bits of floats, a double word a block.
-inline bool decode_short_usual(V s, int maxbits, Decoded<float>& group) {
+template <int groups>
+STEP void decode_short_usual(const V (&s)[groups], int maxbits, Decoded<float> (&group)[groups], bool (&usual)[groups]) {
     using T = float;
-    group.head = read_head<T>(s, right<T>(s, zfp::header_bits<T>));
-    const V start = add<T>(group.head.empty, all<T>(zfp::header_bits<T> + 1));
-    const FirstPlanes<T> first = read_first_planes<T>(right<T>(s, start));
-    const V end = add<T>(start, first.length);
-    const Mask<T> unusual = group.head.alive & (first.few | below<T>(all<T>(maxbits), end));
-    const V rest = right<T>(s, sub<T>(end, all<T>(4 * lockstep_planes)));
-    place_short_planes(ternary<b_if_c_else_a>(rest, first.nibbles, all<T>((1 << 4 * lockstep_planes) - 1)), group.d);
-    finish_planes(group);
-    return unusual == 0;
+    V start[groups], next_bits[groups];
+    FirstPlanes<T> first[groups];
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        group[g].head = read_head<T>(s[g], right<T>(s[g], zfp::header_bits<T>));
+        start[g] = add<T>(group[g].head.empty, all<T>(zfp::header_bits<T> + 1));
+        next_bits[g] = right<T>(s[g], start[g]);
+    }
+    read_first_planes<T>(next_bits, start, maxbits, first);
+    const V first_nibbles = all<T>((1 << 4 * lockstep_planes) - 1);
+UNROLL
+    for (int g = 0; g < groups; ++g) {
+        usual[g] = (group[g].head.alive & Mask<T>(~first[g].usual)) == 0;
+        const V rest = right<T>(s[g], sub<T>(add<T>(start[g], first[g].length), all<T>(4 * lockstep_planes)));
+        place_short_planes(ternary<b_if_c_else_a>(rest, first[g].nibbles, first_nibbles), group[g].d);
+    }
+UNROLL
+    for (int g = 0; g < groups; ++g) finish_planes(group[g]);
 }
 
 }  // namespace

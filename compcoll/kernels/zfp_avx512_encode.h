@@ -21,14 +21,14 @@ struct Group {
 };
 
 template <class T>
-V to_fixed(V x, V scale) {
+STEP V to_fixed(V x, V scale) {
     if constexpr (single<T>) return _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(scale)));
     else return _mm512_cvttpd_epi64(_mm512_mul_pd(_mm512_castsi512_pd(x), _mm512_castsi512_pd(scale)));
 }
 
 // Reads the exponents as integers. The product with a power of two is exact wherever it does not truncate to zero.
 template <class T>
-void to_fixed_point(const T* values, Group<T>& g) {
+STEP void to_fixed_point(const T* values, Group<T>& g) {
     using F = zfp::Format<T>;
     V x[4], c[4];
     for (int k = 0; k < 4; ++k) x[k] = load(values + k * group_blocks<T>);
@@ -50,7 +50,7 @@ void to_fixed_point(const T* values, Group<T>& g) {
 }
 
 template <class T>
-void decorrelate(Group<T>& g) {
+STEP void decorrelate(Group<T>& g) {
     V x = g.d[0], y = g.d[1], z = g.d[2], w = g.d[3];
     x = half<T>(add<T>(x, w)), w = sub<T>(w, x);
     z = half<T>(add<T>(z, y)), y = sub<T>(y, z);
@@ -65,7 +65,7 @@ void decorrelate(Group<T>& g) {
 }
 
 template <class T>
-void skip_empty_planes(Group<T>& g) {
+STEP void skip_empty_planes(Group<T>& g) {
     const V d23 = _mm512_or_si512(g.d[2], g.d[3]);
     const V d123 = _mm512_or_si512(g.d[1], d23);
     g.empty = leading_zeros<T>(_mm512_or_si512(g.d[0], d123));
@@ -82,12 +82,12 @@ struct Significance {
 };
 
 template <class T>
-V three_significant(const Group<T>& g) {
+STEP V three_significant(const Group<T>& g) {
     return right<T>(all<T>(int64_t(~zfp::sign_bit<T>)), sub<T>(g.trail[1], g.empty));
 }
 
 template <class T>
-Significance significance(const Group<T>& g) {
+STEP Significance significance(const Group<T>& g) {
     const V r0 = all<T>(int64_t(~zfp::sign_bit<T>));
     const V r1 = right<T>(r0, sub<T>(g.trail[0], g.empty)), r2 = three_significant(g);
     return {r1, ternary<a_xor_b_xor_c>(r0, r1, r2)};
@@ -106,7 +106,7 @@ constexpr Bytes<64> byte_pair(int octet, int to) {
 }
 
 template <class T, int octet, int to>
-V gather_pair(V a, V b) {
+STEP V gather_pair(V a, V b) {
     static constexpr Bytes<64> index = byte_pair<T>(octet, to);
     return _mm512_permutex2var_epi8(a, load(&index), b);
 }
@@ -119,7 +119,7 @@ constexpr int64_t byte_range(int first, int last) {
 
 // [d3 d2 d1 d0] of one octet: a double word a block for floats, the high double word for doubles.
 template <class T, int octet>
-V four_rows(const V (&d)[4]) {
+STEP V four_rows(const V (&d)[4]) {
     constexpr int top = sizeof(T) - 1;
     const V ab = gather_pair<T, octet, top>(d[0], d[1]), cd = gather_pair<T, octet, top - 2>(d[2], d[3]);
     constexpr int64_t low = single<T> ? byte_range(0, 1) | byte_range(4, 5) : byte_range(4, 5);
@@ -128,13 +128,13 @@ V four_rows(const V (&d)[4]) {
 
 // Matrices with rows [- - n1 n0 d3 d2 d1 d0].
 template <class T, int octet>
-Halves<T> octet_matrices(const V (&d)[4], const Significance& n) {
+STEP Halves<T> octet_matrices(const V (&d)[4], const Significance& n) {
     return widen<T>(four_rows<T, octet>(d), gather_pair<T, octet, 3>(n.low, n.high));
 }
 
 // Matrices with rows [d3 d2 d1 d0] of the even planes and [d3 d2 d1 d0] of the odd ones.
 template <class T, int octet>
-Halves<T> nibble_matrices(const V (&d)[4]) {
+STEP Halves<T> nibble_matrices(const V (&d)[4]) {
     const V rows = four_rows<T, octet>(d);
     return widen<T>(rows, single<T> ? _mm512_slli_epi32(rows, 1) : _mm512_srli_epi64(rows, 31));
 }
@@ -148,7 +148,7 @@ struct Codes {
 
 // The codes of four planes in each double word, shortest plane number first. Neighbours merge by multiplication:
 // first + second · 2^length(first).
-inline Codes four_plane_codes(V matrices) {
+STEP Codes four_plane_codes(V matrices) {
     const V index = _mm512_gf2p8affine_epi64_epi8(load(&planes_down), matrices, 0);
     const V code = _mm512_permutexvar_epi8(index, load(&code_bits));
     const V length = _mm512_permutexvar_epi8(index, load(&code_length));
@@ -161,7 +161,7 @@ inline Codes four_plane_codes(V matrices) {
 }
 
 // The codes of eight planes, at most 56 bits.
-inline Codes eight_plane_codes(V matrices) {
+STEP Codes eight_plane_codes(V matrices) {
     const Codes four = four_plane_codes(matrices);
     const V first_length = _mm512_and_si512(four.length, low_half());
     const V second = _mm512_sllv_epi64(_mm512_srli_epi64(four.bits, 32), first_length);
@@ -170,14 +170,14 @@ inline Codes eight_plane_codes(V matrices) {
 }
 
 // Eight planes' codes where n ≥ 3: the planes' four bits as they are.
-inline V low_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_low), matrices, 0); }
-inline V high_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_high), matrices, 0); }
+STEP V low_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_low), matrices, 0); }
+STEP V high_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_high), matrices, 0); }
 
 // --- strings of W words, one a lane -------------------------------------------------------------------------------------------
 
 // Shift counts beyond the lane, also negative ones, give zero.
 template <int W>
-void put(Strings<W>& s, V bits, V at) {
+STEP void put(Strings<W>& s, V bits, V at) {
     s.word[0] = _mm512_or_si512(s.word[0], _mm512_sllv_epi64(bits, at));
     for (int w = 1; w < W; ++w) {
         const V up = _mm512_sub_epi64(at, _mm512_set1_epi64(64 * w));
@@ -186,34 +186,44 @@ void put(Strings<W>& s, V bits, V at) {
     }
 }
 
-// Every plane through the table: for blocks in which few coefficients become significant.
-template <class T, int W, int octet = 0>
-void put_all_planes(const Group<T>& g, const Significance& n, Halves<T> at, int maxbits, Strings<W> (&s)[halves<T>]) {
-    const Halves<T> matrices = octet_matrices<T, octet>(g.d, n);
+// Every plane through the table: for blocks in which few coefficients become significant. Several groups side by side.
+template <class T, int W, int groups, int octet = 0>
+STEP void put_all_planes(const Group<T>* g, const Significance (&n)[groups], Halves<T> (&at)[groups], int maxbits,
+                         Strings<W> (*s)[halves<T>]) {
     int unfinished = 0;
-    for (int h = 0; h < halves<T>; ++h) {
-        const Codes codes = eight_plane_codes(matrices.at[h]);
-        put(s[h], codes.bits, at.at[h]);
-        at.at[h] = _mm512_add_epi64(at.at[h], codes.length);
-        unfinished |= _mm512_cmplt_epu64_mask(at.at[h], _mm512_set1_epi64(maxbits));
+    UNROLL for (int k = 0; k < groups; ++k) {
+        const Halves<T> matrices = octet_matrices<T, octet>(g[k].d, n[k]);
+        UNROLL for (int h = 0; h < halves<T>; ++h) {
+            const Codes codes = eight_plane_codes(matrices.at[h]);
+            V& end = at[k].at[h];
+            put(s[k][h], codes.bits, end);
+            end = _mm512_add_epi64(end, codes.length);
+            unfinished |= _mm512_cmplt_epu64_mask(end, _mm512_set1_epi64(maxbits));
+        }
     }
     if constexpr (octet + 1 < int(sizeof(T))) {
-        if (unfinished) put_all_planes<T, W, octet + 1>(g, n, at, maxbits, s);
+        if (unfinished) put_all_planes<T, W, groups, octet + 1>(g, n, at, maxbits, s);
     }
 }
 
-template <class T, int W>
-[[gnu::noinline]] void encode_flat(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>]) {
-    const Halves<T> header = zero_extend<T>(g.header);
-    for (int h = 0; h < halves<T>; ++h) s[h] = {}, s[h].word[0] = header.at[h];
-    put_all_planes<T, W>(g, significance(g), zero_extend<T>(g.start), maxbits, s);
+template <class T, int W, int groups>
+[[gnu::noinline]] void encode_flat(const Group<T>* g, int maxbits, Strings<W> (*s)[halves<T>]) {
+    Significance n[groups];
+    Halves<T> at[groups];
+    for (int k = 0; k < groups; ++k) {
+        const Halves<T> header = zero_extend<T>(g[k].header);
+        for (int h = 0; h < halves<T>; ++h) s[k][h] = {}, s[k][h].word[0] = header.at[h];
+        n[k] = significance(g[k]);
+        at[k] = zero_extend<T>(g[k].start);
+    }
+    put_all_planes<T, W, groups>(g, n, at, maxbits, s);
 }
 
 // The usual case: after eight planes three coefficients are significant, and what follows are nibbles, `octets` octets of them.
 template <int W> constexpr int nibble_octets = W == 1 ? 1 : W == 2 ? 3 : 7;
 
 template <class T, int W, int octet>
-void put_nibbles(const Group<T>& g, Halves<T> at, Strings<W> (&s)[halves<T>]) {
+STEP void put_nibbles(const Group<T>& g, Halves<T> at, Strings<W> (&s)[halves<T>]) {
     const Halves<T> first = nibble_matrices<T, octet>(g.d);
     V bits[halves<T>];
     for (int h = 0; h < halves<T>; ++h) bits[h] = low_nibbles(first.at[h]);
@@ -230,7 +240,7 @@ void put_nibbles(const Group<T>& g, Halves<T> at, Strings<W> (&s)[halves<T>]) {
 
 // The strings of a group; bits beyond maxbits are whatever follows. False where a lane is not the usual case.
 template <class T, int W>
-bool encode_usual(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>]) {
+STEP bool encode_usual(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>]) {
     const Halves<T> matrices = octet_matrices<T, 0>(g.d, significance(g));
     const Halves<T> header = zero_extend<T>(g.header), start = zero_extend<T>(g.start);
     Halves<T> at;
@@ -252,15 +262,21 @@ bool encode_usual(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>]) {
 }
 
 // The same for at most 32 bits of floats, one double word a block, in the lanes' order: eight planes are usually enough.
-inline V encode_short_usual(const Group<float>& g, int maxbits, __mmask16& unfinished) {
-    const Halves<float> matrices = octet_matrices<float, 0>(g.d, significance(g));
-    const Codes a = four_plane_codes(matrices.at[0]), b = four_plane_codes(matrices.at[1]);
-    const V first_length = narrow<0>(a.length, b.length);
-    const V middle = _mm512_add_epi32(g.start, first_length);
-    const V end = _mm512_add_epi32(middle, narrow<1>(a.length, b.length));
-    unfinished = _mm512_mask_cmplt_epu32_mask(g.coded, end, _mm512_set1_epi32(maxbits));
-    return ternary<a_or_b_or_c>(g.header, _mm512_sllv_epi32(narrow<0>(a.bits, b.bits), g.start),
-                                _mm512_sllv_epi32(narrow<1>(a.bits, b.bits), middle));
+// Several groups side by side: each step for all of them, so that they hide each other's latencies.
+template <int groups>
+STEP void encode_short_usual(const Group<float> (&g)[groups], int maxbits, V (&strings)[groups], __mmask16 (&unfinished)[groups]) {
+    Halves<float> matrices[groups];
+    Codes codes[2 * groups];
+    UNROLL for (int k = 0; k < groups; ++k) matrices[k] = octet_matrices<float, 0>(g[k].d, significance(g[k]));
+    UNROLL for (int k = 0; k < 2 * groups; ++k) codes[k] = four_plane_codes(matrices[k / 2].at[k % 2]);
+    UNROLL for (int k = 0; k < groups; ++k) {
+        const Codes &a = codes[2 * k], &b = codes[2 * k + 1];
+        const V middle = _mm512_add_epi32(g[k].start, narrow<0>(a.length, b.length));
+        const V end = _mm512_add_epi32(middle, narrow<1>(a.length, b.length));
+        unfinished[k] = _mm512_mask_cmplt_epu32_mask(g[k].coded, end, _mm512_set1_epi32(maxbits));
+        strings[k] = ternary<a_or_b_or_c>(g[k].header, _mm512_sllv_epi32(narrow<0>(a.bits, b.bits), g[k].start),
+                                          _mm512_sllv_epi32(narrow<1>(a.bits, b.bits), middle));
+    }
 }
 
 }  // namespace

@@ -14,18 +14,19 @@ template <class T> constexpr int halves = sizeof(T) == 4 ? 2 : 1;     // registe
 
 template <class T> constexpr bool single = sizeof(T) == 4;
 
-template <class T> V all(int64_t x) { return single<T> ? _mm512_set1_epi32(int(x)) : _mm512_set1_epi64(x); }
-template <class T> V add(V a, V b) { return single<T> ? _mm512_add_epi32(a, b) : _mm512_add_epi64(a, b); }
-template <class T> V sub(V a, V b) { return single<T> ? _mm512_sub_epi32(a, b) : _mm512_sub_epi64(a, b); }
-template <class T> V larger(V a, V b) { return single<T> ? _mm512_max_epu32(a, b) : _mm512_max_epu64(a, b); }
-template <class T> V half(V a) { return single<T> ? _mm512_srai_epi32(a, 1) : _mm512_srai_epi64(a, 1); }
-template <class T> V left(V a, int n) { return single<T> ? _mm512_slli_epi32(a, n) : _mm512_slli_epi64(a, n); }
-template <class T> V right(V a, int n) { return single<T> ? _mm512_srli_epi32(a, n) : _mm512_srli_epi64(a, n); }
-template <class T> V right(V a, V n) { return single<T> ? _mm512_srlv_epi32(a, n) : _mm512_srlv_epi64(a, n); }
-template <class T> V leading_zeros(V a) { return single<T> ? _mm512_lzcnt_epi32(a) : _mm512_lzcnt_epi64(a); }
+template <class T> STEP V all(int64_t x) { return single<T> ? _mm512_set1_epi32(int(x)) : _mm512_set1_epi64(x); }
+template <class T> STEP V add(V a, V b) { return single<T> ? _mm512_add_epi32(a, b) : _mm512_add_epi64(a, b); }
+template <class T> STEP V sub(V a, V b) { return single<T> ? _mm512_sub_epi32(a, b) : _mm512_sub_epi64(a, b); }
+template <class T> STEP V larger(V a, V b) { return single<T> ? _mm512_max_epu32(a, b) : _mm512_max_epu64(a, b); }
+template <class T> STEP V half(V a) { return single<T> ? _mm512_srai_epi32(a, 1) : _mm512_srai_epi64(a, 1); }
+template <class T> STEP V left(V a, int n) { return single<T> ? _mm512_slli_epi32(a, n) : _mm512_slli_epi64(a, n); }
+template <class T> STEP V right(V a, int n) { return single<T> ? _mm512_srli_epi32(a, n) : _mm512_srli_epi64(a, n); }
+template <class T> STEP V right(V a, V n) { return single<T> ? _mm512_srlv_epi32(a, n) : _mm512_srlv_epi64(a, n); }
+template <class T> STEP V left_by(V a, V n) { return single<T> ? _mm512_sllv_epi32(a, n) : _mm512_sllv_epi64(a, n); }
+template <class T> STEP V leading_zeros(V a) { return single<T> ? _mm512_lzcnt_epi32(a) : _mm512_lzcnt_epi64(a); }
 
 template <class T>
-auto below(V a, V b) {  // a < b, unsigned, a mask
+STEP auto below(V a, V b) {  // a < b, unsigned, a mask
     if constexpr (single<T>) return _mm512_cmplt_epu32_mask(a, b);
     else return _mm512_cmplt_epu64_mask(a, b);
 }
@@ -33,44 +34,56 @@ auto below(V a, V b) {  // a < b, unsigned, a mask
 template <class T> using Mask = decltype(below<T>(V(), V()));
 
 template <class T>
-V only(Mask<T> mask, V a) {
+STEP V only(Mask<T> mask, V a) {
     if constexpr (single<T>) return _mm512_maskz_mov_epi32(mask, a);
     else return _mm512_maskz_mov_epi64(mask, a);
 }
 
 template <class T>
-V left_only(Mask<T> mask, V a, V n) {
+STEP V left_only(Mask<T> mask, V a, V n) {
     if constexpr (single<T>) return _mm512_maskz_sllv_epi32(mask, a, n);
     else return _mm512_maskz_sllv_epi64(mask, a, n);
 }
 
 template <class T>
-Mask<T> any_bit(V a, V b) {  // a & b != 0
+STEP Mask<T> any_bit(V a, V b) {  // a & b != 0
     if constexpr (single<T>) return _mm512_test_epi32_mask(a, b);
     else return _mm512_test_epi64_mask(a, b);
 }
 
 template <class T>
-Mask<T> no_bit(Mask<T> mask, V a, V b) {
+STEP Mask<T> no_bit(Mask<T> mask, V a, V b) {
     if constexpr (single<T>) return _mm512_mask_testn_epi32_mask(mask, a, b);
     else return _mm512_mask_testn_epi64_mask(mask, a, b);
 }
 
 template <class T>
-Mask<T> not_below(Mask<T> mask, V a, V b) {
+STEP Mask<T> not_below(Mask<T> mask, V a, V b) {
     if constexpr (single<T>) return _mm512_mask_cmpge_epu32_mask(mask, a, b);
     else return _mm512_mask_cmpge_epu64_mask(mask, a, b);
 }
 
 template <class T>
-V choose(Mask<T> mask, V otherwise, V a) {
+STEP Mask<T> up_to(V a, V b) {  // a ≤ b, signed
+    if constexpr (single<T>) return _mm512_cmple_epi32_mask(a, b);
+    else return _mm512_cmple_epi64_mask(a, b);
+}
+
+template <class T>
+STEP Mask<T> greater(Mask<T> mask, V a, V b) {  // a > b, signed
+    if constexpr (single<T>) return _mm512_mask_cmpgt_epi32_mask(mask, a, b);
+    else return _mm512_mask_cmpgt_epi64_mask(mask, a, b);
+}
+
+template <class T>
+STEP V choose(Mask<T> mask, V otherwise, V a) {
     if constexpr (single<T>) return _mm512_mask_mov_epi32(otherwise, mask, a);
     else return _mm512_mask_mov_epi64(otherwise, mask, a);
 }
 
 // x[k] holds the blocks k·lanes/4 …; c[i] gets element i of all blocks, in the lane order of the tables.
 template <class T>
-void transpose(const V (&x)[4], V (&c)[4]) {
+STEP void transpose(const V (&x)[4], V (&c)[4]) {
     if constexpr (single<T>) {
         const V a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
         const V d = _mm512_unpacklo_epi32(x[2], x[3]), e = _mm512_unpackhi_epi32(x[2], x[3]);
@@ -85,7 +98,7 @@ void transpose(const V (&x)[4], V (&c)[4]) {
 }
 
 template <class T>
-void transpose_back(const V (&c)[4], V (&x)[4]) {
+STEP void transpose_back(const V (&c)[4], V (&x)[4]) {
     if constexpr (single<T>) {
         transpose<T>(c, x);  // its own inverse
     } else {
@@ -106,13 +119,13 @@ struct Halves {
 
 // A double word of each block in the high half of its quadword, another one in the low half.
 template <class T>
-Halves<T> widen(V high, V low) {
+STEP Halves<T> widen(V high, V low) {
     if constexpr (single<T>) return {{_mm512_unpacklo_epi32(low, high), _mm512_unpackhi_epi32(low, high)}};
     else return {{ternary<b_if_c_else_a>(high, low, low_half())}};
 }
 
 template <class T>
-Halves<T> zero_extend(V a) {
+STEP Halves<T> zero_extend(V a) {
     if constexpr (single<T>) return {{_mm512_unpacklo_epi32(a, V()), _mm512_unpackhi_epi32(a, V())}};
     else return {{a}};
 }

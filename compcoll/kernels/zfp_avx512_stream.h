@@ -6,13 +6,13 @@
 namespace compcoll {
 namespace {
 
-inline V quotient(V a, int b) {  // of numbers below 2^40
+STEP V quotient(V a, int b) {  // of numbers below 2^40
     return _mm512_cvttpd_epi64(_mm512_div_pd(_mm512_add_pd(_mm512_cvtepi64_pd(a), _mm512_set1_pd(0.5)), _mm512_set1_pd(b)));
 }
 
-inline V lane_numbers() { return _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7); }
-inline V lowest_bits(int n) { return _mm512_set1_epi64(n >= 64 ? -1 : (int64_t(1) << n) - 1); }
-inline __mmask64 first_bytes(size_t n) { return n >= 64 ? ~__mmask64(0) : (__mmask64(1) << n) - 1; }
+STEP V lane_numbers() { return _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7); }
+STEP V lowest_bits(int n) { return _mm512_set1_epi64(n >= 64 ? -1 : (int64_t(1) << n) - 1); }
+STEP __mmask64 first_bytes(size_t n) { return n >= 64 ? ~__mmask64(0) : (__mmask64(1) << n) - 1; }
 
 // Eight strings of up to 64 bits, in the lane order of the tables, as maxbits bytes. A word of the result takes its bits
 // from a few consecutive strings: one permutation and one shift each.

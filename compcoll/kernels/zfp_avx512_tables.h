@@ -14,6 +14,10 @@
 #include "tile.h"
 #include "zfp.h"
 
+// Steps are inlined whatever their size, so that groups stay in registers and are interleaved.
+#define STEP inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
 namespace compcoll {
 namespace {
 
@@ -24,8 +28,8 @@ struct alignas(64) Bytes {
     uint8_t at[N];
 };
 
-inline V load(const void* p) { return _mm512_loadu_si512(p); }
-inline void store(void* p, V v) { _mm512_storeu_si512(p, v); }
+STEP V load(const void* p) { return _mm512_loadu_si512(p); }
+STEP void store(void* p, V v) { _mm512_storeu_si512(p, v); }
 
 template <class Entry>
 constexpr Bytes<64> bytes(Entry entry) {
@@ -86,30 +90,30 @@ constexpr auto eight_nibbles_high = quadwords([](int j) { return 32 + 4 * j; });
 // --- block order --------------------------------------------------------------------------------------------------------------
 // The 4×4 transpose leaves block 4k + j of sixteen in lane 4j + k. Unpacked to quadwords, eight blocks lie 0 4 1 5 2 6 3 7.
 
-inline V transposed_lanes() { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
+STEP V transposed_lanes() { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 
 template <class T>
-inline V block_of_lane() {
+STEP V block_of_lane() {
     return sizeof(T) == 4 ? _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7) : _mm512_setr_epi64(0, 2, 1, 3, 4, 6, 5, 7);
 }
 
 template <class T>
-inline V lane_of_block() {
+STEP V lane_of_block() {
     return sizeof(T) == 4 ? _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7) : _mm512_setr_epi64(0, 2, 1, 3, 4, 6, 5, 7);
 }
 
-inline V ones_epi8() { return _mm512_set1_epi8(1); }
-inline V low_half() { return _mm512_set1_epi64(0xffffffff); }
+STEP V ones_epi8() { return _mm512_set1_epi8(1); }
+STEP V low_half() { return _mm512_set1_epi64(0xffffffff); }
 
 // The low (0) or high (1) double words of two registers' quadwords; undoes a pair of unpacks.
 template <int which>
-inline V narrow(V a, V b) {
+STEP V narrow(V a, V b) {
     constexpr int lanes = which == 0 ? 0x88 : 0xdd;
     return _mm512_castps_si512(_mm512_shuffle_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), lanes));
 }
 
 template <int function>
-inline V ternary(V a, V b, V c) { return _mm512_ternarylogic_epi64(a, b, c, function); }
+STEP V ternary(V a, V b, V c) { return _mm512_ternarylogic_epi64(a, b, c, function); }
 
 // Truth tables of ternary(a, b, c): bit 4a + 2b + c.
 constexpr int a_or_b_and_c = 0xf8, a_and_b_or_c = 0xe0, a_xor_b_xor_c = 0x96, b_if_c_else_a = 0xd8, a_or_b_or_c = 0xfe,

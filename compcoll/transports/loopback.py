@@ -8,6 +8,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from ..errors import CompcollError
 from ..request import Pending, Request
 from .base import Wire
@@ -134,7 +136,7 @@ class LoopbackTransport:
         return transfer
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        wire.buffer[:] = 0xFF
+        np.asarray(wire.buffer)[:] = 0xFF
         transfer = _Transfer(self.world, (source, self.rank, tag), wire)
         self.world.post(transfer, sending=False)
         return transfer
