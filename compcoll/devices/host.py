@@ -113,7 +113,8 @@ class HostDevice:
                 raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
             if not out.flags.writeable:
                 raise InvalidBuffer("out is read-only")
-        if not np.may_share_memory(out, x):
+        owners = out.base is None and x.base is None and out is not x
+        if owners or not np.may_share_memory(out, x):
             return False
         if out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes:
             raise InvalidBuffer("out overlaps x without being x: give x itself, or memory of its own")

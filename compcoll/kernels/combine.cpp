@@ -48,10 +48,20 @@ public:
         cast_.encode(values, n_, array_at(array), Config{static_cast<int>(storage_), 0});
     }
 
+    // The passes over a tile wait for its array, unless it comes into the cache while the tile before is worked on.
+    void prefetch_next() const {
+        const uint8_t* end = array_at(terms_.add) + n_ * storage_size(storage_);
+        for (size_t line = 0; line < n_ * storage_size(storage_); line += 64) __builtin_prefetch(end + line);
+    }
+
     void sum_terms(T* values) const {
         size_t next = 0;
-        if (terms_.add != nullptr) load(terms_.add, values);
-        else code_.decode(terms_.wires[next++] + offset_, n_, values, coder_.config);
+        if (terms_.add != nullptr) {
+            load(terms_.add, values);
+            prefetch_next();
+        } else {
+            code_.decode(terms_.wires[next++] + offset_, n_, values, coder_.config);
+        }
         add_wires(next, values);
     }
 
@@ -136,12 +146,13 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
             tile.encode(values, wire);
         }
         if (kept == nullptr && decoded == nullptr) return;
-        T* got = scratch + length;
+        const bool in_place = decoded != nullptr && tile.stored_as_computed();
+        T* got = in_place ? reinterpret_cast<T*>(tile.array_at(decoded)) : scratch + length;
         tile.decode(wire, got);
         if (kept != nullptr) tile.keep_loss(values, got, kept + begin, residual);
         if (decoded == nullptr) return;
         tile.multiply(got, scale);
-        tile.store(got, decoded);
+        if (!in_place) tile.store(got, decoded);
     });
 }
 
