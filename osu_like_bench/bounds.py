@@ -3,7 +3,7 @@
 An encoding loses at most ``relative`` times the largest magnitude in its block, plus ``spread`` times the difference of
 its largest and smallest value, plus ``absolute``. Losses of the values that enter a sum add up: with M the sum of all
 ranks' largest magnitudes in a block, no partial sum exceeds M, so that every level of encodings adds at most the
-loss of M. A second and later level may find its block grown by the losses before it, hence a factor 2.
+loss of M and of the losses before it.
 """
 
 from __future__ import annotations
@@ -160,14 +160,18 @@ def result_loss(loss: Loss, path: Path, dtype: str, terms: int) -> Loss:
     terms : int
         Values that are added: 1 where a value is only moved.
     """
-    computed = "float64" if dtype == "float64" else "float32"
-    levels = path.levels * (2 if path.levels > 1 else 1)
-    arithmetic = (terms - 1 + 2 * path.levels) * rounding(computed)
-    if dtype != computed and (terms > 1 or path.levels):
-        arithmetic += 2 * rounding(dtype)
+    # An uncompressed wire holds partial sums in the element type, too.
+    roundings = terms - 1 + 2 * path.levels
+    once = loss.relative + 2 * loss.spread
+    factor = growth(once, path.levels) / once if once else float(path.levels)
     return Loss(
         loss.block,
-        levels * loss.relative + arithmetic,
-        levels * loss.spread,
-        path.encodings * loss.absolute + (_SMALLEST[dtype] if terms > 1 or path.levels else 0.0),
+        factor * loss.relative + roundings * rounding(dtype),
+        factor * loss.spread,
+        path.encodings * loss.absolute + roundings * _SMALLEST[dtype],
     )
+
+
+def growth(part: float, levels: int) -> float:
+    """What is lost when a part of everything, the losses before included, is lost some times."""
+    return math.expm1(min(levels * math.log1p(part), 600.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from .contenders import Contender
 from .errors import UsageError
 from .report import STATISTICS, Progress, Record, Table, label
 from .timing import Limits, Times, measure
-from .verify import typical_loss, verify
+from .verify import typical_error, verify
 
 LARGE = 8192
 """OSU measures longer messages with fewer iterations."""
@@ -134,9 +133,8 @@ def run(case: Case, settings: Settings, ranks: Ranks, table: Table, progress: Pr
             barrier=ranks.comm.Barrier,
             slowest=ranks.largest,
         )
-        loss = typical_loss(settings.codec, sent)
         rows = [
-            _record(case, settings, ranks, runner, sent, got, taken, times[0], loss)
+            _record(case, settings, ranks, runner, sent, got, taken, times[0])
             for runner, taken in zip(runners, times, strict=True)
         ]
         progress.print(*table.rows(rows))
@@ -153,7 +151,6 @@ def _record(
     out: Any,
     times: Times,
     first: Times,
-    loss: float,
 ) -> Record:
     """Run a contender once more, verify what it does, and write all down."""
     comm = ranks.comm
@@ -162,7 +159,6 @@ def _record(
     contender.run()
     ran = contender.ran()
     codec = settings.codec if ran.compressed else None
-    typical = loss if ran.compressed else math.inf
     terms = comm.size if case.reduces else 1
     path = path_of(case.name, ran.algorithm, comm.size, ranks.nodes)
     allowed = result_loss(loss_of(codec, settings.dtype), path, settings.dtype, terms + mean)
@@ -172,7 +168,7 @@ def _record(
         x,
         out,
         allowed,
-        typical=typical * math.sqrt(path.levels * terms),
+        typical=typical_error(codec, x, path.levels, terms),
         scale=1.0 / comm.size if mean else 1.0,
     )
     total = max(x.nbytes, out.nbytes)

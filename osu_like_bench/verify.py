@@ -17,7 +17,7 @@ from mpi4py import MPI
 from compcoll.codecs import Codec
 from compcoll.devices.host import HostDevice
 
-from .bounds import Loss, rounding
+from .bounds import Loss, growth, rounding
 from .cases import Case
 
 Array = npt.NDArray[Any]
@@ -50,8 +50,11 @@ class Verdict:
     different: int
 
 
-def typical_loss(codec: Codec | None, x: Array) -> float:
-    """Root mean square of what one encoding loses, on a sample of some values and by the portable kernels.
+def typical_error(codec: Codec | None, x: Array, levels: int, terms: int) -> float:
+    """Root mean square of the error to be expected of a result, from what the codec loses on a sample of some values.
+
+    One encoding, by the portable kernels, loses a part q of the values; the next one as much of values and losses. With
+    independent losses that are ``(1 + q²)**levels - 1`` of the values' squares in the end.
 
     Parameters
     ----------
@@ -59,11 +62,15 @@ def typical_loss(codec: Codec | None, x: Array) -> float:
         What encodes.
     x : numpy.ndarray
         The values.
+    levels : int
+        Encodings one after the other.
+    terms : int
+        How many such arrays are added.
 
     Returns
     -------
     float
-        Infinity if there are too few values to tell.
+        Infinity if that cannot be told: of few values, or of values that lose nothing though their sums may.
     """
     sample = x.reshape(-1)[:_SAMPLE]
     if codec is None or sample.size < _FEWEST:
@@ -74,8 +81,9 @@ def typical_loss(codec: Codec | None, x: Array) -> float:
     wire = np.empty(coder.wire_nbytes(sample.size), np.uint8)
     nbytes = coder.encode(sample.size, HostDevice.flat(sample, dtype), (), wire)
     coder.decode(sample.size, None, (wire[:nbytes],), HostDevice.flat(decoded, dtype))
-    loss = math.sqrt(np.mean((decoded.astype(np.float64) - sample.astype(np.float64)) ** 2))
-    return loss or math.inf  # values that lose nothing do not tell what their sums lose
+    values = sample.astype(np.float64)
+    square, lost = float(np.mean(values**2)), float(np.mean((decoded - values) ** 2))
+    return math.sqrt(terms * square * growth(lost / square, levels)) if lost > 0 else math.inf
 
 
 def verify(

@@ -1,5 +1,13 @@
-// ZFP tiles for AVX-512 (F, BW, CD, DQ, VL) with VBMI and GFNI.
-#include "zfp_avx512_decode.h"
+// ZFP tiles for AVX-512 (F, BW, CD, DQ, VL) with VBMI and GFNI: the bytes of zfp.h, many blocks at a time.
+//
+//   zfp_avx512_tables.h       tables, computed from the plane codes of zfp.h
+//   zfp_avx512_lanes.h        vectors with one lane a block
+//   zfp_avx512_encode.h       values to strings of bits, one a lane; zfp_avx512_decode.h the way back,
+//   zfp_avx512_decode_flat.h  and the way back for smooth data
+//   zfp_avx512_stream.h       strings to and from the wire
+//
+// Encoders and decoders here choose among three sizes of strings: a double word, a word of 64 bits, several words.
+#include "zfp_avx512_decode_flat.h"
 #include "zfp_avx512_encode.h"
 #include "zfp_avx512_stream.h"
 
@@ -15,21 +23,21 @@ using Groups = Group<T>[together];
 
 template <class T>
 STEP void to_coefficients(const T* values, Groups<T>& g) {
-    for (int k = 0; k < together; ++k) to_fixed_point<T>(values + k * group_values<T>, g[k]);
-    for (int k = 0; k < together; ++k) decorrelate<T>(g[k]);
-    for (int k = 0; k < together; ++k) skip_empty_planes<T>(g[k]);
+    UNROLL for (int k = 0; k < together; ++k) to_fixed_point<T>(values + k * group_values<T>, g[k]);
+    UNROLL for (int k = 0; k < together; ++k) decorrelate<T>(g[k]);
+    UNROLL for (int k = 0; k < together; ++k) skip_empty_planes<T>(g[k]);
 }
 
-bool none(const bool (&usual)[together]) { return !(usual[0] || usual[1] || usual[2] || usual[3]); }
-
-// Whether to expect that data is flat, so that the usual case need not be tried: it is, for a while after a run of nothing else.
+// What to do with groups that were not the usual case: all of them side by side if there are a few. After a run of nothing else,
+// the usual case is not even tried for a while.
 struct Flatness {
     int runs = 0;
 
     bool expected() { return runs > 0 && runs-- > 0; }
-    bool found(bool all_flat) {
-        if (all_flat) runs = 7;
-        return all_flat;
+    bool common(const bool (&usual)[together]) {
+        const int flat = together - usual[0] - usual[1] - usual[2] - usual[3];
+        if (flat == together) runs = 7;
+        return flat >= 2;
     }
 };
 
@@ -40,7 +48,7 @@ struct ShortEncoder {
     Output out;
     Packing<float> packing;
 
-    ShortEncoder(int maxbits, uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), out{wire, wire + wire_bytes}, packing(maxbits) {}
+    ShortEncoder(int maxbits, uint8_t* wire, size_t size) : maxbits(maxbits), out{wire, wire + size}, packing(maxbits) {}
 
     void operator()(const float* values, size_t) {
         Groups<float> g;
@@ -49,12 +57,12 @@ struct ShortEncoder {
         if (flat.expected()) {
             put_flat<together>(g, strings);
         } else {
-            __mmask16 unfinished[together];
-            encode_short_usual(g, maxbits, strings, unfinished);
-            if (flat.found(unfinished[0] && unfinished[1] && unfinished[2] && unfinished[3])) put_flat<together>(g, strings);
+            bool usual[together];
+            encode_short_usual(g, maxbits, strings, usual);
+            if (flat.common(usual)) put_flat<together>(g, strings);
             else
                 for (int k = 0; k < together; ++k)
-                    if (unfinished[k]) put_flat<1>(&g[k], &strings[k]);
+                    if (!usual[k]) put_flat<1>(&g[k], &strings[k]);
         }
         for (int k = 0; k < together; ++k) put(strings[k]);
     }
@@ -88,7 +96,7 @@ STEP void encode_strings(const T* values, int maxbits, Flatness& flat, Strings<W
     if (flat.expected()) return encode_flat<T, W, together>(g, maxbits, s);
     bool usual[together];
     for (int k = 0; k < together; ++k) usual[k] = encode_usual<T, W>(g[k], maxbits, s[k]);
-    if (flat.found(none(usual))) return encode_flat<T, W, together>(g, maxbits, s);
+    if (flat.common(usual)) return encode_flat<T, W, together>(g, maxbits, s);
     for (int k = 0; k < together; ++k)
         if (!usual[k]) encode_flat<T, W, 1>(&g[k], maxbits, &s[k]);
 }
@@ -101,7 +109,7 @@ struct WordEncoder {
     Output out;
     Packing<T> packing;
 
-    WordEncoder(int maxbits, uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), out{wire, wire + wire_bytes}, packing(maxbits) {}
+    WordEncoder(int maxbits, uint8_t* wire, size_t size) : maxbits(maxbits), out{wire, wire + size}, packing(maxbits) {}
 
     void operator()(const T* values, size_t) {
         Strings<1> s[together][halves<T>];
@@ -127,11 +135,8 @@ struct LongEncoder {
         Strings<W> s[together][halves<T>];
         encode_strings<T, W>(values, maxbits, flat, s);
         uint64_t words[together * group_blocks<T>][W];
-        const V place = _mm512_slli_epi64(_mm512_mullo_epi64(block_of_lane<T>(), _mm512_set1_epi64(W)), 3);
         for (int k = 0; k < together; ++k)
-            for (int h = 0; h < halves<T>; ++h)
-                for (int w = 0; w < W; ++w)
-                    _mm512_i64scatter_epi64(&words[k * group_blocks<T> + 8 * h][w], place, s[k][h].word[w], 1);
+            for (int h = 0; h < halves<T>; ++h) store_words<T>(s[k][h], words[k * group_blocks<T> + 8 * h]);
         for (size_t b = 0; b < blocks; ++b) out.put(words[b], maxbits);
     }
 
@@ -166,7 +171,7 @@ void encode_with(const T* values, size_t n, uint8_t* wire, int maxbits) {
 }
 
 template <class T>
-void encode512(const T* values, size_t n, uint8_t* wire, Config config) {
+void encode(const T* values, size_t n, uint8_t* wire, Config config) {
     const int maxbits = config.first;
     if constexpr (single<T>) {
         if (maxbits <= 32) encode_with<T, ShortEncoder>(values, n, wire, maxbits);
@@ -193,7 +198,7 @@ struct ShortDecoder {
     Input in;
     Unpacking<float> unpacking;
 
-    ShortDecoder(int maxbits, const uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), in{wire, wire + wire_bytes}, unpacking(maxbits) {}
+    ShortDecoder(int maxbits, const uint8_t* wire, size_t size) : maxbits(maxbits), in{wire, wire + size}, unpacking(maxbits) {}
 
     template <bool accumulate>
     void decode(float* values, size_t) {
@@ -205,7 +210,7 @@ struct ShortDecoder {
             decode_short_flat<together>(s, maxbits, g);
         } else {
             decode_short_usual(s, maxbits, g, usual);
-            if (flat.found(none(usual))) decode_short_flat<together>(s, maxbits, g);
+            if (flat.common(usual)) decode_short_flat<together>(s, maxbits, g);
             else
                 for (int k = 0; k < together; ++k)
                     if (!usual[k]) decode_short_flat<1>(&s[k], maxbits, &g[k]);
@@ -230,7 +235,7 @@ STEP void decode_strings(const Strings<W> (&s)[together][halves<T>], int maxbits
         decode_flat<T, W, together>(s, maxbits, g);
     } else {
         decode_usual<T, W>(s, maxbits, g, usual);
-        if (flat.found(none(usual))) decode_flat<T, W, together>(s, maxbits, g);
+        if (flat.common(usual)) decode_flat<T, W, together>(s, maxbits, g);
         else
             for (int k = 0; k < together; ++k)
                 if (!usual[k]) decode_flat<T, W, 1>(&s[k], maxbits, &g[k]);
@@ -246,7 +251,7 @@ struct WordDecoder {
     Input in;
     Unpacking<T> unpacking;
 
-    WordDecoder(int maxbits, const uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), in{wire, wire + wire_bytes}, unpacking(maxbits) {}
+    WordDecoder(int maxbits, const uint8_t* wire, size_t size) : maxbits(maxbits), in{wire, wire + size}, unpacking(maxbits) {}
 
     template <bool accumulate>
     void decode(T* values, size_t) {
@@ -267,18 +272,15 @@ struct LongDecoder {
     Flatness flat{};
     BitReader in;
 
-    LongDecoder(int maxbits, const uint8_t* wire, size_t wire_bytes) : maxbits(maxbits), in(wire, wire_bytes) {}
+    LongDecoder(int maxbits, const uint8_t* wire, size_t size) : maxbits(maxbits), in(wire, size) {}
 
     template <bool accumulate>
     void decode(T* values, size_t blocks) {
         uint64_t words[together * group_blocks<T>][W] = {};
         for (size_t b = 0; b < blocks; ++b) in.take(words[b], W, maxbits);
-        const V place = _mm512_slli_epi64(_mm512_mullo_epi64(block_of_lane<T>(), _mm512_set1_epi64(W)), 3);
         Strings<W> s[together][halves<T>];
         for (int k = 0; k < together; ++k)
-            for (int h = 0; h < halves<T>; ++h)
-                for (int w = 0; w < W; ++w)
-                    s[k][h].word[w] = _mm512_i64gather_epi64(place, &words[k * group_blocks<T> + 8 * h][w], 1);
+            for (int h = 0; h < halves<T>; ++h) load_words<T>(words[k * group_blocks<T> + 8 * h], s[k][h]);
         decode_strings<T, W, accumulate>(s, maxbits, flat, values);
     }
 };
@@ -310,14 +312,14 @@ void decode_tile(const uint8_t* wire, size_t n, T* values, int maxbits) {
 }
 
 template <class T>
-void decode512(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, false>(wire, n, values, config.first); }
+void decode(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, false>(wire, n, values, config.first); }
 
 template <class T>
-void decode_add512(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, true>(wire, n, values, config.first); }
+void decode_add(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, true>(wire, n, values, config.first); }
 
 }  // namespace
 
-const Kernels zfp_avx512 = {{encode512<float>, decode512<float>, decode_add512<float>},
-                            {encode512<double>, decode512<double>, decode_add512<double>}};
+const Kernels zfp_avx512 = {{encode<float>, decode<float>, decode_add<float>},
+                            {encode<double>, decode<double>, decode_add<double>}};
 
 }  // namespace compcoll

@@ -79,34 +79,27 @@ template <class T, int groups>
 STEP void read_first_planes(V (&next_bits)[groups], const V (&start)[groups], int maxbits, FirstPlanes<T> (&first)[groups]) {
     const V regions = all<T>(region_mask), lengths = all<T>(31);
     LanePlane plane[groups];
-UNROLL
-    for (int g = 0; g < groups; ++g) {
+    UNROLL for (int g = 0; g < groups; ++g) {
         plane[g] = first_plane<T>(next_bits[g]);
         first[g] = {plane[g].bits, plane[g].step, 0};
     }
     V end[groups];
     Mask<T> whole[groups];
-UNROLL
-    for (int p = 1; p < lockstep_planes; ++p) {
-UNROLL
-        for (int g = 0; g < groups; ++g) next_bits[g] = _mm512_rorv_epi32(next_bits[g], plane[g].step);  // by five bits: the length
-UNROLL
-        for (int g = 0; g < groups; ++g) plane[g] = next_plane<T>(next_bits[g], plane[g].step);
-UNROLL
-        for (int g = 0; g < groups; ++g) {
+    UNROLL for (int p = 1; p < lockstep_planes; ++p) {
+        UNROLL for (int g = 0; g < groups; ++g) next_bits[g] = _mm512_rorv_epi32(next_bits[g], plane[g].step);  // by five bits: the length
+        UNROLL for (int g = 0; g < groups; ++g) plane[g] = next_plane<T>(next_bits[g], plane[g].step);
+        UNROLL for (int g = 0; g < groups; ++g) {
             first[g].nibbles = _mm512_or_si512(first[g].nibbles, left<T>(plane[g].bits, 4 * p));
             first[g].length = add<T>(first[g].length, plane[g].step);
         }
         if (p != 2) continue;  // from here on the bits of three may run out: zeros follow, which is right for nibbles
-UNROLL
-        for (int g = 0; g < groups; ++g) {
+        UNROLL for (int g = 0; g < groups; ++g) {
             end[g] = sub<T>(all<T>(maxbits), start[g]);
             whole[g] = up_to<T>(_mm512_and_si512(first[g].length, lengths), end[g]);
             first[g].usual = no_bit<T>(whole[g], plane[g].step, regions);
         }
     }
-UNROLL
-    for (int g = 0; g < groups; ++g) {
+    UNROLL for (int g = 0; g < groups; ++g) {
         first[g].length = _mm512_and_si512(first[g].length, lengths);  // regions lie above
         first[g].usual |= no_bit<T>(whole[g] & up_to<T>(first[g].length, end[g]), plane[g].step, regions);
     }
@@ -153,12 +146,10 @@ STEP V place_octets(const Halves<T>& octets) {
 template <class T, int N, int word = 0>
 STEP void place_planes(const Strings<N> (&nibbles)[halves<T>], V (&d)[4]) {
     Halves<T> octets;
-UNROLL
-    for (int h = 0; h < halves<T>; ++h) octets.at[h] = octets_of(nibbles[h].word[word]);
+    UNROLL for (int h = 0; h < halves<T>; ++h) octets.at[h] = octets_of(nibbles[h].word[word]);
     const V placed[4] = {place_octets<T, word, 0>(octets), place_octets<T, word, 1>(octets),
                          place_octets<T, word, 2>(octets), place_octets<T, word, 3>(octets)};
-UNROLL
-    for (int i = 0; i < 4; ++i) d[i] = word == 0 ? placed[i] : _mm512_or_si512(d[i], placed[i]);
+                         UNROLL for (int i = 0; i < 4; ++i) d[i] = word == 0 ? placed[i] : _mm512_or_si512(d[i], placed[i]);
     if constexpr (word + 1 < N && 16 * (word + 1) < zfp::Format<T>::planes) place_planes<T, N, word + 1>(nibbles, d);
 }
 
@@ -168,11 +159,9 @@ STEP void place_short_planes(V nibbles, V (&d)[4]) {
         return _mm512_gf2p8affine_epi64_epi8(load(&bits_up_low), _mm512_multishift_epi64_epi8(load(&eight_nibbles_low), a), 0);
     };
     const V octets = narrow<0>(octet(_mm512_unpacklo_epi32(nibbles, nibbles)), octet(_mm512_unpackhi_epi32(nibbles, nibbles)));
-UNROLL
-    for (int i = 0; i < 4; ++i) d[i] = left<float>(octets, 24 - 8 * i);  // i = 3 in the top byte of a lane …
+    UNROLL for (int i = 0; i < 4; ++i) d[i] = left<float>(octets, 24 - 8 * i);  // i = 3 in the top byte of a lane …
     const V top = all<float>(int64_t(0xff000000));
-UNROLL
-    for (int i = 0; i < 4; ++i) d[i] = _mm512_and_si512(d[i], top);
+    UNROLL for (int i = 0; i < 4; ++i) d[i] = _mm512_and_si512(d[i], top);
 }
 
 // --- from coefficients to values ----------------------------------------------------------------------------------------------
@@ -181,8 +170,7 @@ template <class T>
 STEP void recorrelate(V (&d)[4]) {
     const V mask = all<T>(int64_t(zfp::negabinary_mask<T>));
     V c[4];
-UNROLL
-    for (int i = 0; i < 4; ++i) c[i] = sub<T>(_mm512_xor_si512(d[i], mask), mask);
+    UNROLL for (int i = 0; i < 4; ++i) c[i] = sub<T>(_mm512_xor_si512(d[i], mask), mask);
     V x = c[0], y = c[1], z = c[2], w = c[3];
     y = add<T>(y, half<T>(w)), w = sub<T>(w, half<T>(y));
     d[1] = add<T>(y, w), d[3] = sub<T>(w, y), y = d[1], w = d[3];
@@ -203,6 +191,14 @@ STEP V to_floating(V fixed, V scale) {
     }
 }
 
+// ±1 on the lowest exponent is subnormal: spelled out, for processors told to flush those.
+template <class T>
+STEP void keep_subnormal(Mask<T> lowest, V fixed, V& x) {
+    const V smallest = all<T>(int64_t(1) << (zfp::Format<T>::mantissa_bits - 1));
+    x = choose<T>(lowest & equal<T>(fixed, all<T>(1)), x, smallest);
+    x = choose<T>(lowest & equal<T>(fixed, all<T>(-1)), x, _mm512_or_si512(smallest, all<T>(int64_t(zfp::sign_bit<T>))));
+}
+
 template <class T, bool accumulate>
 STEP void write_values(const V (&x)[4], T* values) {
     for (int k = 0; k < 4; ++k) {
@@ -216,8 +212,7 @@ STEP void write_values(const V (&x)[4], T* values) {
 template <class T, bool accumulate>
 STEP void to_values(const V (&d)[4], V scale, T* values) {
     V c[4], x[4];
-UNROLL
-    for (int i = 0; i < 4; ++i) c[i] = to_floating<T>(d[i], scale);
+    UNROLL for (int i = 0; i < 4; ++i) c[i] = to_floating<T>(d[i], scale);
     transpose_back<T>(c, x);
     write_values<T, accumulate>(x, values);
 }
@@ -232,8 +227,7 @@ struct Decoded {
 
 template <class T>
 STEP void finish_planes(Decoded<T>& group) {
-UNROLL
-    for (int i = 0; i < 4; ++i) group.d[i] = right<T>(group.d[i], group.head.empty);
+    UNROLL for (int i = 0; i < 4; ++i) group.d[i] = right<T>(group.d[i], group.head.empty);
     recorrelate<T>(group.d);
 }
 
@@ -254,128 +248,15 @@ STEP V join(const Halves<T>& a) {  // to lanes, of the low parts
 template <class T, int W>
 STEP Halves<T> take_halves(const Strings<W> (&s)[halves<T>], const Halves<T>& at, int word = 0) {
     Halves<T> taken;
-UNROLL
-    for (int h = 0; h < halves<T>; ++h) taken.at[h] = take(s[h], word, at.at[h]);
+    UNROLL for (int h = 0; h < halves<T>; ++h) taken.at[h] = take(s[h], word, at.at[h]);
     return taken;
 }
 
 template <class T, int W>
 STEP Head<T> read_head_of(const Strings<W> (&s)[halves<T>]) {
     Halves<T> front, after;
-UNROLL
-    for (int h = 0; h < halves<T>; ++h) front.at[h] = s[h].word[0], after.at[h] = _mm512_set1_epi64(zfp::header_bits<T>);
+    UNROLL for (int h = 0; h < halves<T>; ++h) front.at[h] = s[h].word[0], after.at[h] = _mm512_set1_epi64(zfp::header_bits<T>);
     return read_head<T>(join<T>(front), join<T>(take_halves<T>(s, after)));
-}
-
-// Plane by plane to the end, whatever the bits are: for blocks in which few coefficients are significant.
-template <class T, int W>
-struct PlaneReader {
-    Strings<W> s;
-    V left;  // bits before the end, at most
-    LanePlane plane;
-
-    void skip(V count) {
-UNROLL
-        for (int w = 0; w < W; ++w) s.word[w] = single<T> ? right<T>(s.word[w], count) : take(s, w, count);
-        left = sub<T>(left, count);
-    }
-
-    // Where the bits run out in the search for a one, libzfp finds it there: as if a one followed.
-    template <class LookUp>
-    void read(LookUp look_up) {
-        const LanePlane found = look_up(s.word[0]);
-        const V length = _mm512_and_si512(found.step, all<T>(31));
-        const Mask<T> over = greater<T>(any_bit<T>(found.bits, all<T>(8)), length, left);  // searched up to the last coefficient
-        plane = found;
-        if (over) [[unlikely]] {
-            const V one_at_end = left_by<T>(all<T>(1), left);
-            plane.bits = choose<T>(over, found.bits, look_up(_mm512_or_si512(s.word[0], one_at_end)).bits);
-        }
-        skip(length);
-    }
-
-    void read_first() { read([](V bits) { return first_plane<T>(bits); }); }
-    void read_next() { read([step = plane.step](V bits) { return next_plane<T>(bits, step); }); }
-};
-
-// Readers side by side, of at most `planes` planes; nibbles[r][i] takes as many planes as a lane holds nibbles.
-template <class T, int W, int readers, int N>
-STEP void read_flat(PlaneReader<T, W> (&reader)[readers], int planes, V (&nibbles)[readers][N]) {
-    constexpr int per_lane = 2 * sizeof(T);
-UNROLL
-    for (int r = 0; r < readers; ++r) reader[r].read_first();
-UNROLL
-    for (int i = 0; i < N; ++i)
-UNROLL
-        for (int r = 0; r < readers; ++r) nibbles[r][i] = i == 0 ? reader[r].plane.bits : V();
-    for (int p = 1; p < planes; ++p) {
-        const __m128i place = _mm_cvtsi32_si128(p % per_lane * 4);
-        V any{};  // the rest of all strings: zeros are planes of zeros
-UNROLL
-        for (int r = 0; r < readers; ++r)
-UNROLL
-            for (int w = 0; w < W; ++w) any = _mm512_or_si512(any, reader[r].s.word[w]);
-        if (_mm512_test_epi64_mask(any, any) == 0) return;
-UNROLL
-        for (int r = 0; r < readers; ++r) {
-            reader[r].read_next();
-            V& word = nibbles[r][p / per_lane];
-            word = _mm512_or_si512(word, single<T> ? _mm512_sll_epi32(reader[r].plane.bits, place) : _mm512_sll_epi64(reader[r].plane.bits, place));
-        }
-    }
-}
-
-// Planes that follow the first one bit within maxbits ≤ 64·W bits: each takes two bits or more.
-template <class T, int W>
-constexpr int most_planes = 32 * W - 4 < zfp::Format<T>::planes ? 32 * W - 4 : zfp::Format<T>::planes;
-
-template <class T, int W, int groups>
-[[gnu::noinline]] void decode_flat(const Strings<W> (*s)[halves<T>], int maxbits, Decoded<T>* group) {
-    constexpr int readers = groups * halves<T>, words = (most_planes<T, W> + 15) / 16;
-    PlaneReader<double, W> reader[readers];
-UNROLL
-    for (int g = 0; g < groups; ++g) {
-        group[g].head = read_head_of<T, W>(s[g]);
-        const Halves<T> empty = zero_extend<T>(group[g].head.empty);
-UNROLL
-        for (int h = 0; h < halves<T>; ++h) {
-            auto& r = reader[g * halves<T> + h];
-            r.s = s[g][h], r.left = _mm512_set1_epi64(maxbits);
-            r.skip(_mm512_set1_epi64(zfp::header_bits<T>)), r.skip(empty.at[h]), r.skip(_mm512_set1_epi64(1));
-        }
-    }
-    V nibbles[readers][words];
-    read_flat(reader, most_planes<T, W>, nibbles);
-UNROLL
-    for (int g = 0; g < groups; ++g) {
-        Strings<words> group_nibbles[halves<T>];
-UNROLL
-        for (int h = 0; h < halves<T>; ++h)
-UNROLL
-            for (int w = 0; w < words; ++w) group_nibbles[h].word[w] = nibbles[g * halves<T> + h][w];
-        place_planes<T>(group_nibbles, group[g].d);
-        finish_planes(group[g]);
-    }
-}
-
-template <int groups>
-[[gnu::noinline]] void decode_short_flat(const V* s, int maxbits, Decoded<float>* group) {
-    using T = float;
-    PlaneReader<T, 1> reader[groups];
-UNROLL
-    for (int g = 0; g < groups; ++g) {
-        group[g].head = read_head<T>(s[g], right<T>(s[g], zfp::header_bits<T>));
-        reader[g].s.word[0] = s[g], reader[g].left = all<T>(maxbits);
-        reader[g].skip(add<T>(group[g].head.empty, all<T>(zfp::header_bits<T> + 1)));
-    }
-    V nibbles[groups][2];  // 16 planes: more than 22 bits can hold
-    read_flat(reader, 16, nibbles);
-UNROLL
-    for (int g = 0; g < groups; ++g) {
-        const Strings<1> s16[2] = {{_mm512_unpacklo_epi32(nibbles[g][0], nibbles[g][1])}, {_mm512_unpackhi_epi32(nibbles[g][0], nibbles[g][1])}};
-        place_planes<T>(s16, group[g].d);
-        finish_planes(group[g]);
-    }
 }
 
 // The usual case, several groups side by side: each step for all of them, so that they hide each other's latencies.
@@ -384,30 +265,25 @@ template <class T, int W, int groups>
 STEP void decode_usual(const Strings<W> (&s)[groups][halves<T>], int maxbits, Decoded<T> (&group)[groups], bool (&usual)[groups]) {
     V start[groups], next_bits[groups];
     FirstPlanes<T> first[groups];
-UNROLL
-    for (int g = 0; g < groups; ++g) {
+    UNROLL for (int g = 0; g < groups; ++g) {
         group[g].head = read_head_of<T, W>(s[g]);
         start[g] = add<T>(group[g].head.empty, all<T>(zfp::header_bits<T> + 1));
         next_bits[g] = join<T>(take_halves<T>(s[g], zero_extend<T>(start[g])));
     }
     read_first_planes<T>(next_bits, start, maxbits < 64 ? maxbits : 64, first);
     const V first_nibbles = _mm512_set1_epi64((1 << 4 * lockstep_planes) - 1);
-UNROLL
-    for (int g = 0; g < groups; ++g) {
+    UNROLL for (int g = 0; g < groups; ++g) {
         usual[g] = (group[g].head.alive & Mask<T>(~first[g].usual)) == 0;
         const V rest = sub<T>(add<T>(start[g], first[g].length), all<T>(4 * lockstep_planes));
         const Halves<T> at = zero_extend<T>(rest), head = zero_extend<T>(first[g].nibbles);
         Strings<W> nibbles[halves<T>];
-UNROLL
-        for (int h = 0; h < halves<T>; ++h) {
-UNROLL
-            for (int w = 0; w < W; ++w) nibbles[h].word[w] = take(s[g][h], w, at.at[h]);
+        UNROLL for (int h = 0; h < halves<T>; ++h) {
+            UNROLL for (int w = 0; w < W; ++w) nibbles[h].word[w] = take(s[g][h], w, at.at[h]);
             nibbles[h].word[0] = ternary<b_if_c_else_a>(nibbles[h].word[0], head.at[h], first_nibbles);
         }
         place_planes<T>(nibbles, group[g].d);
     }
-UNROLL
-    for (int g = 0; g < groups; ++g) finish_planes(group[g]);
+    UNROLL for (int g = 0; g < groups; ++g) finish_planes(group[g]);
 }
 
 // The same for at most 32 bits of floats, a double word a block.
@@ -416,22 +292,19 @@ STEP void decode_short_usual(const V (&s)[groups], int maxbits, Decoded<float> (
     using T = float;
     V start[groups], next_bits[groups];
     FirstPlanes<T> first[groups];
-UNROLL
-    for (int g = 0; g < groups; ++g) {
+    UNROLL for (int g = 0; g < groups; ++g) {
         group[g].head = read_head<T>(s[g], right<T>(s[g], zfp::header_bits<T>));
         start[g] = add<T>(group[g].head.empty, all<T>(zfp::header_bits<T> + 1));
         next_bits[g] = right<T>(s[g], start[g]);
     }
     read_first_planes<T>(next_bits, start, maxbits, first);
     const V first_nibbles = all<T>((1 << 4 * lockstep_planes) - 1);
-UNROLL
-    for (int g = 0; g < groups; ++g) {
+    UNROLL for (int g = 0; g < groups; ++g) {
         usual[g] = (group[g].head.alive & Mask<T>(~first[g].usual)) == 0;
         const V rest = right<T>(s[g], sub<T>(add<T>(start[g], first[g].length), all<T>(4 * lockstep_planes)));
         place_short_planes(ternary<b_if_c_else_a>(rest, first[g].nibbles, first_nibbles), group[g].d);
     }
-UNROLL
-    for (int g = 0; g < groups; ++g) finish_planes(group[g]);
+    UNROLL for (int g = 0; g < groups; ++g) finish_planes(group[g]);
 }
 
 }  // namespace

@@ -222,7 +222,7 @@ template <class T, int W, int groups>
 // The usual case: after eight planes three coefficients are significant, and what follows are nibbles, `octets` octets of them.
 template <int W> constexpr int nibble_octets = W == 1 ? 1 : W == 2 ? 3 : 7;
 
-template <class T, int W, int octet>
+template <class T, int W, int octet = 1>
 STEP void put_nibbles(const Group<T>& g, Halves<T> at, Strings<W> (&s)[halves<T>]) {
     const Halves<T> first = nibble_matrices<T, octet>(g.d);
     V bits[halves<T>];
@@ -239,32 +239,30 @@ STEP void put_nibbles(const Group<T>& g, Halves<T> at, Strings<W> (&s)[halves<T>
 }
 
 // The strings of a group; bits beyond maxbits are whatever follows. False where a lane is not the usual case.
+// (Interleaving these steps by hand, as below, was slower here: there are more of them than registers.)
 template <class T, int W>
 STEP bool encode_usual(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>]) {
+    constexpr bool all_planes = 8 * (1 + nibble_octets<W>) >= zfp::Format<T>::planes;
+    const V enough = _mm512_set1_epi64(maxbits - 32 * nibble_octets<W>);
     const Halves<T> matrices = octet_matrices<T, 0>(g.d, significance(g));
     const Halves<T> header = zero_extend<T>(g.header), start = zero_extend<T>(g.start);
     Halves<T> at;
-    constexpr bool all_planes = 8 * (1 + nibble_octets<W>) >= zfp::Format<T>::planes;
-    int unfinished = 0;
+    int unfinished = no_bit<T>(g.coded, three_significant(g), all<T>(int64_t(zfp::sign_bit<T> >> 8)));
     for (int h = 0; h < halves<T>; ++h) {
         const Codes codes = eight_plane_codes(matrices.at[h]);
         s[h] = {}, s[h].word[0] = header.at[h];
         put(s[h], codes.bits, start.at[h]);
         at.at[h] = _mm512_add_epi64(start.at[h], codes.length);
-        if (!all_planes)
-            unfinished |= _mm512_cmplt_epu64_mask(at.at[h], _mm512_set1_epi64(maxbits - 32 * nibble_octets<W>));
+        if (!all_planes) unfinished |= _mm512_cmplt_epi64_mask(at.at[h], enough);
     }
-    put_nibbles<T, W, 1>(g, at, s);
-    const V three = three_significant(g), at_plane_8 = all<T>(int64_t(zfp::sign_bit<T> >> 8));
-    if constexpr (single<T>) unfinished |= _mm512_mask_testn_epi32_mask(g.coded, three, at_plane_8);
-    else unfinished |= _mm512_mask_testn_epi64_mask(g.coded, three, at_plane_8);
+    put_nibbles<T, W>(g, at, s);
     return unfinished == 0;
 }
 
 // The same for at most 32 bits of floats, one double word a block, in the lanes' order: eight planes are usually enough.
 // Several groups side by side: each step for all of them, so that they hide each other's latencies.
 template <int groups>
-STEP void encode_short_usual(const Group<float> (&g)[groups], int maxbits, V (&strings)[groups], __mmask16 (&unfinished)[groups]) {
+STEP void encode_short_usual(const Group<float> (&g)[groups], int maxbits, V (&strings)[groups], bool (&usual)[groups]) {
     Halves<float> matrices[groups];
     Codes codes[2 * groups];
     UNROLL for (int k = 0; k < groups; ++k) matrices[k] = octet_matrices<float, 0>(g[k].d, significance(g[k]));
@@ -273,7 +271,7 @@ STEP void encode_short_usual(const Group<float> (&g)[groups], int maxbits, V (&s
         const Codes &a = codes[2 * k], &b = codes[2 * k + 1];
         const V middle = _mm512_add_epi32(g[k].start, narrow<0>(a.length, b.length));
         const V end = _mm512_add_epi32(middle, narrow<1>(a.length, b.length));
-        unfinished[k] = _mm512_mask_cmplt_epu32_mask(g[k].coded, end, _mm512_set1_epi32(maxbits));
+        usual[k] = _mm512_mask_cmplt_epu32_mask(g[k].coded, end, _mm512_set1_epi32(maxbits)) == 0;
         strings[k] = ternary<a_or_b_or_c>(g[k].header, _mm512_sllv_epi32(narrow<0>(a.bits, b.bits), g[k].start),
                                           _mm512_sllv_epi32(narrow<1>(a.bits, b.bits), middle));
     }

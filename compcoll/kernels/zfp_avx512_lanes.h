@@ -70,6 +70,12 @@ STEP Mask<T> up_to(V a, V b) {  // a ≤ b, signed
 }
 
 template <class T>
+STEP Mask<T> equal(V a, V b) {
+    if constexpr (single<T>) return _mm512_cmpeq_epi32_mask(a, b);
+    else return _mm512_cmpeq_epi64_mask(a, b);
+}
+
+template <class T>
 STEP Mask<T> greater(Mask<T> mask, V a, V b) {  // a > b, signed
     if constexpr (single<T>) return _mm512_mask_cmpgt_epi32_mask(mask, a, b);
     else return _mm512_mask_cmpgt_epi64_mask(mask, a, b);

@@ -1,7 +1,7 @@
 // ZFP on AVX-512: blocks of maxbits bits back to back, to and from one block a lane.
 #pragma once
 
-#include "zfp_avx512_tables.h"
+#include "zfp_avx512_lanes.h"
 
 namespace compcoll {
 namespace {
@@ -11,7 +11,7 @@ STEP V quotient(V a, int b) {  // of numbers below 2^40
 }
 
 STEP V lane_numbers() { return _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7); }
-STEP V lowest_bits(int n) { return _mm512_set1_epi64(n >= 64 ? -1 : (int64_t(1) << n) - 1); }
+STEP V lowest_bits(int n) { return _mm512_set1_epi64(n >= 64 ? -1 : int64_t((uint64_t(1) << n) - 1)); }
 STEP __mmask64 first_bytes(size_t n) { return n >= 64 ? ~__mmask64(0) : (__mmask64(1) << n) - 1; }
 
 // Eight strings of up to 64 bits, in the lane order of the tables, as maxbits bytes. A word of the result takes its bits
@@ -100,6 +100,36 @@ struct Output {
 
     void finish() { std::memset(at, 0, size_t(end - at)); }
 };
+
+// Strings of W words of eight blocks, to and from memory in block order.
+template <class T, int W>
+STEP V word_places() {
+    return _mm512_slli_epi64(_mm512_mullo_epi64(block_of_lane<T>(), _mm512_set1_epi64(W)), 3);
+}
+
+template <class T, int W>
+STEP void store_words(const Strings<W>& s, uint64_t* words) {
+    if constexpr (W == 2) {  // word w of the block in lane l becomes lane 2·block + w
+        const V block = _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3), later = _mm512_add_epi64(block, _mm512_set1_epi64(4));
+        const V second = _mm512_setr_epi64(0, 8, 0, 8, 0, 8, 0, 8);
+        const auto source = [&](V b) { return _mm512_add_epi64(_mm512_permutexvar_epi64(b, lane_of_block<T>()), second); };
+        store(words, _mm512_permutex2var_epi64(s.word[0], source(block), s.word[1]));
+        store(words + 8, _mm512_permutex2var_epi64(s.word[0], source(later), s.word[1]));
+    } else {
+        for (int w = 0; w < W; ++w) _mm512_i64scatter_epi64(words + w, word_places<T, W>(), s.word[w], 1);
+    }
+}
+
+template <class T, int W>
+STEP void load_words(const uint64_t* words, Strings<W>& s) {
+    if constexpr (W == 2) {
+        const V first = _mm512_slli_epi64(block_of_lane<T>(), 1), second = _mm512_add_epi64(first, _mm512_set1_epi64(1));
+        const V a = load(words), b = load(words + 8);
+        s.word[0] = _mm512_permutex2var_epi64(a, first, b), s.word[1] = _mm512_permutex2var_epi64(a, second, b);
+    } else {
+        for (int w = 0; w < W; ++w) s.word[w] = _mm512_i64gather_epi64(word_places<T, W>(), words + w, 1);
+    }
+}
 
 // A string of bits for blocks that are longer than a word.
 class BitWriter {
