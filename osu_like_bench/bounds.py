@@ -160,8 +160,8 @@ def result_loss(loss: Loss, path: Path, dtype: str, terms: int) -> Loss:
     terms : int
         Values that are added: 1 where a value is only moved.
     """
-    # An uncompressed wire holds partial sums in the element type, too.
-    roundings = terms - 1 + 2 * path.levels
+    # An uncompressed wire holds partial sums in the element type, too; and the reference is rounded as well.
+    roundings = 2 * (terms - 1 + path.levels)
     once = loss.relative + 2 * loss.spread
     factor = growth(once, path.levels) / once if once else float(path.levels)
     return Loss(

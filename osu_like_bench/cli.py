@@ -41,11 +41,14 @@ def _is_first() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that only rank 0 speaks for."""
+    """A parser that only rank 0 speaks for, and that gives only rank 0 a status: others would end the job before it."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if _is_first():
             super()._print_message(message, file)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        super().exit(status if _is_first() else 0, message)
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -322,7 +325,7 @@ def _finish(
             write_csv(arguments.csv, about, records)
         for complaint in complaints:
             print(f"WRONG: {complaint}", file=sys.stderr)
-    return 1 if complaints else 0
+    return 1 if complaints and write else 0
 
 
 def _run_plot(arguments: argparse.Namespace) -> int:
@@ -352,7 +355,8 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     arguments = parser.parse_args(words)
     runs = {"codecs": _run_codecs, "plot": _run_plot}
     try:
-        check_writable(*(getattr(arguments, name, None) for name in ("json", "csv", "output")))
+        if _is_first():
+            check_writable(*(getattr(arguments, name, None) for name in ("json", "csv", "output")))
         status = runs.get(arguments.command, _run_collective)(arguments)
     except (UsageError, CompcollError) as error:
         parser.error(str(error))

@@ -113,9 +113,10 @@ def verify(
     scale : float
         Factor of the result.
     """
-    # Squares of differences, of the reference and of losses, elements outside and different.
-    sums = np.array([0.0, 0.0, (scale * typical) ** 2 * out.size, 0.0, 0.0])
-    largest = np.zeros(2)  # magnitudes of the same
+    # Squares of differences, of the reference, and of differences inside the bound; elements outside, and different.
+    sums = np.zeros(5)
+    largest = np.zeros(2)  # differences, and magnitudes of the reference
+    expected = np.array((scale * typical) ** 2 * out.size)
     width = max(_SLICE // max(len(x), len(out)) // allowed.block, 1) * allowed.block
     for begin in range(0, x.shape[1], width):
         values = x[:, begin : begin + width].astype(np.float64)
@@ -123,18 +124,20 @@ def verify(
         reference = scale * case.reference(comm, values)
         bound = scale * allowed.spread_out(case.reference(comm, allowed.of_blocks(values)), values.shape[1])
         difference = np.abs(got.astype(np.float64) - reference)
+        inside = difference <= bound  # not-a-number is not
         sums += [
             np.sum(difference**2),
             np.sum(reference**2),
-            0.0,
-            np.count_nonzero(~(difference <= bound)),
+            np.sum(difference[inside] ** 2),
+            np.count_nonzero(~inside),
             _different(comm, got) if case.same_everywhere else 0,
         ]
         largest = np.maximum(largest, [np.max(difference), np.max(np.abs(reference))])
     comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
     comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
+    comm.Allreduce(MPI.IN_PLACE, expected, MPI.SUM)
     rounded = (4 * rounding(x.dtype.name)) ** 2 * sums[1]
-    if sums[0] > _SLACK**2 * (sums[2] + rounded):
+    if sums[2] > _SLACK**2 * (expected + rounded):
         sums[3] = out.size * comm.size
     return Verdict(
         error=math.sqrt(_ratio(sums[0], sums[1])),

@@ -86,7 +86,8 @@ STEP void read_first_planes(V (&next_bits)[groups], const V (&start)[groups], in
     V end[groups];
     Mask<T> whole[groups];
     UNROLL for (int p = 1; p < lockstep_planes; ++p) {
-        UNROLL for (int g = 0; g < groups; ++g) next_bits[g] = _mm512_rorv_epi32(next_bits[g], plane[g].step);  // by five bits: the length
+        // rotated by the low five bits of the step: the length
+        UNROLL for (int g = 0; g < groups; ++g) next_bits[g] = _mm512_rorv_epi32(next_bits[g], plane[g].step);
         UNROLL for (int g = 0; g < groups; ++g) plane[g] = next_plane<T>(next_bits[g], plane[g].step);
         UNROLL for (int g = 0; g < groups; ++g) {
             first[g].nibbles = _mm512_or_si512(first[g].nibbles, left<T>(plane[g].bits, 4 * p));
@@ -179,7 +180,7 @@ STEP void recorrelate(V (&d)[4]) {
     d[3] = add<T>(w, x), d[0] = sub<T>(x, w);
 }
 
-// i · 2^(exponent - bias - (planes - 3)): the conversion rounds, the products with powers of two are exact, or overflow to an infinity.
+// i · 2^(exponent - bias - (planes - 3)): the conversion rounds; the products with powers of two are exact, or an infinity.
 template <class T>
 STEP V to_floating(V fixed, V scale) {
     if constexpr (single<T>) {
@@ -213,6 +214,9 @@ template <class T, bool accumulate>
 STEP void to_values(const V (&d)[4], V scale, T* values) {
     V c[4], x[4];
     UNROLL for (int i = 0; i < 4; ++i) c[i] = to_floating<T>(d[i], scale);
+    const Mask<T> lowest = equal<T>(scale, all<T>(int64_t(zfp::Format<T>::lowest_exponent) << zfp::Format<T>::mantissa_bits));
+    if (lowest) [[unlikely]]
+        for (int i = 0; i < 4; ++i) keep_subnormal<T>(lowest, d[i], c[i]);
     transpose_back<T>(c, x);
     write_values<T, accumulate>(x, values);
 }

@@ -52,7 +52,8 @@ STEP void read_flat(PlaneReader<T, W> (&reader)[readers], int planes, V (&nibble
         UNROLL for (int r = 0; r < readers; ++r) {
             reader[r].read_next();
             V& word = nibbles[r][p / per_lane];
-            word = _mm512_or_si512(word, single<T> ? _mm512_sll_epi32(reader[r].plane.bits, place) : _mm512_sll_epi64(reader[r].plane.bits, place));
+            const V bits = reader[r].plane.bits;
+            word = _mm512_or_si512(word, single<T> ? _mm512_sll_epi32(bits, place) : _mm512_sll_epi64(bits, place));
         }
     }
 }
@@ -97,8 +98,9 @@ template <int groups>
     V nibbles[groups][2];  // 16 planes: more than 22 bits can hold
     read_flat(reader, 16, nibbles);
     UNROLL for (int g = 0; g < groups; ++g) {
-        const Strings<1> s16[2] = {{_mm512_unpacklo_epi32(nibbles[g][0], nibbles[g][1])}, {_mm512_unpackhi_epi32(nibbles[g][0], nibbles[g][1])}};
-        place_planes<T>(s16, group[g].d);
+        const Halves<T> both = widen<T>(nibbles[g][1], nibbles[g][0]);
+        const Strings<1> sixteen[2] = {{both.at[0]}, {both.at[1]}};
+        place_planes<T>(sixteen, group[g].d);
         finish_planes(group[g]);
     }
 }

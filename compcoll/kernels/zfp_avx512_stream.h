@@ -35,8 +35,10 @@ public:
     V operator()(V strings) const {
         strings = _mm512_and_si512(strings, kept_);
         V packed = _mm512_srlv_epi64(_mm512_permutexvar_epi64(source_[0], strings), shift_[0]);
-        for (int t = 1; t < terms_; ++t)
-            packed = _mm512_or_si512(packed, _mm512_sllv_epi64(_mm512_maskz_permutexvar_epi64(in_range_[t], source_[t], strings), shift_[t]));
+        for (int t = 1; t < terms_; ++t) {
+            const V block = _mm512_maskz_permutexvar_epi64(in_range_[t], source_[t], strings);
+            packed = _mm512_or_si512(packed, _mm512_sllv_epi64(block, shift_[t]));
+        }
         return packed;
     }
 
