@@ -35,8 +35,12 @@ def timeout() -> float:
 
 def threads(local_ranks: int) -> int:
     """Threads for each kernel (COMPCOLL_THREADS, else this process's share of the cores that it may run on)."""
-    share = len(os.sched_getaffinity(0)) // max(local_ranks, 1)
-    return int(_number(THREADS, max(share, 1), 1))
+    return int(_number(THREADS, max(cores() // max(local_ranks, 1), 1), 1))
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def segment_nbytes() -> int:

@@ -23,10 +23,6 @@ Steps = Generator[Pending | None, None, Any]
 """An algorithm: yields what it must wait for (None: nothing on this device), returns the result."""
 
 
-_SPINS = 40
-"""Tests without success after which a waiting rank lets others have the core."""
-
-
 def _opening() -> str:
     return "the opening of a collective"
 
@@ -40,10 +36,13 @@ class Engine:
         Seconds that a wait may last.
     threaded : bool
         Whether a thread makes collectives advance while the caller does other things.
+    crowded : bool
+        Whether other ranks wait for this core: a waiting rank then soon lets them have it.
     """
 
-    def __init__(self, timeout: float, *, threaded: bool = False) -> None:
+    def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False) -> None:
         self.timeout = timeout
+        self._spins = 2 if crowded else 1000
         self.active: list[Request] = []
         self.lock = threading.RLock()
         self._work = threading.Event()
@@ -91,7 +90,7 @@ class Engine:
                 deadline = time.monotonic() + limit
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
-            if idle > _SPINS:
+            if idle > self._spins:
                 os.sched_yield()
 
     def _give_up(self, error: PeerTimeout) -> NoReturn:
@@ -110,7 +109,7 @@ class Engine:
             spins = 0
             while not pending.Test():
                 spins += 1
-                if spins > _SPINS:
+                if spins > self._spins:
                     self.drive(pending.Test, None, _opening)
                     break
 

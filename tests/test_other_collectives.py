@@ -30,9 +30,8 @@ cases = st.fixed_dictionaries(
 def tolerance(case: dict[str, Any], largest: float, encodings: int) -> float:
     if case["size"] == 1:
         return 0.0
-    return sum(one_encoding(case["codec"], largest * (1 + 0.5 * i)) for i in range(encodings)) + (
-        ROUNDING[case["dtype"]] * largest * (case["size"] + 1) + 1e-30
-    )
+    lossy = (largest + 1) * ((1 + one_encoding(case["codec"], 1.0)) ** encodings - 1)
+    return lossy + ROUNDING[case["dtype"]] * largest * (case["size"] + 1) + 1e-30
 
 
 def close(a: np.ndarray, b: np.ndarray, bound: float) -> bool:

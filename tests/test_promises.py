@@ -78,8 +78,8 @@ def error_bound(case: dict[str, Any], inputs: list[np.ndarray]) -> float:
         # Absolute errors do not shrink with the ranks' shares of the sum: they add up over ranks, not over hops.
         lossy = 2 * case["size"] * case["codec"].tolerance if hops else 0.0
     else:
-        # Each encoding may enlarge what the next one sees by its own error.
-        lossy = sum(one_encoding(case["codec"], largest * (1.0 + 0.5 * hop)) for hop in range(hops))
+        # Each encoding enlarges what the next one sees by its own error.
+        lossy = largest * ((1.0 + one_encoding(case["codec"], 1.0)) ** hops - 1.0)
     # Uncompressed halves are rounded at every hop, every sum once for each addition.
     rounding = ROUNDING[case["dtype"]] * largest * (case["size"] + 2)
     return (lossy + rounding) / (case["size"] if case["op"] == "mean" else 1) + 1e-30

@@ -76,7 +76,8 @@ class Codec(Protocol):
         Whether the length of a wire depends on the number of values alone.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def block(self) -> int: ...

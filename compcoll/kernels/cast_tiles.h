@@ -23,9 +23,9 @@ struct HalfInstructions {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(wire), halves);
     }
     template <bool add>
-    static void decode(const uint8_t* wire, float* values) {
+    static void decode(const uint8_t* wire, const float* base, float* values) {
         const __m512 decoded = _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(wire)));
-        _mm512_storeu_ps(values, add ? _mm512_add_ps(_mm512_loadu_ps(values), decoded) : decoded);
+        _mm512_storeu_ps(values, add ? _mm512_add_ps(_mm512_loadu_ps(base), decoded) : decoded);
     }
 };
 #elif defined(__F16C__)
@@ -36,9 +36,9 @@ struct HalfInstructions {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(wire), halves);
     }
     template <bool add>
-    static void decode(const uint8_t* wire, float* values) {
+    static void decode(const uint8_t* wire, const float* base, float* values) {
         const __m256 decoded = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(wire)));
-        _mm256_storeu_ps(values, add ? _mm256_add_ps(_mm256_loadu_ps(values), decoded) : decoded);
+        _mm256_storeu_ps(values, add ? _mm256_add_ps(_mm256_loadu_ps(base), decoded) : decoded);
     }
 };
 #endif
@@ -64,14 +64,14 @@ void encode_as(const float* __restrict values, size_t n, uint8_t* __restrict wir
 }
 
 template <class Wire, bool add>
-void decode_as(const uint8_t* __restrict wire, size_t n, float* __restrict values) {
+void decode_as(const uint8_t* __restrict wire, size_t n, const float* base, float* values) {
     size_t i = 0;
 #if defined(__F16C__)
     if constexpr (has_instructions<Wire>)
         for (; i + HalfInstructions::lanes <= n; i += HalfInstructions::lanes)
-            HalfInstructions::decode<add>(wire + 2 * i, values + i);
+            HalfInstructions::decode<add>(wire + 2 * i, base + i, values + i);
 #endif
-    for (; i < n; ++i) put<add>(values + i, Wire::widened(load<uint16_t>(wire + 2 * i)));
+    SAME_OR_APART for (; i < n; ++i) put<add>(values + i, base + i, Wire::widened(load<uint16_t>(wire + 2 * i)));
 }
 
 // ---- double to half precision and back, by way of floats ----
@@ -90,12 +90,12 @@ void encode_as(const double* __restrict values, size_t n, uint8_t* __restrict wi
 }
 
 template <class Wire, bool add>
-void decode_as(const uint8_t* __restrict wire, size_t n, double* __restrict values) {
+void decode_as(const uint8_t* __restrict wire, size_t n, const double* base, double* values) {
     alignas(64) float floats[slice];
     for (size_t i = 0; i < n; i += slice) {
         const size_t m = n - i < slice ? n - i : slice;
-        decode_as<Wire, false>(wire + 2 * i, m, floats);
-        for (size_t j = 0; j < m; ++j) put<add>(values + i + j, double_of(floats[j]));
+        decode_as<Wire, false>(wire + 2 * i, m, floats, floats);
+        SAME_OR_APART for (size_t j = 0; j < m; ++j) put<add>(values + i + j, base + i + j, double_of(floats[j]));
     }
 }
 
@@ -106,8 +106,8 @@ void encode_as_floats(const double* __restrict values, size_t n, uint8_t* __rest
 }
 
 template <bool add>
-void decode_floats(const uint8_t* __restrict wire, size_t n, double* __restrict values) {
-    for (size_t i = 0; i < n; ++i) put<add>(values + i, double_of(load<float>(wire + 4 * i)));
+void decode_floats(const uint8_t* __restrict wire, size_t n, const double* base, double* values) {
+    SAME_OR_APART for (size_t i = 0; i < n; ++i) put<add>(values + i, base + i, double_of(load<float>(wire + 4 * i)));
 }
 
 template <class T>
@@ -116,8 +116,8 @@ void encode_copy(const T* values, size_t n, uint8_t* wire) {
 }
 
 template <bool add, class T>
-void decode_copy(const uint8_t* __restrict wire, size_t n, T* __restrict values) {
-    for (size_t i = 0; i < n; ++i) put<add>(values + i, load<T>(wire + i * sizeof(T)));
+void decode_copy(const uint8_t* __restrict wire, size_t n, const T* base, T* values) {
+    SAME_OR_APART for (size_t i = 0; i < n; ++i) put<add>(values + i, base + i, load<T>(wire + i * sizeof(T)));
 }
 
 // ---- tiles; callers see to it that the wire's type is at most as wide as the values' ----
@@ -133,17 +133,22 @@ void encode(const T* values, size_t n, uint8_t* wire, Config config) {
 }
 
 template <bool add, class T>
-void decode_tile(const uint8_t* wire, size_t n, T* values, Config config) {
+void decode_tile(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
     const auto storage = static_cast<Storage>(config.first);
-    if (storage == Storage::float16) return decode_as<Float16, add>(wire, n, values);
-    if (storage == Storage::bfloat16) return decode_as<BFloat16, add>(wire, n, values);
+    if (storage == Storage::float16) return decode_as<Float16, add>(wire, n, base, values);
+    if (storage == Storage::bfloat16) return decode_as<BFloat16, add>(wire, n, base, values);
     if constexpr (sizeof(T) == 8)
-        if (storage == Storage::float32) return decode_floats<add>(wire, n, values);
-    decode_copy<add>(wire, n, values);
+        if (storage == Storage::float32) return decode_floats<add>(wire, n, base, values);
+    decode_copy<add>(wire, n, base, values);
 }
 
-constexpr Kernels these_kernels = {{encode<float>, decode_tile<false, float>, decode_tile<true, float>},
-                                   {encode<double>, decode_tile<false, double>, decode_tile<true, double>}};
+template <class T>
+void decode(const uint8_t* wire, size_t n, T* values, Config config) {
+    decode_tile<false, T>(wire, n, values, values, config);
+}
+
+constexpr Kernels these_kernels = {{encode<float>, decode<float>, decode_tile<true, float>},
+                                   {encode<double>, decode<double>, decode_tile<true, double>}};
 
 }  // namespace
 }  // namespace compcoll

@@ -7,7 +7,7 @@ namespace compcoll {
 
 namespace {
 
-constexpr size_t tile_nbytes = 16384;             // a tile, its scratch and its wire stay in the first-level cache
+constexpr size_t tile_nbytes = 4096;              // small: decoding a tile then overlaps encoding the one before
 constexpr size_t nbytes_worth_a_thread = 131072;  // below, starting a thread costs more than it saves
 
 template <class T>
@@ -48,26 +48,23 @@ public:
         cast_.encode(values, n_, array_at(array), Config{static_cast<int>(storage_), 0});
     }
 
-    // The passes over a tile wait for its array, unless it comes into the cache while the tile before is worked on.
-    void prefetch_next() const {
-        const uint8_t* end = array_at(terms_.add) + n_ * storage_size(storage_);
-        for (size_t line = 0; line < n_ * storage_size(storage_); line += 64) __builtin_prefetch(end + line);
-    }
-
     void sum_terms(T* values) const {
-        size_t next = 0;
-        if (terms_.add != nullptr) {
-            load(terms_.add, values);
-            prefetch_next();
+        if (terms_.add == nullptr) {
+            code_.decode(terms_.wires[0] + offset_, n_, values, coder_.config);
+            add_wires(1, values, values);
+        } else if (stored_as_computed() && !terms_.wires.empty()) {
+            add_wires(0, reinterpret_cast<const T*>(array_at(terms_.add)), values);
         } else {
-            code_.decode(terms_.wires[next++] + offset_, n_, values, coder_.config);
+            load(terms_.add, values);
+            add_wires(0, values, values);
         }
-        add_wires(next, values);
     }
 
-    void add_wires(size_t first, T* values) const {
-        for (size_t i = first; i < terms_.wires.size(); ++i)
-            code_.decode_add(terms_.wires[i] + offset_, n_, values, coder_.config);
+    void add_wires(size_t first, const T* base, T* values) const {
+        for (size_t i = first; i < terms_.wires.size(); ++i) {
+            code_.decode_add(terms_.wires[i] + offset_, n_, base, values, coder_.config);
+            base = values;
+        }
     }
 
     void encode(const T* values, uint8_t* wire) const { code_.encode(values, n_, wire + offset_, coder_.config); }
@@ -168,8 +165,7 @@ void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
             return;
         }
         T* values = reinterpret_cast<T*>(tile.array_at(out));
-        if (terms.add == out) tile.add_wires(0, values);
-        else tile.sum_terms(values);
+        tile.sum_terms(values);
         tile.multiply(values, scale);
     });
 }

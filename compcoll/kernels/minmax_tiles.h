@@ -149,13 +149,14 @@ void quantize(const T* __restrict values, size_t n, Quantizer<T, huge> quantizer
 }
 
 template <bool add, class T, bool huge>
-void dequantize(const uint8_t* __restrict codes, size_t n, Dequantizer<T, huge> dequantizer, T* __restrict values) {
-    for (size_t i = 0; i < n; ++i) put<add>(values + i, dequantizer.value(codes[i]));
+void dequantize(
+    const uint8_t* __restrict codes, size_t n, Dequantizer<T, huge> dequantizer, const T* base, T* values) {
+    SAME_OR_APART for (size_t i = 0; i < n; ++i) put<add>(values + i, base + i, dequantizer.value(codes[i]));
 }
 
 template <bool add, class T>
-void fill(T value, size_t n, T* values) {
-    for (size_t i = 0; i < n; ++i) put<add>(values + i, value);
+void fill(T value, size_t n, const T* base, T* values) {
+    SAME_OR_APART for (size_t i = 0; i < n; ++i) put<add>(values + i, base + i, value);
 }
 
 constexpr size_t prefetched_nbytes = 32768;  // of longer blocks little would be left in the first-level cache
@@ -181,14 +182,14 @@ void encode_codes(const T* values, size_t n, Bounds<T> bounds, int bits, uint8_t
 }
 
 template <bool add, class T, bool huge>
-void decode_codes(const uint8_t* wire, size_t n, Bounds<T> bounds, int bits, T* values) {
+void decode_codes(const uint8_t* wire, size_t n, Bounds<T> bounds, int bits, const T* base, T* values) {
     const Dequantizer<T, huge> dequantizer(bounds, (1 << bits) - 1);
-    if (bits == 8) return dequantize<add>(wire, n, dequantizer, values);
+    if (bits == 8) return dequantize<add>(wire, n, dequantizer, base, values);
     alignas(64) uint8_t codes[slice];
     for (size_t i = 0; i < n; i += slice) {
         const size_t m = smaller(slice, n - i);
         packings[bits - 1].unpack(wire + i / 8 * static_cast<size_t>(bits), m, codes);
-        dequantize<add>(codes, m, dequantizer, values + i);
+        dequantize<add>(codes, m, dequantizer, base + i, values + i);
     }
 }
 
@@ -204,13 +205,13 @@ void encode_block(const T* values, size_t n, int bits, uint8_t* record) {
 }
 
 template <bool add, class T>
-void decode_block(const uint8_t* record, size_t n, int bits, T* values) {
+void decode_block(const uint8_t* record, size_t n, int bits, const T* base, T* values) {
     const Bounds<T> bounds = {load<T>(record), load<T>(record + sizeof(T))};
     const uint8_t* codes = record + 2 * sizeof(T);
-    if (!bounds.finite()) fill<add>(quiet_nan<T>(), n, values);
-    else if (bounds.equal()) fill<add>(bounds.lo, n, values);
-    else if (bounds.huge()) decode_codes<add, T, true>(codes, n, bounds, bits, values);
-    else decode_codes<add, T, false>(codes, n, bounds, bits, values);
+    if (!bounds.finite()) fill<add>(quiet_nan<T>(), n, base, values);
+    else if (bounds.equal()) fill<add>(bounds.lo, n, base, values);
+    else if (bounds.huge()) decode_codes<add, T, true>(codes, n, bounds, bits, base, values);
+    else decode_codes<add, T, false>(codes, n, bounds, bits, base, values);
 }
 
 // ---- tiles ----
@@ -225,16 +226,21 @@ void encode(const T* values, size_t n, uint8_t* wire, Config config) {
 }
 
 template <bool add, class T>
-void decode_tile(const uint8_t* wire, size_t n, T* values, Config config) {
+void decode_tile(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
     const size_t block = static_cast<size_t>(config.second), bits = static_cast<size_t>(config.first);
     for (size_t i = 0; i < n; i += block) {
-        decode_block<add>(wire, smaller(block, n - i), config.first, values + i);
+        decode_block<add>(wire, smaller(block, n - i), config.first, base + i, values + i);
         wire += 2 * sizeof(T) + block * bits / 8;
     }
 }
 
-constexpr Kernels these_kernels = {{encode<float>, decode_tile<false, float>, decode_tile<true, float>},
-                                   {encode<double>, decode_tile<false, double>, decode_tile<true, double>}};
+template <class T>
+void decode(const uint8_t* wire, size_t n, T* values, Config config) {
+    decode_tile<false, T>(wire, n, values, values, config);
+}
+
+constexpr Kernels these_kernels = {{encode<float>, decode<float>, decode_tile<true, float>},
+                                   {encode<double>, decode<double>, decode_tile<true, double>}};
 
 }  // namespace
 }  // namespace compcoll

@@ -27,8 +27,9 @@ struct Config {
 template <class T>
 struct TileFunctions {
     void (*encode)(const T* values, size_t n, uint8_t* wire, Config config);
-    void (*decode)(const uint8_t* wire, size_t n, T* values, Config config);      // values = D(wire)
-    void (*decode_add)(const uint8_t* wire, size_t n, T* values, Config config);  // values = values + D(wire)
+    void (*decode)(const uint8_t* wire, size_t n, T* values, Config config);  // values = D(wire)
+    // values = base + D(wire); base is values or lies elsewhere
+    void (*decode_add)(const uint8_t* wire, size_t n, const T* base, T* values, Config config);
 };
 
 struct Kernels {

@@ -19,11 +19,18 @@ COMPCOLL_HD void store(void* to, T value) {
     std::memcpy(to, &value, sizeof(T));
 }
 
-// *value = decoded, or with `add`: *value = *value + decoded
+// *value = decoded, or with `add`: *value = *base + decoded
 template <bool add, class T>
-COMPCOLL_HD void put(T* value, T decoded) {
-    store(value, add ? load<T>(value) + decoded : decoded);
+COMPCOLL_HD void put(T* value, const T* base, T decoded) {
+    store(value, add ? load<T>(base) + decoded : decoded);
 }
+
+// Before a loop that reads base[i] and writes values[i]: they are the same memory or lie apart.
+#if defined(__clang__)
+#define SAME_OR_APART _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define SAME_OR_APART _Pragma("GCC ivdep")
+#endif
 
 // How many of n values come before the next cache line. A long loop that starts there is not slowed down by vector loads
 // that straddle two lines.

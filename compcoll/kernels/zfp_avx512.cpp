@@ -187,8 +187,11 @@ void encode(const T* values, size_t n, uint8_t* wire, Config config) {
 // --- decoding -----------------------------------------------------------------------------------------------------------------
 
 template <class T, bool accumulate>
-STEP void write_groups(const Decoded<T> (&g)[together], T* values) {
-    UNROLL for (int k = 0; k < together; ++k) to_values<T, accumulate>(g[k].d, g[k].head.scale, values + k * group_values<T>);
+STEP void write_groups(const Decoded<T> (&g)[together], const T* base, T* values) {
+    UNROLL for (int k = 0; k < together; ++k) {
+        const int first = k * group_values<T>;
+        to_values<T, accumulate>(g[k].d, g[k].head.scale, base + first, values + first);
+    }
 }
 
 // maxbits ≤ 32, floats
@@ -201,7 +204,7 @@ struct ShortDecoder {
     ShortDecoder(int maxbits, const uint8_t* wire, size_t size) : maxbits(maxbits), in{wire, wire + size}, unpacking(maxbits) {}
 
     template <bool accumulate>
-    void decode(float* values, size_t) {
+    void decode(const float* base, float* values, size_t) {
         V s[together];
         UNROLL for (int k = 0; k < together; ++k) s[k] = take();
         Decoded<float> g[together];
@@ -215,7 +218,7 @@ struct ShortDecoder {
                 for (int k = 0; k < together; ++k)
                     if (!usual[k]) decode_short_flat<1>(&s[k], maxbits, &g[k]);
         }
-        write_groups<float, accumulate>(g, values);
+        write_groups<float, accumulate>(g, base, values);
     }
 
     V take() {
@@ -228,7 +231,7 @@ struct ShortDecoder {
 };
 
 template <class T, int W, bool accumulate>
-STEP void decode_strings(const Strings<W> (&s)[together][halves<T>], int maxbits, Flatness& flat, T* values) {
+STEP void decode_strings(const Strings<W> (&s)[together][halves<T>], int maxbits, Flatness& flat, const T* base, T* values) {
     Decoded<T> g[together];
     bool usual[together];
     if (flat.expected()) {
@@ -240,7 +243,7 @@ STEP void decode_strings(const Strings<W> (&s)[together][halves<T>], int maxbits
             for (int k = 0; k < together; ++k)
                 if (!usual[k]) decode_flat<T, W, 1>(&s[k], maxbits, &g[k]);
     }
-    write_groups<T, accumulate>(g, values);
+    write_groups<T, accumulate>(g, base, values);
 }
 
 // maxbits ≤ 64
@@ -254,14 +257,14 @@ struct WordDecoder {
     WordDecoder(int maxbits, const uint8_t* wire, size_t size) : maxbits(maxbits), in{wire, wire + size}, unpacking(maxbits) {}
 
     template <bool accumulate>
-    void decode(T* values, size_t) {
+    void decode(const T* base, T* values, size_t) {
         Strings<1> s[together][halves<T>];
         for (auto& group : s)
             for (auto& half : group) {
                 const V packed = in.take(size_t(maxbits));
                 half.word[0] = maxbits == 64 ? unpacking.whole_words(packed) : unpacking(packed);
             }
-        decode_strings<T, 1, accumulate>(s, maxbits, flat, values);
+        decode_strings<T, 1, accumulate>(s, maxbits, flat, base, values);
     }
 };
 
@@ -275,47 +278,51 @@ struct LongDecoder {
     LongDecoder(int maxbits, const uint8_t* wire, size_t size) : maxbits(maxbits), in(wire, size) {}
 
     template <bool accumulate>
-    void decode(T* values, size_t blocks) {
+    void decode(const T* base, T* values, size_t blocks) {
         uint64_t words[together * group_blocks<T>][W] = {};
         for (size_t b = 0; b < blocks; ++b) in.take(words[b], W, maxbits);
         Strings<W> s[together][halves<T>];
         for (int k = 0; k < together; ++k)
             for (int h = 0; h < halves<T>; ++h) load_words<T>(words[k * group_blocks<T> + 8 * h], s[k][h]);
-        decode_strings<T, W, accumulate>(s, maxbits, flat, values);
+        decode_strings<T, W, accumulate>(s, maxbits, flat, base, values);
     }
 };
 
 template <class T, bool accumulate, class Decoder>
-void decode_with(const uint8_t* wire, size_t n, T* values, int maxbits) {
+void decode_with(const uint8_t* wire, size_t n, const T* base, T* values, int maxbits) {
     Decoder decoder(maxbits, wire, wire_bytes(n, maxbits));
-    for (; n >= run_values<T>; n -= run_values<T>, values += run_values<T>)
-        decoder.template decode<accumulate>(values, run_values<T> / 4);
+    for (; n >= run_values<T>; n -= run_values<T>, base += run_values<T>, values += run_values<T>)
+        decoder.template decode<accumulate>(base, values, run_values<T> / 4);
     if (n > 0) {
         T padded[run_values<T>] = {};
-        std::memcpy(padded, values, n * sizeof(T));
-        decoder.template decode<accumulate>(padded, blocks_of(n));
+        if (accumulate) std::memcpy(padded, base, n * sizeof(T));
+        decoder.template decode<accumulate>(padded, padded, blocks_of(n));
         std::memcpy(values, padded, n * sizeof(T));
     }
 }
 
 template <class T, bool accumulate>
-void decode_tile(const uint8_t* wire, size_t n, T* values, int maxbits) {
+void decode_tile(const uint8_t* wire, size_t n, const T* base, T* values, int maxbits) {
     if constexpr (single<T>) {
-        if (maxbits <= 32) decode_with<T, accumulate, ShortDecoder>(wire, n, values, maxbits);
-        else if (maxbits <= 64) decode_with<T, accumulate, WordDecoder<T>>(wire, n, values, maxbits);
-        else decode_with<T, accumulate, LongDecoder<T, 2>>(wire, n, values, maxbits);
+        if (maxbits <= 32) decode_with<T, accumulate, ShortDecoder>(wire, n, base, values, maxbits);
+        else if (maxbits <= 64) decode_with<T, accumulate, WordDecoder<T>>(wire, n, base, values, maxbits);
+        else decode_with<T, accumulate, LongDecoder<T, 2>>(wire, n, base, values, maxbits);
     } else {
-        if (maxbits <= 64) decode_with<T, accumulate, WordDecoder<T>>(wire, n, values, maxbits);
-        else if (maxbits <= 128) decode_with<T, accumulate, LongDecoder<T, 2>>(wire, n, values, maxbits);
-        else decode_with<T, accumulate, LongDecoder<T, 4>>(wire, n, values, maxbits);
+        if (maxbits <= 64) decode_with<T, accumulate, WordDecoder<T>>(wire, n, base, values, maxbits);
+        else if (maxbits <= 128) decode_with<T, accumulate, LongDecoder<T, 2>>(wire, n, base, values, maxbits);
+        else decode_with<T, accumulate, LongDecoder<T, 4>>(wire, n, base, values, maxbits);
     }
 }
 
 template <class T>
-void decode(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, false>(wire, n, values, config.first); }
+void decode(const uint8_t* wire, size_t n, T* values, Config config) {
+    decode_tile<T, false>(wire, n, values, values, config.first);
+}
 
 template <class T>
-void decode_add(const uint8_t* wire, size_t n, T* values, Config config) { decode_tile<T, true>(wire, n, values, config.first); }
+void decode_add(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
+    decode_tile<T, true>(wire, n, base, values, config.first);
+}
 
 }  // namespace
 

@@ -201,24 +201,25 @@ STEP void keep_subnormal(Mask<T> lowest, V fixed, V& x) {
 }
 
 template <class T, bool accumulate>
-STEP void write_values(const V (&x)[4], T* values) {
+STEP void write_values(const V (&x)[4], const T* base, T* values) {
     for (int k = 0; k < 4; ++k) {
+        const T* from = base + k * group_blocks<T>;
         T* at = values + k * group_blocks<T>;
         if constexpr (!accumulate) store(at, x[k]);
-        else if constexpr (single<T>) _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), _mm512_castsi512_ps(x[k])));
-        else _mm512_storeu_pd(at, _mm512_add_pd(_mm512_loadu_pd(at), _mm512_castsi512_pd(x[k])));
+        else if constexpr (single<T>) _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(from), _mm512_castsi512_ps(x[k])));
+        else _mm512_storeu_pd(at, _mm512_add_pd(_mm512_loadu_pd(from), _mm512_castsi512_pd(x[k])));
     }
 }
 
 template <class T, bool accumulate>
-STEP void to_values(const V (&d)[4], V scale, T* values) {
+STEP void to_values(const V (&d)[4], V scale, const T* base, T* values) {
     V c[4], x[4];
     UNROLL for (int i = 0; i < 4; ++i) c[i] = to_floating<T>(d[i], scale);
     const Mask<T> lowest = equal<T>(scale, all<T>(int64_t(zfp::Format<T>::lowest_exponent) << zfp::Format<T>::mantissa_bits));
     if (lowest) [[unlikely]]
         for (int i = 0; i < 4; ++i) keep_subnormal<T>(lowest, d[i], c[i]);
     transpose_back<T>(c, x);
-    write_values<T, accumulate>(x, values);
+    write_values<T, accumulate>(x, base, values);
 }
 
 // --- groups -------------------------------------------------------------------------------------------------------------------

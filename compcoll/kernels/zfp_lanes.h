@@ -72,7 +72,7 @@ void to_coefficients(const T* values, Group<T>& g) {
 }
 
 template <class T, bool add>
-void from_coefficients(Group<T>& g, T* values) {
+void from_coefficients(Group<T>& g, const T* base, T* values) {
     using F = zfp::Format<T>;
     using U = zfp::Unsigned<T>;
     for (int b = 0; b < group_blocks; ++b) {
@@ -90,7 +90,7 @@ void from_coefficients(Group<T>& g, T* values) {
         for (int i = 0; i < 4; ++i) {
             const T value = T(zfp::Signed<T>(g.coefficient[i][b])) * g.scale[b];
             const T decoded = bits_as<T>(U(bits_as<U>(value) | nan));
-            values[4 * b + i] = add ? values[4 * b + i] + decoded : decoded;
+            values[4 * b + i] = add ? base[4 * b + i] + decoded : decoded;
         }
     }
 }
@@ -334,7 +334,8 @@ inline __attribute__((always_inline)) void encode_tile(const T* values, size_t n
 }
 
 template <class T, bool add>
-inline __attribute__((always_inline)) void decode_tile(const uint8_t* wire, size_t n, T* values, int maxbits) {
+inline __attribute__((always_inline)) void decode_tile(
+    const uint8_t* wire, size_t n, const T* base, T* values, int maxbits) {
     Group<T> g;
     std::memset(g.string, 0, sizeof g.string);
     uint64_t words[zfp::most_maxbits<T> + 2] = {};
@@ -345,19 +346,19 @@ inline __attribute__((always_inline)) void decode_tile(const uint8_t* wire, size
         if (part < group_values) std::memset(reinterpret_cast<uint8_t*>(words) + bytes, 0, sizeof words - bytes);
         decode_group(words, maxbits, g);
         if (part == group_values && !g.any_rare) {
-            from_coefficients<T, add>(g, values);
+            from_coefficients<T, add>(g, base, values);
         } else {
             T decoded[group_values];
-            from_coefficients<T, false>(g, decoded);
+            from_coefficients<T, false>(g, decoded, decoded);
             for (int b = 0; b < group_blocks; ++b) {
                 if (!g.rare[b]) continue;
                 T x[4];
                 zfp::decode_block(block_bits<T>(words, b, maxbits), maxbits, x);
                 std::memcpy(decoded + 4 * b, x, sizeof x);
             }
-            for (size_t i = 0; i < part; ++i) values[i] = add ? values[i] + decoded[i] : decoded[i];
+            for (size_t i = 0; i < part; ++i) values[i] = add ? base[i] + decoded[i] : decoded[i];
         }
-        wire += bytes, values += part, n -= part;
+        wire += bytes, base += part, values += part, n -= part;
     }
 }
 
@@ -370,17 +371,19 @@ void encode(const T* values, size_t n, uint8_t* wire, Config config) {
 }
 
 template <class T, bool add>
-void decode_any(const uint8_t* wire, size_t n, T* values, Config config) {
-    if (config.first == 32) decode_tile<T, add>(wire, n, values, 32);
-    else if (config.first == 64) decode_tile<T, add>(wire, n, values, 64);
-    else decode_tile<T, add>(wire, n, values, config.first);
+void decode_any(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
+    if (config.first == 32) decode_tile<T, add>(wire, n, base, values, 32);
+    else if (config.first == 64) decode_tile<T, add>(wire, n, base, values, 64);
+    else decode_tile<T, add>(wire, n, base, values, config.first);
 }
 
 template <class T>
-void decode(const uint8_t* wire, size_t n, T* values, Config config) { decode_any<T, false>(wire, n, values, config); }
+void decode(const uint8_t* wire, size_t n, T* values, Config config) { decode_any<T, false>(wire, n, values, values, config); }
 
 template <class T>
-void decode_add(const uint8_t* wire, size_t n, T* values, Config config) { decode_any<T, true>(wire, n, values, config); }
+void decode_add(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
+    decode_any<T, true>(wire, n, base, values, config);
+}
 
 }  // namespace
 }  // namespace compcoll
