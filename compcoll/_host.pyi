@@ -10,13 +10,13 @@ class Coder:
         self,
         n: int,
         add: Any,
+        add_scale: float,
         wires: Sequence[Any],
         residual: Any,
         feed: bool,
         residual_scale: float,
         wire: Any,
         decoded: Any,
-        scale: float,
         threads: int,
     ) -> None: ...
-    def decode(self, n: int, add: Any, wires: Sequence[Any], out: Any, scale: float, threads: int) -> None: ...
+    def decode(self, n: int, add: Any, add_scale: float, wires: Sequence[Any], out: Any, threads: int) -> None: ...

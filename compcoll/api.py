@@ -8,32 +8,48 @@ from mpi4py import MPI
 
 from .codecs.base import Codec
 from .communicator import Communicator
+from .errors import InvalidArgument
 from .feedback import ErrorFeedback
 from .request import Request
 
-_KEY = MPI.Comm.Create_keyval()
+
+def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
+    """MPI frees the owner, collectively."""
+    if not MPI.Is_finalized():
+        kept.free()
+
+
+_KEY = MPI.Comm.Create_keyval(delete_fn=_give_back)
 _WORLD = MPI.COMM_WORLD
 
 
-def get_communicator(comm: MPI.Comm | Communicator | None = None) -> Communicator:
-    """The communicator that the functions use for an MPI communicator: made at the first call, collectively, and kept.
+def get_communicator(comm: MPI.Comm | None = None) -> Communicator:
+    """The communicator that the functions use for an MPI communicator: made at the first call, collectively, and kept
+    until that is freed.
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm or Communicator, optional
-        MPI.COMM_WORLD by default; a `Communicator` is returned as it is.
+    comm : mpi4py.MPI.Intracomm, optional
+        MPI.COMM_WORLD by default.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is something else; of a `Communicator` call the methods.
     """
     if comm is None:
         known = _WORLD.Get_attr(_KEY)
         if isinstance(known, Communicator):
             return known
+        comm = _WORLD
     if isinstance(comm, Communicator):
-        return comm
-    owner = _WORLD if comm is None else comm
-    kept = owner.Get_attr(_KEY) if isinstance(owner, MPI.Intracomm) and owner else None
+        raise InvalidArgument("comm is a compcoll.Communicator, which has settings of its own: call its methods")
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
+    kept = comm.Get_attr(_KEY)
     if not isinstance(kept, Communicator):
-        kept = Communicator(owner)
-        owner.Set_attr(_KEY, kept)
+        kept = Communicator(comm)
+        comm.Set_attr(_KEY, kept)
     return kept
 
 
@@ -43,7 +59,7 @@ def allreduce(
     op: Any = "sum",
     codec: str | Codec | None = None,
     algorithm: str = "auto",
-    comm: MPI.Comm | Communicator | None = None,
+    comm: MPI.Comm | None = None,
     out: Any = None,
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
@@ -54,7 +70,7 @@ def allreduce(
     ----------
     x : numpy.ndarray
         This rank's values: C-contiguous, of any shape. Compressed: float16, bfloat16 (ml_dtypes), float32 or float64;
-        halves are summed in float32. Uncompressed: every type that MPI knows, and halves.
+        halves are added in float32, see docs/algorithms.md. Uncompressed: every type that MPI knows, and halves.
     op : str or mpi4py.MPI.Op
         ``"sum"`` or ``"mean"``; without a codec also ``"max"``, ``"min"``, ``"prod"``, the logical and bitwise ones
         and MPI's predefined operations.
@@ -64,7 +80,7 @@ def allreduce(
     algorithm : str
         ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``, ``"native"`` (MPI's own, uncompressed)
         or ``"auto"``, which also does not compress where that would not pay: `Communicator.stats` tells.
-    comm : mpi4py.MPI.Intracomm or Communicator, optional
+    comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
     out : numpy.ndarray, optional
         Where the result goes: an array like ``x``, or ``x`` itself.
@@ -103,7 +119,7 @@ def iallreduce(
     op: Any = "sum",
     codec: str | Codec | None = None,
     algorithm: str = "auto",
-    comm: MPI.Comm | Communicator | None = None,
+    comm: MPI.Comm | None = None,
     out: Any = None,
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
@@ -129,7 +145,7 @@ def reduce_scatter(
     op: Any = "sum",
     codec: str | Codec | None = None,
     algorithm: str = "auto",
-    comm: MPI.Comm | Communicator | None = None,
+    comm: MPI.Comm | None = None,
     out: Any = None,
     **codec_options: Any,
 ) -> Any:
@@ -151,7 +167,7 @@ def allgather(
     *,
     codec: str | Codec | None = None,
     algorithm: str = "auto",
-    comm: MPI.Comm | Communicator | None = None,
+    comm: MPI.Comm | None = None,
     out: Any = None,
     **codec_options: Any,
 ) -> Any:
@@ -173,7 +189,7 @@ def allgatherv(
     *,
     codec: str | Codec | None = None,
     algorithm: str = "auto",
-    comm: MPI.Comm | Communicator | None = None,
+    comm: MPI.Comm | None = None,
     **codec_options: Any,
 ) -> Any:
     """Join the arrays of all ranks along the first axis, whose extent may differ from rank to rank.
@@ -194,7 +210,7 @@ def bcast(
     *,
     codec: str | Codec | None = None,
     algorithm: str = "auto",
-    comm: MPI.Comm | Communicator | None = None,
+    comm: MPI.Comm | None = None,
     out: Any = None,
     **codec_options: Any,
 ) -> Any:
@@ -216,7 +232,7 @@ def alltoall(
     *,
     codec: str | Codec | None = None,
     algorithm: str = "auto",
-    comm: MPI.Comm | Communicator | None = None,
+    comm: MPI.Comm | None = None,
     out: Any = None,
     **codec_options: Any,
 ) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import numbers
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,25 +15,40 @@ from .codecs.base import Codec
 from .codecs.registry import as_codec
 from .errors import InvalidArgument, InvalidBuffer
 from .feedback import ErrorFeedback
-from .layout import Chunk, balanced_chunks, consecutive_chunks
+from .layout import Chunk, World, balanced_chunks, consecutive_chunks
+from .model import Profile
 from .plan import MOVED, Call, Plan, make_plan
 from .request import Steps
-from .stats import Stats
-from .transports.base import Group, Wire
+from .transports.base import Wire
 from .transports.mpi import MPITransport, operation_name
 
 _COUNT = struct.Struct("<q")
+
+_MOST_PLANS = 4096
 
 COPY = "copy"
 """What every collective is when there is one rank."""
 
 
 class Means(NamedTuple):
-    """What a running collective gets from its communicator."""
+    """What a running collective gets from its communicator.
 
-    group: Group
-    take: Callable[[int], Any]
-    stats: Stats
+    Attributes
+    ----------
+    group : Group
+        The ranks.
+    take : callable
+        Gives memory, in bytes.
+    stats : Stats
+        The account to fill.
+    turn : Turn or None
+        For MPI's nonblocking collectives; None for one that blocks.
+    """
+
+    group: Any
+    take: Any
+    stats: Any
+    turn: Any
 
 
 class Prepared(NamedTuple):
@@ -57,10 +74,31 @@ class Prepared(NamedTuple):
 
 
 class Compression(NamedTuple):
-    """A call's codec and algorithm."""
+    """A call's codec and algorithm, and the relative error that the result may have if the codec is to be chosen."""
 
     codec: Codec | None
     algorithm: str
+    tolerance: float | None = None
+
+
+def compression(codec: str | Codec | None, options: dict[str, Any], algorithm: str) -> Compression:
+    """What a call's arguments name.
+
+    Raises
+    ------
+    InvalidArgument
+        If they cannot be right.
+    """
+    if not (isinstance(codec, str) and codec == choose.AUTO):
+        return Compression(as_codec(codec, options), algorithm)
+    tolerance = options.get("tolerance")
+    if set(options) != {"tolerance"}:
+        raise InvalidArgument(
+            f'codec="auto" takes tolerance=, the relative error that the result may have, and no more: not {options}'
+        )
+    if not isinstance(tolerance, numbers.Real) or not 0 <= float(tolerance) < math.inf:
+        raise InvalidArgument(f'codec="auto": tolerance={tolerance!r} must be a finite number, 0 or more')
+    return Compression(None, algorithm, float(tolerance))
 
 
 class Collectives:
@@ -70,20 +108,34 @@ class Collectives:
     ----------
     device : HostDevice
         Where the buffers are.
-    rank, size : int
+    rank : int
         As in MPI.
     mpi : MPITransport or None
         For MPI's own collectives.
     default : Compression
         Of calls that name none.
+    profile : Profile
+        What is known of the machines, the same on all ranks.
+    world : World
+        The ranks.
     """
 
-    def __init__(self, device: Any, rank: int, size: int, mpi: MPITransport | None, default: Compression) -> None:
+    def __init__(
+        self,
+        device: Any,
+        rank: int,
+        mpi: MPITransport | None,
+        default: Compression,
+        profile: Profile,
+        world: World,
+    ) -> None:
         self._device = device
         self._rank = rank
-        self._size = size
+        self._size = world.size
         self._mpi = mpi
         self._default = default
+        self._profile = profile
+        self._world = world
         self._plans: dict[tuple[Any, ...], Plan] = {}
 
     def allreduce(
@@ -97,15 +149,24 @@ class Collectives:
     ) -> Prepared:
         device, mpi, op = self._device, self._mpi, operation_name(op)
         dtype, flat, result, flat_out = self._buffers(x, None, out)
-        plan = self._plan("allreduce", flat, dtype, op, compression, blocking=blocking)
+        plan = self._plan("allreduce", flat, dtype, op, compression)
         residual = None if feedback is None else self._residual(feedback, plan, flat.size, dtype)
+        if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
+            plan = plan._replace(codec=None)  # nothing is compressed inside a node
         scale = 1.0 / self._size if op == "mean" else 1.0
 
         if plan.algorithm == choose.NATIVE:
             assert mpi is not None
-            start = mpi.allreduce if blocking else mpi.iallreduce
-            reduction = native.reduce(start, op, device, flat, flat_out, dtype, scale)
-            return self._prepared(plan, flat, flat_out, result, lambda means: reduction, blocking)
+            return self._prepared(
+                plan,
+                flat,
+                flat_out,
+                result,
+                lambda means: native.reduce(
+                    mpi.allreduce, mpi.iallreduce, means.turn, op, device, flat, flat_out, dtype, scale
+                ),
+                blocking,
+            )
 
         def run(means: Means) -> Steps:
             job = self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size), scale, residual)
@@ -130,7 +191,7 @@ class Collectives:
         def run(means: Means) -> Steps:
             if plan.algorithm == choose.NATIVE:
                 assert mpi is not None
-                return native.reduce(mpi.ireduce_scatter, op, device, flat, flat_out, dtype, scale)
+                return native.reduce(None, mpi.ireduce_scatter, means.turn, op, device, flat, flat_out, dtype, scale)
             chunks = self._equal(plan, flat_out.size)
             job = self._job(means, plan, flat, flat_out, chunks, scale)
             job.out.offset = self._rank * flat_out.size
@@ -147,7 +208,7 @@ class Collectives:
         def run(means: Means) -> Steps:
             if plan.algorithm == choose.NATIVE:
                 assert mpi is not None
-                return native.move(lambda: mpi.iallgatherv(flat, flat_out, [flat.size] * self._size))
+                return native.move(lambda: mpi.iallgatherv(flat, flat_out, [flat.size] * self._size), means.turn)
             job = self._job(means, plan, flat, flat_out, self._equal(plan, flat.size))
             job.x.offset = self._rank * flat.size
             return choose.ALLGATHER[plan.algorithm](job)
@@ -175,7 +236,7 @@ class Collectives:
             flat_out = device.flat(result, dtype)
             if plan.algorithm == choose.NATIVE:
                 assert mpi is not None
-                yield from native.move(lambda: mpi.iallgatherv(flat, flat_out, counts))
+                yield from native.move(lambda: mpi.iallgatherv(flat, flat_out, counts), means.turn)
             else:
                 chunks = consecutive_chunks(counts, plan.block, plan.segment)
                 job = self._job(means, plan, flat, flat_out, chunks)
@@ -187,7 +248,7 @@ class Collectives:
 
     def bcast(self, x: Any, root: int, out: Any, compression: dict[str, Any]) -> Prepared:
         mpi, device = self._mpi, self._device
-        if root not in range(self._size):
+        if not isinstance(root, numbers.Integral) or root not in range(self._size):
             raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
         dtype, flat, result, flat_out = self._buffers(x, None, out)
         plan = self._plan("bcast", flat, dtype, MOVED, compression, detail=f"root {root}")
@@ -197,7 +258,7 @@ class Collectives:
                 assert mpi is not None
                 if self._rank == root:
                     device.copy(flat, flat_out)
-                return native.move(lambda: mpi.ibcast(flat_out, root))
+                return native.move(lambda: mpi.ibcast(flat_out, root), means.turn)
             return bcast.bcast(self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size)), root)
 
         return self._prepared(plan, flat, flat_out, result, run)
@@ -213,7 +274,7 @@ class Collectives:
         def run(means: Means) -> Steps:
             if plan.algorithm == choose.NATIVE:
                 assert mpi is not None
-                return native.move(lambda: mpi.ialltoall(flat, flat_out))
+                return native.move(lambda: mpi.ialltoall(flat, flat_out), means.turn)
             chunks = self._equal(plan, flat.size // self._size)
             return pairwise.alltoall(self._job(means, plan, flat, flat_out, chunks))
 
@@ -259,25 +320,29 @@ class Collectives:
         op: str,
         compression: dict[str, Any],
         *,
-        blocking: bool = False,
         uneven: bool = False,
         detail: str = "",
     ) -> Plan:
         n = -1 if uneven else flat.size
-        key = (collective, n, dtype, op, blocking, detail, *compression.items())
+        key = (collective, n, dtype, op, detail, *compression.items())
         try:
             return self._plans[key]
         except (KeyError, TypeError):  # new, or made of what cannot be a key and will be refused
-            codec, algorithm = self._compression(**compression)
-            call = Call(collective, n, dtype, flat.itemsize, op, codec, algorithm, blocking, detail)
-            plan = make_plan(call, device=self._device, size=self._size, native=self._mpi is not None)
-            self._plans[key] = plan
+            codec, algorithm, tolerance = self._compression(**compression)
+            call = Call(collective, n, dtype, flat.itemsize, op, codec, algorithm, detail, tolerance)
+            native = self._mpi is not None
+            plan = make_plan(call, device=self._device, profile=self._profile, world=self._world, native=native)
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            with contextlib.suppress(TypeError):
+                self._plans[key] = plan
             return plan
 
     def _compression(self, /, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Compression:
-        if codec is ...:
-            codec = self._default.codec if not options else None
-        return Compression(as_codec(codec, options), algorithm or self._default.algorithm)
+        algorithm = algorithm or self._default.algorithm
+        if codec is ... and not options:
+            return self._default._replace(algorithm=algorithm)
+        return compression(None if codec is ... else codec, options, algorithm)
 
     def _residual(self, feedback: ErrorFeedback, plan: Plan, n: int, dtype: str) -> Any:
         if not isinstance(feedback, ErrorFeedback):

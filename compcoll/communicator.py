@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NoReturn
@@ -11,14 +9,15 @@ from typing import Any, NoReturn
 from . import config
 from .algorithms import choose
 from .algorithms.agree import agree, fingerprint, rounds
-from .arena import ArenaPool
+from .arena import Arena, ArenaPool
 from .codecs.base import Codec
-from .codecs.registry import as_codec
-from .collectives import Collectives, Compression, Means, Prepared
+from .collectives import Collectives, Means, Prepared, compression
 from .devices.host import HostDevice
-from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, PeerTimeout
+from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument
 from .feedback import ErrorFeedback
-from .request import Engine, Request, Steps
+from .layout import World
+from .profile import profile_for
+from .request import Engine, Request, Steps, Turn, anything_under_way, keep_forever
 from .stats import Stats
 from .transports.base import Group, Transport
 from .transports.mpi import MPITransport, transport_of
@@ -27,8 +26,10 @@ _TAGS = 32768  # MPI promises tags up to 32767
 _TAGS_EACH = 4  # a collective's phases may overlap
 
 
-_NO_MEANS: Any = None
-"""For what MPI does itself."""
+_MOST_IN_FLIGHT = _TAGS // _TAGS_EACH - 1
+
+_BLOCKING = Means(None, None, None, None)
+"""For what MPI does itself, without us."""
 
 
 class Communicator:
@@ -77,21 +78,24 @@ class Communicator:
         if progress not in ("wait", "thread"):
             raise InvalidArgument(f'progress={progress!r} is neither "wait" nor "thread"')
         threaded = progress == "thread"
-        default = Compression(as_codec(codec, codec_options), algorithm)
+        seconds = config.timeout(timeout)
+        default = compression(codec, codec_options, algorithm)
         self.stats: Stats | None = None
         self._transport: Transport = transport_of(comm, threads=threaded)
         self.rank, self.size = self._transport.rank, self._transport.size
-        here = self._transport.nodes[self.rank]
-        device = HostDevice(config.threads(list(self._transport.nodes).count(here)))
+        neighbours = list(self._transport.nodes).count(self._transport.nodes[self.rank])
+        device = HostDevice(config.threads(neighbours))
         mpi = self._transport if isinstance(self._transport, MPITransport) else None
-        self._collectives = Collectives(device, self.rank, self.size, mpi, default)
-        self._engine = Engine(config.timeout() if timeout is None else timeout, threaded=threaded)
+        profile = profile_for(self._transport, device.name)
+        world = World.of(self._transport.nodes)
+        self._collectives = Collectives(device, self.rank, mpi, default, profile, world)
+        crowded = neighbours > config.cores()
+        self._engine = Engine(seconds, threaded=threaded, crowded=crowded)
         self._arenas = ArenaPool(device.empty_bytes, self.rank, self.size)
         self._opening = rounds(self.rank, self.size)
         self._sequence = 0
         self._broken: BaseException | None = None
-        if threaded:
-            atexit.register(_close, weakref.ref(self._engine))
+        self._turn: Turn | None = None
 
     def allreduce(
         self, x: Any, *, op: Any = "sum", out: Any = None, feedback: ErrorFeedback | None = None, **compression: Any
@@ -151,9 +155,9 @@ class Communicator:
         """Finish what is under way and give the private MPI communicator back, collectively."""
         if self._broken is None:
             self._engine.drain()
+            self._transport.free()
         self._engine.close()
         self._broken = CommunicatorBroken("it was freed")
-        self._transport.free()
 
     def _prepare(self, prepare: Callable[..., Prepared], *arguments: Any) -> Prepared:
         """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
@@ -161,67 +165,88 @@ class Communicator:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken}") from self._broken
         try:
             return prepare(*arguments)
-        except CompcollError as error:
+        except Exception as error:
             self._refuse(prepare.__name__, error)
 
-    def _refuse(self, collective: str, error: CompcollError) -> NoReturn:
+    def _refuse(self, collective: str, error: Exception) -> NoReturn:
         text = f"{collective} refused: {type(error).__name__}: {error}"
         arena, digest = self._arenas.acquire(), fingerprint(f"{text} by rank {self.rank}")
-        steps = agree(self._transport, self._next_tag(), text, digest, arena.opening)
-        request = Request(steps, Stats(collective, None, "refused"), self._engine, release=lambda error: None)
+        steps = agree(self._transport, self._next_tag(), text, digest, True, arena.opening)
+        request = Request(
+            steps,
+            Stats(collective, None, "refused"),
+            self._engine,
+            release=lambda failure: self._settle(arena, failure),
+        )
         self._engine.start(request)
         try:
             request.wait()
-        except CollectiveMismatch as mismatch:
-            raise error from mismatch
+        except CompcollError as told:
+            raise error from told
         raise error
 
     def _run(self, collective: str, prepared: Prepared) -> Request:
-        plan, arena = prepared.plan, self._arenas.acquire()
-        stats = Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, prepared.nbytes)
-        tag = self._next_tag()
+        if len(self._engine.active) >= _MOST_IN_FLIGHT:
+            self._engine.drain()
+        plan, arena, tag = prepared.plan, self._arenas.acquire(), self._next_tag()
+        stats = self._account(collective, prepared)
+        turn = self._next_turn() if plan.algorithm == choose.NATIVE else None
 
         def steps() -> Steps:
-            yield from agree(self._transport, tag, plan.text, plan.digest, arena.opening)
-            result = yield from prepared.run(Means(Group(self._transport, tag), arena.take, stats))
+            yield from agree(self._transport, tag, plan.text, plan.digest, True, arena.opening)
+            result = yield from prepared.run(Means(Group(self._transport, tag), arena.take, stats, turn))
             return prepared.result if result is None else result
 
         def release(error: BaseException | None) -> None:
+            if turn is not None:
+                turn.use()
             self.stats = stats
-            if error is None or isinstance(error, CollectiveMismatch):
-                self._arenas.release(arena)
-            else:
-                # Messages may still be on their way into the arena: it is never used again.
-                self._broken = error
+            self._settle(arena, error, prepared)
 
         request = Request(steps(), stats, self._engine, release=release)
         self._engine.start(request)
         return request
 
     def _run_at_once(self, collective: str, prepared: Prepared) -> Any:
-        """Run what blocks in MPI. What is under way ends first: other ranks may wait for it."""
+        """Run what may block in MPI; it does unless some rank has other collectives to advance meanwhile."""
         started = perf_counter()
-        plan = prepared.plan
-        if self._engine.active:
-            self._engine.drain()
+        plan, tag = prepared.plan, self._next_tag()
+
+        def steps() -> Steps:
+            busy = yield from agree(self._transport, tag, plan.text, plan.digest, anything_under_way(), self._opening)
+            yield from prepared.run(_BLOCKING._replace(turn=self._next_turn()) if busy else _BLOCKING)
+
         try:
-            self._engine.follow(agree(self._transport, self._next_tag(), plan.text, plan.digest, self._opening))
-        except PeerTimeout as error:
-            self._broken = error
+            self._engine.follow(steps())
+        except CollectiveMismatch:
             raise
-        for _ in prepared.run(_NO_MEANS):
-            pass
-        seconds = perf_counter() - started
-        self.stats = Stats(collective, None, plan.algorithm, prepared.nbytes, -1, total_seconds=seconds)
+        except BaseException as error:
+            self._broken = error
+            keep_forever((self._opening, prepared))
+            raise
+        stats = self.stats = self._account(collective, prepared)
+        stats.total_seconds = perf_counter() - started
         return prepared.result
+
+    @staticmethod
+    def _account(collective: str, prepared: Prepared) -> Stats:
+        plan = prepared.plan
+        unknown = -1 if plan.algorithm == choose.NATIVE else 0
+        return Stats(
+            collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, prepared.nbytes, unknown
+        )
+
+    def _settle(self, arena: Arena, error: BaseException | None, *buffers: Any) -> None:
+        if error is None or isinstance(error, CollectiveMismatch):
+            self._arenas.release(arena)
+        else:
+            self._broken = error
+            keep_forever((arena, *buffers))
 
     def _next_tag(self) -> int:
         self._sequence += 1
         return self._sequence * _TAGS_EACH % _TAGS
 
-
-def _close(engine: weakref.ref[Engine]) -> None:
-    """At exit: no thread may be inside MPI when it ends."""
-    alive = engine()
-    if alive is not None:
-        alive.close()
+    def _next_turn(self) -> Turn:
+        turn = self._turn = Turn(self._turn)
+        return turn

@@ -10,6 +10,9 @@ TIMEOUT = "COMPCOLL_TIMEOUT"
 THREADS = "COMPCOLL_THREADS"
 INSTRUCTION_SET = "COMPCOLL_INSTRUCTION_SET"
 SEGMENT = "COMPCOLL_SEGMENT"
+PROFILE = "COMPCOLL_PROFILE"
+
+NO_PROFILE = "defaults"
 
 DEFAULT_TIMEOUT = 1800.0
 DEFAULT_SEGMENT = 1 << 20
@@ -23,14 +26,18 @@ def _number(variable: str, default: float, lowest: float) -> float:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not value >= lowest:
+    if not lowest <= value < float("inf"):
         raise InvalidArgument(f"{variable}={text!r} in the environment: a number of at least {lowest:g} is needed")
     return value
 
 
-def timeout() -> float:
-    """Seconds that a wait may last (COMPCOLL_TIMEOUT, default 1800)."""
-    return _number(TIMEOUT, DEFAULT_TIMEOUT, 0.0)
+def timeout(given: float | None = None) -> float:
+    """Seconds that a wait may last: those given, else COMPCOLL_TIMEOUT, else 1800."""
+    if given is None:
+        return _number(TIMEOUT, DEFAULT_TIMEOUT, 0.0)
+    if not isinstance(given, int | float) or not given >= 0:
+        raise InvalidArgument(f"timeout={given!r}: a number of seconds, 0 or more, is needed")
+    return given
 
 
 def threads(local_ranks: int) -> int:
@@ -46,6 +53,11 @@ def cores() -> int:
 def segment_nbytes() -> int:
     """Uncompressed bytes of a segment, the unit of overlap (COMPCOLL_SEGMENT, default 1 MiB)."""
     return int(_number(SEGMENT, DEFAULT_SEGMENT, 1))
+
+
+def profile() -> str:
+    """A file with a measured profile, or "defaults" (COMPCOLL_PROFILE, default empty: the one that `tune` stored)."""
+    return os.environ.get(PROFILE, "")
 
 
 def instruction_set(supported: list[str]) -> str:

@@ -11,7 +11,8 @@
     ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not belong together, or one rank refused its own
     ├── PeerTimeout (TimeoutError)          a rank did not send what it should have in time
     ├── CommunicatorBroken (RuntimeError)   used after a collective had failed halfway
-    └── WireCorrupted (ValueError)          received bytes that no encoder writes
+    ├── WireCorrupted (ValueError)          received bytes that no encoder writes
+    └── ProfileError (ValueError)           a stored profile that cannot be read, used or written
 """
 
 from __future__ import annotations
@@ -55,3 +56,7 @@ class CommunicatorBroken(CompcollError, RuntimeError):
 
 class WireCorrupted(CompcollError, ValueError):
     """Received bytes that no encoder writes."""
+
+
+class ProfileError(CompcollError, ValueError):
+    """A stored profile that cannot be read, used or written."""

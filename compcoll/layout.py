@@ -1,10 +1,14 @@
-"""How a buffer is cut: into chunks (one a rank) and chunks into segments (the unit of overlap)."""
+"""How ranks are spread over nodes, and how a buffer is cut: into chunks (one a rank), those into segments."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+
+from .errors import InvalidArgument
 
 Segment = tuple[int, int]
 """Begin and end of a run of elements."""
@@ -51,3 +55,38 @@ def consecutive_chunks(counts: Sequence[int], block: int, segment: int) -> tuple
         result.append(segments(begin, begin + count, rounded(segment, block)))
         begin += count
     return tuple(result)
+
+
+@dataclass(frozen=True)
+class World:
+    """Ranks on nodes.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    per_node : int
+        Ranks on the fullest node.
+    crossing : int
+        Of a node's ranks those whose neighbour above is on another node: 1 where consecutive ranks share nodes.
+    """
+
+    size: int
+    per_node: int = 1
+    crossing: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InvalidArgument(f"{self.size} ranks: at least 1 is needed")
+        if not 1 <= self.per_node <= self.size:
+            raise InvalidArgument(f"{self.per_node} ranks per node: 1 to {self.size} of {self.size} ranks are possible")
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.size // self.per_node)
+
+    @classmethod
+    def of(cls, nodes: Sequence[int]) -> World:
+        """The world of ranks on these nodes."""
+        leaving = Counter(node for node, above in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if node != above)
+        return cls(len(nodes), max(Counter(nodes).values()), max(leaving.values(), default=1))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import config
+from .accuracy import affordable
 from .algorithms import choose
 from .algorithms.agree import fingerprint
 from .codecs.base import DTYPES, Codec, Coder
 from .codecs.cast import Cast
-from .errors import InvalidArgument, UnknownAlgorithm, UnsupportedDType
+from .errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
+from .layout import World
+from .model import Profile
 
 SUMS = ("sum", "mean")
 """The operations that can be compressed."""
@@ -19,6 +22,12 @@ HALVES = ("float16", "bfloat16")
 
 MOVED = ""
 """The operation of collectives that reduce nothing."""
+
+_HALVES_BY_MPI_NBYTES = 32 * 1024
+"""From here on, sums of halves are our own algorithms': they add in float32, with halves on the wire."""
+
+_UNEVEN_NBYTES = 1 << 20
+"""What is supposed where ranks need not know the others' sizes."""
 
 
 class Call(NamedTuple):
@@ -32,6 +41,8 @@ class Call(NamedTuple):
         The reduction's name, or `MOVED`.
     detail : str
         What else all ranks must agree on, such as the root.
+    tolerance : float or None
+        With codec="auto": the relative error that the result may have.
     """
 
     collective: str
@@ -41,8 +52,8 @@ class Call(NamedTuple):
     op: str
     codec: Codec | None
     algorithm: str
-    blocking: bool
     detail: str = ""
+    tolerance: float | None = None
 
 
 class Plan(NamedTuple):
@@ -74,7 +85,7 @@ class Plan(NamedTuple):
     digest: int
 
 
-def make_plan(call: Call, *, device: Any, size: int, native: bool) -> Plan:
+def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native: bool) -> Plan:
     """Check a call and choose what it leaves open.
 
     Parameters
@@ -83,8 +94,10 @@ def make_plan(call: Call, *, device: Any, size: int, native: bool) -> Plan:
         The arguments.
     device : Device
         Where the buffer is.
-    size : int
-        Number of ranks.
+    profile : Profile
+        What is known of the machines, the same on all ranks.
+    world : World
+        The ranks.
     native : bool
         Whether the transport has collectives of MPI's own.
 
@@ -97,22 +110,13 @@ def make_plan(call: Call, *, device: Any, size: int, native: bool) -> Plan:
     _check_operation(call)
     movable = call.dtype in DTYPES and call.op in (*SUMS, MOVED)
     algorithm, codec = call.algorithm, call.codec
-    if algorithm == choose.AUTO:
-        # Sums of halves are best made in float32 by our own algorithms, with the halves on the wire.
-        own_is_better = movable and call.dtype in HALVES and call.op in SUMS
-        nbytes = call.n * call.itemsize
-        algorithm = choose.choose(
-            call.collective,
-            nbytes=nbytes,
-            size=size,
-            compressed=codec is not None,
-            native=native and not (own_is_better and nbytes >= choose.SMALL_NBYTES),
-        )
-        codec = None if algorithm == choose.NATIVE else codec
+    if algorithm == choose.AUTO and not movable:
+        algorithm, codec = choose.NATIVE, None
+    elif algorithm == choose.AUTO or call.tolerance is not None:
+        algorithm, codec = _choose(call, movable, device, profile, world, native)
     if algorithm == choose.NATIVE:
         _check_native(call, codec, native)
-        # MPI's blocking and nonblocking collectives do not match each other.
-        text = _line(call, "no codec", "native" if call.blocking else "native nonblocking")
+        text = _line(call, algorithm)
         return Plan(None, algorithm, None, None, 1, 1, text, fingerprint(text))
     if not movable:
         raise UnsupportedDType(
@@ -122,21 +126,77 @@ def make_plan(call: Call, *, device: Any, size: int, native: bool) -> Plan:
     raw = Cast(call.dtype).coder(device, call.dtype)
     coder = raw if codec is None else codec.coder(device, call.dtype)
     segment = max(config.segment_nbytes() // call.itemsize, 1)
-    text = _line(call, "no codec" if codec is None else repr(codec), f"{algorithm} in segments of {segment}")
+    text = _line(call, f"{algorithm} in segments of {segment}", codec)
     return Plan(codec, algorithm, coder, raw, 1 if codec is None else codec.block, segment, text, fingerprint(text))
 
 
-def _line(call: Call, codec: str, algorithm: str) -> str:
+def _choose(
+    call: Call, movable: bool, device: Any, profile: Profile, world: World, native: bool
+) -> tuple[str, Codec | None]:
+    """The algorithm and the codec of a call that leaves either open: a function of what all ranks know alike."""
+    if not movable:
+        return call.algorithm, None
+    nbytes = call.n * call.itemsize if call.n >= 0 else _UNEVEN_NBYTES
+    codecs = [] if call.codec is None else [call.codec]
+    if call.tolerance is not None:
+        codecs = affordable(call.dtype)
+    own_is_better = call.dtype in HALVES and call.op in SUMS and nbytes >= _HALVES_BY_MPI_NBYTES
+    question = choose.Question(
+        call.collective,
+        nbytes,
+        call.dtype,
+        call.itemsize,
+        codecs,
+        call.algorithm,
+        native=native and not own_is_better,
+        # Where there is no MPI of whose speed to think, what was asked for is done.
+        plain=native or call.codec is None,
+        tolerance=call.tolerance,
+    )
+    option = choose.best(choose.options(question, profile, world, device, config.segment_nbytes()))
+    return option.algorithm, option.codec
+
+
+def _line(call: Call, algorithm: str, codec: Codec | None = None) -> str:
+    """What was asked for and what will be done."""
+    asked = "no codec" if call.codec is None else repr(call.codec)
+    if call.tolerance is not None:
+        asked = f"codec for tolerance {call.tolerance:g}"
+    if codec != call.codec:
+        algorithm += " without codec" if codec is None else f" with {codec!r}"
     values = [call.op, "of"] if call.op else []
     values += [str(call.n)] * (call.n >= 0) + [call.dtype]
-    parts = [" ".join(values), codec, algorithm, call.detail]
+    parts = [" ".join(values), asked, algorithm, call.detail]
     return f"{call.collective}({', '.join(part for part in parts if part)})"
+
+
+_NUMBERS = ("int", "uint", "float", "bfloat", "complex")
+_ORDERED = ("int", "uint", "float", "bfloat")
+_WHOLE = ("int", "uint")
+
+_KINDS = {
+    "sum": _NUMBERS,
+    "prod": _NUMBERS,
+    "mean": ("float", "bfloat", "complex"),
+    "max": _ORDERED,
+    "min": _ORDERED,
+    "land": ("bool", *_WHOLE),
+    "lor": ("bool", *_WHOLE),
+    "lxor": ("bool", *_WHOLE),
+    "band": _WHOLE,
+    "bor": _WHOLE,
+    "bxor": _WHOLE,
+}
+"""What MPI can reduce by which operation (MPI-4.1, section 6.9.2)."""
+
+_MOST_BY_MPI = 2**31 - 1
 
 
 def _check_operation(call: Call) -> None:
     floating = call.dtype in DTYPES
-    if call.op == "mean" and not floating and not call.dtype.startswith("complex"):
-        raise UnsupportedDType(f"mean of {call.dtype}: floating-point or complex elements are needed")
+    if call.op != MOVED and not call.dtype.startswith(_KINDS[call.op]):
+        kinds = ", ".join(kind for kind in _KINDS[call.op] if kind != "bfloat")
+        raise UnsupportedDType(f"{call.op} of {call.dtype}: elements of type {kinds} are needed")
     if call.codec is None:
         return
     if not floating:
@@ -154,3 +214,8 @@ def _check_native(call: Call, codec: Codec | None, native: bool) -> None:
         )
     if not native:
         raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs MPI's own; this transport has none")
+    if call.n > _MOST_BY_MPI:
+        raise InvalidBuffer(
+            f"MPI's own {call.collective} takes at most {_MOST_BY_MPI} elements, not {call.n}: "
+            "use another algorithm, or parts"
+        )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import Any, NoReturn, Protocol
 
 from .errors import PeerTimeout
@@ -23,8 +28,66 @@ Steps = Generator[Pending | None, None, Any]
 """An algorithm: yields what it must wait for (None: nothing on this device), returns the result."""
 
 
-def _opening() -> str:
-    return "the opening of a collective"
+class Turn:
+    """A place in a line: MPI matches nonblocking collectives by the order of the calls, which must not depend on what
+    comes first.
+
+    Parameters
+    ----------
+    before : Turn or None
+        The place in front of this one.
+    """
+
+    __slots__ = ("_before", "_used")
+
+    def __init__(self, before: Turn | None) -> None:
+        self._before = before
+        self._used = False
+
+    def use(self) -> None:
+        """Let the next one have it; also when there was nothing to use it for."""
+        self._used = True
+
+    @property
+    def over(self) -> bool:
+        return self._used and self.Test()
+
+    def Test(self) -> bool:
+        """Whether all in front are over."""
+        if self._before is not None and self._before.over:
+            self._before = None
+        return self._before is None
+
+
+def keep_forever(thing: Any) -> None:
+    """Never free this, not even when the interpreter ends: MPI may still write to its memory."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+# MPI knows one progress for all communicators, and so do we: a rank that waits in one must advance the others.
+_busy: set[Engine] = set()
+_all: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+_SECONDS_AT_THE_END = 2.0
+
+
+def anything_under_way() -> bool:
+    """Whether some communicator of this process has collectives to advance."""
+    return bool(_busy)
+
+
+def end_all() -> None:
+    """End every engine: before MPI does, or the interpreter. What is under way may end within two seconds."""
+    for engine in tuple(_all):
+        engine.close()
+    for engine in tuple(_busy):
+        with contextlib.suppress(Exception):
+            engine.drain(_SECONDS_AT_THE_END)
+
+
+@lru_cache(maxsize=1)
+def _end_all_at_exit() -> None:
+    atexit.register(end_all)
 
 
 class Engine:
@@ -51,15 +114,19 @@ class Engine:
         if threaded:
             self._thread = threading.Thread(target=self._progress, name="compcoll-progress", daemon=True)
             self._thread.start()
+        _all.add(self)
+        _end_all_at_exit()
 
     def start(self, request: Request) -> None:
+        """Begin a collective."""
         with self.lock:
             self.active.append(request)
             request._advance()
             if request.done:
                 self.active.remove(request)
-            elif self._thread is not None:
-                self._work.set()
+                return
+            _busy.add(self)
+        self._work.set()
 
     def advance(self) -> bool:
         """Let each collective go on as far as it can; tells whether any did."""
@@ -69,20 +136,25 @@ class Engine:
                 moved = request._advance() or moved
                 if request.done:
                     self.active.remove(request)
+            if not self.active:
+                _busy.discard(self)
         return moved
 
     def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
-        """Advance everything until ``finished()``.
+        """Advance everything, in all communicators, until ``finished()``.
 
         Raises
         ------
         PeerTimeout
-            If that takes longer than ``timeout`` seconds.
+            If nothing moves for ``timeout`` seconds: all that is under way in this communicator ends with this error.
         """
         limit = self.timeout if timeout is None else timeout
         idle, deadline = 0, 0.0
         while not finished():
-            if self.active and self.advance():
+            moved = False
+            for engine in tuple(_busy):
+                moved = engine.advance() or moved
+            if moved:
                 idle = 0
                 continue
             idle += 1
@@ -94,11 +166,11 @@ class Engine:
                 os.sched_yield()
 
     def _give_up(self, error: PeerTimeout) -> NoReturn:
-        """End everything under way with this error."""
         with self.lock:
             for request in self.active:
                 request._finish(None, error)
             self.active.clear()
+            _busy.discard(self)
         raise error
 
     def follow(self, steps: Steps) -> None:
@@ -110,13 +182,13 @@ class Engine:
             while not pending.Test():
                 spins += 1
                 if spins > self._spins:
-                    self.drive(pending.Test, None, _opening)
+                    self.drive(pending.Test, None, lambda: "a blocking collective")
                     break
 
-    def drain(self) -> None:
+    def drain(self, timeout: float | None = None) -> None:
         """Finish everything that is under way."""
         if self.active:
-            self.drive(lambda: not self.active, None, lambda: "; ".join(r.describe() for r in self.active))
+            self.drive(lambda: not self.active, timeout, lambda: "; ".join(r.describe() for r in self.active))
 
     def close(self) -> None:
         """End the progress thread."""
@@ -186,7 +258,7 @@ class Request:
         Raises
         ------
         PeerTimeout
-            If nothing came for that long.
+            If nothing came for that long: the communicator cannot be used any more.
         CompcollError
             If the collective ended with an error.
         """
@@ -225,7 +297,7 @@ class Request:
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
         self._result, self._error = result, error
-        self.done = True
         self.waiting_for = None
         self.stats.total_seconds = time.perf_counter() - self._started
         self._release(error)
+        self.done = True

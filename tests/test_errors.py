@@ -42,7 +42,7 @@ REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
     ),
     ({"codec": "zfp", "rate": 8, "tolerance": 0.1}, InvalidArgument, r"rate and tolerance exclude each other"),
     ({"codec": "zfp", "rate": float("nan")}, InvalidArgument, r"rate=nan"),
-    ({"codec": "zfp", "rate": "8"}, InvalidArgument, r"cannot take"),
+    ({"codec": "zfp", "rate": "8"}, InvalidArgument, r"rate='8' must be a number"),
     ({"codec": "zfp", "tolerance": -1}, InvalidArgument, r"tolerance=-1"),
     ({"codec": "minmax", "bits": 9}, InvalidArgument, r"bits=9 must be an integer from 1 to 8"),
     ({"codec": "minmax", "block": 12}, InvalidArgument, r"block=12 must be a multiple of 8"),
@@ -66,6 +66,16 @@ REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
     ({"out": np.empty(999, np.float32)}, InvalidBuffer, r"out is float32\[999\], but the result is float32\[1000\]"),
     ({"out": np.empty(1000, np.float64)}, InvalidBuffer, r"out is float64\[1000\]"),
     ({"out": np.empty(2000, np.float32)[::2]}, InvalidBuffer, r"out .*not C-contiguous"),
+    ({"codec": ZFP}, InvalidArgument, r"codec=ZFP is a class: give ZFP"),
+    ({"codec": "minmax", "bits": 8.0}, InvalidArgument, r"bits=8.0 must be an integer"),
+    ({"codec": "zfp", "rate": np.array([8, 8])}, InvalidArgument, r"must be a number"),
+    (
+        {"x": X.astype(bool), "op": "max"},
+        UnsupportedDType,
+        r"max of bool: elements of type int, uint, float are needed",
+    ),
+    ({"op": "band"}, UnsupportedDType, r"band of float32"),
+    ({"x": np.ma.masked_array(X)}, InvalidBuffer, r"MaskedArray"),
     ({"feedback": 3, "codec": "zfp"}, InvalidArgument, r"feedback=3: a compcoll.ErrorFeedback is needed"),
 ]
 

@@ -23,8 +23,8 @@ _TEXT_NBYTES = 512
 
 
 def fingerprint(call: str) -> int:
-    """64 bits that differ for calls that do not belong together."""
-    return int.from_bytes(blake2b(call.encode(), digest_size=8).digest(), "little")
+    """64 bits that differ for calls that do not belong together. The lowest is left for `agree`."""
+    return int.from_bytes(blake2b(call.encode(), digest_size=8).digest(), "little") & ~1
 
 
 class Round(NamedTuple):
@@ -51,7 +51,7 @@ def _small_wire(nbytes: int) -> Wire:
     return Wire(memoryview(bytearray(nbytes)))
 
 
-def agree(transport: Transport, tag: int, call: str, own: int, opening: Sequence[Round]) -> Steps:
+def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, opening: Sequence[Round]) -> Steps:
     """Find out whether all ranks make the same call.
 
     Parameters
@@ -64,15 +64,22 @@ def agree(transport: Transport, tag: int, call: str, own: int, opening: Sequence
         One line on this rank's call, for the error.
     own : int
         Its `fingerprint`.
+    busy : bool
+        Whether this rank must not block in MPI, since it has other collectives to advance.
     opening : sequence of Round
         This rank's `rounds`, not in use by another collective.
+
+    Returns
+    -------
+    bool
+        Whether any rank is busy.
 
     Raises
     ------
     CollectiveMismatch
         On every rank, if they do not.
     """
-    low = high = own
+    low = high = own | busy
     for dest, outgoing, source, incoming in opening:
         arriving = transport.irecv(incoming, source, tag)
         _EXTREMES.pack_into(outgoing.buffer, 0, low, high)
@@ -83,23 +90,29 @@ def agree(transport: Transport, tag: int, call: str, own: int, opening: Sequence
             low, high = min(low, other_low), max(high, other_high)
         if not sending.Test():
             yield sending
-    if low != high:
+    if low ^ high > 1:
         calls = yield from _exchange(transport, tag, call)
         raise CollectiveMismatch(_table(calls, transport.rank))
+    return bool(high & 1)
 
 
 def _exchange(transport: Transport, tag: int, text: str) -> Steps:
     """Every rank's line."""
     own = _small_wire(_TEXT_NBYTES)
     own.buffer[:] = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
+    text = _text_of(own)
     others = [rank for rank in range(transport.size) if rank != transport.rank]
     lines = {rank: _small_wire(_TEXT_NBYTES) for rank in others}
     arriving = [transport.irecv(lines[rank], rank, tag) for rank in others]
     sending = [transport.isend(own, rank, tag) for rank in others]
     for pending in arriving + sending:
         yield pending
-    texts = {rank: bytes(wire.buffer).decode(errors="replace").rstrip() for rank, wire in lines.items()}
+    texts = {rank: _text_of(wire) for rank, wire in lines.items()}
     return [texts.get(rank, text) for rank in range(transport.size)]
+
+
+def _text_of(wire: Wire) -> str:
+    return bytes(wire.buffer).decode(errors="ignore").rstrip()
 
 
 def _table(calls: list[str], own: int) -> str:

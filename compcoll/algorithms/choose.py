@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from ..accuracy import relative_error
+from ..codecs.base import Codec
 from ..errors import UnknownAlgorithm
+from ..layout import World
+from ..model import Profile, predict, raw
+from ..model_parts import MANY_RANKS
 from ..request import Steps
+from ..ways import way_of
 from . import direct, recursive_doubling, ring
 from .job import Job
 
@@ -37,14 +45,62 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """The algorithms of each collective."""
 
-MANY_RANKS = 16
-"""From here on a ring: its neighbours are few, while direct keeps p-1 messages in flight at every rank."""
+CLEARLY = 0.95
+"""Part of another's time below which something counts as faster."""
 
-SMALL_NBYTES = 32 * 1024
-"""Below, latency decides, and nothing is compressed."""
 
-MEDIUM_NBYTES = 256 * 1024
-"""Below, few messages are worth more than few bytes."""
+class Question(NamedTuple):
+    """What is to be chosen.
+
+    Attributes
+    ----------
+    collective : str
+        Such as ``"allreduce"``.
+    nbytes : int
+        Bytes of a rank's buffer, uncompressed.
+    dtype, itemsize : str, int
+        Element type.
+    codecs : sequence of Codec
+        Any of these may compress.
+    algorithm : str
+        The one to use, or `AUTO`.
+    native : bool
+        Whether MPI can run it, uncompressed.
+    plain : bool
+        Whether our own algorithms may send the values as they are.
+    tolerance : float or None
+        The relative error that the result may have.
+    """
+
+    collective: str
+    nbytes: int
+    dtype: str
+    itemsize: int
+    codecs: Sequence[Codec] = ()
+    algorithm: str = AUTO
+    native: bool = True
+    plain: bool = True
+    tolerance: float | None = None
+
+
+class Option(NamedTuple):
+    """One way to run a collective.
+
+    Attributes
+    ----------
+    seconds : float
+        What the model predicts.
+    error : float or None
+        Estimate of the result's relative error; None if nothing is known of the codec's.
+    refused : str
+        Why it may not be chosen; empty if it may.
+    """
+
+    algorithm: str
+    codec: Codec | None
+    seconds: float
+    error: float | None
+    refused: str = ""
 
 
 def check(collective: str, algorithm: str) -> None:
@@ -54,34 +110,78 @@ def check(collective: str, algorithm: str) -> None:
         raise UnknownAlgorithm(f"{collective} has no algorithm {algorithm!r}: there are {AUTO}, {', '.join(allowed)}")
 
 
-def choose(collective: str, *, nbytes: int, size: int, compressed: bool, native: bool) -> str:
-    """The algorithm that ``auto`` means.
-
-    Uncompressed collectives are MPI's own, if MPI knows the element type. Compressed ones go direct up to 16 ranks
-    and by the ring beyond; an allreduce below 256 KiB by recursive doubling, and one below 32 KiB uncompressed.
+def options(question: Question, profile: Profile, world: World, device: Any, segment: int = 1 << 20) -> list[Option]:
+    """Every way to run it, with what the model predicts: MPI's own first.
 
     Parameters
     ----------
-    collective : str
-        Such as ``"allreduce"``.
-    nbytes : int
-        Bytes of a rank's buffer, uncompressed.
-    size : int
-        Number of ranks.
-    compressed : bool
-        Whether a codec is asked for.
-    native : bool
-        Whether MPI can run it uncompressed.
+    question : Question
+        What is to be chosen.
+    profile : Profile
+        What the model knows.
+    world : World
+        The ranks.
+    device : Device
+        Binds codecs.
+    segment : int
+        Uncompressed bytes of a segment.
     """
-    if native and (not compressed or (collective == "allreduce" and nbytes < SMALL_NBYTES)):
-        return NATIVE
-    if collective == "bcast":
-        return "binomial"
-    if collective == "alltoall":
-        return "pairwise"
-    if collective == "allreduce" and nbytes < MEDIUM_NBYTES:
-        return "recursive_doubling"
-    return "direct" if size <= MANY_RANKS else "ring"
+    found = []
+    for algorithm in (NATIVE, *(name for name in NAMES[question.collective] if name != NATIVE)):
+        ways: list[tuple[Codec | None, Any]] = [(None, raw(question.itemsize))]
+        if algorithm != NATIVE:
+            ways += [(codec, way_of(codec, device, question.dtype, question.itemsize)) for codec in question.codecs]
+        for codec, way in ways:
+            seconds = predict(profile, question.collective, algorithm, question.nbytes, world, way, segment)
+            error = relative_error(codec, question.dtype, question.collective, algorithm, world)
+            refused = _refused(question, profile, world, algorithm, codec, error)
+            found.append(Option(algorithm, codec, seconds, error, refused))
+    return found
+
+
+def _refused(
+    question: Question, profile: Profile, world: World, algorithm: str, codec: Codec | None, error: float | None
+) -> str:
+    if question.algorithm not in (AUTO, algorithm):
+        return f"not {question.algorithm}"
+    if algorithm == NATIVE:
+        return "" if question.native else "no MPI for it"
+    if question.tolerance is not None and (error is None or error > question.tolerance):
+        return "error unknown" if error is None else "error too large"
+    if question.algorithm != AUTO:
+        return ""
+    if codec is None and not question.plain:
+        return "uncompressed"
+    if algorithm == "direct" and world.size > MANY_RANKS:
+        return f"above {MANY_RANKS} ranks"
+    if algorithm == HIERARCHICAL and (world.nodes == 1 or world.per_node == 1):
+        return "one level only"
+    if codec is None and question.native and not profile.measured(world):
+        return "not measured here"
+    if codec is None and question.itemsize < 4 and algorithm != "direct" and question.collective == "allreduce":
+        return "rounds at every hop"
+    return ""
+
+
+def best(found: Sequence[Option]) -> Option:
+    """The fastest of the options that may be chosen: MPI's own unless another is clearly faster.
+
+    Of others that are about as fast, the one with the smallest error.
+
+    Raises
+    ------
+    UnknownAlgorithm
+        If none may be chosen.
+    """
+    allowed = [option for option in found if not option.refused]
+    if not allowed:
+        raise UnknownAlgorithm("; ".join(f"{option.algorithm}: {option.refused}" for option in found))
+    least = min(option.seconds for option in allowed)
+    native = next((option for option in allowed if option.algorithm == NATIVE), None)
+    if native is not None and CLEARLY * native.seconds <= least:
+        return native
+    close = [option for option in allowed if CLEARLY * option.seconds <= least]
+    return min(close, key=lambda option: (math.inf if option.error is None else option.error, option.seconds))
 
 
 def between_nodes(nodes: int) -> Callable[[Job], Steps]:

@@ -37,15 +37,15 @@ def allreduce(job: Job, raw: Coder, between: Callable[[Job], Steps], cut: Callab
     own_node = nodes[job.group.rank]
     members = [rank for rank in range(job.group.size) if nodes[rank] == own_node]
     segments = [segment for chunk in job.chunks for segment in chunk]
-    inside = replace(job, coder=raw, scale=1.0, residual=None)
+    inside = replace(job, coder=raw, residual=None)
     if job.group.rank != members[0]:
         yield from _member(inside, segments, members[0])
         return
     leaders = sorted({nodes.index(node) for node in nodes})
-    # Only what crosses nodes is the algorithm's to account for and to scale: the sum of a node is in `out` by then.
+    # The sum of a node, scaled, is in `out` by then.
     group = Group(job.group.transport, job.group.tag + 2, leaders)
-    sums = replace(job, group=group, x=job.out, chunks=cut(len(leaders)))
-    yield from _add_members(inside if len(leaders) > 1 else replace(inside, scale=job.scale), segments, members[1:])
+    sums = replace(job, group=group, x=job.out, chunks=cut(len(leaders)), scale=1.0)
+    yield from _add_members(inside, segments, members[1:])
     if len(leaders) > 1:
         yield from between(sums)
     yield from _tell_members(inside, segments, members[1:])
@@ -83,7 +83,7 @@ def _tell_members(job: Job, segments: list[Segment], members: list[int]) -> Step
     if not members:
         return
     sends: list[Pending] = []
-    told = replace(job, x=job.out)
+    told = replace(job, x=job.out, scale=1.0)
     for segment, wire in zip(segments, job.wires(segments), strict=True):
         yield told.encode(segment, wire)
         sends += [job.isend(segment, wire, member) for member in members]

@@ -40,7 +40,7 @@ class Job:
     chunks : sequence of Chunk
         The cut of the whole buffer: one chunk a rank, each in segments.
     scale : float
-        Factor of the result: 1/p for a mean.
+        Factor of this rank's values: 1/p for a mean, which a half then holds wherever it holds the values.
     residual : Window or None
         What encodings lose, for error feedback.
     take : callable

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..request import Pending, Steps
+from ..request import Pending, Steps, Turn
 
 
-def move(start: Callable[[], Pending]) -> Steps:
-    """Run one of MPI's nonblocking collectives."""
-    yield start()
+def move(start: Callable[[], Pending], turn: Turn) -> Steps:
+    """Run one of MPI's nonblocking collectives when it is its turn."""
+    yield turn
+    pending = start()
+    turn.use()
+    yield pending
 
 
 def reduce(
-    start: Callable[[Any, Any, str], Pending | None],
+    block: Callable[[Any, Any, str], None] | None,
+    start: Callable[[Any, Any, str], Pending],
+    turn: Turn | None,
     op: str,
     device: Any,
     x: Any,
@@ -26,8 +31,10 @@ def reduce(
 
     Parameters
     ----------
-    start : callable
-        Starts the reduction of its first argument into its second; None if it has ended by then.
+    block, start : callable
+        The blocking and the nonblocking reduction of the first argument into the second.
+    turn : Turn or None
+        Of the nonblocking one; None to block.
     op : str
         The operation.
     device : Device
@@ -39,8 +46,11 @@ def reduce(
     scale : float
         Factor of the result.
     """
-    values, sums = device.for_mpi(x, dtype), device.for_mpi(out, dtype)
-    yield start(values, sums, op)
+    values, sums = device.for_mpi(x, out, dtype)
+    if turn is not None:
+        yield from move(lambda: start(values, sums, op), turn)
+    elif block is not None:
+        block(values, sums, op)
     if scale != 1.0:
         device.multiply(sums, scale)
     device.from_mpi(sums, out, dtype)

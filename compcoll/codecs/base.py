@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
+
+from ..errors import InvalidArgument
 
 Array = Any
 """A one-dimensional array of the device: NumPy's, CuPy's."""
@@ -12,12 +15,30 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 """Element types that can be compressed. Halves are computed on in float32."""
 
 
+def whole(what: str, value: Any) -> int:
+    """An option's value as an int: equal configurations have equal text on all ranks."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{what}={value!r} must be an integer") from None
+
+
+def real(what: str, value: Any) -> float:
+    """An option's value as a float."""
+    if isinstance(value, str | bytes):
+        raise InvalidArgument(f"{what}={value!r} must be a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what}={value!r} must be a number") from None
+
+
 class Coder(Protocol):
     """A codec bound to a device and an element type. Arrays and wires are flat memory of that device.
 
-    Both verbs take a sum of terms: an array ``add`` (or None) and any number of wires, added in this order. Hence one
-    pass encodes (an array), decodes (a wire), accumulates (both), or recodes: decode, add and encode without the sum
-    ever being stored.
+    Both verbs take a sum of terms: an array ``add`` (or None) times ``scale``, and any number of wires, added in this
+    order. Hence one pass encodes (an array), decodes (a wire), accumulates (both), or recodes: decode, add and encode
+    without the sum ever being stored.
 
     Attributes
     ----------
@@ -44,15 +65,15 @@ class Coder(Protocol):
         decoded: Array | None = None,
         scale: float = 1.0,
     ) -> int:
-        """Write the wire of ``add + D(wires[0]) + …`` and return its length in bytes.
+        """Write the wire of ``add · scale + D(wires[0]) + …`` and return its length in bytes.
 
         With a ``residual`` the loss of this encoding, times ``residual_scale``, is stored there for a later call;
         ``feed`` first adds what the residual held to the values, else the loss is added to the residual.
-        ``decoded`` receives the decoded wire times ``scale``.
+        ``decoded`` receives the decoded wire.
         """
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
-        """Store ``(add + D(wires[0]) + …) · scale`` in ``out``, which may be ``add``."""
+        """Store ``add · scale + D(wires[0]) + …`` in ``out``, which may be ``add``."""
 
 
 class Device(Protocol):
@@ -64,7 +85,8 @@ class Device(Protocol):
 
 @runtime_checkable
 class Codec(Protocol):
-    """A compression method and its configuration: an immutable value without buffers or state.
+    """A compression method and its configuration: an immutable, hashable value without buffers or state, whose ``repr``
+    tells its whole configuration and is the same on all ranks.
 
     Attributes
     ----------

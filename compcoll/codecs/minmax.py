@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InvalidArgument
-from .base import Coder, Device
+from .base import Coder, Device, whole
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class MinMax:
     fixed_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        for option in ("bits", "block"):
+            object.__setattr__(self, option, whole(f"minmax: {option}", getattr(self, option)))
         if self.bits not in range(1, 9):
             raise InvalidArgument(f"minmax: bits={self.bits!r} must be an integer from 1 to 8")
         if self.block not in range(8, (1 << 20) + 1, 8):

@@ -71,6 +71,8 @@ def as_codec(codec: str | Codec | None, options: dict[str, Any]) -> Codec | None
     if options:
         given = "codec=None" if codec is None else f"{codec!r}"
         raise InvalidArgument(f"options {', '.join(sorted(options))} go with a codec's name, not with {given}")
+    if isinstance(codec, type):
+        raise InvalidArgument(f"codec={codec.__name__} is a class: give {codec.__name__}(…), or its name")
     if codec is not None and not isinstance(codec, Codec):
         raise InvalidArgument(f"codec={codec!r} is neither a codec nor the name of one ({', '.join(list_codecs())})")
     return codec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InvalidArgument
-from .base import Coder, Device
+from .base import Coder, Device, real, whole
 
 # libzfp writes outside its buffers below these rates; we give no stream that it could not read back.
 _LOWEST_MAXBITS = {"float32": 9, "float64": 12}
@@ -54,9 +54,12 @@ class ZFP:
         if len(modes) > 1:
             raise InvalidArgument(f"zfp: {' and '.join(modes)} exclude each other: give one")
         if not modes:
-            object.__setattr__(self, "rate", 8)
+            object.__setattr__(self, "rate", 8.0)
+        for option, convert in (("rate", real), ("tolerance", real), ("precision", whole)):
+            if (value := getattr(self, option)) is not None:
+                object.__setattr__(self, option, convert(f"zfp: {option}", value))
         if self.rate is not None and not 2 < self.rate <= 64:
-            raise InvalidArgument(f"zfp: rate={self.rate!r} bits per value is not in (2, 64]")
+            raise InvalidArgument(f"zfp: rate={self.rate:g} bits per value is not in (2, 64]")
         if self.tolerance is not None and not 0 < self.tolerance < math.inf:
             raise InvalidArgument(f"zfp: tolerance={self.tolerance!r} must be a positive finite number")
         if self.precision is not None and self.precision not in range(1, 65):

@@ -50,7 +50,7 @@ class ZfpyCoder:
         decoded: Array | None = None,
         scale: float = 1.0,
     ) -> int:
-        values = self._sum(n, add, wires)
+        values = self._sum(n, add, wires, scale)
         if residual is not None and feed:
             values = values + residual
         length = self._write(values, wire)
@@ -63,14 +63,14 @@ class ZfpyCoder:
             loss[~np.isfinite(loss)] = 0
             residual[:] = loss if feed else residual + loss
         if decoded is not None:
-            store(got * self._computed.type(scale), decoded, self._dtype)
+            store(got, decoded, self._dtype)
         return length
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
-        store(self._sum(n, add, wires) * self._computed.type(scale), out, self._dtype)
+        store(self._sum(n, add, wires, scale), out, self._dtype)
 
-    def _sum(self, n: int, add: Array | None, wires: Sequence[Array]) -> npt.NDArray[np.floating]:
-        terms = [load(add, self._dtype)] if add is not None else []
+    def _sum(self, n: int, add: Array | None, wires: Sequence[Array], scale: float) -> npt.NDArray[np.floating]:
+        terms = [load(add, self._dtype) * self._computed.type(scale)] if add is not None else []
         terms += [self._read(n, wire) for wire in wires]
         total = terms[0]
         with np.errstate(over="ignore", invalid="ignore"):

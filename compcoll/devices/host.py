@@ -46,11 +46,11 @@ class HostCoder:
         decoded: Array | None = None,
         scale: float = 1.0,
     ) -> int:
-        self._coder.encode(n, add, wires, residual, feed, residual_scale, wire, decoded, scale, self._threads)
+        self._coder.encode(n, add, scale, wires, residual, feed, residual_scale, wire, decoded, self._threads)
         return self.wire_nbytes(n)
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
-        self._coder.decode(n, add, wires, out, scale, self._threads)
+        self._coder.decode(n, add, scale, wires, out, self._threads)
 
 
 class HostDevice:
@@ -70,6 +70,11 @@ class HostDevice:
         self._coders: dict[tuple[str, int, int, str], HostCoder] = {}
         self._names: dict[np.dtype[Any], str] = {}
 
+    @property
+    def name(self) -> str:
+        """What it is, for profiles."""
+        return f"host {self.instruction_set}"
+
     @staticmethod
     def instruction_sets() -> list[str]:
         """Those that this CPU can run, slowest first."""
@@ -87,7 +92,7 @@ class HostDevice:
     @staticmethod
     def check_readable(x: Any, what: str) -> None:
         """Refuse what is not a C-contiguous NumPy array in native byte order."""
-        if not isinstance(x, np.ndarray):
+        if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray | np.matrix):
             raise InvalidBuffer(f"{what} is a {type(x).__module__}.{type(x).__qualname__}: a numpy.ndarray is needed")
         if not x.flags.c_contiguous:
             raise InvalidBuffer(
@@ -156,9 +161,9 @@ class HostDevice:
             target[...] = source
 
     @staticmethod
-    def for_mpi(flat: Array, dtype: str) -> Array:
-        """Memory whose elements MPI can reduce: float32 copies of halves."""
-        return load(flat, dtype) if dtype in _HALVES else flat
+    def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:
+        """Values and memory for their sum whose elements MPI can reduce: for halves in float32."""
+        return (load(x, dtype), np.empty(out.size, np.float32)) if dtype in _HALVES else (x, out)
 
     @staticmethod
     def from_mpi(sums: Array, out: Array, dtype: str) -> None:

@@ -1,6 +1,7 @@
 #include "combine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 namespace compcoll {
@@ -9,6 +10,8 @@ namespace {
 
 constexpr size_t tile_nbytes = 4096;              // small: decoding a tile then overlaps encoding the one before
 constexpr size_t nbytes_worth_a_thread = 131072;  // below, starting a thread costs more than it saves
+
+std::atomic<bool> alone{false};  // see keep_to_one_thread
 
 template <class T>
 constexpr Storage storage_of = sizeof(T) == 8 ? Storage::float64 : Storage::float32;
@@ -52,10 +55,11 @@ public:
         if (terms_.add == nullptr) {
             code_.decode(terms_.wires[0] + offset_, n_, values, coder_.config);
             add_wires(1, values, values);
-        } else if (stored_as_computed() && !terms_.wires.empty()) {
+        } else if (stored_as_computed() && terms_.scale == 1.0 && !terms_.wires.empty()) {
             add_wires(0, reinterpret_cast<const T*>(array_at(terms_.add)), values);
         } else {
             load(terms_.add, values);
+            multiply(values, terms_.scale);
             add_wires(0, values, values);
         }
     }
@@ -106,7 +110,7 @@ void for_each_tile(const Coder& coder, size_t n, int threads, Body body) {
     const size_t length = tile_length<T>(coder);
     const auto tiles = static_cast<std::ptrdiff_t>((n + length - 1) / length);
     const auto useful = static_cast<int>(std::min<size_t>(n * sizeof(T) / nbytes_worth_a_thread + 1, 1024));
-    [[maybe_unused]] const int team = std::clamp(threads, 1, useful);
+    [[maybe_unused]] const int team = alone ? 1 : std::clamp(threads, 1, useful);
     const auto run = [&](std::ptrdiff_t first, std::ptrdiff_t step_count, std::vector<T>& scratch) {
         for (std::ptrdiff_t tile = first; tile < first + step_count; ++tile) {
             const size_t begin = static_cast<size_t>(tile) * length;
@@ -129,13 +133,13 @@ void for_each_tile(const Coder& coder, size_t n, int threads, Body body) {
 
 template <class T>
 void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
-               uint8_t* decoded, double scale, int threads) {
+               uint8_t* decoded, int threads) {
     const size_t length = tile_length<T>(coder);
     T* kept = reinterpret_cast<T*>(residual.values);
     for_each_tile<T>(coder, n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
         T* values = scratch;
-        if (terms.wires.empty() && kept == nullptr && tile.stored_as_computed()) {
+        if (terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && tile.stored_as_computed()) {
             tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire);
         } else {
             tile.sum_terms(values);
@@ -148,29 +152,27 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
         tile.decode(wire, got);
         if (kept != nullptr) tile.keep_loss(values, got, kept + begin, residual);
         if (decoded == nullptr) return;
-        tile.multiply(got, scale);
         if (!in_place) tile.store(got, decoded);
     });
 }
 
 template <class T>
-void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, double scale,
-               int threads) {
+void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, int threads) {
     for_each_tile<T>(coder, n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
         if (!tile.stored_as_computed()) {
             tile.sum_terms(scratch);
-            tile.multiply(scratch, scale);
             tile.store(scratch, out);
             return;
         }
         T* values = reinterpret_cast<T*>(tile.array_at(out));
         tile.sum_terms(values);
-        tile.multiply(values, scale);
     });
 }
 
 }  // namespace
+
+void keep_to_one_thread() { alone = true; }
 
 size_t wire_nbytes(Codec codec, Config config, size_t n, size_t value_size) {
     switch (codec) {
@@ -186,16 +188,16 @@ size_t wire_nbytes(Codec codec, Config config, size_t n, size_t value_size) {
 }
 
 void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
-            uint8_t* decoded, double scale, int threads) {
+            uint8_t* decoded, int threads) {
     if (storage == Storage::float64)
-        encode_as<double>(coder, storage, n, terms, residual, wire, decoded, scale, threads);
+        encode_as<double>(coder, storage, n, terms, residual, wire, decoded, threads);
     else
-        encode_as<float>(coder, storage, n, terms, residual, wire, decoded, scale, threads);
+        encode_as<float>(coder, storage, n, terms, residual, wire, decoded, threads);
 }
 
-void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, double scale, int threads) {
-    if (storage == Storage::float64) decode_as<double>(coder, storage, n, terms, out, scale, threads);
-    else decode_as<float>(coder, storage, n, terms, out, scale, threads);
+void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, int threads) {
+    if (storage == Storage::float64) decode_as<double>(coder, storage, n, terms, out, threads);
+    else decode_as<float>(coder, storage, n, terms, out, threads);
 }
 
 }  // namespace compcoll

@@ -14,9 +14,10 @@ struct Coder {
     const Kernels* casts;    // the cast codec's: loads and stores half precision
 };
 
-// add + D(wires[0]) + D(wires[1]) + …, in this order; `add` may be null.
+// add · scale + D(wires[0]) + D(wires[1]) + …, in this order; `add` may be null.
 struct Terms {
     const uint8_t* add;
+    double scale;
     std::vector<const uint8_t*> wires;
 };
 
@@ -31,11 +32,14 @@ struct Residual {
     double scale;     // of the loss that is stored
 };
 
-// wire = E(terms [+ residual]);  decoded, unless null, = D(wire) · scale.
+// wire = E(terms [+ residual]);  decoded, unless null, = D(wire).
 void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
-            uint8_t* decoded, double scale, int threads);
+            uint8_t* decoded, int threads);
 
-// out = terms · scale
-void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, double scale, int threads);
+// out = terms
+void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, int threads);
+
+// After a fork the child has none of its parent's threads: from then on it works with one.
+void keep_to_one_thread();
 
 }  // namespace compcoll

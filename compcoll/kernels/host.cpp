@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <pthread.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -85,10 +87,10 @@ public:
 
     size_t wire_nbytes(size_t n) const { return compcoll::wire_nbytes(coder_.codec, coder_.config, n, value_size()); }
 
-    void encode(size_t n, std::optional<Readable> add, const std::vector<Readable>& wires,
+    void encode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires,
                 std::optional<Writable> residual, bool feed, double residual_scale, Writable wire,
-                std::optional<Writable> decoded, double scale, int threads) const {
-        const Terms terms = checked(n, add, wires);
+                std::optional<Writable> decoded, int threads) const {
+        const Terms terms = checked(n, add, add_scale, wires);
         require("wire", wire.nbytes(), wire_nbytes(n));
         if (residual) require("residual", residual->nbytes(), n * value_size());
         if (decoded) require("decoded", decoded->nbytes(), n * storage_size(storage_));
@@ -97,17 +99,17 @@ public:
         auto* decoded_bytes = decoded ? static_cast<uint8_t*>(decoded->data()) : nullptr;
         auto* wire_bytes = static_cast<uint8_t*>(wire.data());
         nb::gil_scoped_release released;
-        compcoll::encode(coder_, storage_, n, terms, kept, wire_bytes, decoded_bytes, scale, threads);
+        compcoll::encode(coder_, storage_, n, terms, kept, wire_bytes, decoded_bytes, threads);
     }
 
-    void decode(size_t n, std::optional<Readable> add, const std::vector<Readable>& wires, Writable out, double scale,
+    void decode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires, Writable out,
                 int threads) const {
-        const Terms terms = checked(n, add, wires);
+        const Terms terms = checked(n, add, add_scale, wires);
         require("out", out.nbytes(), n * storage_size(storage_));
         if (n == 0) return;
         auto* out_bytes = static_cast<uint8_t*>(out.data());
         nb::gil_scoped_release released;
-        compcoll::decode(coder_, storage_, n, terms, out_bytes, scale, threads);
+        compcoll::decode(coder_, storage_, n, terms, out_bytes, threads);
     }
 
 private:
@@ -119,9 +121,10 @@ private:
                                    std::to_string(needed) + " are needed").c_str());
     }
 
-    Terms checked(size_t n, const std::optional<Readable>& add, const std::vector<Readable>& wires) const {
+    Terms checked(size_t n, const std::optional<Readable>& add, double add_scale,
+                  const std::vector<Readable>& wires) const {
         if (!add && wires.empty()) throw nb::value_error("nothing to sum: give an array or a wire");
-        Terms terms{nullptr, {}};
+        Terms terms{nullptr, add_scale, {}};
         if (add) {
             require("array", add->nbytes(), n * storage_size(storage_));
             terms.add = static_cast<const uint8_t*>(add->data());
@@ -143,6 +146,7 @@ NB_MODULE(_host, m) {
     m.doc() = "Codec kernels on host memory.";
     // Communicators kept as attributes of MPI's live on when the interpreter ends: no leak.
     nb::set_leak_warnings(false);
+    pthread_atfork(nullptr, nullptr, keep_to_one_thread);
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const auto& [name, set] : all_sets)
@@ -153,9 +157,9 @@ NB_MODULE(_host, m) {
         .def(nb::init<int, int, int, int, int>(), nb::arg("codec"), nb::arg("first"), nb::arg("second"),
              nb::arg("storage"), nb::arg("instruction_set"))
         .def("wire_nbytes", &HostCoder::wire_nbytes, nb::arg("n"))
-        .def("encode", &HostCoder::encode, nb::arg("n"), nb::arg("add").none(), nb::arg("wires"),
+        .def("encode", &HostCoder::encode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
              nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("wire"), nb::arg("decoded").none(),
-             nb::arg("scale"), nb::arg("threads"))
-        .def("decode", &HostCoder::decode, nb::arg("n"), nb::arg("add").none(), nb::arg("wires"), nb::arg("out"),
-             nb::arg("scale"), nb::arg("threads"));
+             nb::arg("threads"))
+        .def("decode", &HostCoder::decode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
+             nb::arg("out"), nb::arg("threads"));
 }

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from mpi4py import MPI
 
 from ..errors import InvalidArgument
-from ..request import Pending
+from ..request import Pending, end_all
 from .base import Transport, Wire
 
 _OPERATIONS = {
     "sum": MPI.SUM,
-    "mean": MPI.SUM,  # divided afterwards
+    "mean": MPI.SUM,  # multiplied by 1/p afterwards
     "max": MPI.MAX,
     "min": MPI.MIN,
     "prod": MPI.PROD,
@@ -65,6 +66,16 @@ def _message(wire: Wire) -> list[Any]:
     return message
 
 
+def _before_finalize(owner: MPI.Comm, key: int, value: Any) -> None:
+    end_all()
+
+
+@lru_cache(maxsize=1)
+def _end_all_before_finalize() -> None:
+    """MPI deletes the attributes of COMM_SELF first of all that it does at its end."""
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_before_finalize), True)
+
+
 class MPITransport:
     """Point-to-point messages on a private duplicate of an MPI communicator.
 
@@ -84,6 +95,7 @@ class MPITransport:
                 'progress="thread" needs MPI_THREAD_MULTIPLE, but MPI was initialised with less: '
                 'use progress="wait", or set mpi4py.rc.thread_level = "multiple" before MPI starts'
             )
+        _end_all_before_finalize()
         self.comm = comm.Dup()
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = self.comm.Get_rank()
@@ -130,6 +142,15 @@ class MPITransport:
     def ialltoall(self, x: Any, out: Any) -> Pending:
         """MPI's own nonblocking alltoall of equal blocks."""
         return self.comm.Ialltoall(x, out)
+
+    def whereabouts(self) -> tuple[str, tuple[str, ...]]:
+        """The MPI library and the names of all ranks' hosts, sorted. Collective."""
+        library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 \n")
+        return library, tuple(sorted(set(self.comm.allgather(MPI.Get_processor_name()))))
+
+    def tell(self, value: Any) -> Any:
+        """Rank 0's value, on every rank. Collective."""
+        return self.comm.bcast(value, root=0)
 
     def free(self) -> None:
         """Give the private communicator back to MPI, unless MPI has ended already."""

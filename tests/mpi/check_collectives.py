@@ -205,3 +205,59 @@ def check_buffers_are_reused(comm: MPI.Intracomm) -> None:
         communicator.allreduce(x, out=out)
     assert [arena._slab.ctypes.data for arena in communicator._arenas._free] == slabs
     communicator.free()
+
+
+def check_several_of_mpis_own_in_flight(comm: MPI.Intracomm) -> None:
+    """MPI matches nonblocking collectives by the order of calls: it must be the same on all ranks."""
+    import time
+
+    communicator = Communicator(comm)
+    p, rank = comm.size, comm.rank
+    for iteration in range(60):
+        requests = [communicator.iallreduce(np.full(4, float(k))) for k in range(6)]
+        requests.append(communicator.iallgather(np.full(2, rank)))
+        requests.append(communicator.ibcast(np.full(3, rank), iteration % p))
+        requests.append(communicator.ialltoall(np.arange(p) + p * rank))
+        if (iteration + rank) % 3 == 0:
+            time.sleep(0.0001)
+        results = [request.wait() for request in requests]
+        assert [result[0] for result in results[:6]] == [k * p for k in range(6)]
+        assert results[6][:, 0].tolist() == list(range(p))
+        assert results[7].tolist() == [iteration % p] * 3
+        assert results[8].tolist() == [rank + p * other for other in range(p)]
+    communicator.free()
+
+
+def check_two_communicators(comm: MPI.Intracomm) -> None:
+    """A rank that waits in one communicator advances the others: either order is a legal program."""
+    one, other = Communicator(comm, timeout=20), Communicator(comm, timeout=20)
+    x, expected = normals(comm, 100000)
+    for codec in (None, MinMax()):
+        for _ in range(3):
+            request = one.iallreduce(x, codec=codec, algorithm="ring")
+            if comm.rank % 2:
+                assert_close(request.wait(), expected, 0.04, comm.size)
+            total = other.allreduce(np.ones(5))
+            assert total.tolist() == [comm.size] * 5
+            assert_close(request.wait(), expected, 0.04, comm.size)
+    one.free()
+    other.free()
+
+
+def check_freed_with_their_owner(comm: MPI.Intracomm) -> None:
+    """MPIs have some two thousand communicators: ours are given back with the ones that they belong to."""
+    for _ in range(300):
+        passing = comm.Dup()
+        compcoll.allreduce(np.ones(2, np.float32), comm=passing)
+        passing.Free()
+
+
+def check_means_of_halves_do_not_overflow(comm: MPI.Intracomm) -> None:
+    for n in (100, 40000):
+        x = np.full(n, 60000, np.float16)
+        for algorithm in ALGORITHMS:
+            mean = compcoll.allreduce(x, op="mean", algorithm=algorithm, comm=comm).astype(np.float64)
+            assert np.abs(mean - 60000).max() <= 64 * comm.size
+    wide = np.full(40000, 60000, np.float32)
+    mean = compcoll.allreduce(wide, op="mean", codec="cast", algorithm="ring", comm=comm)
+    assert np.abs(mean - 60000).max() <= 64 * comm.size

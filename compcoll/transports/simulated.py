@@ -1,0 +1,410 @@
+"""Thousands of ranks in one process, on a virtual clock: messages take time, but have no content.
+
+The network has two levels: ranks on nodes, nodes joined by links. A message takes ``α + nbytes β``. Whatever sends or
+receives does so one message after the other, and both at once: each rank's port inside its node, each of a node's
+NICs, and the node's uplink, which carries less than all its NICs if the network is oversubscribed. Bytes of a message
+pass one as soon as they have left the one before (cut-through); what waits for a receiver waits in the network.
+
+Every rank has a clock of its own, which its kernels and messages advance, and which may run ahead: it stops only where
+the rank waits for what is not known yet. What ranks share is served in the order of time, by events.
+
+Where all nodes do the same at the same time, one of them is enough: the ranks of a `Symmetry`'s first node stand for
+all others. A message to another node is then taken for the one that comes in its stead.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, overload
+
+from ..errors import CompcollError, InvalidArgument
+from ..request import Pending, Steps
+from .base import Wire
+
+Symmetry = Literal["none", "rotation", "exclusive"]
+"""What maps a node to any other without a change to what ranks do: nothing, adding, or exclusive or of ranks."""
+
+
+class Link(Protocol):
+    """A class of links: seconds of a message without content, and of a byte (such as `compcoll.model.Link`)."""
+
+    @property
+    def latency(self) -> float: ...
+
+    @property
+    def per_byte(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Network:
+    """Nodes and what joins them.
+
+    Parameters
+    ----------
+    inside, between : Link
+        Between ranks of a node, and between nodes: a rank's port, and a NIC.
+    ranks_per_node : int
+        How many consecutive ranks share a node.
+    nics : int
+        NICs of a node, used by its ranks in turn.
+    oversubscription : float
+        What a node's NICs carry together over what its uplink carries.
+    message : float
+        Host seconds of a message, half at either end.
+    """
+
+    inside: Link
+    between: Link
+    ranks_per_node: int = 1
+    nics: int = 1
+    oversubscription: float = 1.0
+    message: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 1 or self.nics < 1:
+            raise InvalidArgument(
+                f"{self.ranks_per_node} ranks per node with {self.nics} NICs: at least 1 of each is needed"
+            )
+        if not 1 <= self.oversubscription < math.inf:
+            raise InvalidArgument(f"oversubscription={self.oversubscription!r} must be a number of at least 1")
+        numbers = {"message": self.message}
+        for name, link in (("inside", self.inside), ("between", self.between)):
+            numbers |= {f"{name}.latency": link.latency, f"{name}.per_byte": link.per_byte}
+        for name, number in numbers.items():
+            if not 0 <= number < math.inf:
+                raise InvalidArgument(f"{name}={number!r} s must be finite and not negative")
+
+
+class _Nodes(Sequence[int]):
+    """The node of each rank, without a list of them."""
+
+    def __init__(self, size: int, per_node: int) -> None:
+        self._size = size
+        self._per_node = per_node
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, rank: int) -> int: ...
+
+    @overload
+    def __getitem__(self, rank: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, rank: int | slice) -> int | Sequence[int]:
+        if isinstance(rank, slice):
+            return [each // self._per_node for each in range(self._size)[rank]]
+        return range(self._size)[rank] // self._per_node
+
+    def __iter__(self) -> Iterator[int]:
+        return (rank // self._per_node for rank in range(self._size))
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        return range(self._size).index(value * self._per_node)
+
+
+class _Server:
+    """Something that lets one message pass after the other."""
+
+    __slots__ = ("free", "latency", "per_byte")
+
+    def __init__(self, per_byte: float, latency: float = 0.0) -> None:
+        self.per_byte = per_byte
+        self.latency = latency
+        self.free = 0.0
+
+
+class _Waited:
+    """One end of a message. ``done`` is when it ends, infinite as long as that is not known."""
+
+    __slots__ = ("done", "posted", "rank", "receives", "waiting", "wire")
+
+    def __init__(self, rank: SimulatedTransport, wire: Wire, receives: bool) -> None:
+        self.rank = rank
+        self.wire = wire
+        self.receives = receives
+        self.posted = rank.now
+        self.done = math.inf
+        self.waiting = False
+
+    def Test(self) -> bool:
+        return self.done <= self.rank.now
+
+
+class _Message:
+    """A message under way; ``tail`` is when its last byte leaves what it passes."""
+
+    __slots__ = ("arrived", "nbytes", "path", "receiving", "sending", "tail")
+
+    def __init__(self, sending: _Waited, path: Sequence[_Server]) -> None:
+        self.sending = sending
+        self.nbytes = sending.wire.nbytes
+        self.path = path
+        self.tail = 0.0
+        self.arrived = math.inf
+        self.receiving: _Waited | None = None
+
+
+class _Node:
+    """What the ranks of a node send and receive through."""
+
+    def __init__(self, network: Network) -> None:
+        near, far = network.inside, network.between
+        uplink = far.per_byte * network.oversubscription / network.nics
+        ranks, nics = range(network.ranks_per_node), range(network.nics)
+        self.ports_out = [_Server(near.per_byte, near.latency) for _ in ranks]
+        self.ports_in = [_Server(near.per_byte) for _ in ranks]
+        # A latency follows the last server on this side.
+        shared = network.oversubscription > 1
+        self.nics_out = [_Server(far.per_byte, 0.0 if shared else far.latency) for _ in nics]
+        self.nics_in = [_Server(far.per_byte) for _ in nics]
+        self.up = [_Server(uplink, far.latency)] if shared else []
+        self.down = [_Server(uplink)] if shared else []
+
+
+class Account(NamedTuple):
+    """What a run was.
+
+    Attributes
+    ----------
+    seconds : tuple of float
+        For each simulated rank, when it ended.
+    messages : int
+        Messages of the simulated ranks.
+    """
+
+    seconds: tuple[float, ...]
+    messages: int
+
+
+class Simulated:
+    """A world of ranks on a virtual clock.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    network : Network
+        Between them.
+    symmetry : {"none", "rotation", "exclusive"}
+        Other than "none": the first node's ranks stand for all. It is the caller's to know that they can.
+    progress : callable, optional
+        Told now and then how many messages more have arrived.
+
+    Attributes
+    ----------
+    transports : list of SimulatedTransport
+        The ranks that are simulated.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        network: Network,
+        symmetry: Symmetry = "none",
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        per_node = network.ranks_per_node
+        if size < 1:
+            raise InvalidArgument(f"{size} ranks: at least 1 is needed")
+        if symmetry != "none" and size % per_node:
+            raise InvalidArgument(f"{size} ranks, {per_node} per node: nodes differ, none stands for another")
+        if symmetry == "exclusive" and (size & size - 1 or per_node & per_node - 1):
+            raise InvalidArgument(f"{size} ranks, {per_node} per node: powers of two are needed")
+        self.size = size
+        self.network = network
+        self._symmetry = symmetry
+        self._progress = progress
+        simulated = size if symmetry == "none" else per_node
+        self._nodes = [_Node(network) for _ in range(-(-simulated // per_node))]
+        nodes = _Nodes(size, per_node)
+        self.transports = [SimulatedTransport(self, rank, size, nodes) for rank in range(simulated)]
+        self._events: list[tuple[float, int, int, _Message]] = []
+        self._count = 0
+        self._messages = 0
+        self._sent: dict[int, list[_Message]] = {}
+        self._expected: dict[int, list[_Waited]] = {}
+        self._paths: dict[tuple[int, int], tuple[_Server, ...]] = {}
+
+    def run(self, steps: Sequence[Steps], starts: Sequence[float] = ()) -> Account:
+        """Run the steps of each simulated rank to their end.
+
+        Parameters
+        ----------
+        steps : sequence of Steps
+            One algorithm's generator for each of `transports`.
+        starts : sequence of float
+            When each rank begins; at 0 by default.
+
+        Raises
+        ------
+        CompcollError
+            If ranks wait for messages that nobody sends.
+        """
+        for transport, start in zip(self.transports, starts, strict=False):
+            transport.now = start
+        for transport, own in zip(self.transports, steps, strict=True):
+            transport.steps = own
+            transport.ended = False
+        for transport in self.transports:
+            _advance(transport)
+        events, handled = self._events, 0
+        while events:
+            time, _, stage, message = heapq.heappop(events)
+            self._pass(time, stage, message)
+            handled += 1
+            if self._progress is not None and handled & 0xFFF == 0:
+                self._progress(0x1000)
+        stuck = [transport.rank for transport in self.transports if not transport.ended]
+        if stuck:
+            raise CompcollError(f"deadlock: of {len(self.transports)} ranks {len(stuck)} wait, {stuck[0]} first")
+        return Account(tuple(transport.now for transport in self.transports), self._messages)
+
+    def send(self, source: SimulatedTransport, wire: Wire, dest: int, tag: int) -> _Waited:
+        """Put a message on its way at the source's time."""
+        sending = _Waited(source, wire, False)
+        origin, target = self._image(source.rank, dest)
+        key = (tag * self.size + origin) * self.size + target
+        message = _Message(sending, self._path(source.rank, dest, target))
+        expected = self._expected.get(key)
+        if expected:
+            self._match(message, expected.pop(0))
+        else:
+            self._sent.setdefault(key, []).append(message)
+        self._messages += 1
+        self._count += 1
+        heapq.heappush(self._events, (source.now, self._count, 0, message))
+        return sending
+
+    def receive(self, dest: SimulatedTransport, wire: Wire, source: int, tag: int) -> _Waited:
+        """Expect a message from the dest's time on."""
+        receiving = _Waited(dest, wire, True)
+        key = (tag * self.size + source) * self.size + dest.rank
+        sent = self._sent.get(key)
+        if sent:
+            message = sent.pop(0)
+            self._match(message, receiving)
+            if message.arrived < math.inf:
+                self._deliver(message, receiving)
+        else:
+            self._expected.setdefault(key, []).append(receiving)
+        return receiving
+
+    def _image(self, source: int, dest: int) -> tuple[int, int]:
+        """The message to a simulated rank that this one stands for."""
+        if self._symmetry == "none":
+            return source, dest
+        inner = dest % self.network.ranks_per_node
+        if self._symmetry == "rotation":
+            return (source - (dest - inner)) % self.size, inner
+        return source ^ (dest - inner), inner
+
+    def _path(self, source: int, dest: int, image: int) -> tuple[_Server, ...]:
+        """What a message passes: on the source's side, then on that of the dest's image."""
+        path = self._paths.get((source, dest))
+        if path is None:
+            network = self.network
+            per_node = network.ranks_per_node
+            here, there = self._nodes[source // per_node], self._nodes[image // per_node]
+            first, last = source % per_node, image % per_node
+            if source // per_node == dest // per_node:
+                path = here.ports_out[first], there.ports_in[last]
+            else:
+                out, into = here.nics_out[first % network.nics], there.nics_in[last % network.nics]
+                path = (out, *here.up, *there.down, into)
+            self._paths[source, dest] = path
+        return path
+
+    @staticmethod
+    def _match(message: _Message, receiving: _Waited) -> None:
+        wire = receiving.wire
+        room = wire.buffer.nbytes
+        if message.nbytes > room or (wire.exact and message.nbytes != room):
+            raise CompcollError(
+                f"a message of {message.nbytes} bytes came to rank {receiving.rank.rank}, which expected {room}"
+            )
+        wire.nbytes = message.nbytes
+        message.receiving = receiving
+
+    def _pass(self, time: float, stage: int, message: _Message) -> None:
+        """A message's first byte has come to a stage of its path."""
+        server = message.path[stage]
+        start = max(time, server.free)
+        server.free = start + message.nbytes * server.per_byte
+        message.tail = max(server.free, message.tail)
+        if stage == 0:
+            _complete(message.sending, message.tail)
+        if stage + 1 < len(message.path):
+            message.tail += server.latency
+            self._count += 1
+            heapq.heappush(self._events, (start + server.latency, self._count, stage + 1, message))
+            return
+        message.arrived = message.tail
+        if message.receiving is not None:
+            self._deliver(message, message.receiving)
+
+    @staticmethod
+    def _deliver(message: _Message, receiving: _Waited) -> None:
+        if isinstance(receiving.wire.buffer, memoryview):  # few bytes that mean something
+            receiving.wire.content[:] = message.sending.wire.content
+        _complete(receiving, max(message.arrived, receiving.posted))
+
+
+class SimulatedTransport:
+    """One rank's end of a `Simulated` world.
+
+    Attributes
+    ----------
+    now : float
+        The rank's time.
+    """
+
+    def __init__(self, world: Simulated, rank: int, size: int, nodes: Sequence[int]) -> None:
+        self.world = world
+        self.rank = rank
+        self.size = size
+        self.nodes = nodes
+        self.now = 0.0
+        self.steps: Steps = iter(())  # type: ignore[assignment]
+        self.ended = True
+        self.half_message = world.network.message / 2
+
+    def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
+        self.now += self.half_message
+        return self.world.send(self, wire, dest, tag)
+
+    def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
+        return self.world.receive(self, wire, source, tag)
+
+    def free(self) -> None:
+        """Nothing to give back."""
+
+
+def _advance(rank: SimulatedTransport) -> None:
+    """Go on until the rank waits for what is not known yet."""
+    for pending in rank.steps:
+        if pending is None:
+            continue
+        assert isinstance(pending, _Waited)
+        if pending.done == math.inf:
+            pending.waiting = True
+            return
+        _arrive(rank, pending)
+    rank.ended = True
+
+
+def _arrive(rank: SimulatedTransport, waited: _Waited) -> None:
+    rank.now = max(rank.now, waited.done)
+    if waited.receives:
+        rank.now += rank.half_message
+
+
+def _complete(waited: _Waited, time: float) -> None:
+    waited.done = time
+    if waited.waiting:
+        waited.waiting = False
+        _arrive(waited.rank, waited)
+        _advance(waited.rank)

@@ -1,0 +1,41 @@
+"""How the model names codecs, and what they make of values on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .codecs import ZFP, Cast, Codec
+from .model import RAW, VARIABLE, Way, raw
+
+_VALUES = 1 << 16
+
+
+def kind_of(codec: Codec | None) -> str:
+    """The kind of codec, as a profile names it."""
+    if codec is None:
+        return RAW
+    if isinstance(codec, Cast):
+        return f"cast {codec.dtype}"
+    if isinstance(codec, ZFP) and not codec.fixed_size:
+        return VARIABLE
+    return codec.name
+
+
+def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
+    """How values travel with a codec. Where the wire's size depends on the values, half of theirs is assumed.
+
+    Parameters
+    ----------
+    codec : Codec or None
+        None for values as they are.
+    device : Device
+        Binds the codec.
+    dtype, itemsize : str, int
+        Element type.
+    """
+    if codec is None:
+        return raw(itemsize)
+    if not codec.fixed_size:
+        return Way(kind_of(codec), 4.0 * itemsize, itemsize)
+    bits = 8 * codec.coder(device, dtype).wire_nbytes(_VALUES) / _VALUES
+    return Way(kind_of(codec), bits, itemsize)

@@ -1,0 +1,287 @@
+"""`netlab check`: measure the links with plain sockets, and compare with what was asked for.
+
+Run as a program (`netlab_check.py serve`), it is one host's part: it does what lines of JSON on its input say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from netlab_lab import FRAME_HEADER, RUN_TOKEN, Lab, NetlabError, end_processes, parse_bytes, say, shown_rate
+from netlab_run import add_quiet_arguments, on_host, wait_for_quiet
+
+PORT = 7000
+_PIECE = 1 << 18
+_HEADER = 24
+_PAUSE = 0.002  # seconds between two messages, in which a bucket fills again
+_PATIENCE = 60.0
+_FREE = 125e-6
+_TCP_HEADERS = 52  # IP's, TCP's and its time stamps
+
+
+# --- a host's part -----------------------------------------------------------------------------------------------
+
+
+def _receive(connection: socket.socket, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        got = connection.recv_into(into[done:])
+        if got == 0:
+            raise EOFError
+        done += got
+
+
+def _serve_one(connection: socket.socket) -> None:
+    """A stream to swallow and time, or messages to answer with one byte each."""
+    with connection, contextlib.suppress(OSError, EOFError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        header = bytearray(_HEADER)
+        _receive(connection, memoryview(header))
+        kind, size = header.decode().split()
+        buffer = memoryview(bytearray(_PIECE if kind == "stream" else int(size)))
+        if kind == "message":
+            while True:
+                _receive(connection, buffer)
+                connection.sendall(b".")
+        # The start, when TCP opens its window and the bucket is full, does not count.
+        start_at, total, first, last = time.perf_counter() + float(size), 0, 0.0, 0.0
+        while got := connection.recv_into(buffer):
+            last = time.perf_counter()
+            if last >= start_at:
+                first, total = (last, 0) if first == 0.0 else (first, total + got)
+        connection.sendall(json.dumps(8 * total / (last - first) if last > first else 0.0).encode())
+
+
+def _connect(address: str, kind: str, size: float | int) -> socket.socket:
+    connection = socket.create_connection((address, PORT), timeout=_PATIENCE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(f"{kind} {size}".ljust(_HEADER).encode())
+    return connection
+
+
+def _stream(address: str, seconds: float) -> float:
+    """Bits per second that arrive."""
+    with _connect(address, "stream", seconds / 4) as connection:
+        end, piece = time.perf_counter() + seconds, bytes(_PIECE)
+        while time.perf_counter() < end:
+            connection.sendall(piece)
+        connection.shutdown(socket.SHUT_WR)
+        return float(connection.makefile().read())
+
+
+def _message(address: str, size: int, count: int) -> float:
+    """Seconds from sending a message on an idle link to its answer of one byte: the lower quartile."""
+    with _connect(address, "message", size) as connection:
+        data, times = bytes(size), []
+        for _ in range(count + 8):
+            time.sleep(_PAUSE)
+            began = time.perf_counter()
+            connection.sendall(data)
+            connection.recv(1)
+            times.append(time.perf_counter() - began)
+        return statistics.quantiles(times[8:], n=4)[0]
+
+
+def serve() -> None:
+    """One host: answer the others, and measure when told to."""
+    listener = socket.create_server(("", PORT), backlog=64)
+
+    def accept() -> None:
+        while True:
+            threading.Thread(target=_serve_one, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        kind = asked.pop("do")
+        print(json.dumps(_stream(**asked) if kind == "stream" else _message(**asked)), flush=True)
+
+
+# --- the part that asks ------------------------------------------------------------------------------------------
+
+
+class Hosts:
+    """The hosts' parts, as processes on them."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._environ = {**os.environ, **lab.environment(), RUN_TOKEN: uuid.uuid4().hex}
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+
+    def __enter__(self) -> Hosts:
+        command = [sys.executable, str(Path(__file__).resolve()), "serve"]
+        try:
+            for host in self._lab.hosts:
+                self._processes[host] = subprocess.Popen(
+                    on_host(host, command),
+                    env=self._environ,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+            for host in self._lab.hosts:
+                if self._line(host) != "ready\n":
+                    raise NetlabError(f"host {host} does not answer")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_processes(RUN_TOKEN, self._environ[RUN_TOKEN])
+        for process in self._processes.values():
+            process.communicate()
+
+    def ask(self, questions: Sequence[tuple[str, dict[str, Any]]]) -> list[float]:
+        """Have hosts measure, all at once; a host may be asked once."""
+        for host, question in questions:
+            stdin = self._processes[host].stdin
+            assert stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                stdin.write(json.dumps(question) + "\n")
+                stdin.flush()
+        answers = [self._line(host) for host, _ in questions]
+        for (host, _), answer in zip(questions, answers, strict=True):
+            if not answer:
+                raise NetlabError(f"host {host} died while it measured")
+        return [float(answer) for answer in answers]
+
+    def streams(self, pairs: Sequence[tuple[str, str]], seconds: float) -> list[float]:
+        """Bits per second of each pair, all at once."""
+        return self.ask([(a, {"do": "stream", "address": self._lab.address(b), "seconds": seconds}) for a, b in pairs])
+
+    def message(self, pair: tuple[str, str], size: int, count: int = 60) -> float:
+        """Seconds there and, for one byte, back."""
+        question = {"do": "message", "address": self._lab.address(pair[1]), "size": size, "count": count}
+        return self.ask([(pair[0], question)])[0]
+
+    def _line(self, host: str) -> str:
+        """A host's next line; the empty one if it ends, or says nothing for too long."""
+        stdout = self._processes[host].stdout
+        assert stdout is not None
+        timer = threading.Timer(_PATIENCE, self._processes[host].kill)
+        timer.start()
+        try:
+            return stdout.readline()
+        finally:
+            timer.cancel()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    measured: str
+    asked: str
+    good: bool
+    value: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `netlab check`."""
+    parser.add_argument(
+        "--tolerance", type=float, default=5.0, metavar="PERCENT", help="of the rate (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--latency",
+        type=float,
+        default=100.0,
+        metavar="US",
+        help="most for one way (default: %(default)g µs)",
+    )
+    parser.add_argument(
+        "--free",
+        metavar="BYTES",
+        help="most to pass an idle link free (default: 2 frames, or 125 µs' worth)",
+    )
+    parser.add_argument("--seconds", type=float, default=0.4, help="each stream's length (default: %(default)g)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there, too")
+    add_quiet_arguments(parser)
+
+
+def main(lab: Lab, options: argparse.Namespace) -> int:
+    """Measure, print, and judge: 0 if everything is as asked for."""
+    if not 0 < options.tolerance < 100 or options.seconds <= 0:
+        raise NetlabError("--tolerance is between 0 and 100, --seconds above 0", 2)
+    free = (
+        float(parse_bytes(options.free)) if options.free else max(2 * lab.settings.mtu, _FREE * lab.settings.rate / 8)
+    )
+    with lab.lock():
+        load = wait_for_quiet(options.quiet_cpu, options.quiet_wait)
+        print(f"lab {lab.name}: {lab.settings}")
+        rows = []
+        with Hosts(lab) as hosts:
+            for row in _rows(lab, hosts, options.tolerance, options.latency, free, options.seconds):
+                print(f"  {row.what:<46} {row.measured:>12}   {row.asked:<24} {'ok' if row.good else 'NOT AS ASKED'}")
+                rows.append(row)
+    if options.json is not None:
+        told = {"lab": str(lab.settings), "other_load_percent": load, "rows": [vars(row) for row in rows]}
+        options.json.write_text(json.dumps(told, indent=1) + "\n")
+    bad = [row for row in rows if not row.good]
+    if bad:
+        say(f"{len(bad)} of {len(rows)} are not as asked for: another load on this machine, or more than it carries?")
+    return 1 if bad else 0
+
+
+def _rows(lab: Lab, hosts: Hosts, tolerance: float, latency: float, free: float, seconds: float) -> Iterator[Row]:
+    names, rate = lab.hosts, lab.settings.rate
+    net = rate * (lab.settings.mtu - _TCP_HEADERS) / (lab.settings.mtu + FRAME_HEADER)  # what is left for payload
+
+    def judged(what: str, bits: float, of: float) -> Row:
+        asked = f"{shown_rate(of)} ± {tolerance:g} %"
+        return Row(what, shown_rate(bits), asked, abs(bits / of - 1) <= tolerance / 100, bits)
+
+    ring = list(zip(names, [*names[1:], names[0]], strict=True))
+    for pair in ring:
+        yield judged(f"stream {pair[0]} → {pair[1]}", hosts.streams([pair], seconds)[0], net)
+    there, back = hosts.streams([(names[0], names[1]), (names[1], names[0])], seconds)
+    yield judged(f"both ways at once, {names[0]} → {names[1]}", there, net)
+    yield judged(f"                   {names[1]} → {names[0]}", back, net)
+    if len(names) > 2:
+        every = hosts.streams(ring, seconds)
+        yield judged("all hosts at once, each to the next: slowest", min(every), net)
+        yield judged("                                     fastest", max(every), net)
+        senders = [(name, names[0]) for name in names[1:]]
+        yield judged(f"all to {names[0]} at once: sum", sum(hosts.streams(senders, seconds)), net)
+
+    pair = (names[0], names[-1])
+    base = hosts.message(pair, 1, 200)
+    one_way = base / 2 * 1e6
+    yield Row(
+        f"ping-pong {pair[0]} ↔ {pair[1]}, 1 B: one way",
+        f"{one_way:.1f} µs",
+        f"≤ {latency:g} µs",
+        one_way <= latency,
+        one_way,
+    )
+    for size in (1 << 12, 1 << 14, 1 << 16, 1 << 18):
+        took = hosts.message(pair, size) - base
+        passed = size - took * rate / 8
+        yield Row(
+            f"{size >> 10:4d} KiB on an idle link: {took * 1e6:7.1f} µs, bytes free",
+            f"{passed:.0f} B",
+            f"≤ {free:.0f} B",
+            passed <= free,
+            passed,
+        )
+
+
+if __name__ == "__main__":
+    serve()

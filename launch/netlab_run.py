@@ -1,0 +1,398 @@
+"""`netlab run`: start a program on the hosts, watch it, and leave nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib.machinery
+import importlib.util
+import json
+import math
+import os
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+
+from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, NetlabError, end_processes, processes_with, say
+
+AGENT = Path(__file__).resolve().with_name("netlab-ssh")
+TIMED_OUT = 124
+_GRACE = 5.0  # seconds that a job gets to end by itself after one of its parts has failed
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+# A rank under a line of shell that notes how it ended: Hydra may wait for ever for one that left without MPI_Finalize.
+_ONE_RANK = '"$@"; S=$?; echo $S >"$NETLAB_DIR/run/${OMPI_COMM_WORLD_RANK-${PMI_RANK-$RANK}}.rank"; exit $S'
+
+
+def _load_launcher() -> ModuleType:
+    """launch/mpirun, which knows the MPIs and their environments."""
+    path = Path(__file__).resolve().with_name("mpirun")
+    loader = importlib.machinery.SourceFileLoader("launch_mpirun", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+launcher = _load_launcher()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `netlab run`."""
+    parser.add_argument("-n", dest="ranks", type=int, help="ranks (default: one for each host)")
+    parser.add_argument("--per-host", type=int, help="ranks on each host (default: spread over all, evenly)")
+    parser.add_argument(
+        "--mpi",
+        choices=(*launcher.ENVIRONMENTS, "none"),
+        help="whose MPI, from the environment that `make` built for it (default: the one that launch/mpirun takes); "
+        "none: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, as torchrun does",
+    )
+    parser.add_argument("--prefix", type=Path, help="a virtual environment to use instead")
+    settings = parser.add_mutually_exclusive_group()
+    settings.add_argument(
+        "--tuned", dest="tuned", action="store_true", default=True, help="MPI's TCP made full-duplex (default)"
+    )
+    settings.add_argument("--default", dest="tuned", action="store_false", help="MPI's TCP settings as they come")
+    parser.add_argument("--mpirun-args", default="", metavar="ARGS", help='more for mpirun: "--mca coll_… …"')
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="end it after so many seconds (default: %(default)g)"
+    )
+    add_quiet_arguments(parser)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write settings, load and outcome to a JSON file")
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGS", help="what to run")
+
+
+def add_quiet_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options on the machine's other load."""
+    parser.add_argument(
+        "--quiet-cpu",
+        nargs="?",
+        type=float,
+        const=5.0,
+        metavar="PERCENT",
+        help="start once the machine has been that quiet for 2 s (default: %(const)g %% of all its cores)",
+    )
+    parser.add_argument(
+        "--quiet-wait", type=float, default=300.0, metavar="S", help="but give up after so long (default: %(default)g)"
+    )
+
+
+def main(lab: Lab, options: argparse.Namespace) -> int:
+    """Run what the command line says; its exit status."""
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program:
+        raise NetlabError("nothing to run: launch/netlab run [options] -- PROGRAM ARGS", 2)
+    placement = _placement(lab, options.ranks, options.per_host)
+    if options.timeout <= 0:
+        raise NetlabError(f"--timeout {options.timeout:g}: must be above 0", 2)
+    if options.record is not None and not options.record.resolve().parent.is_dir():
+        raise NetlabError(f"--record {options.record}: no such folder", 2)
+    with lab.lock():
+        if ended := end_processes("NETLAB_NAME", lab.name):
+            say(f"ended {ended} processes that an earlier run had left")
+        load = wait_for_quiet(options.quiet_cpu, options.quiet_wait)
+        environ = {**os.environ, **lab.environment(), RUN_TOKEN: uuid.uuid4().hex}
+        environ["COMPCOLL_NETLAB_SETTINGS"] = "tuned" if options.tuned else "default"
+        environ["COMPCOLL_NETLAB_LOAD"] = "unknown" if load is None else f"{load:.0f} % before"
+        if options.mpi == "none":
+            commands, environ = _plain_commands(lab, placement, program, options.prefix, environ)
+        else:
+            commands, environ = _mpi_command(lab, placement, program, options, environ)
+        if os.environ.get("COMPCOLL_LAUNCH_VERBOSE"):
+            for command in commands:
+                say(shlex.join(command))
+        meter = LoadMeter()
+        started = time.time()
+        status, why = Run(lab, environ, placement).run(commands, options.timeout)
+        during = meter.others()
+    if why is not None:
+        say(why)
+    if load is not None:
+        say(f"the machine's other load: {load:.0f} % before, {during:.0f} % meanwhile")
+    if options.record is not None:
+        told = {
+            "lab": str(lab.settings),
+            "mpi": options.mpi or os.environ.get("MPI", "openmpi"),
+            "settings": environ["COMPCOLL_NETLAB_SETTINGS"],
+            "program": shlex.join(program),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+            "seconds": round(time.time() - started, 3),
+            "other_load_before_percent": None if load is None else round(load, 1),
+            "other_load_meanwhile_percent": round(during, 1),
+            "exit_status": status,
+            "ended_because": why,
+        }
+        options.record.write_text(json.dumps(told, indent=1) + "\n")
+    return status
+
+
+def _placement(lab: Lab, ranks: int | None, per_host: int | None) -> dict[str, int]:
+    """How many ranks each host gets, in the order of ranks."""
+    hosts = lab.hosts
+    if ranks is None:
+        ranks = (per_host or 1) * len(hosts)
+    if ranks < 1 or (per_host is not None and per_host < 1):
+        raise NetlabError("-n and --per-host must be at least 1", 2)
+    if per_host is None:
+        per_host = math.ceil(ranks / len(hosts))
+    if ranks > per_host * len(hosts):
+        raise NetlabError(f"-n {ranks}: {len(hosts)} hosts with {per_host} each are {per_host * len(hosts)}", 2)
+    return {h: min(per_host, ranks - i * per_host) for i, h in enumerate(hosts) if ranks > i * per_host}
+
+
+def _mpi_command(
+    lab: Lab, placement: dict[str, int], program: Sequence[str], options: argparse.Namespace, environ: dict[str, str]
+) -> tuple[list[list[str]], dict[str, str]]:
+    """The mpirun that starts the ranks, on the switch, and its environment."""
+    try:
+        prefix = options.prefix
+        if prefix is None and options.mpi is not None:
+            folder = launcher.REPOSITORY / launcher.ENVIRONMENTS[options.mpi]
+            prefix = folder if (folder / "bin" / "python").exists() else None
+            if prefix is None and options.mpi != "system":
+                raise NetlabError(f"--mpi {options.mpi}: no {folder.name} here: make MPI={options.mpi} install")
+        elif prefix is None:
+            prefix = launcher.environment_prefix()
+        elif not (prefix / "bin" / "python").exists():
+            raise NetlabError(f"--prefix {prefix}: there is no bin/python in it", 2)
+        prefix = prefix.absolute() if prefix is not None else None
+        kind = launcher.flavour(launcher.find_mpirun(prefix))
+        if kind not in ("openmpi", "mpich"):
+            raise NetlabError(f"{launcher.find_mpirun(prefix)} is neither Open MPI's nor MPICH's")
+        arguments, added = (_open_mpi if kind == "openmpi" else _mpich)(placement, options.tuned)
+        arguments += [*shlex.split(options.mpirun_args), "/bin/sh", "-c", _ONE_RANK, "rank", *program]
+        command, environ = launcher.prepare(arguments, prefix, {**environ, **added})
+    except launcher.LaunchError as error:
+        raise NetlabError(str(error)) from None
+    return [on_host(SWITCH, command)], environ
+
+
+def _open_mpi(placement: Mapping[str, int], tuned: bool) -> tuple[list[str], dict[str, str]]:
+    prte = {
+        "plm": "ssh",
+        "plm_ssh_agent": str(AGENT),
+        "plm_ssh_no_tree_spawn": "1",
+        "prte_if_include": SUBNET,
+        "prte_leave_session_attached": "1",
+    }
+    mca = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": SUBNET, "mpi_yield_when_idle": "1"}
+    if max(placement.values()) > 1:
+        mca["btl"] = "tcp,self,sm"
+    if tuned:
+        mca["btl_tcp_flags"] = "0x1"  # send only: puts, the default, run pairwise exchanges half-duplex
+    hosts = ",".join(f"{host}:{count}" for host, count in placement.items())
+    arguments = ["--host", hosts, "-n", str(sum(placement.values())), "--bind-to", "none"]
+    arguments += ["--map-by", f"ppr:{max(placement.values())}:node"]
+    arguments += [word for name, value in prte.items() for word in ("--prtemca", name, value)]
+    arguments += [word for name, value in mca.items() for word in ("--mca", name, value)]
+    return arguments, {}
+
+
+def _mpich(placement: Mapping[str, int], tuned: bool) -> tuple[list[str], dict[str, str]]:
+    arguments = ["-launcher", "ssh", "-launcher-exec", str(AGENT), "-localhost", SWITCH, "-iface", "br0"]
+    arguments += ["-hosts", ",".join(f"{host}:{count}" for host, count in placement.items())]
+    arguments += ["-n", str(sum(placement.values())), "-bind-to", "none"]
+    added = {"UCX_NET_DEVICES": "eth0", "FI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0"}
+    added["UCX_TLS"] = "tcp,self"
+    if max(placement.values()) > 1:
+        added["UCX_TLS"] += ",sysv,posix"
+    if tuned:
+        added["UCX_RNDV_THRESH"] = "inf"  # rendezvous, the default, runs pairwise exchanges half-duplex
+    return arguments, added
+
+
+def _plain_commands(
+    lab: Lab, placement: dict[str, int], program: Sequence[str], prefix: Path | None, environ: dict[str, str]
+) -> tuple[list[list[str]], dict[str, str]]:
+    """One command for each rank, started on its host without any MPI."""
+    prefix = (prefix or launcher.environment_prefix() or Path(sys.prefix)).absolute()
+    environ = {**environ, "PATH": f"{prefix / 'bin'}{os.pathsep}{environ.get('PATH', os.defpath)}"}
+    world = {"WORLD_SIZE": sum(placement.values()), "MASTER_ADDR": lab.address("h0"), "MASTER_PORT": 29500}
+    commands: list[list[str]] = []
+    for host, count in placement.items():
+        for local in range(count):
+            own = {**world, "RANK": len(commands), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count}
+            settings = [f"{name}={value}" for name, value in own.items()]
+            commands.append(on_host(host, ["env", *settings, "/bin/sh", "-c", _ONE_RANK, "rank", *program]))
+    return commands, environ
+
+
+def on_host(host: str, command: Sequence[str]) -> list[str]:
+    """The command that runs a command on a host, in the environment of `Lab.environment`."""
+    return [str(AGENT), host, shlex.join(command)]
+
+
+class Run:
+    """The processes of one run, until none is left."""
+
+    def __init__(self, lab: Lab, environ: Mapping[str, str], placement: Mapping[str, int]) -> None:
+        self._lab = lab
+        self._placement = placement
+        self._environ = environ
+        self._notes = lab.folder / "run"
+        self._interrupted: int | None = None
+
+    def run(self, commands: Sequence[Sequence[str]], timeout: float) -> tuple[int, str | None]:
+        """Start them and wait: the exit status, and why they did not end well if they did not."""
+        for name in ("run", "tmp"):
+            shutil.rmtree(self._lab.folder / name, ignore_errors=True)
+            (self._lab.folder / name).mkdir()
+        before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        processes: list[subprocess.Popen[bytes]] = []
+        # mpirun may leave before the hosts' daemons have: they become this process's children, and their CPU time too.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            for command in commands:
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=dict(self._environ),
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        preexec_fn=_end_with_parent,
+                    )
+                )
+            with self._lab.port_watch() as dead_links:
+                return self._watch(processes, time.monotonic() + timeout, timeout, dead_links)
+        finally:
+            if self._all_ended(processes):
+                self._let_leave(2.0)
+            end_processes(RUN_TOKEN, self._environ[RUN_TOKEN], gently=2.0)
+            for process in processes:
+                process.wait()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            shutil.rmtree(self._lab.folder / "tmp", ignore_errors=True)
+            (self._lab.folder / "tmp").mkdir(exist_ok=True)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _watch(
+        self,
+        processes: Sequence[subprocess.Popen[bytes]],
+        deadline: float,
+        timeout: float,
+        dead_links: Callable[[], list[str]],
+    ) -> tuple[int, str | None]:
+        failing_since: float | None = None
+        while True:
+            if self._all_ended(processes):
+                status = next((code for p in processes if (code := p.returncode)), 0)
+                return self._judged(128 - status if status < 0 else status)
+            if self._interrupted is not None:
+                return 128 + self._interrupted, f"ended by {signal.Signals(self._interrupted).name}"
+            if time.monotonic() > deadline:
+                return TIMED_OUT, f"took longer than {timeout:g} s: ended (--timeout)"
+            if dead := dead_links():
+                return 1, f"host {', '.join(dead)} died: its link is down or its namespace has gone; the run was ended"
+            failure = self._failure()
+            if failure is None:
+                failing_since = None
+            elif failing_since is None:
+                failing_since = time.monotonic()
+            elif time.monotonic() - failing_since > _GRACE:
+                return 1, f"{failure}, and the rest went on waiting: ended"
+            time.sleep(0.05)
+
+    @staticmethod
+    def _all_ended(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
+        return None not in [process.poll() for process in processes]
+
+    def _let_leave(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while processes_with(RUN_TOKEN, self._environ[RUN_TOKEN]) and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def _judged(self, status: int) -> tuple[int, str | None]:
+        """The run's status from mpirun's: Open MPI's is 0 even where a host died under it."""
+        self._let_leave(1.0)
+        notes = {path.name for path in self._notes.iterdir()}
+        if all(f"{rank}.rank" in notes for rank in range(sum(self._placement.values()))) and status == 0:
+            return 0, None
+        if silent := [host for host in self._placement if f"{host}.ended" not in notes]:
+            which = "a host" if len(silent) == len(self._placement) else f"host {', '.join(silent)}"
+            return status or 1, f"{which} died: what ran there was gone without a word (mpirun may tell more, above)"
+        return status or 1, self._failure() or "not every rank ended by itself"
+
+    def _failure(self) -> str | None:
+        """The first of the run's parts that noted a bad end: a rank, else what MPI runs on a host."""
+        for pattern, part in (("*.rank", "rank {}"), ("*.ended", "MPI's daemon on host {}")):
+            bad = []
+            for note in self._notes.glob(pattern):
+                if (status := note.read_text().strip()) not in ("", "0"):
+                    bad.append((note.stat().st_mtime_ns, f"{part.format(note.stem)} {how(int(status))}"))
+            if bad:
+                return min(bad)[1] + (f" ({len(bad) - 1} others after it)" if len(bad) > 1 else "")
+        return None
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = number
+
+
+def how(status: int) -> str:
+    """A shell's exit status in words."""
+    if status > 128:
+        try:
+            return f"died of {signal.Signals(status - 128).name}"
+        except ValueError:
+            pass
+    return f"ended with status {status}"
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class LoadMeter:
+    """The machine's CPU use that is not this process's children, in per cent of all its cores."""
+
+    def __init__(self) -> None:
+        self._before = _cpu_times()
+        self._own_before = _own_cpu()
+        self._began = time.monotonic()
+
+    def others(self) -> float:
+        """Since it was made. Interrupts, which carry the lab's own traffic, do not count."""
+        busy = _cpu_times() - self._before - (_own_cpu() - self._own_before)
+        whole = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        return 100 * max(busy, 0.0) / max(whole, 1e-9)
+
+
+def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
+    """Wait until others use less than that much of the machine for 2 s; how much they do. None: not asked to."""
+    if percent is None:
+        return None
+    end, quiet, said, load = time.monotonic() + at_most, 0, False, 100.0
+    while quiet < 4:
+        meter = LoadMeter()
+        time.sleep(0.5)
+        load = meter.others()
+        quiet = quiet + 1 if load < percent else 0
+        if time.monotonic() > end and not quiet:
+            raise NetlabError(f"not quiet within {at_most:g} s: others use {load:.0f} % of the machine (--quiet-wait)")
+        if not quiet and not said:
+            say(f"others use {load:.0f} % of the machine: waiting for less than {percent:g} %")
+            said = True
+    return load
+
+
+def _cpu_times() -> float:
+    """Seconds that all cores have spent in processes."""
+    user, nice, system = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_cpu() -> float:
+    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in own)
