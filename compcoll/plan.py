@@ -141,6 +141,7 @@ def _choose(
     if call.tolerance is not None:
         codecs = affordable(call.dtype)
     own_is_better = call.dtype in HALVES and call.op in SUMS and nbytes >= _HALVES_BY_MPI_NBYTES
+    by_mpi = native and not own_is_better
     question = choose.Question(
         call.collective,
         nbytes,
@@ -148,9 +149,9 @@ def _choose(
         call.itemsize,
         codecs,
         call.algorithm,
-        native=native and not own_is_better,
-        # Where there is no MPI of whose speed to think, what was asked for is done.
-        plain=native or call.codec is None,
+        native=by_mpi,
+        # Where MPI's own is no choice, what was asked for is done.
+        plain=by_mpi or call.codec is None,
         tolerance=call.tolerance,
     )
     option = choose.best(choose.options(question, profile, world, device, config.segment_nbytes()))

@@ -24,7 +24,8 @@ from .plan import Call, Plan, make_plan
 from .request import Steps
 from .stats import Stats
 from .transports.base import Group
-from .transports.simulated import Account, Network, Simulated, SimulatedTransport, Symmetry
+from .transports.network import Network
+from .transports.simulated import Account, Simulated, SimulatedTransport, Symmetry
 from .ways import kind_of, way_of
 
 ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -136,7 +137,7 @@ class _Cut(NamedTuple):
     symmetry: Symmetry
 
 
-def simulate(
+def allreduce(
     scenario: Scenario,
     algorithm: str,
     codec: Codec | None = None,
@@ -285,11 +286,6 @@ def _steps(
     return hierarchical.allreduce(
         job, coders[1], between, lambda parts: balanced_chunks(cut.n, parts, plan.block, plan.segment)
     )
-
-
-def best_at(outcomes: Sequence[Outcome]) -> Outcome:
-    """The fastest."""
-    return min(outcomes, key=lambda outcome: outcome.seconds)
 
 
 def resized(scenario: Scenario, *, ranks: int | None = None, nbytes: int | None = None) -> Scenario:

@@ -10,6 +10,7 @@ from .errors import InvalidArgument
 
 _BYTES = {"": 1, "b": 1, **{f"{p}{s}": 1 << 10 * i for i, p in enumerate("kmgt", 1) for s in ("", "b", "ib")}}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_BYTES_A_SECOND = {f"{p}B/s": 1000**i for i, p in enumerate(["", "k", "M", "G", "T"])}
 _BITS = {f"{p}bit{s}": 1000**i for i, p in enumerate(["", "k", "m", "g", "t"]) for s in ("", "/s")}
 
 
@@ -26,6 +27,17 @@ def parse_seconds(text: str) -> float:
 def parse_rate(text: str) -> float:
     """Bits per second given as ``100gbit`` or ``500mbit``: suffixes are powers of 1000."""
     return _parse(text, _BITS, "a link's speed: bits per second are needed, such as 100gbit or 500mbit")
+
+
+def parse_speed(text: str) -> float:
+    """Bytes per second given as ``1.5GB/s``, or in bits as ``100gbit``: suffixes are powers of 1000."""
+    if "bit" in text.lower():
+        return parse_rate(text) / 8
+    match = re.fullmatch(r"\s*([\d.]+)\s*([kMGT]?B/s)\s*", text)
+    expected = "a speed: bytes or bits per second are needed, such as 1.5GB/s or 100gbit"
+    if match is None:
+        raise InvalidArgument(f"{text!r} is not {expected}")
+    return _parse(match[1], {"": _BYTES_A_SECOND[match[2]]}, expected)
 
 
 def _parse(text: str, units: Mapping[str, float], expected: str) -> float:

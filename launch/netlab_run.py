@@ -10,7 +10,6 @@ import importlib.util
 import json
 import math
 import os
-import resource
 import shlex
 import shutil
 import signal
@@ -21,12 +20,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import NamedTuple
 
 from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, NetlabError, end_processes, processes_with, say
 
 AGENT = Path(__file__).resolve().with_name("netlab-ssh")
 TIMED_OUT = 124
 _GRACE = 5.0  # seconds that a job gets to end by itself after one of its parts has failed
+_DISTURBED = 5.0  # per cent of the machine that others may use while something is measured
+_SAMPLE = 0.5  # seconds between two looks at the machine's other processes
+_PF_KTHREAD = 0x00200000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # A rank under a line of shell that notes how it ended: Hydra may wait for ever for one that left without MPI_Finalize.
@@ -113,12 +116,14 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
                 say(shlex.join(command))
         meter = LoadMeter()
         started = time.time()
-        status, why = Run(lab, environ, placement).run(commands, options.timeout)
+        status, why = Run(lab, environ, placement).run(commands, options.timeout, meter)
         during = meter.others()
     if why is not None:
         say(why)
-    if load is not None:
-        say(f"the machine's other load: {load:.0f} % before, {during:.0f} % meanwhile")
+    if load is not None or during > _DISTURBED:
+        before = "" if load is None else f"{load:.0f} % before, "
+        disturbed = ": DISTURBED, its times are not to be trusted" if during > _DISTURBED else ""
+        say(f"the machine's other load: {before}{during:.0f} % meanwhile{disturbed}")
     if options.record is not None:
         told = {
             "lab": str(lab.settings),
@@ -129,6 +134,7 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
             "seconds": round(time.time() - started, 3),
             "other_load_before_percent": None if load is None else round(load, 1),
             "other_load_meanwhile_percent": round(during, 1),
+            "disturbed": during > _DISTURBED,
             "exit_status": status,
             "ended_because": why,
         }
@@ -242,7 +248,7 @@ class Run:
         self._notes = lab.folder / "run"
         self._interrupted: int | None = None
 
-    def run(self, commands: Sequence[Sequence[str]], timeout: float) -> tuple[int, str | None]:
+    def run(self, commands: Sequence[Sequence[str]], timeout: float, meter: LoadMeter) -> tuple[int, str | None]:
         """Start them and wait: the exit status, and why they did not end well if they did not."""
         for name in ("run", "tmp"):
             shutil.rmtree(self._lab.folder / name, ignore_errors=True)
@@ -263,7 +269,7 @@ class Run:
                     )
                 )
             with self._lab.port_watch() as dead_links:
-                return self._watch(processes, time.monotonic() + timeout, timeout, dead_links)
+                return self._watch(processes, time.monotonic() + timeout, timeout, dead_links, meter)
         finally:
             if self._all_ended(processes):
                 self._let_leave(2.0)
@@ -284,9 +290,14 @@ class Run:
         deadline: float,
         timeout: float,
         dead_links: Callable[[], list[str]],
+        meter: LoadMeter,
     ) -> tuple[int, str | None]:
         failing_since: float | None = None
+        sampled = time.monotonic()
         while True:
+            if time.monotonic() - sampled > _SAMPLE:
+                meter.sample()
+                sampled = time.monotonic()
             if self._all_ended(processes):
                 status = next((code for p in processes if (code := p.returncode)), 0)
                 return self._judged(128 - status if status < 0 else status)
@@ -355,18 +366,40 @@ def _end_with_parent() -> None:
 
 
 class LoadMeter:
-    """The machine's CPU use that is not this process's children, in per cent of all its cores."""
+    """CPU use of processes that do not descend from this one, and stolen time, in per cent of all cores.
+
+    They are counted one by one: all use less this process's children's comes out wrong, since the system charges
+    interrupts of the lab's traffic now to a process and now to none. `sample` must be called every second or so.
+    """
 
     def __init__(self) -> None:
-        self._before = _cpu_times()
-        self._own_before = _own_cpu()
         self._began = time.monotonic()
+        self._ticks = 0
+        self._busy, self._stolen = _busy_and_stolen_ticks()
+        self._last = self._others()
+
+    def sample(self) -> None:
+        """Count what was used since the last time."""
+        now, last = self._others(), self._last
+        own = sum(used.own - (last[key].own if key in last else 0) for key, used in now.items())
+        # Children that ended appear in a living ancestor's sum with their whole life: less what is known of it already.
+        ended = sum(used.children - last[key].children for key, used in now.items() if key in last)
+        known = sum(used.own + used.children for key, used in last.items() if key not in now)
+        self._ticks += own + max(0, ended - known)
+        self._last = now
 
     def others(self) -> float:
-        """Since it was made. Interrupts, which carry the lab's own traffic, do not count."""
-        busy = _cpu_times() - self._before - (_own_cpu() - self._own_before)
-        whole = (time.monotonic() - self._began) * (os.cpu_count() or 1)
-        return 100 * max(busy, 0.0) / max(whole, 1e-9)
+        """Since it was made; never more than the whole machine was busy."""
+        self.sample()
+        busy, stolen = _busy_and_stolen_ticks()
+        whole = (time.monotonic() - self._began) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK")
+        return 100 * (min(self._ticks, busy - self._busy) + stolen - self._stolen) / max(whole, 1e-9)
+
+    @staticmethod
+    def _others() -> dict[tuple[int, int], _Times]:
+        times = _process_times()
+        own = _descendants(os.getpid(), times)
+        return {key: used for key, used in times.items() if key[0] not in own and not used.kernel}
 
 
 def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
@@ -387,12 +420,45 @@ def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
     return load
 
 
-def _cpu_times() -> float:
-    """Seconds that all cores have spent in processes."""
-    user, nice, system = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
-    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+class _Times(NamedTuple):
+    """What a process has used, in ticks; its children's once they have ended."""
+
+    parent: int
+    own: int
+    children: int
+    kernel: bool
 
 
-def _own_cpu() -> float:
-    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in own)
+def _process_times() -> dict[tuple[int, int], _Times]:
+    """Of every process, by its id and start."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                parent, flags, user, system, children_user, children_system, start = (
+                    int(fields[i]) for i in (1, 6, 11, 12, 13, 14, 19)
+                )
+                kernel = bool(flags & _PF_KTHREAD)
+                pid = int(entry.name)
+                found[pid, start] = _Times(parent, user + system, children_user + children_system, kernel)
+    return found
+
+
+def _descendants(root: int, times: Mapping[tuple[int, int], _Times]) -> set[int]:
+    """That process and all that come from it."""
+    children: dict[int, list[int]] = {}
+    for (pid, _), time_ in times.items():
+        children.setdefault(time_.parent, []).append(pid)
+    found, left = {root}, [root]
+    while left:
+        new = children.get(left.pop(), [])
+        found.update(new)
+        left += new
+    return found
+
+
+def _busy_and_stolen_ticks() -> tuple[int, int]:
+    """Of all cores: in processes and interrupts, and taken by the hypervisor."""
+    user, nice, system, _, _, irq, softirq, stolen = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])
+    return user + nice + system + irq + softirq, stolen

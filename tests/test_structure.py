@@ -19,7 +19,7 @@ alltoall bcast decode encode errors get_codec get_communicator iallreduce list_c
 # Each floor may import from itself and from those below it.
 FLOORS = [
     {"__init__", "__main__"},
-    {"tuning", "explain"},
+    {"tuning", "explain", "simulate", "simulation", "simulation_plot", "doctor", "selftest", "surroundings"},
     {"api"},
     {"communicator"},
     {"collectives"},

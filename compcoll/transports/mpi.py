@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -156,6 +156,37 @@ class MPITransport:
         """Give the private communicator back to MPI, unless MPI has ended already."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
             self.comm.Free()
+
+
+class Library(NamedTuple):
+    """The MPI library.
+
+    Attributes
+    ----------
+    version : str
+        What it says of itself.
+    standard : tuple of int
+        The version of MPI that it implements.
+    thread_level : str
+        How many threads of a rank may call it: SINGLE, FUNNELED, SERIALIZED or MULTIPLE.
+    memory_kinds : str or None
+        Kinds of memory that it can send; None if it does not say.
+    """
+
+    version: str
+    standard: tuple[int, int]
+    thread_level: str
+    memory_kinds: str | None
+
+
+def library() -> Library:
+    """What is known of the MPI library."""
+    levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
+    info = MPI.COMM_WORLD.Get_info()
+    kinds = info.Get("mpi_memory_alloc_kinds")
+    info.Free()
+    version = MPI.Get_library_version().strip("\0 \n")
+    return Library(version, MPI.Get_version(), levels[MPI.Query_thread()], kinds)
 
 
 def transport_of(comm: Any, *, threads: bool) -> Transport:

@@ -16,111 +16,22 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, overload
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from ..errors import CompcollError, InvalidArgument
 from ..request import Pending, Steps
 from .base import Wire
+from .network import Network, Node, Nodes, Server
 
 Symmetry = Literal["none", "rotation", "exclusive"]
 """What maps a node to any other without a change to what ranks do: nothing, adding, or exclusive or of ranks."""
 
 
-class Link(Protocol):
-    """A class of links: seconds of a message without content, and of a byte (such as `compcoll.model.Link`)."""
-
-    @property
-    def latency(self) -> float: ...
-
-    @property
-    def per_byte(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class Network:
-    """Nodes and what joins them.
-
-    Parameters
-    ----------
-    inside, between : Link
-        Between ranks of a node, and between nodes: a rank's port, and a NIC.
-    ranks_per_node : int
-        How many consecutive ranks share a node.
-    nics : int
-        NICs of a node, used by its ranks in turn.
-    oversubscription : float
-        What a node's NICs carry together over what its uplink carries.
-    message : float
-        Host seconds of a message, half at either end.
-    """
-
-    inside: Link
-    between: Link
-    ranks_per_node: int = 1
-    nics: int = 1
-    oversubscription: float = 1.0
-    message: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.ranks_per_node < 1 or self.nics < 1:
-            raise InvalidArgument(
-                f"{self.ranks_per_node} ranks per node with {self.nics} NICs: at least 1 of each is needed"
-            )
-        if not 1 <= self.oversubscription < math.inf:
-            raise InvalidArgument(f"oversubscription={self.oversubscription!r} must be a number of at least 1")
-        numbers = {"message": self.message}
-        for name, link in (("inside", self.inside), ("between", self.between)):
-            numbers |= {f"{name}.latency": link.latency, f"{name}.per_byte": link.per_byte}
-        for name, number in numbers.items():
-            if not 0 <= number < math.inf:
-                raise InvalidArgument(f"{name}={number!r} s must be finite and not negative")
-
-
-class _Nodes(Sequence[int]):
-    """The node of each rank, without a list of them."""
-
-    def __init__(self, size: int, per_node: int) -> None:
-        self._size = size
-        self._per_node = per_node
-
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, rank: int) -> int: ...
-
-    @overload
-    def __getitem__(self, rank: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, rank: int | slice) -> int | Sequence[int]:
-        if isinstance(rank, slice):
-            return [each // self._per_node for each in range(self._size)[rank]]
-        return range(self._size)[rank] // self._per_node
-
-    def __iter__(self) -> Iterator[int]:
-        return (rank // self._per_node for rank in range(self._size))
-
-    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        return range(self._size).index(value * self._per_node)
-
-
-class _Server:
-    """Something that lets one message pass after the other."""
-
-    __slots__ = ("free", "latency", "per_byte")
-
-    def __init__(self, per_byte: float, latency: float = 0.0) -> None:
-        self.per_byte = per_byte
-        self.latency = latency
-        self.free = 0.0
-
-
 class _Waited:
     """One end of a message. ``done`` is when it ends, infinite as long as that is not known."""
 
-    __slots__ = ("done", "posted", "rank", "receives", "waiting", "wire")
+    __slots__ = ("done", "near", "posted", "rank", "receives", "waiting", "wire")
 
     def __init__(self, rank: SimulatedTransport, wire: Wire, receives: bool) -> None:
         self.rank = rank
@@ -129,6 +40,7 @@ class _Waited:
         self.posted = rank.now
         self.done = math.inf
         self.waiting = False
+        self.near = False
 
     def Test(self) -> bool:
         return self.done <= self.rank.now
@@ -139,30 +51,13 @@ class _Message:
 
     __slots__ = ("arrived", "nbytes", "path", "receiving", "sending", "tail")
 
-    def __init__(self, sending: _Waited, path: Sequence[_Server]) -> None:
+    def __init__(self, sending: _Waited, path: Sequence[Server]) -> None:
         self.sending = sending
         self.nbytes = sending.wire.nbytes
         self.path = path
         self.tail = 0.0
         self.arrived = math.inf
         self.receiving: _Waited | None = None
-
-
-class _Node:
-    """What the ranks of a node send and receive through."""
-
-    def __init__(self, network: Network) -> None:
-        near, far = network.inside, network.between
-        uplink = far.per_byte * network.oversubscription / network.nics
-        ranks, nics = range(network.ranks_per_node), range(network.nics)
-        self.ports_out = [_Server(near.per_byte, near.latency) for _ in ranks]
-        self.ports_in = [_Server(near.per_byte) for _ in ranks]
-        # A latency follows the last server on this side.
-        shared = network.oversubscription > 1
-        self.nics_out = [_Server(far.per_byte, 0.0 if shared else far.latency) for _ in nics]
-        self.nics_in = [_Server(far.per_byte) for _ in nics]
-        self.up = [_Server(uplink, far.latency)] if shared else []
-        self.down = [_Server(uplink)] if shared else []
 
 
 class Account(NamedTuple):
@@ -219,15 +114,15 @@ class Simulated:
         self._symmetry = symmetry
         self._progress = progress
         simulated = size if symmetry == "none" else per_node
-        self._nodes = [_Node(network) for _ in range(-(-simulated // per_node))]
-        nodes = _Nodes(size, per_node)
+        self._nodes = [Node(network) for _ in range(-(-simulated // per_node))]
+        nodes = Nodes(size, per_node)
         self.transports = [SimulatedTransport(self, rank, size, nodes) for rank in range(simulated)]
         self._events: list[tuple[float, int, int, _Message]] = []
         self._count = 0
         self._messages = 0
         self._sent: dict[int, list[_Message]] = {}
         self._expected: dict[int, list[_Waited]] = {}
-        self._paths: dict[tuple[int, int], tuple[_Server, ...]] = {}
+        self._paths: dict[tuple[int, int], tuple[Server, ...]] = {}
 
     def run(self, steps: Sequence[Steps], starts: Sequence[float] = ()) -> Account:
         """Run the steps of each simulated rank to their end.
@@ -282,6 +177,8 @@ class Simulated:
     def receive(self, dest: SimulatedTransport, wire: Wire, source: int, tag: int) -> _Waited:
         """Expect a message from the dest's time on."""
         receiving = _Waited(dest, wire, True)
+        per_node = self.network.ranks_per_node
+        receiving.near = source // per_node == dest.rank // per_node
         key = (tag * self.size + source) * self.size + dest.rank
         sent = self._sent.get(key)
         if sent:
@@ -302,7 +199,7 @@ class Simulated:
             return (source - (dest - inner)) % self.size, inner
         return source ^ (dest - inner), inner
 
-    def _path(self, source: int, dest: int, image: int) -> tuple[_Server, ...]:
+    def _path(self, source: int, dest: int, image: int) -> tuple[Server, ...]:
         """What a message passes: on the source's side, then on that of the dest's image."""
         path = self._paths.get((source, dest))
         if path is None:
@@ -371,6 +268,7 @@ class SimulatedTransport:
         self.steps: Steps = iter(())  # type: ignore[assignment]
         self.ended = True
         self.half_message = world.network.message / 2
+        self.copy = world.network.inside.per_byte if world.network.copied else 0.0
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         self.now += self.half_message
@@ -400,6 +298,8 @@ def _arrive(rank: SimulatedTransport, waited: _Waited) -> None:
     rank.now = max(rank.now, waited.done)
     if waited.receives:
         rank.now += rank.half_message
+        if rank.copy and waited.near:
+            rank.now += rank.copy * waited.wire.nbytes
 
 
 def _complete(waited: _Waited, time: float) -> None:

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from compcoll import Communicator
 from compcoll.errors import InvalidArgument
 from compcoll.layout import World
-from compcoll.model import DEFAULTS, RAW, Timing
+from compcoll.model import DEFAULTS, RAW, Link, Timing
 from compcoll.profile import Place, Stored, load, save
 from compcoll.stopwatch import Bar, Stopwatch
 from compcoll.transports.mpi import MPITransport
@@ -57,7 +58,7 @@ def check_rank_0_reads_the_profile_for_all(comm: MPI.Intracomm) -> None:
     world = World.of(transport.nodes)
     slow = Timing("native", RAW, 32.0, world, ((4, 1e-6), (65536, 1e-5), (1 << 20, 10.0)))
     own = Timing("ring", RAW, 32.0, world, ((4, 1e-4), (1 << 20, 1.0)))
-    stored = Stored(replace(DEFAULTS, timings=(slow, own)), Place("", (), ""), "")
+    stored = Stored(replace(DEFAULTS, inside=Link(1e-6, 1e-8), timings=(slow, own)), Place("", (), ""), "")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         if comm.rank == 0:
@@ -70,12 +71,8 @@ def check_rank_0_reads_the_profile_for_all(comm: MPI.Intracomm) -> None:
         assert ran(communicator, 1, comm, codec="zfp", rate=8) == (None, "native")
         assert ran(communicator, 1 << 18, comm, codec="auto", tolerance=0.1)[0] is not None
         assert ran(communicator, 1 << 18, comm, codec="auto", tolerance=0.1, algorithm="direct")[1] == "direct"
-        try:
+        with pytest.raises(InvalidArgument, match="tolerance="):
             communicator.allreduce(np.ones(4, np.float32), codec="auto")
-        except InvalidArgument as error:
-            assert "tolerance=" in str(error)
-        else:
-            raise AssertionError("codec=auto without tolerance was taken")
         assert ran(communicator, 4, comm) == (None, "native")
         communicator.free()
     transport.free()
