@@ -76,7 +76,8 @@ def allreduce(
         and MPI's predefined operations.
     codec : str or Codec, optional
         ``"zfp"``, ``"minmax"``, ``"cast"`` … (see `list_codecs`), with its options as further arguments; or a codec
-        such as ``ZFP(rate=8)``. None sends the values as they are.
+        such as ``ZFP(rate=8)``. None sends the values as they are; ``"auto"`` with ``tolerance=``, the relative error
+        that the result may have, chooses the codec, too: see docs/model.md.
     algorithm : str
         ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``, ``"native"`` (MPI's own, uncompressed)
         or ``"auto"``, which also does not compress where that would not pay: `Communicator.stats` tells.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .algorithms.agree import rounds
+from .algorithms.agree import Opening
 
 _ALIGNMENT = 64
 
@@ -15,12 +15,12 @@ class Arena:
 
     Attributes
     ----------
-    opening : list of Round
+    opening : Opening
         For the opening of the collective that holds the arena.
     """
 
     def __init__(self, allocate: Callable[[int], Any], rank: int, size: int) -> None:
-        self.opening = rounds(rank, size)
+        self.opening = Opening(rank, size)
         self._allocate = allocate
         self._slab = allocate(0)
         self._used = 0

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from . import config
 from .algorithms import choose
-from .algorithms.agree import agree, fingerprint, rounds
+from .algorithms.agree import Opening, agree, fingerprint
 from .arena import Arena, ArenaPool
 from .codecs.base import Codec
 from .collectives import Collectives, Means, Prepared, compression
@@ -92,7 +92,7 @@ class Communicator:
         crowded = neighbours > config.cores()
         self._engine = Engine(seconds, threaded=threaded, crowded=crowded)
         self._arenas = ArenaPool(device.empty_bytes, self.rank, self.size)
-        self._opening = rounds(self.rank, self.size)
+        self._opening = Opening(self.rank, self.size)
         self._sequence = 0
         self._broken: BaseException | None = None
         self._turn: Turn | None = None
@@ -162,7 +162,7 @@ class Communicator:
     def _prepare(self, prepare: Callable[..., Prepared], *arguments: Any) -> Prepared:
         """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
         if self._broken is not None:
-            raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken}") from self._broken
+            raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken!r}") from self._broken
         try:
             return prepare(*arguments)
         except Exception as error:
@@ -212,12 +212,11 @@ class Communicator:
         started = perf_counter()
         plan, tag = prepared.plan, self._next_tag()
 
-        def steps() -> Steps:
-            busy = yield from agree(self._transport, tag, plan.text, plan.digest, anything_under_way(), self._opening)
-            yield from prepared.run(_BLOCKING._replace(turn=self._next_turn()) if busy else _BLOCKING)
-
         try:
-            self._engine.follow(steps())
+            opening = self._opening
+            self._engine.follow(agree(self._transport, tag, plan.text, plan.digest, anything_under_way(), opening))
+            means = _BLOCKING._replace(turn=self._next_turn()) if opening.anybody_busy else _BLOCKING
+            self._engine.follow(prepared.run(means))
         except CollectiveMismatch:
             raise
         except BaseException as error:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .algorithms import choose, hierarchical
-from .algorithms.agree import agree, rounds
+from .algorithms.agree import Opening, agree
 from .algorithms.job import Job, Window
 from .codecs.base import Codec
 from .devices.host import HostDevice
@@ -210,7 +210,7 @@ def opening(ranks: int, network: Network) -> Account:
     """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "rotation"
     simulated = Simulated(ranks, network, symmetry)
-    return simulated.run([agree(t, 0, "", 2, busy=False, opening=rounds(t.rank, ranks)) for t in simulated.transports])
+    return simulated.run([agree(t, 0, "", 2, busy=False, opening=Opening(t.rank, ranks)) for t in simulated.transports])
 
 
 def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int:

@@ -10,7 +10,6 @@ D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -36,22 +35,32 @@ class Round(NamedTuple):
     incoming: Wire
 
 
-def rounds(rank: int, size: int) -> list[Round]:
-    """The exchanges of a rank, with memory for their messages."""
-    distances = [1 << exponent for exponent in range((size - 1).bit_length())]
-    return [
-        Round(
-            (rank + distance) % size, _small_wire(_EXTREMES.size), (rank - distance) % size, _small_wire(_EXTREMES.size)
-        )
-        for distance in distances
-    ]
+class Opening:
+    """The exchanges of a rank, with memory for their messages; for one collective at a time.
+
+    Attributes
+    ----------
+    anybody_busy : bool
+        Whether some rank is busy, after `agree`.
+    """
+
+    __slots__ = ("anybody_busy", "rounds")
+
+    def __init__(self, rank: int, size: int) -> None:
+        nbytes = _EXTREMES.size
+        distances = [1 << exponent for exponent in range((size - 1).bit_length())]
+        self.rounds = [
+            Round((rank + distance) % size, _small_wire(nbytes), (rank - distance) % size, _small_wire(nbytes))
+            for distance in distances
+        ]
+        self.anybody_busy = False
 
 
 def _small_wire(nbytes: int) -> Wire:
     return Wire(memoryview(bytearray(nbytes)))
 
 
-def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, opening: Sequence[Round]) -> Steps:
+def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, opening: Opening) -> Steps:
     """Find out whether all ranks make the same call.
 
     Parameters
@@ -66,13 +75,8 @@ def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, openi
         Its `fingerprint`.
     busy : bool
         Whether this rank must not block in MPI, since it has other collectives to advance.
-    opening : sequence of Round
-        This rank's `rounds`, not in use by another collective.
-
-    Returns
-    -------
-    bool
-        Whether any rank is busy.
+    opening : Opening
+        Not in use by another collective.
 
     Raises
     ------
@@ -80,7 +84,7 @@ def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, openi
         On every rank, if they do not.
     """
     low = high = own | busy
-    for dest, outgoing, source, incoming in opening:
+    for dest, outgoing, source, incoming in opening.rounds:
         arriving = transport.irecv(incoming, source, tag)
         _EXTREMES.pack_into(outgoing.buffer, 0, low, high)
         sending = transport.isend(outgoing, dest, tag)
@@ -93,7 +97,7 @@ def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, openi
     if low ^ high > 1:
         calls = yield from _exchange(transport, tag, call)
         raise CollectiveMismatch(_table(calls, transport.rank))
-    return bool(high & 1)
+    opening.anybody_busy = bool(high & 1)
 
 
 def _exchange(transport: Transport, tag: int, text: str) -> Steps:
