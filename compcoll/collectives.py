@@ -82,13 +82,7 @@ class Compression(NamedTuple):
 
 
 def compression(codec: str | Codec | None, options: dict[str, Any], algorithm: str) -> Compression:
-    """What a call's arguments name.
-
-    Raises
-    ------
-    InvalidArgument
-        If they cannot be right.
-    """
+    """What a call's arguments name."""
     if not (isinstance(codec, str) and codec == choose.AUTO):
         return Compression(as_codec(codec, options), algorithm)
     tolerance = options.get("tolerance")

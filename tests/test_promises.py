@@ -51,8 +51,10 @@ def encodings(algorithm: str, size: int, ranks_per_node: int) -> int:
         return size
     if algorithm == "recursive_doubling":
         return size.bit_length()
-    if algorithm == "hierarchical" and ranks_per_node >= size:
-        return 0
+    if algorithm == "hierarchical":
+        nodes = -(-size // ranks_per_node)
+        # From 17 nodes on their leaders run a ring.
+        return 0 if nodes == 1 else 2 if nodes <= 16 else nodes
     return 2
 
 
