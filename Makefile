@@ -17,7 +17,7 @@ endif
 
 EXTRAS.openmpi := openmpi,
 EXTRAS.mpich   := mpich,
-EXTRAS := $(EXTRAS.$(MPI))test,check,plot
+EXTRAS := $(EXTRAS.$(MPI))test,check,plot,bench
 
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 KERNELS := CMakeLists.txt $(wildcard compcoll/kernels/*)
