@@ -38,6 +38,7 @@ def add_parser(subparsers: Any) -> None:
     add("--ranks", type=int, required=True, metavar="N", help="number of ranks, such as 4096")
     add("-m", "--bytes", default="16M", metavar="SIZE", help="bytes of a rank's buffer, or MIN:MAX, doubling (16M)")
     add("--algorithm", default=",".join(ALGORITHMS), metavar="NAMES", help="default: %(default)s")
+    add("--patient", action="store_true", help="simulate millions of messages one by one, if need be: minutes")
     add("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
     codec = parser.add_argument_group("codec")
     codec.add_argument("--codec", metavar="NAME", help="zfp, minmax, cast …; uncompressed is always shown, too")
@@ -82,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
         with _progress() as progress:
             outcomes = [
                 [
-                    simulation.allreduce(resized(scenario, nbytes=size), name, way, progress=progress)
+                    simulation.allreduce(
+                        resized(scenario, nbytes=size), name, way, patient=args.patient, progress=progress
+                    )
                     for name in names
                     for way in ways
                 ]

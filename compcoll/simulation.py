@@ -36,6 +36,9 @@ ALGORITHMS = (*choose.ALLREDUCE, choose.HIERARCHICAL)
 _FEW_MESSAGES = 300_000
 """So many are simulated one by one rather than sizes rounded."""
 
+_MANY_MESSAGES = 5_000_000
+"""More than these take minutes, and memory."""
+
 _ROUNDED = 1.02
 """Sizes may grow by this factor, so that all ranks have chunks of one size."""
 
@@ -143,6 +146,7 @@ def allreduce(
     codec: Codec | None = None,
     *,
     symmetric: bool = True,
+    patient: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Outcome:
     """Run an allreduce on the virtual clock.
@@ -157,13 +161,15 @@ def allreduce(
         Nothing is compressed by default. Where wires vary in size, they are taken to be half as long as the values.
     symmetric : bool
         Whether one node may stand for all where that changes nothing.
+    patient : bool
+        Whether millions of messages may be simulated one by one.
     progress : callable, optional
         Told now and then how many messages more have passed something.
 
     Raises
     ------
     InvalidArgument, UnknownAlgorithm, UnsupportedDType
-        If that cannot be run.
+        If that cannot be run, or would take too long.
     """
     if algorithm not in ALGORITHMS:
         choose.check("allreduce", algorithm)
@@ -174,6 +180,9 @@ def allreduce(
     plan = make_plan(call, device=device, profile=scenario.profile, world=world, native=False)
     plan = plan._replace(segment=max(scenario.segment // itemsize, 1))
     cut = _cut(plan, n, scenario, symmetric)
+    count = messages(scenario, algorithm, cut.chunks)
+    if cut.symmetry == "none" and count > _MANY_MESSAGES and not patient:
+        raise InvalidArgument(_too_many(scenario, plan, count))
     simulated = Simulated(scenario.ranks, scenario.network, cut.symmetry, progress)
     begun = opening(scenario.ranks, scenario.network)
     starts = [scenario.call + begun.seconds[t.rank % len(begun.seconds)] for t in simulated.transports]
@@ -238,6 +247,24 @@ def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
     if messages(scenario, plan.algorithm, chunks) <= _FEW_MESSAGES or rounded > _ROUNDED * n:
         return exact
     return _Cut(rounded, balanced_chunks(rounded, ranks, plan.block, plan.segment), "rotation")
+
+
+def _too_many(scenario: Scenario, plan: Plan, count: int) -> str:
+    """What to do about too many messages."""
+    ranks, per_node = scenario.ranks, scenario.network.ranks_per_node
+    remedy = "fewer ranks"
+    if plan.algorithm == "recursive_doubling":
+        remedy += ", or powers of two,"
+    elif ranks % per_node:
+        remedy += f", or a multiple of {per_node},"
+    else:
+        parts = ranks // per_node if plan.algorithm == choose.HIERARCHICAL else ranks
+        nbytes = parts * plan.block * ITEMSIZES[scenario.dtype]
+        remedy += f", or a multiple of {nbytes * (64 if scenario.nbytes >= 1024 * nbytes else 1)} bytes,"
+    return (
+        f"{plan.algorithm} of {scenario.nbytes} bytes on {ranks} ranks: {count} messages would be simulated one by "
+        f"one, since not all nodes do the same: {remedy} would be fast; or be patient"
+    )
 
 
 def _equal(chunks: Sequence[Chunk]) -> bool:

@@ -145,6 +145,21 @@ def test_large_worlds_are_rounded_by_little() -> None:
     assert 16 << 20 < outcome.nbytes < 1.02 * (16 << 20)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "nbytes", "algorithm", "codec", "said"),
+    [
+        (4096, 16 << 20, "ring", MinMax(), "a multiple of 33554432 bytes"),
+        (3000, 64 << 20, "direct", MinMax(), "a multiple of 24576000 bytes"),
+        (3000, 16 << 20, "recursive_doubling", None, "powers of two"),
+    ],
+)
+def test_what_takes_too_long_is_refused(
+    ranks: int, nbytes: int, algorithm: str, codec: Codec | None, said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"one by one.*{said}.*patient"):
+        run(ranks, nbytes, algorithm, codec)
+
+
 class Counted:
     """A transport that counts what is sent, after the opening's 16-byte messages."""
 
