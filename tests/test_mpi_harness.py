@@ -49,7 +49,7 @@ def checks_of(names: list[str], mpi: MPI, folder: Path) -> CheckJob:
     checks = folder / "checks"
     checks.mkdir()
     (checks / "check_scratch.py").write_text(CHECKS)
-    return CheckJob(3, [f"check_scratch.{name}" for name in names], folder, mpi.prefix, checks=checks, timeout=2.0)
+    return CheckJob(3, [f"check_scratch.{name}" for name in names], folder, mpi.prefix, checks=checks, timeout=6.0)
 
 
 def test_failures_are_told_apart(mpi: MPI, tmp_path: Path) -> None:
