@@ -234,7 +234,9 @@ class TestLoadMeter:
 
         def all_busy() -> float:
             ticks = module._busy_and_stolen_ticks()[0] - busy
-            return 100.0 * float(ticks) / ((time.monotonic() - began) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK"))
+            return (
+                100.0 * float(ticks) / ((time.monotonic() - began) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK"))
+            )
 
         return module, all_busy
 

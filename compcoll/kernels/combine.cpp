@@ -22,9 +22,10 @@ const TileFunctions<T>& functions(const Kernels& kernels) {
     else return kernels.f32;
 }
 
+// `one_pass`: nothing else is done with a tile, and longer ones make fewer calls.
 template <class T>
-size_t tile_length(const Coder& coder) {
-    const size_t length = tile_nbytes / sizeof(T);
+size_t tile_length(const Coder& coder, bool one_pass) {
+    const size_t length = (one_pass ? 16 : 1) * tile_nbytes / sizeof(T);
     if (coder.codec != Codec::minmax) return length;
     const size_t block = static_cast<size_t>(coder.config.second);
     return std::max(block, length / block * block);
@@ -106,8 +107,7 @@ private:
 
 // Runs body(begin, length, scratch) over all tiles, on so many threads that each has enough to do.
 template <class T, class Body>
-void for_each_tile(const Coder& coder, size_t n, int threads, Body body) {
-    const size_t length = tile_length<T>(coder);
+void for_each_tile(size_t length, size_t n, int threads, Body body) {
     const auto tiles = static_cast<std::ptrdiff_t>((n + length - 1) / length);
     const auto useful = static_cast<int>(std::min<size_t>(n * sizeof(T) / nbytes_worth_a_thread + 1, 1024));
     [[maybe_unused]] const int team = alone ? 1 : std::clamp(threads, 1, useful);
@@ -134,12 +134,13 @@ void for_each_tile(const Coder& coder, size_t n, int threads, Body body) {
 template <class T>
 void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
                uint8_t* decoded, int threads) {
-    const size_t length = tile_length<T>(coder);
     T* kept = reinterpret_cast<T*>(residual.values);
-    for_each_tile<T>(coder, n, threads, [&](size_t begin, size_t m, T* scratch) {
+    const bool as_it_is = terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && storage == storage_of<T>;
+    const size_t length = tile_length<T>(coder, as_it_is && decoded == nullptr);
+    for_each_tile<T>(length, n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
         T* values = scratch;
-        if (terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && tile.stored_as_computed()) {
+        if (as_it_is) {
             tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire);
         } else {
             tile.sum_terms(values);
@@ -158,7 +159,8 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
 
 template <class T>
 void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, int threads) {
-    for_each_tile<T>(coder, n, threads, [&](size_t begin, size_t m, T* scratch) {
+    const bool one_wire = terms.wires.size() == 1 && terms.scale == 1.0 && storage == storage_of<T>;
+    for_each_tile<T>(tile_length<T>(coder, one_wire), n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
         if (!tile.stored_as_computed()) {
             tile.sum_terms(scratch);
