@@ -209,7 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--free",
         metavar="BYTES",
-        help="most to pass an idle link free (default: 2 frames, or 125 µs' worth)",
+        help="most to pass an idle link free (default: 2.5 frames, or 125 µs' worth)",
     )
     parser.add_argument("--seconds", type=float, default=0.4, help="each stream's length (default: %(default)g)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there, too")
@@ -221,7 +221,7 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
     if not 0 < options.tolerance < 100 or options.seconds <= 0:
         raise NetlabError("--tolerance is between 0 and 100, --seconds above 0", 2)
     free = (
-        float(parse_bytes(options.free)) if options.free else max(2 * lab.settings.mtu, _FREE * lab.settings.rate / 8)
+        float(parse_bytes(options.free)) if options.free else max(2.5 * lab.settings.mtu, _FREE * lab.settings.rate / 8)
     )
     with lab.lock():
         load = wait_for_quiet(options.quiet_cpu, options.quiet_wait)
