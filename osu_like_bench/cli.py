@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from compcoll.algorithms import choose
 from compcoll.codecs import DTYPES, Codec, get_codec, list_codecs
 from compcoll.errors import CompcollError
+from compcoll.sparse.selectors import SELECTORS
 
 from . import codecs, data, plot, sizes
 from .errors import UsageError
@@ -103,6 +104,8 @@ def _shared() -> _Parser:
     codec.add_argument("--lossless", action="store_true", default=None, help="zfp: lose nothing")
     codec.add_argument("--bits", type=int, help="minmax: bits of a code")
     codec.add_argument("--block", type=int, help="minmax: values of a block")
+    codec.add_argument("--density", type=float, help="topk: part of the elements to send")
+    codec.add_argument("--select", choices=list(SELECTORS), help="topk: how they are found")
     codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
     time = parser.add_argument_group("measuring")
     time.add_argument("-x", "--warmup", type=_at_least(0, int), help="rounds before the clock runs")
@@ -210,7 +213,7 @@ def _examples(*examples: str) -> str:
 
 def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
     """The codec that the arguments describe, or None."""
-    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "wire_dtype")
+    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "density", "select", "wire_dtype")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.codec in (None, "none"):
         if given:

@@ -30,7 +30,7 @@ FLOORS = [
     {"model_parts"},
     {"transports"},
     {"encoding"},
-    {"codecs"},
+    {"codecs", "sparse"},
     {"devices"},
     {"feedback"},
     {"request"},
