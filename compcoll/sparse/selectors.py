@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from ..codecs.base import Array
 from .base import Selection
 
-_SAMPLE = 16384  # values from which the exact choice learns a lower bound of its threshold
-_SEARCHED = 65536  # values in which LDTE tries thresholds before it does in all
+_SAMPLE = 16384  # values of a long buffer in which thresholds are tried before they are in all
+_WHOLE = 4096  # values that are not worth a sample
 _RUN = 16  # values next to each other in a sample
-_FEWEST = 32  # elements of a sample that shall be above a threshold, else it tells too little
+_FEWEST = 8  # elements of a sample that shall be above a threshold, else it tells too little
 _NARROW = 1e-6  # of the largest magnitude: an interval in which no further threshold is tried
 
 Selector = Callable[[Selection, Array, int], Array]
@@ -28,15 +28,19 @@ def exact(kernels: Selection, values: Array, k: int) -> Array:
     choice is made among that. Too few: the bound is lowered, and the pass repeated.
     """
     n = values.size
-    if n > 4 * _SAMPLE and k < n // 2:
-        sampled = kernels.sample(values, _SAMPLE)
-        expected = k * _SAMPLE / n
-        rank = int(expected + 8 * math.sqrt(expected) + _RUN)
-        while rank < _SAMPLE:
-            found = _collect(kernels, values, kernels.kth_largest(sampled, rank), k)
+    if n > _WHOLE and k < n // 2:
+        sampled = kernels.sample(values, _sampled(n))
+        threshold, _, largest = _laplacian(kernels, sampled, k / n)
+        expected = k * sampled.size / n
+        rank = int(expected + 5 * math.sqrt(expected) + _RUN // 2)
+        while rank < sampled.size:
+            inside = (rank, rank + rank // 4 + 2)
+            bound = _bisected(lambda t: kernels.count(sampled, t), inside, 0.0, largest, threshold)
+            bound = kernels.kth_largest(sampled, rank) if bound is None else bound
+            found = _collect(kernels, values, bound, k)
             if found is not None:
                 return _largest_of(kernels, values, found, k)
-            rank *= 2
+            rank, threshold = 2 * rank, bound / 2
     return kernels.largest(values, k)
 
 
@@ -88,21 +92,21 @@ def ldte(kernels: Selection, values: Array, k: int) -> Array:
     """From k to 1.5 k, by LDTE-BS: the threshold that a Laplacian distribution of the same mean and variance would
     have, then bisection.
 
-    Of a long buffer the moments and all trials but the last are a sample's; the last one counts and collects in one
-    pass over everything, and the search goes on there where the count is outside.
+    Of a long buffer the moments and the first trials are a sample's, for about twice as many as wanted: a threshold
+    that is too low costs little, since the search goes on among what one pass over everything has collected.
     """
     n, most = values.size, max(3 * k // 2, k + 1)
-    if n <= 2 * _SEARCHED:
+    if n <= 2 * _SAMPLE:
         threshold, mean, largest = _laplacian(kernels, values, k / n)
-    else:
-        sampled = kernels.sample(values, _SEARCHED)
-        threshold, mean, largest = _laplacian(kernels, sampled, k / n)
-        expected = k * _SEARCHED / n
-        if expected >= _FEWEST:
-            inside = (1.05 * expected, 1.4 * expected)
-            threshold = _bisected(lambda t: kernels.count(sampled, t), inside, mean, largest, threshold) or threshold
-        largest = max(2 * largest, 2 * threshold)  # the sample's may not be everybody's
-    return _searched(kernels, values, k, most, mean, largest, threshold)
+        return _searched(kernels, values, k, most, mean, largest, threshold)
+    sampled = kernels.sample(values, _SAMPLE)
+    threshold, mean, largest = _laplacian(kernels, sampled, k / n)
+    expected = k * _SAMPLE / n
+    if expected >= _FEWEST:
+        twice = (expected + 2 * math.sqrt(expected), expected + 6 * math.sqrt(expected))
+        threshold = _bisected(lambda t: kernels.count(sampled, t), twice, mean, largest, threshold) or threshold
+    # The largest of the sample may not be everybody's.
+    return _searched(kernels, values, k, most, mean, 4 * max(largest, threshold), threshold)
 
 
 def _laplacian(kernels: Selection, values: Array, density: float) -> tuple[float, float, float]:
@@ -121,6 +125,11 @@ def _laplacian(kernels: Selection, values: Array, density: float) -> tuple[float
 def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
     _, magnitudes, _, largest = kernels.moments(values)
     return min(magnitudes / values.size, largest), largest
+
+
+def _sampled(n: int) -> int:
+    """Length of a sample of that many values."""
+    return min(n // 8, _SAMPLE) // _RUN * _RUN
 
 
 def _room(values: Array, k: int) -> int:
