@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -263,3 +264,33 @@ def test_encode_and_decode_without_mpi(codec: Any, dtype: str) -> None:
     assert np.all(np.abs(got[sent].astype(np.float64) - x[sent].astype(np.float64)) <= near * np.abs(x).max())
     if codec == TopK(1.0):
         assert got.tobytes() == x.tobytes()
+
+
+def test_wires_are_as_documented() -> None:
+    """Byte by byte, as kernels/sparse_wire.h describes them."""
+    n = 70_000
+    x = np.zeros(n, np.float32)
+    x[[2, 5, 69_999]] = [1.5, -4.0, 2.0]
+    indices, values = [2, 5, 69_999], [1.5, -4.0, 2.0]
+    top = 127 + 2
+    masks = bytearray(-(-n // 8))
+    for index in indices:
+        masks[index // 8] |= 1 << index % 8
+    # 1.5 is halfway between 1 and 2 and becomes 2; codes count down from 4.
+    codes = [1, 0 | 8, 1]
+    runs = [2, 2, 0xFFFF, 69_999 - 6 - 0xFFFF]
+    full = struct.pack("<3f", *values)
+    for index_format, value_format, step, exponent, body in [
+        (0, FULL, 0.0, 0, struct.pack("<3I", *indices) + full),
+        (1, POWER, 0.0, top, struct.pack("<3I", *(i | c << 28 for i, c in zip(indices, codes)))),
+        (2, FULL, 0.0, 0, struct.pack("<4H", *runs) + full),
+        (3, FULL, 0.0, 0, bytes(masks) + full),
+        (0, SIGN, 0.5, 0, struct.pack("<3I", *indices) + bytes([0b010])),
+        (0, POWER, 0.0, top, struct.pack("<3I", *indices) + bytes([codes[0] | codes[1] << 4, codes[2]])),
+    ]:
+        head = struct.pack("<4BidQQ", index_format, value_format, 4, 0, exponent, step, n, 3)
+        for instruction_set in SETS:
+            kernels = HostDevice(1, instruction_set).selection("float32")
+            wire = np.empty(1 << 17, np.uint8)
+            nbytes = kernels.write(x, np.array(indices, np.uint32), index_format, value_format, step, exponent, wire)
+            assert wire[:nbytes].tobytes() == head + body
