@@ -97,14 +97,13 @@ class HostSelection:
         return np.flatnonzero(others)
 
     def merged(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-        """Sums of sparse vectors, in their order: indices that any of them has, ascending, and values."""
-        indices, places = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-        sums, begin = self.zeros(indices.size), 0
-        places = places.astype(np.uint32)
-        for own, values in parts:
-            self.add(places[begin : begin + own.size], values, sums)
-            begin += own.size
-        return indices, sums
+        total = sum(part[0].size for part in parts)
+        sums, others = ((np.empty(total, np.uint32), np.empty(total, self.dtype)) for _ in range(2))
+        count = 0
+        for indices, values in parts:
+            count = self._kernels.merge(sums[0][:count], sums[1][:count], indices, values, *others)
+            sums, others = others, sums
+        return sums[0][:count], sums[1][:count]
 
     def cuts(self, indices: Array, bounds: list[int]) -> list[int]:
         """How many indices lie below each bound."""

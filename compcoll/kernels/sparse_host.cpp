@@ -150,6 +150,26 @@ public:
         for (size_t i = 0; i < indices.size(); ++i) to[indices.data()[i]] += values.data()[i];
     }
 
+    // The sum of two sparse vectors with ascending indices, whose own is also ascending; its length.
+    size_t merge(Indices first, Values first_values, Indices second, Values second_values, IndicesOut indices,
+                 ValuesOut values) const {
+        require(first.size() == first_values.size() && second.size() == second_values.size() &&
+                indices.size() == values.size() && indices.size() >= first.size() + second.size(),
+                "as many values as indices, and room for all of them, are needed");
+        size_t i = 0, j = 0, count = 0;
+        while (i < first.size() || j < second.size()) {
+            const bool from_first = j == second.size() || (i < first.size() && first.data()[i] <= second.data()[j]);
+            const bool from_second = i == first.size() || (j < second.size() && second.data()[j] <= first.data()[i]);
+            indices.data()[count] = from_first ? first.data()[i] : second.data()[j];
+            values.data()[count++] = from_first && from_second ? first_values.data()[i] + second_values.data()[j]
+                                     : from_first             ? first_values.data()[i]
+                                                              : second_values.data()[j];
+            i += from_first;
+            j += from_second;
+        }
+        return count;
+    }
+
     // out[indices] = values[indices] less what was sent; 0 where that is not finite.
     void subtract(Indices indices, Values sent, ValuesOut out) const {
         require(indices.size() == sent.size(), "as many indices as values are needed");
@@ -214,6 +234,8 @@ void bind(nb::module_& m, const char* name) {
         .def("read_count", &S::read_count, exact("wire"), nb::arg("n"))
         .def("read", &S::read, exact("wire"), nb::arg("n"), exact("indices"), exact("values"))
         .def("add", &S::add, exact("indices"), exact("values"), exact("out"))
+        .def("merge", &S::merge, exact("first"), exact("first_values"), exact("second"), exact("second_values"),
+             exact("indices"), exact("values"))
         .def("subtract", &S::subtract, exact("indices"), exact("sent"), exact("out"));
 }
 
