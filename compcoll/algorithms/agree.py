@@ -96,7 +96,7 @@ def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, openi
             yield sending
     if low ^ high > 1:
         calls = yield from _exchange(transport, tag, call)
-        raise CollectiveMismatch(_table(calls, transport.rank))
+        raise CollectiveMismatch(table(calls, transport.rank))
     opening.anybody_busy = bool(high & 1)
 
 
@@ -119,7 +119,7 @@ def _text_of(wire: Wire) -> str:
     return bytes(wire.buffer).decode(errors="ignore").rstrip()
 
 
-def _table(calls: list[str], own: int) -> str:
+def table(calls: list[str], own: int) -> str:
     """The error's text: equal calls on one line, this rank's marked."""
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
