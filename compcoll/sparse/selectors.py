@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ..codecs.base import Array
 from .base import Selection
@@ -15,6 +16,7 @@ from .base import Selection
 _SAMPLE = 16384  # values of a long buffer in which thresholds are tried before they are in all
 _WHOLE = 4096  # values that are not worth a sample
 _RUN = 16  # values next to each other in a sample
+_MIDDLE = 1.2  # of what is accepted, in units of k
 _FEWEST = 8  # elements of a sample that shall be above a threshold, else it tells too little
 _NARROW = 1e-6  # of the largest magnitude: an interval in which no further threshold is tried
 
@@ -30,9 +32,9 @@ def exact(kernels: Selection, values: Array, k: int) -> Array:
     n = values.size
     if n > _WHOLE and k < n // 2:
         sampled = kernels.sample(values, _sampled(n))
-        threshold, _, largest = _laplacian(kernels, sampled, k / n)
         expected = k * sampled.size / n
         rank = int(expected + 5 * math.sqrt(expected) + _RUN // 2)
+        threshold, _, largest, _ = _laplacian(kernels, sampled, min(1.1 * rank / sampled.size, 1.0))
         while rank < sampled.size:
             inside = (rank, rank + rank // 4 + 2)
             bound = _bisected(lambda t: kernels.count(sampled, t), inside, 0.0, largest, threshold)
@@ -90,36 +92,48 @@ def bisection(kernels: Selection, values: Array, k: int) -> Array:
 
 def ldte(kernels: Selection, values: Array, k: int) -> Array:
     """From k to 1.5 k, by LDTE-BS: the threshold that a Laplacian distribution of the same mean and variance would
-    have, then bisection.
+    have, then bisection. The estimate is made for the middle of what is accepted.
 
     Of a long buffer the moments and the first trials are a sample's, for about twice as many as wanted: a threshold
     that is too low costs little, since the search goes on among what one pass over everything has collected.
     """
     n, most = values.size, max(3 * k // 2, k + 1)
     if n <= 2 * _SAMPLE:
-        threshold, mean, largest = _laplacian(kernels, values, k / n)
-        return _searched(kernels, values, k, most, mean, largest, threshold)
-    sampled = kernels.sample(values, _SAMPLE)
-    threshold, mean, largest = _laplacian(kernels, sampled, k / n)
-    expected = k * _SAMPLE / n
+        fit = _laplacian(kernels, values, _MIDDLE * k / n)
+        return _searched(kernels, values, k, most, fit.mean, fit.largest, fit.threshold, fit.scale)
+    sampled, expected = kernels.sample(values, _SAMPLE), k * _SAMPLE / n
+    deviation = math.sqrt(expected)
+    fit = _laplacian(kernels, sampled, min((expected + 4 * deviation) / _SAMPLE, 1.0))
+    threshold = fit.threshold
     if expected >= _FEWEST:
-        twice = (expected + 2 * math.sqrt(expected), expected + 6 * math.sqrt(expected))
-        threshold = _bisected(lambda t: kernels.count(sampled, t), twice, mean, largest, threshold) or threshold
+        inside = (expected + 2 * deviation, expected + 6 * deviation)
+        threshold = (
+            _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold) or threshold
+        )
     # The largest of the sample may not be everybody's.
-    return _searched(kernels, values, k, most, mean, 4 * max(largest, threshold), threshold)
+    return _searched(kernels, values, k, most, fit.mean, 4 * max(fit.largest, threshold), threshold, fit.scale)
 
 
-def _laplacian(kernels: Selection, values: Array, density: float) -> tuple[float, float, float]:
-    """The estimate ``b · ln(cosh(μ/b) / η)`` of a threshold, ``|μ|``, and the largest magnitude."""
+class _Fit(NamedTuple):
+    """A Laplacian distribution: the estimate ``b · ln(cosh(μ/b) / η)`` of a threshold, ``|μ|``, the largest magnitude of
+    the values, and b.
+    """
+
+    threshold: float
+    mean: float
+    largest: float
+    scale: float
+
+
+def _laplacian(kernels: Selection, values: Array, density: float) -> _Fit:
     total, _, squares, largest = kernels.moments(values)
     mean = total / values.size
     b = math.sqrt(max(squares / values.size - mean * mean, 0.0) / 2)
-    threshold = largest / 2
-    if 0 < b < math.inf:
-        ratio = abs(mean) / b
-        log_cosh = ratio + math.log1p(math.exp(-2 * ratio)) - math.log(2)
-        threshold = b * (log_cosh - math.log(density))
-    return min(threshold, largest), min(abs(mean), largest), largest
+    if not 0 < b < math.inf:
+        return _Fit(largest / 2, min(abs(mean), largest), largest, 0.0)
+    ratio = abs(mean) / b
+    log_cosh = ratio + math.log1p(math.exp(-2 * ratio)) - math.log(2)
+    return _Fit(min(b * (log_cosh - math.log(density)), largest), min(abs(mean), largest), largest, b)
 
 
 def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
@@ -165,9 +179,19 @@ def _bisected(
 
 
 def _searched(
-    kernels: Selection, values: Array, k: int, most: int, head: float, tail: float, threshold: float
+    kernels: Selection,
+    values: Array,
+    k: int,
+    most: int,
+    head: float,
+    tail: float,
+    threshold: float,
+    scale: float = 0.0,
 ) -> Array:
-    """From k to ``most``, by bisection; once what is above the lower end has been collected, only among that."""
+    """From k to ``most``, by bisection; once what is above the lower end has been collected, only among that.
+
+    There the first trial goes by an exponential tail of that scale.
+    """
     narrow, room = _NARROW * tail, _room(values, k)
     while tail - head > narrow:
         found, above = kernels.above(values, threshold, room)
@@ -179,12 +203,13 @@ def _searched(
             head = threshold
         else:
             among = kernels.take(values, found)
+            guess = threshold + scale * math.log(above / (_MIDDLE * k))
             chosen = _bisected(
                 lambda t, among=among: kernels.count(among, t),  # type: ignore[misc]
                 (k, most),
                 threshold,
                 tail,
-                (threshold + tail) / 2,
+                guess if threshold < guess < tail else (threshold + tail) / 2,
             )
             if chosen is None:
                 return _largest_of(kernels, values, found, k)
