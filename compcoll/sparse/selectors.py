@@ -101,22 +101,22 @@ def ldte(kernels: Selection, values: Array, k: int) -> Array:
     if n <= 2 * _SAMPLE:
         fit = _laplacian(kernels, values, _MIDDLE * k / n)
         return _searched(kernels, values, k, most, fit.mean, fit.largest, fit.threshold, fit.scale)
-    sampled, expected = kernels.sample(values, _SAMPLE), k * _SAMPLE / n
+    sampled = kernels.sample(values, _sampled(n))
+    expected = k * sampled.size / n
     deviation = math.sqrt(expected)
-    fit = _laplacian(kernels, sampled, min((expected + 4 * deviation) / _SAMPLE, 1.0))
+    fit = _laplacian(kernels, sampled, min((expected + 4 * deviation) / sampled.size, 1.0))
     threshold = fit.threshold
     if expected >= _FEWEST:
         inside = (expected + 2 * deviation, expected + 6 * deviation)
-        threshold = (
-            _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold) or threshold
-        )
+        tried = _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold)
+        threshold = threshold if tried is None else tried
     # The largest of the sample may not be everybody's.
     return _searched(kernels, values, k, most, fit.mean, 4 * max(fit.largest, threshold), threshold, fit.scale)
 
 
 class _Fit(NamedTuple):
-    """A Laplacian distribution: the estimate ``b · ln(cosh(μ/b) / η)`` of a threshold, ``|μ|``, the largest magnitude of
-    the values, and b.
+    """A Laplacian distribution: the estimate ``b · ln(cosh(μ/b) / η)`` of a threshold, ``|μ|``, the largest magnitude
+    of the values, and b.
     """
 
     threshold: float
