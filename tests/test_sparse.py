@@ -16,7 +16,14 @@ import compcoll
 from compcoll import ErrorFeedback
 from compcoll.algorithms import choose
 from compcoll.devices.host import HostDevice
-from compcoll.errors import CompcollError, InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
+from compcoll.errors import (
+    CompcollError,
+    InvalidArgument,
+    InvalidBuffer,
+    UnknownAlgorithm,
+    UnsupportedDType,
+    WireCorrupted,
+)
 from compcoll.layout import World as Ranks
 from compcoll.model import DEFAULTS
 from compcoll.sparse import (
@@ -365,3 +372,31 @@ def test_other_collectives_take_sparse_codecs() -> None:
     for result in gathered:
         np.testing.assert_allclose(result, [largest(mine, 60) for mine in x], rtol=1e-6)
     assert compcoll.get_codec("topk", density=0.5) == TopK(0.5)
+
+
+@pytest.mark.parametrize("algorithm", ["sparse_ring", "sparse_direct"])
+@pytest.mark.parametrize("part", ["head", "indices"])
+def test_a_corrupted_wire_is_named(monkeypatch: pytest.MonkeyPatch, algorithm: str, part: str) -> None:
+    """One rank's bytes are spoilt on their way out: whoever gets them says so, and nobody reads out of bounds."""
+    size, n = 3, 4000
+    world, inputs = World(size, timeout=5), normals(size, n)
+    outs = [np.zeros(n, np.float32) for _ in range(size)]
+    spoilt = world.loopback.transports[1]
+    send = spoilt.isend
+
+    def isend(wire: Any, dest: int, tag: int) -> Any:
+        if wire.nbytes > 64:
+            at = 16 if part == "head" else 32
+            wire.buffer[at : at + 8] = 0xFF
+        return send(wire, dest, tag)
+
+    monkeypatch.setattr(spoilt, "isend", isend)
+    requests = [
+        comm.iallreduce(x, codec=TopK(0.05, wire="pairs"), algorithm=algorithm, out=out)
+        for comm, x, out in zip(world.comms, inputs, outs, strict=True)
+    ]
+    with pytest.raises(CompcollError):
+        world.loopback.run(requests)
+    errors = [request._error for request in requests]
+    assert any(isinstance(error, WireCorrupted) for error in errors), errors
+    assert all(not out.any() for out, error in zip(outs, errors) if error is not None)
