@@ -335,37 +335,8 @@ def _run_codecs(arguments: argparse.Namespace) -> int:
 
 
 def _run_selection(arguments: argparse.Namespace) -> int:
-    if arguments.codec is not None:
-        raise UsageError("selection times every selector: give --density and --data, but no --codec")
-    low, high = arguments.message_size
     about = describe()
-    density = 0.001 if arguments.density is None else arguments.density
-    if not 0 < density <= 1:
-        raise UsageError(f"--density {density:g} must be above 0 and at most 1")
-    chosen = sizes.sweep((low or 64 << 10, high or max(low or 0, 256 << 20)), sizes_of(arguments.dtype))
-    progress = Progress(len(chosen))
-    progress.print(
-        f"# Selection of {density:g}, compcoll {about['compcoll']}, {about['cpu']} ({about['instruction_set']})",
-        f"# {arguments.dtype}, data {arguments.data}; medians of runs in turns; copy: memory to memory, read: one pass",
-        selection.head(),
-    )
-    cap = selection.TIME_CAP if arguments.time_cap is None else arguments.time_cap
-    try:
-        records = selection.run(
-            sizes=chosen,
-            density=density,
-            dtype=arguments.dtype,
-            kind=arguments.data,
-            seed=arguments.seed,
-            limits=Limits(
-                selection.WARMUP if arguments.warmup is None else arguments.warmup,
-                arguments.iterations or selection.ITERATIONS,
-                cap or float("inf"),
-            ),
-            progress=progress,
-        )
-    finally:
-        progress.close()
+    records = selection.from_arguments(arguments, about, sizes_of(arguments.dtype))
     return _finish(arguments, "selection", about, records, selection.complaints(records))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from compcoll.sparse.selectors import SELECTORS
 from . import data
 from .errors import UsageError
 from .report import Progress
+from .sizes import sweep
 from .timing import Limits, measure
 
 Array = npt.NDArray[Any]
@@ -27,6 +29,9 @@ MOST: Mapping[str, float] = {"ldte": 1.5, "hierarchical": 2.0, "bisection": 2.0}
 """How many times k a selector may choose, beyond 1."""
 
 RIVALS = ("argpartition", "topk")
+
+SMALLEST, LARGEST = 64 << 10, 256 << 20
+"""Bytes, unless others are asked for."""
 
 ITERATIONS, WARMUP, TIME_CAP = 51, 2, 0.3
 
@@ -187,6 +192,47 @@ def run(
             )
             progress.print(row(records[-1]))
     return records
+
+
+def from_arguments(arguments: argparse.Namespace, about: Mapping[str, Any], itemsize: int) -> list[SelectionRecord]:
+    """Measure what the command line asks for.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        Of the command line.
+    about : dict
+        What is known of the machine.
+    itemsize : int
+        Bytes of an element.
+    """
+    if arguments.codec is not None:
+        raise UsageError("selection times every selector: give --density and --data, but no --codec")
+    density = 0.001 if arguments.density is None else arguments.density
+    if not 0 < density <= 1:
+        raise UsageError(f"--density {density:g} must be above 0 and at most 1")
+    low, high = arguments.message_size
+    chosen = sweep((low or SMALLEST, high or max(low or 0, LARGEST)), itemsize)
+    cap = TIME_CAP if arguments.time_cap is None else arguments.time_cap
+    warmup = WARMUP if arguments.warmup is None else arguments.warmup
+    progress = Progress(len(chosen))
+    progress.print(
+        f"# Selection of {density:g}, compcoll {about['compcoll']}, {about['cpu']} ({about['instruction_set']})",
+        f"# {arguments.dtype}, data {arguments.data}; medians of runs in turns; copy: memory to memory, read: one pass",
+        head(),
+    )
+    try:
+        return run(
+            sizes=chosen,
+            density=density,
+            dtype=arguments.dtype,
+            kind=arguments.data,
+            seed=arguments.seed,
+            limits=Limits(warmup, arguments.iterations or ITERATIONS, cap or float("inf")),
+            progress=progress,
+        )
+    finally:
+        progress.close()
 
 
 def head() -> str:

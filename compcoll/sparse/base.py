@@ -17,7 +17,7 @@ one bit for every element of the buffer."""
 FULL, SIGN, POWER = 0, 1, 2
 """Formats of values: as they are; plus or minus a step; sign and exponent in 4 bits."""
 
-MOST_ELEMENTS, MOST_PACKED = 1 << 32, 1 << 28
+MOST_ELEMENTS, MOST_PACKED = (1 << 32) - 1, 1 << 28
 
 OUT_FORMATS = ("dense", "sparse")
 
@@ -158,7 +158,7 @@ class Sparsifier:
         return False
 
     def coder(self, device: Device, dtype: str) -> Coder:
-        from .coder import SparseCoder
+        from .coder import SparseCoder  # which builds on this module
 
         return SparseCoder(self, device, dtype)
 
