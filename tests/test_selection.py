@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
 import struct
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -294,3 +297,32 @@ def test_wires_are_as_documented() -> None:
             wire = np.empty(1 << 17, np.uint8)
             nbytes = kernels.write(x, np.array(indices, np.uint32), index_format, value_format, step, exponent, wire)
             assert wire[:nbytes].tobytes() == head + body
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+def test_the_arithmetic_compiles_for_gpus(tmp_path: Path) -> None:
+    kernels = Path(compcoll.__file__).parent / "kernels"
+    source = tmp_path / "all.cu"
+    source.write_text("""#include "sparse.h"
+using namespace compcoll;
+template <class T> __device__ void all(T* x, int* codes, uint64_t n) {
+    codes[0] = power_code(x[0], power_below(x[1])) + nearest_power(x[2]) + (magnitude_bits(x[3]) > 0);
+    x[4] = power_value<T>(codes[1], 130);
+    codes[2] = static_cast<int>(permuted(3, n, mixed(7)));
+}
+__global__ void in_both(float* x, double* y, int* codes, uint64_t n) { all(x, codes, n); all(y, codes, n); }
+""")
+    command = [
+        "nvcc",
+        "-arch=sm_80",
+        "-std=c++17",
+        "--fmad=false",
+        "-c",
+        "-I",
+        kernels,
+        source,
+        "-o",
+        tmp_path / "all.o",
+    ]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
