@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 from typing import NamedTuple
 
 from ..codecs.base import Array
@@ -19,6 +20,8 @@ _RUN = 16  # values next to each other in a sample
 _MIDDLE = 1.2  # of what is accepted, in units of k
 _FEWEST = 8  # elements of a sample that shall be above a threshold, else it tells too little
 _NARROW = 1e-6  # of the largest magnitude: an interval in which no further threshold is tried
+
+_NORMAL = NormalDist()
 
 Selector = Callable[[Selection, Array, int], Array]
 
@@ -34,10 +37,11 @@ def exact(kernels: Selection, values: Array, k: int) -> Array:
         sampled = kernels.sample(values, _sampled(n))
         expected = k * sampled.size / n
         rank = int(expected + 5 * math.sqrt(expected) + _RUN // 2)
-        threshold, _, largest, _ = _laplacian(kernels, sampled, min(1.1 * rank / sampled.size, 1.0))
+        fit = _laplacian(kernels, sampled, min(1.1 * rank / sampled.size, 1.0))
+        threshold = fit.threshold
         while rank < sampled.size:
             inside = (rank, rank + rank // 4 + 2)
-            bound = _bisected(lambda t: kernels.count(sampled, t), inside, 0.0, largest, threshold)
+            bound = _bisected(lambda t: kernels.count(sampled, t), inside, 0.0, fit.largest, threshold, fit.normal)
             bound = kernels.kth_largest(sampled, rank) if bound is None else bound
             found = _collect(kernels, values, bound, k)
             if found is not None:
@@ -92,15 +96,16 @@ def bisection(kernels: Selection, values: Array, k: int) -> Array:
 
 def ldte(kernels: Selection, values: Array, k: int) -> Array:
     """From k to 1.5 k, by LDTE-BS: the threshold that a Laplacian distribution of the same mean and variance would
-    have, then bisection. The estimate is made for the middle of what is accepted.
+    have, then bisection. The estimate is made for the middle of what is accepted; where it finds too few, the tail is
+    lighter, and a normal distribution's threshold is tried before bisection.
 
     Of a long buffer the moments and the first trials are a sample's, for about twice as many as wanted: a threshold
     that is too low costs little, since the search goes on among what one pass over everything has collected.
     """
     n, most = values.size, max(3 * k // 2, k + 1)
-    if n <= 2 * _SAMPLE:
+    if n <= 4 * _SAMPLE:
         fit = _laplacian(kernels, values, _MIDDLE * k / n)
-        return _searched(kernels, values, k, most, fit.mean, fit.largest, fit.threshold, fit.scale)
+        return _searched(kernels, values, k, most, fit.mean, fit.largest, fit.threshold, fit)
     sampled = kernels.sample(values, _sampled(n))
     expected = k * sampled.size / n
     deviation = math.sqrt(expected)
@@ -108,21 +113,22 @@ def ldte(kernels: Selection, values: Array, k: int) -> Array:
     threshold = fit.threshold
     if expected >= _FEWEST:
         inside = (expected + 2 * deviation, expected + 6 * deviation)
-        tried = _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold)
+        tried = _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold, fit.normal)
         threshold = threshold if tried is None else tried
     # The largest of the sample may not be everybody's.
-    return _searched(kernels, values, k, most, fit.mean, 4 * max(fit.largest, threshold), threshold, fit.scale)
+    return _searched(kernels, values, k, most, fit.mean, 4 * max(fit.largest, threshold), threshold, fit)
 
 
 class _Fit(NamedTuple):
     """A Laplacian distribution: the estimate ``b · ln(cosh(μ/b) / η)`` of a threshold, ``|μ|``, the largest magnitude
-    of the values, and b.
+    of the values, and b; the threshold of a normal distribution without mean.
     """
 
     threshold: float
     mean: float
     largest: float
     scale: float
+    normal: float
 
 
 def _laplacian(kernels: Selection, values: Array, density: float) -> _Fit:
@@ -130,10 +136,11 @@ def _laplacian(kernels: Selection, values: Array, density: float) -> _Fit:
     mean = total / values.size
     b = math.sqrt(max(squares / values.size - mean * mean, 0.0) / 2)
     if not 0 < b < math.inf:
-        return _Fit(largest / 2, min(abs(mean), largest), largest, 0.0)
+        return _Fit(largest / 2, min(abs(mean), largest), largest, 0.0, 0.0)
     ratio = abs(mean) / b
     log_cosh = ratio + math.log1p(math.exp(-2 * ratio)) - math.log(2)
-    return _Fit(min(b * (log_cosh - math.log(density)), largest), min(abs(mean), largest), largest, b)
+    normal = math.sqrt(squares / values.size) * _NORMAL.inv_cdf(1 - density / 2)
+    return _Fit(min(b * (log_cosh - math.log(density)), largest), min(abs(mean), largest), largest, b, normal)
 
 
 def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
@@ -165,16 +172,24 @@ def _largest_of(kernels: Selection, values: Array, indices: Array, k: int) -> Ar
 
 
 def _bisected(
-    count: Callable[[float], int], inside: tuple[float, float], head: float, tail: float, threshold: float
+    count: Callable[[float], int],
+    inside: tuple[float, float],
+    head: float,
+    tail: float,
+    threshold: float,
+    second: float = 0.0,
 ) -> float | None:
-    """A threshold above which as many lie as wanted, between two others; None where none was found."""
+    """A threshold above which as many lie as wanted, between two others; None where none was found.
+
+    ``second`` is tried after the first, if it lies between what is left.
+    """
     narrow = _NARROW * tail
     while tail - head > narrow:
         above = count(threshold)
         if inside[0] <= above <= inside[1]:
             return threshold
         head, tail = (threshold, tail) if above > inside[1] else (head, threshold)
-        threshold = (head + tail) / 2
+        threshold, second = second if head < second < tail else (head + tail) / 2, 0.0
     return None
 
 
@@ -186,17 +201,19 @@ def _searched(
     head: float,
     tail: float,
     threshold: float,
-    scale: float = 0.0,
+    fit: _Fit | None = None,
 ) -> Array:
     """From k to ``most``, by bisection; once what is above the lower end has been collected, only among that.
 
-    There the first trial goes by an exponential tail of that scale.
+    Where a count is known, the next trial goes by the fit's exponential tail.
     """
+    scale, second = (0.0, 0.0) if fit is None else (fit.scale, fit.normal)
     narrow, room = _NARROW * tail, _room(values, k)
     while tail - head > narrow:
         found, above = kernels.above(values, threshold, room)
         if above < k:
             tail = threshold
+            second = threshold + scale * math.log(above / (_MIDDLE * k)) if above else second
         elif above <= most and found is not None:
             return found
         elif found is None:
@@ -215,7 +232,7 @@ def _searched(
                 return _largest_of(kernels, values, found, k)
             positions, _ = kernels.above(among, chosen, most)
             return kernels.take(found, positions)
-        threshold = (head + tail) / 2
+        threshold, second = second if head < second < tail else (head + tail) / 2, 0.0
     return exact(kernels, values, k)
 
 
