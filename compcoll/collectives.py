@@ -308,8 +308,7 @@ class Collectives:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
             return Recipe(plan, run, None, scale)
-        reduce, start = self._by_mpi().reductions(call.collective)
-        reduction = native.Reduction(reduce, start, op, device, call.dtype, scale)
+        reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)
         return Recipe(plan, self._reduce, reduction.block, reduction)
 
     def _by_mpi(self) -> MPITransport:
