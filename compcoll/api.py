@@ -79,9 +79,11 @@ def allreduce(
     codec : str or Codec, optional
         ``"zfp"``, ``"minmax"``, ``"cast"`` … (see `list_codecs`), with its options as further arguments; or a codec
         such as ``ZFP(rate=8)``. None sends the values as they are; ``"auto"`` with ``tolerance=``, the relative error
-        that the result may have, chooses the codec, too: see docs/model.md.
+        that the result may have, chooses the codec, too: see docs/model.md. ``"topk"`` and the other sparse ones send
+        few elements, chosen from the whole buffer: see docs/sparse.md.
     algorithm : str
         ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``, ``"native"`` (MPI's own, uncompressed)
+        ``"sparse_ring"``, ``"sparse_native"`` and ``"sparse_direct"`` for sparse codecs,
         or ``"auto"``, which also does not compress where that would not pay: `Communicator.stats` tells.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
@@ -95,7 +97,8 @@ def allreduce(
     Returns
     -------
     numpy.ndarray
-        The result, like ``x``: ``out`` if given.
+        The result, like ``x``: ``out`` if given. A `compcoll.sparse.SparseSum` with a sparse codec's
+        ``out_format="sparse"``.
 
     Raises
     ------

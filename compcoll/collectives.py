@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .algorithms import bcast, choose, hierarchical, native, pairwise
+from .algorithms import bcast, choose, hierarchical, native, pairwise, sparse
 from .algorithms.job import Job, Window
 from .codecs.base import Codec
 from .codecs.registry import as_codec
@@ -20,6 +20,8 @@ from .layout import Chunk, World, balanced_chunks, consecutive_chunks
 from .model import Profile
 from .plan import MOVED, Call, Plan, make_plan
 from .request import Steps
+from .sparse.base import Sparsifier
+from .sparse.coder import SparseCoder
 from .transports.base import Wire
 from .transports.mpi import MPITransport, operation_name
 
@@ -85,8 +87,8 @@ class Prepared:
         The flat input and the flat result.
     result : array
         What the caller gets; of an allgatherv, which returns it, only what it is like.
-    residual : array or None
-        What feedback adds.
+    residual : array, ErrorFeedback or None
+        What feedback adds; for a sparsifier the feedback itself.
     """
 
     recipe: Recipe
@@ -162,11 +164,15 @@ class Collectives:
     def allreduce(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Prepared:
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
         recipe = self._recipe("allreduce", flat, dtype, op, asked)
+        if isinstance(recipe.plan.codec, Sparsifier):
+            recipe.plan.codec.check_call(feedback, out)
         residual = None if feedback is None else self._residual(feedback, recipe.plan, flat.size, dtype)
         return Prepared(recipe, flat, flat_out, result, residual)
 
     def _allreduce(self, call: Prepared, means: Means) -> Steps:
         plan, n = call.recipe.plan, call.x.size
+        if plan.algorithm in choose.SPARSE:
+            return self._sparse_allreduce(call, means)
         job = self._job(means, call, balanced_chunks(n, self._size, plan.block, plan.segment), call.recipe.detail)
         if plan.algorithm != choose.HIERARCHICAL:
             return choose.ALLREDUCE[plan.algorithm](job)
@@ -175,6 +181,24 @@ class Collectives:
         return hierarchical.allreduce(
             job, plan.raw, between, lambda parts: balanced_chunks(n, parts, plan.block, plan.segment)
         )
+
+    def _sparse_allreduce(self, call: Prepared, means: Means) -> Steps:
+        plan, mpi = call.recipe.plan, self._mpi
+        assert isinstance(plan.coder, SparseCoder)
+        job = sparse.SparseJob(
+            group=means.group,
+            coder=plan.coder,
+            x=call.x,
+            scale=call.recipe.detail,
+            feedback=call.residual,
+            take=means.take,
+            stats=means.stats,
+            itemsize=call.x.itemsize,
+            block=max(plan.segment * call.x.itemsize // 4, 1),
+            start=None if mpi is None else mpi.iallgatherv,
+            turn=means.turn,
+        )
+        return sparse.allreduce(plan.algorithm, job, call.out, call.result)
 
     def reduce_scatter(self, x: Any, op: Any, out: Any, asked: Asked) -> Prepared:
         self._device.check_readable(x, "x")
@@ -301,7 +325,7 @@ class Collectives:
         plan = make_plan(call, device=device, profile=self._profile, world=self._world, native=mpi is not None)
         run = getattr(self, f"_{call.collective}")
         scale = 1.0 / self._size if op == "mean" else 1.0
-        if self._size == 1:
+        if self._size == 1 and plan.algorithm not in choose.SPARSE:
             plan = plan._replace(codec=None, algorithm=COPY)
             return Recipe(plan, run, None, None) if call.n < 0 else Recipe(plan, self._copy, device.copy, None)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
@@ -324,6 +348,8 @@ class Collectives:
         if not isinstance(feedback, ErrorFeedback):
             raise InvalidArgument(f"feedback={feedback!r}: a compcoll.ErrorFeedback is needed")
         residual = feedback.prepare(n, dtype, self._device.zeros_residual)
+        if isinstance(plan.codec, Sparsifier):
+            return feedback
         return residual if plan.codec is not None else None
 
     def _split(self, shape: tuple[int, ...], collective: str) -> int:

@@ -251,7 +251,7 @@ class Communicator:
 
         def steps() -> Steps:
             yield from self._open(turn, plan.text, plan.digest, tag)
-            if plan.algorithm != choose.NATIVE:
+            if plan.algorithm not in choose.BY_MPI:
                 turn.use()
             means = Means(Group(self._transport, tag), arena.take, stats, turn)
             result = yield from prepared.recipe.run(prepared, means)
@@ -310,5 +310,5 @@ class Communicator:
 
 
 def _account(collective: str, plan: Plan, nbytes: int) -> Stats:
-    unknown = -1 if plan.algorithm == choose.NATIVE else 0
+    unknown = -1 if plan.algorithm in choose.BY_MPI else 0
     return Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, nbytes, unknown)

@@ -100,7 +100,8 @@ def short(codec: Codec | None) -> str:
     """A codec with the settings that it was given."""
     if codec is None:
         return "-"
-    settings = {name: value for name, value in vars(codec).items() if value not in (None, False)}
+    unsaid = (None, False, "auto", "dense")
+    settings = {name: value for name, value in vars(codec).items() if value not in unsaid}
     return f"{codec.name} " + " ".join(f"{name}={_plain(value)}" for name, value in settings.items())
 
 

@@ -13,6 +13,7 @@ from .codecs.cast import Cast
 from .errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
 from .layout import World
 from .model import Profile
+from .sparse.base import Sparsifier
 
 SUMS = ("sum", "mean")
 """The operations that can be compressed."""
@@ -114,6 +115,11 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         algorithm, codec = choose.NATIVE, None
     elif algorithm == choose.AUTO or call.tolerance is not None:
         algorithm, codec = _choose(call, movable, device, profile, world, native)
+    if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
+        raise UnknownAlgorithm(
+            f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
+            f"choose from whole buffers, go by {', '.join(choose.SPARSE)}, and no other codec does"
+        )
     if algorithm == choose.NATIVE:
         _check_native(call, codec, native)
         text = _line(call, algorithm)
@@ -125,6 +131,8 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         )
     raw = Cast(call.dtype).coder(device, call.dtype)
     coder = raw if codec is None else codec.coder(device, call.dtype)
+    if algorithm in choose.BY_MPI and not native:
+        raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
     segment = max(config.segment_nbytes(world.nodes) // call.itemsize, 1)
     text = _line(call, f"{algorithm} in segments of {segment}", codec)
     return Plan(codec, algorithm, coder, raw, 1 if codec is None else codec.block, segment, text, fingerprint(text))

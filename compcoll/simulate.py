@@ -18,6 +18,7 @@ from .errors import CompcollError, InvalidArgument
 from .model import DEFAULTS, Link, Profile
 from .profile import load
 from .simulation import ALGORITHMS, ITEMSIZES, Outcome, Scenario, resized
+from .sparse.base import Sparsifier
 from .transports.network import Network
 from .units import parse_bytes, parse_seconds, parse_speed
 from .ways import kind_of, way_of
@@ -162,6 +163,8 @@ def _speeds(args: argparse.Namespace, profile: Profile, codec: Codec | None) -> 
         return profile
     if codec is None:
         raise InvalidArgument(f"--{next(iter(given))} is the speed of a codec: give --codec")
+    if isinstance(codec, Sparsifier):
+        raise InvalidArgument(f"{codec.name}: sparse allreduces are not simulated; `explain` predicts them")
     bits = way_of(codec, HostDevice(), args.dtype, ITEMSIZES[args.dtype]).bits
     speed = replace(profile.speed(kind_of(codec), bits), codec=kind_of(codec), bits=bits, **given)
     return replace(profile, speeds=(speed, *profile.speeds))

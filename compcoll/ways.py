@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .codecs import ZFP, Cast, Codec
-from .model import RAW, VARIABLE, Way, raw
+from .model import RAW, SPARSE, VARIABLE, Way, raw
+from .sparse.base import Sparsifier
 
 _VALUES = 1 << 16
 
@@ -16,13 +17,16 @@ def kind_of(codec: Codec | None) -> str:
         return RAW
     if isinstance(codec, Cast):
         return f"cast {codec.dtype}"
+    if isinstance(codec, Sparsifier):
+        return SPARSE
     if isinstance(codec, ZFP) and not codec.fixed_size:
         return VARIABLE
     return codec.name
 
 
 def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
-    """How values travel with a codec. Where the wire's size depends on the values, half of theirs is assumed.
+    """How values travel with a codec. Where the wire's size depends on the values, half of theirs is
+    assumed; of sparsifiers, an index of 32 bits and the value for each element expected to be sent.
 
     Parameters
     ----------
@@ -35,6 +39,8 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
     """
     if codec is None:
         return raw(itemsize)
+    if isinstance(codec, Sparsifier):
+        return Way(SPARSE, codec.expected_density * (32 + max(8 * itemsize, 32)), itemsize)
     if not codec.fixed_size:
         return Way(kind_of(codec), 4.0 * itemsize, itemsize)
     bits = 8 * codec.coder(device, dtype).wire_nbytes(_VALUES) / _VALUES

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 from compcoll.algorithms import choose
 from compcoll.codecs import DTYPES, Codec, get_codec, list_codecs
 from compcoll.errors import CompcollError
+from compcoll.sparse.selectors import SELECTORS
 
-from . import codecs, data, plot, sizes
+from . import codecs, data, plot, selection, sizes
 from .errors import UsageError
 from .machine import describe, describe_mpi
 from .report import COLUMNS, STATISTICS, Progress, Table, check_writable, write_csv, write_json
@@ -30,6 +31,8 @@ _COLLECTIVES = {
     "alltoall": "mpirun -n 4 {program} alltoall -m 4M --codec zfp --rate 8 --compare native,pairwise --show all",
 }
 _CODECS = "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json"
+_ALLGATHERV = "mpirun -n 4 {program} allgatherv -m 64K:16M --spread one --compare native,ring,direct"
+_SELECTION = "{program} selection -m 64K:256M --density 0.001 --data laplace --json selection.json"
 _PLOT = "{program} plot allreduce.json -o allreduce.png"
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -103,6 +106,8 @@ def _shared() -> _Parser:
     codec.add_argument("--lossless", action="store_true", default=None, help="zfp: lose nothing")
     codec.add_argument("--bits", type=int, help="minmax: bits of a code")
     codec.add_argument("--block", type=int, help="minmax: values of a block")
+    codec.add_argument("--density", type=float, help="topk: part of the elements to send")
+    codec.add_argument("--select", choices=list(SELECTORS), help="topk: how they are found")
     codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
     time = parser.add_argument_group("measuring")
     time.add_argument("-x", "--warmup", type=_at_least(0, int), help="rounds before the clock runs")
@@ -130,7 +135,7 @@ def _statistic(parser: argparse.ArgumentParser, default: str) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    examples = [*_COLLECTIVES.values(), _CODECS, _PLOT]
+    examples = [*_COLLECTIVES.values(), _ALLGATHERV, _CODECS, _SELECTION, _PLOT]
     parser = _Parser(
         prog=PROGRAM,
         description="Compressed collectives against MPI's own, in the manner of OSU's benchmarks and nccl-tests.",
@@ -157,6 +162,17 @@ def build_parser() -> argparse.ArgumentParser:
         reduces = [reduction] if name in ("allreduce", "reduce_scatter") else []
         command(name, f"{name}, compressed and MPI's own", example, collective, *reduces, shared)
 
+    uneven = command("allgatherv", "allgatherv of unlike contributions, and MPI's own", _ALLGATHERV, collective, shared)
+    uneven.add_argument(
+        "--spread",
+        choices=("equal", "linear", "one"),
+        default="linear",
+        help="contributions: alike, growing with the rank, or all of it rank 0's (default: %(default)s)",
+    )
+
+    choosing = command("selection", "time to find the largest elements, in one process", _SELECTION, shared)
+    _message_size(choosing, "64K to 256M")
+
     one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared)
     one_process.add_argument(
         "--size", type=_argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
@@ -175,15 +191,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _collective_options() -> _Parser:
-    parser = _Parser(add_help=False)
+def _message_size(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         *("-m", "--message-size"),
         type=_argument(sizes.parse_range),
         default=(None, None),
         metavar="MIN:MAX",
-        help="bytes: from MIN, doubling, to MAX, or one size; suffixes K, M, G (default: one element to 1M)",
+        help=f"bytes: from MIN, doubling, to MAX, or one size; suffixes K, M, G (default: {default})",
     )
+
+
+def _collective_options() -> _Parser:
+    parser = _Parser(add_help=False)
+    _message_size(parser, "one element to 1M")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--algorithm", metavar="NAME", help="the one contender (default: auto)")
     which.add_argument(
@@ -210,7 +230,7 @@ def _examples(*examples: str) -> str:
 
 def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
     """The codec that the arguments describe, or None."""
-    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "wire_dtype")
+    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "density", "select", "wire_dtype")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.codec in (None, "none"):
         if given:
@@ -224,16 +244,16 @@ def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
 
 def _run_collective(arguments: argparse.Namespace) -> int:
     # MPI starts here: not for what runs in one process.
-    from . import contenders, sweep
+    from . import contenders, sweep, uneven
     from .cases import CASES, Ranks
 
     codec = chosen_codec(arguments)
-    case = CASES[arguments.command]
+    case = CASES.get(arguments.command)
     itemsize = sizes_of(arguments.dtype)
     asked = arguments.compare or arguments.algorithm or choose.AUTO
     settings = sweep.Settings(
         sizes=sizes.sweep(arguments.message_size, itemsize),
-        contenders=contenders.parse(asked, case.name, codec),
+        contenders=uneven.contenders(asked) if case is None else contenders.parse(asked, case.name, codec),
         codec=codec,
         dtype=arguments.dtype,
         op=getattr(arguments, "op", "sum"),
@@ -251,9 +271,14 @@ def _run_collective(arguments: argparse.Namespace) -> int:
     about = describe() | {"mpi": describe_mpi(), "ranks": ranks.comm.size, "nodes": ranks.nodes}
     table = Table(settings.contenders, settings.statistic, arguments.full, arguments.show)
     progress = Progress(len(settings.sizes), quiet=not first)
-    progress.print(*sweep.head(case, settings, ranks, about), table.head())
     try:
-        records = sweep.run(case, settings, ranks, table, progress)
+        if case is None:
+            about["spread"] = arguments.spread
+            progress.print(*uneven.head(settings, arguments.spread, ranks, about), table.head())
+            records = uneven.run(settings, arguments.spread, ranks, table, progress)
+        else:
+            progress.print(*sweep.head(case, settings, ranks, about), table.head())
+            records = sweep.run(case, settings, ranks, table, progress)
     finally:
         progress.close()
     return _finish(arguments, "collective", about, records, sweep.complaints(records), write=first)
@@ -309,6 +334,12 @@ def _run_codecs(arguments: argparse.Namespace) -> int:
     return _finish(arguments, "codecs", about, records, codecs.complaints(records))
 
 
+def _run_selection(arguments: argparse.Namespace) -> int:
+    about = describe()
+    records = selection.from_arguments(arguments, about, sizes_of(arguments.dtype))
+    return _finish(arguments, "selection", about, records, selection.complaints(records))
+
+
 def _finish(
     arguments: argparse.Namespace,
     kind: str,
@@ -353,7 +384,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     """
     parser = build_parser()
     arguments = parser.parse_args(words)
-    runs = {"codecs": _run_codecs, "plot": _run_plot}
+    runs = {"codecs": _run_codecs, "selection": _run_selection, "plot": _run_plot}
     try:
         if _is_first():
             check_writable(*(getattr(arguments, name, None) for name in ("json", "csv", "output")))

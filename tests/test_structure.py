@@ -31,7 +31,7 @@ FLOORS = [
     {"model_parts"},
     {"transports"},
     {"encoding"},
-    {"codecs"},
+    {"codecs", "sparse"},
     {"devices"},
     {"feedback"},
     {"request"},

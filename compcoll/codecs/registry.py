@@ -8,12 +8,13 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from ..errors import InvalidArgument, UnknownCodec
+from ..sparse.codecs import ALL as SPARSIFIERS
 from .base import Codec
 from .cast import Cast
 from .minmax import MinMax
 from .zfp import ZFP
 
-_OWN: dict[str, type[Any]] = {codec.name: codec for codec in (Cast, MinMax, ZFP)}
+_OWN: dict[str, type[Any]] = {codec.name: codec for codec in (Cast, MinMax, ZFP, *SPARSIFIERS)}
 _GROUP = "compcoll.codecs"
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .. import _host, config
 from ..errors import InvalidBuffer, UnsupportedDType
 from .arrays import load, store
+from .host_selection import HostSelection
 
 Array = npt.NDArray[Any]
 
@@ -89,6 +90,15 @@ class HostDevice:
             coder = _host.Coder(_KERNELS.index(name), first, second, _STORAGE.index(dtype), index)
             self._coders[key] = HostCoder(coder, self.threads)
         return self._coders[key]
+
+    def selection(self, dtype: str) -> HostSelection:
+        """The passes of sparsification over values that are computed on as float32 or float64."""
+        return HostSelection(dtype == "float64", self.instruction_sets().index(self.instruction_set))
+
+    @staticmethod
+    def as_bytes(x: Array) -> Array:
+        """The memory of a one-dimensional array as bytes."""
+        return x.view(np.uint8)
 
     @staticmethod
     def check_readable(x: Any, what: str) -> None:
