@@ -86,6 +86,18 @@ def _columns(text: str) -> list[str]:
     return chosen
 
 
+def codec_options(codec: argparse._ArgumentGroup) -> None:
+    """Add the options that `chosen_codec` understands."""
+    codec.add_argument("--codec", choices=[*list_codecs(), "none"], help="what to compress with")
+    codec.add_argument("--rate", type=float, help="zfp: compressed bits per value")
+    codec.add_argument("--tolerance", type=float, help="zfp: largest absolute error")
+    codec.add_argument("--precision", type=int, help="zfp: bit planes")
+    codec.add_argument("--lossless", action="store_true", default=None, help="zfp: lose nothing")
+    codec.add_argument("--bits", type=int, help="minmax: bits of a code")
+    codec.add_argument("--block", type=int, help="minmax: values of a block")
+    codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
+
+
 def _shared() -> _Parser:
     """Options of everything that measures."""
     parser = _Parser(add_help=False)
@@ -95,15 +107,7 @@ def _shared() -> _Parser:
         "--data", choices=list(data.KINDS), default="normal", help="kind of values (default: %(default)s)"
     )
     values.add_argument("--seed", type=_at_least(0, int), default=0, help="what the values depend on (default: 0)")
-    codec = parser.add_argument_group("codec")
-    codec.add_argument("--codec", choices=[*list_codecs(), "none"], help="what to compress with")
-    codec.add_argument("--rate", type=float, help="zfp: compressed bits per value")
-    codec.add_argument("--tolerance", type=float, help="zfp: largest absolute error")
-    codec.add_argument("--precision", type=int, help="zfp: bit planes")
-    codec.add_argument("--lossless", action="store_true", default=None, help="zfp: lose nothing")
-    codec.add_argument("--bits", type=int, help="minmax: bits of a code")
-    codec.add_argument("--block", type=int, help="minmax: values of a block")
-    codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
+    codec_options(parser.add_argument_group("codec"))
     time = parser.add_argument_group("measuring")
     time.add_argument("-x", "--warmup", type=_at_least(0, int), help="rounds before the clock runs")
     time.add_argument("-i", "--iterations", type=_at_least(1, int), help="timed rounds at most")
