@@ -70,6 +70,10 @@ _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
+# A long wait is for the network: the core is then of more use to others, such as back-propagation.
+_YIELDS = 200
+_NAP = 50e-6
+
 
 def anything_under_way() -> bool:
     """Whether some communicator of this process has collectives to advance."""
@@ -141,7 +145,7 @@ class Engine:
         return moved
 
     def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
-        """Advance everything, in all communicators, until ``finished()``.
+        """Advance everything, in all communicators, until ``finished()``; a long wait is slept through in naps.
 
         Raises
         ------
@@ -162,7 +166,9 @@ class Engine:
                 deadline = time.monotonic() + limit
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
-            if idle > self._spins:
+            if idle > self._spins + _YIELDS:
+                time.sleep(_NAP)
+            elif idle > self._spins:
                 os.sched_yield()
 
     def _give_up(self, error: PeerTimeout) -> NoReturn:
@@ -247,13 +253,15 @@ class Request:
             raise self._error
         return self.done
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None, *, meanwhile: Callable[[], Any] | None = None) -> Any:
         """Wait for the end and return the result.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds without any progress after which to give up; the communicator's by default.
+        meanwhile : callable, optional
+            Called again and again until then: it may start further collectives.
 
         Raises
         ------
@@ -263,7 +271,13 @@ class Request:
             If the collective ended with an error.
         """
         if not self.done:
-            self._engine.drive(lambda: self.done, timeout, self.describe)
+
+            def finished() -> bool:
+                if meanwhile is not None:
+                    meanwhile()
+                return self.done
+
+            self._engine.drive(finished, timeout, self.describe)
         if self._error is not None:
             raise self._error
         return self._result

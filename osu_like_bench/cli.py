@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,11 @@ _COLLECTIVES = {
     "alltoall": "mpirun -n 4 {program} alltoall -m 4M --codec zfp --rate 8 --compare native,pairwise --show all",
 }
 _CODECS = "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json"
+_DDP = "mpirun -n 4 {program} ddp --parameters 25e6 --compare gloo,gloo+fp16,compcoll+zfp:rate=8"
+_DDP_USUAL = (
+    "gloo,gloo+fp16,gloo+bf16,gloo+powersgd:rank=2,compcoll,compcoll+zfp:rate=8,compcoll+zfp:rate=16,"
+    "compcoll+minmax:bits=8,compcoll+cast:dtype=float16"
+)
 _PLOT = "{program} plot allreduce.json -o allreduce.png"
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -99,7 +105,7 @@ def codec_options(codec: argparse._ArgumentGroup) -> None:
 
 
 def _shared() -> _Parser:
-    """Options of everything that measures."""
+    """Options of everything that sends values of our own making."""
     parser = _Parser(add_help=False)
     values = parser.add_argument_group("values")
     values.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
@@ -108,6 +114,12 @@ def _shared() -> _Parser:
     )
     values.add_argument("--seed", type=_at_least(0, int), default=0, help="what the values depend on (default: 0)")
     codec_options(parser.add_argument_group("codec"))
+    return parser
+
+
+def _measured() -> _Parser:
+    """Options of everything that measures."""
+    parser = _Parser(add_help=False)
     time = parser.add_argument_group("measuring")
     time.add_argument("-x", "--warmup", type=_at_least(0, int), help="rounds before the clock runs")
     time.add_argument("-i", "--iterations", type=_at_least(1, int), help="timed rounds at most")
@@ -134,7 +146,7 @@ def _statistic(parser: argparse.ArgumentParser, default: str) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    examples = [*_COLLECTIVES.values(), _CODECS, _PLOT]
+    examples = [*_COLLECTIVES.values(), _CODECS, _DDP, _PLOT]
     parser = _Parser(
         prog=PROGRAM,
         description="Compressed collectives against MPI's own, in the manner of OSU's benchmarks and nccl-tests.",
@@ -142,7 +154,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shared = _shared()
+    shared, measured = _shared(), _measured()
 
     def command(name: str, text: str, example: str, *parents: _Parser) -> _Parser:
         return commands.add_parser(
@@ -159,9 +171,9 @@ def build_parser() -> argparse.ArgumentParser:
     reduction.add_argument("--op", choices=("sum", "mean"), default="sum", help="reduction (default: %(default)s)")
     for name, example in _COLLECTIVES.items():
         reduces = [reduction] if name in ("allreduce", "reduce_scatter") else []
-        command(name, f"{name}, compressed and MPI's own", example, collective, *reduces, shared)
+        command(name, f"{name}, compressed and MPI's own", example, collective, *reduces, shared, measured)
 
-    one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared)
+    one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared, measured)
     one_process.add_argument(
         "--size", type=_argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
     )
@@ -169,6 +181,29 @@ def build_parser() -> argparse.ArgumentParser:
         "--instruction-set", default="best", metavar="NAMES", help="best (default), all, or names separated by commas"
     )
     one_process.add_argument("--threads", type=_at_least(1, int), default=1, help="threads of a kernel (default: 1)")
+
+    training = command("ddp", "a training step of PyTorch's DistributedDataParallel", _DDP, measured)
+    training.add_argument(
+        "--compare",
+        default=_DDP_USUAL,
+        metavar="NAMES",
+        help="contenders in turns, ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, powersgd:rank=2, "
+        "quantization), compcoll (exact), compcoll+CODEC such as compcoll+minmax:bits=4 (default: %(default)s)",
+    )
+    training.add_argument(
+        "--parameters", type=_at_least(1, float), default=25e6, help="of the model, about (default: %(default)g)"
+    )
+    training.add_argument("--batch", type=_at_least(1, int), default=8, help="examples of a rank (default: 8)")
+    training.add_argument(
+        "--bucket", type=_at_least(0, float), default=25.0, metavar="MB", help="DDP's buckets (default: %(default)g)"
+    )
+    training.add_argument(
+        "--threads", type=_at_least(1, int), help="threads of a rank (default: its share of the cores)"
+    )
+    training.add_argument("--algorithm", default=choose.AUTO, help="compcoll's (default: auto)")
+    training.add_argument("--no-feedback", action="store_true", help="forget what compression loses")
+    training.add_argument("--seed", type=_at_least(0, int), default=0, help="of model and examples (default: 0)")
+    _statistic(training, "median")
 
     picture = command("plot", "curves of latency and speed-up from --json files", _PLOT)
     picture.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what --json of a collective wrote")
@@ -313,6 +348,46 @@ def _run_codecs(arguments: argparse.Namespace) -> int:
     return _finish(arguments, "codecs", about, records, codecs.complaints(records))
 
 
+def _run_ddp(arguments: argparse.Namespace) -> int:
+    if find_spec("torch") is None:
+        raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
+    from . import ddp, ddp_contenders
+    from .cases import Ranks
+    from .training.processes import share_cores, start
+
+    contenders = ddp_contenders.parse(
+        arguments.compare, feedback=not arguments.no_feedback, algorithm=arguments.algorithm
+    )
+    place = start("gloo")
+    threads = share_cores(place, arguments.threads)
+    ranks = Ranks()
+    about = describe() | {"mpi": describe_mpi(), "ranks": place.size, "nodes": ranks.nodes, "threads": threads}
+    progress = Progress(len(contenders) + 1, quiet=place.rank != 0)
+    progress.print(*ddp.head(about, arguments.parameters, arguments.batch, arguments.bucket))
+    cap = ddp.TIME_CAP if arguments.iterations is None else 0.0
+    cap = cap if arguments.time_cap is None else arguments.time_cap
+    try:
+        records = ddp.run(
+            contenders,
+            parameters=int(arguments.parameters),
+            batch=arguments.batch,
+            bucket=arguments.bucket,
+            seed=arguments.seed,
+            ranks=ranks,
+            limits=Limits(
+                ddp.WARMUP if arguments.warmup is None else arguments.warmup,
+                arguments.iterations or ddp.ITERATIONS,
+                cap or float("inf"),
+            ),
+            statistic=arguments.statistic,
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    progress.print(*ddp.table(records, arguments.statistic))
+    return _finish(arguments, "ddp", about, records, ddp.complaints(records), write=place.rank == 0)
+
+
 def _finish(
     arguments: argparse.Namespace,
     kind: str,
@@ -357,7 +432,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     """
     parser = build_parser()
     arguments = parser.parse_args(words)
-    runs = {"codecs": _run_codecs, "plot": _run_plot}
+    runs = {"codecs": _run_codecs, "ddp": _run_ddp, "plot": _run_plot}
     try:
         if _is_first():
             check_writable(*(getattr(arguments, name, None) for name in ("json", "csv", "output")))
@@ -365,7 +440,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     except (UsageError, CompcollError) as error:
         parser.error(str(error))
     except Exception:
-        if arguments.command in runs:
+        if arguments.command in ("codecs", "plot"):
             raise
         _abort()
     sys.exit(status)

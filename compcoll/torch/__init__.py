@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compress import GradientCompression, compress
+    from .gradients import GradientCompression, compress
 
-_MODULES = {"GradientCompression": ".compress", "compress": ".compress"}
+_MODULES = {"GradientCompression": ".gradients", "compress": ".gradients"}
 
 __all__ = ["GradientCompression", "compress"]
 

@@ -69,7 +69,14 @@ def _store(world: Any, address: str) -> dist.Store:
 
 
 def share_cores(place: Place, threads: int | None = None) -> int:
-    """Give torch so many threads, by default this rank's share of its node's cores; returns how many."""
+    """Give torch, and compcoll from now on, so many threads; by default this rank's share of its node's cores.
+
+    Returns
+    -------
+    int
+        How many.
+    """
     count = threads or max(config.cores() // place.neighbours, 1)
     torch.set_num_threads(count)
+    os.environ.setdefault(config.THREADS, str(count))
     return count

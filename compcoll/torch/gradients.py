@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..codecs.registry import as_codec
 from ..collectives import compression
 from ..errors import CollectiveMismatch, HookTaken, InvalidArgument
 from ..feedback import ErrorFeedback
+from ..request import Request
 from .account import Account
 from .engine import Engine
 from .membership import check_alike, communicator_of
@@ -25,6 +27,9 @@ from .memory import array_of
 from .policy import KINDS, SMALLEST, exact_parameters
 
 Array = npt.NDArray[Any]
+
+_MOST_UNDER_WAY = 3
+"""Buckets: what one waits for is what another encodes."""
 
 _SEPARATE_NBYTES = 1 << 16
 """Exact gradients of this size or more split what is compressed; smaller ones travel along as zeros."""
@@ -150,6 +155,8 @@ class GradientCompression:
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._residuals: dict[str, Array] | None = {} if feedback and codec is not None else None
         self._buckets: dict[int, _Bucket] = {}
+        self._waiting: deque[_Averaging] = deque()
+        self._under_way = 0
 
         def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
             return self._start(bucket)
@@ -238,28 +245,41 @@ class GradientCompression:
             sizes = [gradient.numel() for gradient in bucket.gradients()]
             known = _Bucket(names, sizes, array_of(gradients).dtype, self.exact, self._residuals)
             self._buckets[bucket.index()] = known
-        laid_out = known
+        averaging = _Averaging(known, gradients)
+        self._waiting.append(averaging)
+        return self._engine.submit(lambda: self._finish(averaging)).get_future()
 
-        def average() -> Tensor:
-            self._average(laid_out, array_of(gradients))
-            return gradients
+    def _finish(self, averaging: _Averaging) -> Tensor:
+        """Wait for a bucket's averages; buckets that come meanwhile are begun, in their order."""
+        self._begin_waiting()
+        for request in averaging.requests:
+            request.wait(meanwhile=self._begin_waiting)
+            self.account.add(request.stats, 2 * (self._communicator.size - 1) / self._communicator.size)
+        averaging.bucket.put_back(averaging.values)
+        self._under_way -= 1
+        return averaging.gradients
 
-        return self._engine.submit(average).get_future()
+    def _begin_waiting(self) -> None:
+        while self._waiting and self._under_way < _MOST_UNDER_WAY:
+            averaging = self._waiting.popleft()
+            self._under_way += 1
+            bucket, values, requests = averaging.bucket, averaging.values, averaging.requests
+            exact = bucket.lift(values)
+            if exact is not None:
+                requests.append(self._communicator.iallreduce(exact, op="mean", out=exact, codec=None))
+            for begin, end, feedback in bucket.spans:
+                part, options = values[begin:end], {"codec": self._codec, "algorithm": self._algorithm}
+                requests.append(self._communicator.iallreduce(part, op="mean", out=part, feedback=feedback, **options))
 
-    def _average(self, bucket: _Bucket, values: Array) -> None:
-        exact = bucket.lift(values)
-        for begin, end, feedback in bucket.spans:
-            part = values[begin:end]
-            self._allreduce(part, codec=self._codec, algorithm=self._algorithm, feedback=feedback)
-        if exact is not None:
-            self._allreduce(exact, codec=None, algorithm=choose.AUTO)
-            bucket.put_back(values)
 
-    def _allreduce(self, x: Array, **options: Any) -> None:
-        communicator = self._communicator
-        communicator.allreduce(x, op="mean", out=x, **options)
-        assert communicator.stats is not None
-        self.account.add(communicator.stats, 2 * (communicator.size - 1) / communicator.size)
+class _Averaging:
+    """A bucket on its way: what is sent, and the collectives begun for it."""
+
+    def __init__(self, bucket: _Bucket, gradients: Tensor) -> None:
+        self.bucket = bucket
+        self.gradients = gradients
+        self.values = array_of(gradients)
+        self.requests: list[Request] = []
 
 
 class _Bucket:
