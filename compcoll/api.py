@@ -109,9 +109,8 @@ def allreduce(
     --------
     >>> total = compcoll.allreduce(gradient, codec="zfp", rate=8)
     """
-    return get_communicator(comm).allreduce(
-        x, op=op, codec=codec, algorithm=algorithm, out=out, feedback=feedback, **codec_options
-    )
+    compression = {"codec": codec, "algorithm": algorithm, **codec_options}
+    return get_communicator(comm).call("allreduce", x, op, out, feedback, compression)
 
 
 def iallreduce(
@@ -135,9 +134,8 @@ def iallreduce(
     Request
         With ``wait()``, which returns the result, ``test()`` and ``stats``.
     """
-    return get_communicator(comm).iallreduce(
-        x, op=op, codec=codec, algorithm=algorithm, out=out, feedback=feedback, **codec_options
-    )
+    compression = {"codec": codec, "algorithm": algorithm, **codec_options}
+    return get_communicator(comm).start("allreduce", x, op, out, feedback, compression)
 
 
 def reduce_scatter(
@@ -160,7 +158,8 @@ def reduce_scatter(
     numpy.ndarray
         Of shape ``(x.shape[0] // size, *x.shape[1:])``.
     """
-    return get_communicator(comm).reduce_scatter(x, op=op, codec=codec, algorithm=algorithm, out=out, **codec_options)
+    compression = {"codec": codec, "algorithm": algorithm, **codec_options}
+    return get_communicator(comm).call("reduce_scatter", x, op, out, compression)
 
 
 def allgather(
@@ -182,7 +181,8 @@ def allgather(
     numpy.ndarray
         Of shape ``(size, *x.shape)``.
     """
-    return get_communicator(comm).allgather(x, codec=codec, algorithm=algorithm, out=out, **codec_options)
+    compression = {"codec": codec, "algorithm": algorithm, **codec_options}
+    return get_communicator(comm).call("allgather", x, out, compression)
 
 
 def allgatherv(
@@ -202,7 +202,8 @@ def allgatherv(
     numpy.ndarray
         Of shape ``(sum of all ranks' x.shape[0], *x.shape[1:])``.
     """
-    return get_communicator(comm).allgatherv(x, codec=codec, algorithm=algorithm, **codec_options)
+    compression = {"codec": codec, "algorithm": algorithm, **codec_options}
+    return get_communicator(comm).call("allgatherv", x, compression)
 
 
 def bcast(
@@ -225,7 +226,8 @@ def bcast(
     numpy.ndarray
         Like ``x``.
     """
-    return get_communicator(comm).bcast(x, root, codec=codec, algorithm=algorithm, out=out, **codec_options)
+    compression = {"codec": codec, "algorithm": algorithm, **codec_options}
+    return get_communicator(comm).call("bcast", x, root, out, compression)
 
 
 def alltoall(
@@ -247,4 +249,5 @@ def alltoall(
     numpy.ndarray
         Like ``x``.
     """
-    return get_communicator(comm).alltoall(x, codec=codec, algorithm=algorithm, out=out, **codec_options)
+    compression = {"codec": codec, "algorithm": algorithm, **codec_options}
+    return get_communicator(comm).call("alltoall", x, out, compression)

@@ -29,8 +29,7 @@ Steps = Generator[Pending | None, None, Any]
 
 
 class Turn:
-    """A place in a line: MPI matches nonblocking collectives by the order of the calls, which must not depend on what
-    comes first.
+    """A place in a line: what MPI matches by the order of the calls must not depend on what comes first.
 
     Parameters
     ----------

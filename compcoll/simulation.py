@@ -219,7 +219,7 @@ def opening(ranks: int, network: Network) -> Account:
     """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "rotation"
     simulated = Simulated(ranks, network, symmetry)
-    return simulated.run([agree(t, 0, "", 2, busy=False, opening=Opening(t.rank, ranks)) for t in simulated.transports])
+    return simulated.run([agree(Opening(t, 0), "", 2, busy=False, tag=1) for t in simulated.transports])
 
 
 def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int:

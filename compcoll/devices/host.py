@@ -102,6 +102,23 @@ class HostDevice:
         if not x.dtype.isnative:
             raise InvalidBuffer(f"{what} has byte order {x.dtype.byteorder!r}: this machine's native one is needed")
 
+    def buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Array, Array, Array]:
+        """The element type, the flat input, the result and the flat result of a collective, whose result has ``shape``
+        (x's if None); the flat result is the flat input where they share memory.
+        """
+        dtype = self._names.get(x.dtype) if type(x) is np.ndarray and x.flags.c_contiguous else None
+        if dtype is None:
+            self.check_readable(x, "x")
+            dtype = self.dtype_name(x)
+        if shape is None:
+            shape = x.shape
+        flat = self.flat(x, dtype)
+        if out is None:
+            out = np.empty(shape, x.dtype)
+        elif self.check_writable(out, x, shape):
+            return dtype, flat, out, flat
+        return dtype, flat, out, self.flat(out, dtype)
+
     @classmethod
     def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> bool:
         """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input.
@@ -159,6 +176,11 @@ class HostDevice:
         """Copy, unless they are the same array."""
         if target is not source:
             target[...] = source
+
+    @staticmethod
+    def known_to_mpi(dtype: str) -> bool:
+        """Whether MPI can reduce such elements."""
+        return dtype not in _HALVES
 
     @staticmethod
     def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from ..errors import InvalidArgument
 from ..request import Pending, end_all
-from .base import Transport, Wire
+from .base import Persistent, Transport, Wire
 
 _OPERATIONS = {
     "sum": MPI.SUM,
@@ -101,6 +101,7 @@ class MPITransport:
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.nodes: Sequence[int] = self._find_nodes()
+        self._persistent: list[MPI.Prequest] = []
 
     def _find_nodes(self) -> tuple[int, ...]:
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
@@ -119,6 +120,28 @@ class MPITransport:
         request = self.comm.Irecv(wire.message or _message(wire), source, tag)
         return request if wire.exact else _Receiving(request, wire)
 
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
+        return self._keep(self.comm.Send_init(_message(wire), dest, tag))
+
+    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
+        return self._keep(self.comm.Recv_init(_message(wire), source, tag))
+
+    def _keep(self, request: MPI.Prequest) -> MPI.Prequest:
+        self._persistent.append(request)
+        return request
+
+    def reductions(self, collective: str) -> tuple[Callable[[Any, Any, str], None], Callable[[Any, Any, str], Pending]]:
+        """MPI's own allreduce or reduce_scatter of equal blocks, the blocking and the nonblocking one: functions of the
+        input, the result and the operation's name.
+        """
+        if collective == "allreduce":
+            return self.allreduce, self.iallreduce
+        block, start = self.comm.Reduce_scatter_block, self.comm.Ireduce_scatter_block
+        return (
+            lambda x, out, op: block(x, out, _OPERATIONS[op]),
+            lambda x, out, op: start(x, out, _OPERATIONS[op]),
+        )
+
     def allreduce(self, x: Any, out: Any, op: str) -> None:
         """MPI's own allreduce of whole arrays; ``out is x`` reduces in place. Blocks."""
         self.comm.Allreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op])
@@ -126,10 +149,6 @@ class MPITransport:
     def iallreduce(self, x: Any, out: Any, op: str) -> Pending:
         """MPI's own nonblocking allreduce."""
         return self.comm.Iallreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op])
-
-    def ireduce_scatter(self, x: Any, out: Any, op: str) -> Pending:
-        """MPI's own nonblocking reduce_scatter of equal blocks."""
-        return self.comm.Ireduce_scatter_block(x, out, _OPERATIONS[op])
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         """MPI's own nonblocking allgatherv; counts in elements."""
@@ -155,6 +174,8 @@ class MPITransport:
     def free(self) -> None:
         """Give the private communicator back to MPI, unless MPI has ended already."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
+            for request in self._persistent:
+                request.Free()
             self.comm.Free()
 
 

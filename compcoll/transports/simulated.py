@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import CompcollError, InvalidArgument
 from ..request import Pending, Steps
-from .base import Wire
+from .base import Persistent, Reposted, Wire
 from .network import Network, Node, Nodes, Server
 
 Symmetry = Literal["none", "rotation", "exclusive"]
@@ -276,6 +276,12 @@ class SimulatedTransport:
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         return self.world.receive(self, wire, source, tag)
+
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.isend(wire, dest, tag))
+
+    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.irecv(wire, source, tag))
 
     def free(self) -> None:
         """Nothing to give back."""
