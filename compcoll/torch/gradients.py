@@ -21,9 +21,9 @@ from ..errors import CollectiveMismatch, HookTaken, InvalidArgument
 from ..feedback import ErrorFeedback
 from ..request import Request
 from .account import Account
+from .buffers import array_of
 from .engine import Engine
 from .membership import check_alike, communicator_of
-from .memory import array_of
 from .policy import KINDS, SMALLEST, exact_parameters
 
 Array = npt.NDArray[Any]

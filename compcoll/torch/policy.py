@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from ..errors import InvalidArgument
-from .memory import FLOATING
+from .buffers import COMPRESSIBLE
 
 KINDS = ("embeddings", "norms", "biases")
 """Kinds of parameters that are exact by default: few bytes, or rows that are mostly zero, and sensitive to errors."""
@@ -75,7 +75,7 @@ def exact_parameters(
         for own_name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{path}.{own_name}" if path else own_name
             first = first_names.setdefault(id(parameter), name)
-            unfit = parameter.dtype not in FLOATING or parameter.numel() < smallest
+            unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < smallest
             exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
     return exact
 
