@@ -146,6 +146,7 @@ def reduce_scatter(
     algorithm: str = "auto",
     comm: MPI.Comm | None = None,
     out: Any = None,
+    feedback: ErrorFeedback | None = None,
     **codec_options: Any,
 ) -> Any:
     """Reduce the arrays of all ranks; rank r keeps block r along the first axis.
@@ -159,7 +160,7 @@ def reduce_scatter(
         Of shape ``(x.shape[0] // size, *x.shape[1:])``.
     """
     compression = {"codec": codec, "algorithm": algorithm, **codec_options}
-    return get_communicator(comm).call("reduce_scatter", x, op, out, compression)
+    return get_communicator(comm).call("reduce_scatter", x, op, out, feedback, compression)
 
 
 def allgather(

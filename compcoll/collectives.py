@@ -174,11 +174,15 @@ class Collectives:
             job, plan.raw, between, lambda parts: balanced_chunks(n, parts, plan.block, plan.segment)
         )
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any, compression: dict[str, Any]) -> Prepared:
+    def reduce_scatter(
+        self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, compression: dict[str, Any]
+    ) -> Prepared:
         self._device.check_readable(x, "x")
         shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
         dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
-        return Prepared(self._recipe("reduce_scatter", flat, dtype, op, compression), flat, flat_out, result)
+        recipe = self._recipe("reduce_scatter", flat, dtype, op, compression)
+        residual = None if feedback is None else self._residual(feedback, recipe.plan, flat.size, dtype)
+        return Prepared(recipe, flat, flat_out, result, residual)
 
     def _reduce_scatter(self, call: Prepared, means: Means) -> Steps:
         plan, n = call.recipe.plan, call.out.size

@@ -69,9 +69,7 @@ _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
-# A long wait is for the network: the core is then of more use to others, such as back-propagation.
-_YIELDS = 200
-_NAP = 50e-6
+_LOOKS, _NAP = 20, 50e-6
 
 
 def anything_under_way() -> bool:
@@ -104,11 +102,14 @@ class Engine:
         Whether a thread makes collectives advance while the caller does other things.
     crowded : bool
         Whether other ranks wait for this core: a waiting rank then soon lets them have it.
+    naps : bool
+        Whether what waits sleeps in between: for a thread beside others that have work for the core.
     """
 
-    def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False) -> None:
+    def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False, naps: bool = False) -> None:
         self.timeout = timeout
-        self._spins = 2 if crowded else 1000
+        self._spins = 2 if crowded or naps else 1000
+        self._naps = naps
         self.active: list[Request] = []
         self.lock = threading.RLock()
         self._work = threading.Event()
@@ -144,7 +145,7 @@ class Engine:
         return moved
 
     def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
-        """Advance everything, in all communicators, until ``finished()``; a long wait is slept through in naps.
+        """Advance everything, in all communicators, until ``finished()``.
 
         Raises
         ------
@@ -165,7 +166,7 @@ class Engine:
                 deadline = time.monotonic() + limit
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
-            if idle > self._spins + _YIELDS:
+            if self._naps and idle > _LOOKS:
                 time.sleep(_NAP)
             elif idle > self._spins:
                 os.sched_yield()

@@ -1,7 +1,7 @@
 """compcoll as a backend of PyTorch: ``torch.distributed.init_process_group("compcoll")`` under mpirun.
 
-Importing this is not needed to use the backend, which `import torch` already knows once compcoll is installed. `compress`
-has one model's gradients compressed, on any backend.
+Importing this is not needed to use the backend, which `import torch` already knows once compcoll is installed.
+`compress` has one model's gradients compressed, on any backend.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 from .autoload import register
 
 if TYPE_CHECKING:
-    from .gradients import GradientCompression, compress
+    from .compression import compress
+    from .gradients import GradientCompression
     from .options import Options
+    from .shards import ShardCompression
 
-__all__ = ["GradientCompression", "Options", "compress"]
+__all__ = ["GradientCompression", "Options", "ShardCompression", "compress"]
 
 _HOMES = {
     "GradientCompression": "gradients",
     "Options": "options",
-    "compress": "gradients",
+    "ShardCompression": "shards",
+    "compress": "compression",
 }
 
 

@@ -1,22 +1,20 @@
-"""Compressed gradients for one model."""
+"""Compressed gradients of DistributedDataParallel."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..algorithms import choose
 from ..codecs.base import Codec
-from ..codecs.registry import as_codec
-from ..collectives import compression
+from ..devices.host import HostDevice
 from ..errors import CollectiveMismatch, HookTaken, InvalidArgument
 from ..feedback import ErrorFeedback
 from ..request import Request
@@ -24,7 +22,7 @@ from .account import Account
 from .buffers import array_of
 from .engine import Engine
 from .membership import check_alike, communicator_of
-from .policy import KINDS, SMALLEST, exact_parameters
+from .states import residuals_of, state_of
 
 Array = npt.NDArray[Any]
 
@@ -33,79 +31,6 @@ _MOST_UNDER_WAY = 3
 
 _SEPARATE_NBYTES = 1 << 16
 """Exact gradients of this size or more split what is compressed; smaller ones travel along as zeros."""
-
-
-def compress(
-    model: nn.Module,
-    codec: str | Codec | None = "zfp",
-    *,
-    feedback: bool = True,
-    exclude: Iterable[str] | Callable[[str, nn.Parameter], bool] = KINDS,
-    smallest: int = SMALLEST,
-    algorithm: str = choose.AUTO,
-    **codec_options: Any,
-) -> GradientCompression:
-    """Have a model's gradients averaged compressed, while back-propagation goes on. Collective.
-
-    The process group may be any backend's (it still does all else), but its ranks must have been started by MPI's
-    launcher: gradients travel over MPI. All ranks end with the same bits.
-
-    Parameters
-    ----------
-    model : DistributedDataParallel
-        Before its first backward pass.
-    codec : str or Codec, optional
-        As for `compcoll.allreduce`; None sends gradients as they are.
-    feedback : bool
-        Whether what compression loses is added to the next step's gradients. Kept by parameter: for each compressed
-        one as much memory as its gradient.
-    exclude : iterable of str, or callable
-        Gradients that stay exact: kinds (``"embeddings"``, ``"norms"``, ``"biases"``: the default) and patterns of
-        parameters' names, such as ``"head.*"``; or a function of name and parameter that decides alone.
-    smallest : int
-        Parameters of fewer elements stay exact.
-    algorithm : str
-        As for `compcoll.allreduce`. ``"auto"`` does not compress buckets for which that would not pay.
-    **codec_options
-        Configuration of a codec given by name, such as ``rate=8``.
-
-    Returns
-    -------
-    GradientCompression
-        Accounts, and the state to be saved with a checkpoint.
-
-    Raises
-    ------
-    InvalidArgument
-        If the model is not wrapped, or an option is not allowed.
-    HookTaken
-        If something else reduces this model's gradients already.
-    NotUnderMPI, ThreadsUnavailable
-        If MPI did not start these ranks, or not for several threads.
-    CollectiveMismatch
-        If models or settings differ between ranks.
-
-    Notes
-    -----
-    A mean is summed in float32, or float64 for such gradients, of values that are divided first: a half can hold it
-    wherever it holds the gradients. Only ``codec="cast"`` to float16 can lose tiny values, which feedback makes up for.
-
-    Examples
-    --------
-    >>> model = DistributedDataParallel(model)
-    >>> compression = compcoll.torch.compress(model, codec="zfp", rate=8)
-    """
-    if not isinstance(model, DistributedDataParallel):
-        raise InvalidArgument(f"model is a {type(model).__name__}: wrap it in DistributedDataParallel first")
-    if model._comm_hooks:
-        hook = getattr(model._comm_hooks[0][0], "__qualname__", "?")
-        raise HookTaken(f"this model has the communication hook {hook!r} already: DDP takes one, once")
-    chosen = as_codec(codec, codec_options)
-    compression(chosen, {}, algorithm)
-    exact = exact_parameters(model.module, exclude, smallest)
-    if chosen is None:
-        exact = dict.fromkeys(exact, True)
-    return GradientCompression(model, chosen, algorithm, exact, feedback=feedback)
 
 
 class GradientCompression:
@@ -128,6 +53,9 @@ class GradientCompression:
         *,
         feedback: bool,
     ) -> None:
+        if model._comm_hooks:
+            hook_there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
+            raise HookTaken(f"this model has the communication hook {hook_there!r} already: DDP takes one, once")
         parameters = dict(model.module.named_parameters())
         device = next(iter(parameters.values())).device
         communicator = communicator_of(model.process_group, device)
@@ -146,7 +74,7 @@ class GradientCompression:
             communicator.free()
             raise
         self.account = Account()
-        self.exact = dict(exact)
+        self.exact = {name: codec is None or kept for name, kept in exact.items()}
         self._codec = codec
         self._algorithm = algorithm
         self._communicator = communicator
@@ -166,12 +94,7 @@ class GradientCompression:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank's compression has lost so far, to be saved with the model: every rank's own."""
-        residuals = self._residuals or {}
-        return {
-            "rank": self._communicator.rank,
-            "size": self._communicator.size,
-            "residuals": {name: torch.from_numpy(kept.copy()) for name, kept in residuals.items()},
-        }
+        return state_of(self._communicator.rank, self._communicator.size, self._residuals or {})
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on with the losses of an earlier run.
@@ -187,37 +110,13 @@ class GradientCompression:
         InvalidArgument
             If they belong to another number of ranks, rank, or model.
         """
-        rank, size = self._communicator.rank, self._communicator.size
-        if isinstance(states, Mapping):
-            if (states["rank"], states["size"]) != (rank, size):
-                raise InvalidArgument(
-                    f"this is the state of rank {states['rank']} of {states['size']}, but here is rank {rank} of "
-                    f"{size}: give the states of all ranks"
-                )
-            chosen = [states]
-        else:
-            ranks = [state["rank"] for state in states]
-            if not states or sorted(ranks) != list(range(states[0]["size"])):
-                raise InvalidArgument(f"states of ranks {ranks} were given: those of all ranks are needed, each once")
-            chosen = [state for state in states if state["rank"] % size == rank]
-        self._restore([state["residuals"] for state in chosen])
-
-    def _restore(self, saved: Sequence[Mapping[str, Tensor]]) -> None:
-        if self._residuals is None and any(saved):
-            raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
-        restored: dict[str, Array] = {}
-        for residuals in saved:
-            for name, kept in residuals.items():
-                if name not in self._shapes or kept.numel() != self._shapes[name].numel():
-                    raise InvalidArgument(
-                        f"this state has {kept.numel()} elements of a parameter {name!r}, which the model has not"
-                    )
-                if not self.exact[name]:
-                    values = kept.numpy()
-                    restored[name] = restored[name] + values if name in restored else values.copy()
+        sizes = {name: shape.numel() for name, shape in self._shapes.items() if not self.exact[name]}
+        restored = residuals_of(states, self._communicator.rank, self._communicator.size, sizes)
         if self._residuals is not None:
             self._residuals = restored
             self._buckets.clear()
+        elif restored:
+            raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
 
     def __repr__(self) -> str:
         feedback = self._residuals is not None
@@ -339,9 +238,7 @@ class _Bucket:
             self.spans.append((begin, end, None))
             return
         feedback = ErrorFeedback()
-        kept = feedback.prepare(
-            end - begin, dtype.name, lambda n, name: np.zeros(n, np.float64 if name == "float64" else np.float32)
-        )
+        kept = feedback.prepare(end - begin, dtype.name, HostDevice.zeros_residual)
         for name, first, last in parts:
             part = kept[first - begin : last - begin]
             if name in residuals:

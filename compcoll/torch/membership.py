@@ -48,7 +48,7 @@ def communicator_of(group: dist.ProcessGroup, device: torch.device) -> Communica
             f"MPI_THREAD_MULTIPLE on rank {lacking}: {_THREADS_ADVICE}"
         )
     comm = among(ranks)
-    communicator = Communicator(comm)
+    communicator = Communicator(comm, progress="nap")
     comm.Free()
     return communicator
 
