@@ -19,6 +19,7 @@ NO_PROFILE = "defaults"
 
 DEFAULT_TIMEOUT = 1800.0
 DEFAULT_SEGMENT = 1 << 20
+DEFAULT_SEGMENT_BETWEEN_NODES = 1 << 19  # a network idles while the first one is encoded and the last one decoded
 
 
 def _number(variable: str, default: float, lowest: float) -> float:
@@ -53,9 +54,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def segment_nbytes() -> int:
-    """Uncompressed bytes of a segment, the unit of overlap (COMPCOLL_SEGMENT, default 1 MiB)."""
-    return int(_number(SEGMENT, DEFAULT_SEGMENT, 1))
+def segment_nbytes(nodes: int = 1) -> int:
+    """Uncompressed bytes of a segment, the unit of overlap (COMPCOLL_SEGMENT, default 1 MiB; 512 KiB between nodes)."""
+    return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else DEFAULT_SEGMENT_BETWEEN_NODES, 1))
 
 
 def profile() -> str:

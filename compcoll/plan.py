@@ -125,7 +125,7 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         )
     raw = Cast(call.dtype).coder(device, call.dtype)
     coder = raw if codec is None else codec.coder(device, call.dtype)
-    segment = max(config.segment_nbytes() // call.itemsize, 1)
+    segment = max(config.segment_nbytes(world.nodes) // call.itemsize, 1)
     text = _line(call, f"{algorithm} in segments of {segment}", codec)
     return Plan(codec, algorithm, coder, raw, 1 if codec is None else codec.block, segment, text, fingerprint(text))
 
@@ -154,7 +154,7 @@ def _choose(
         plain=by_mpi or call.codec is None,
         tolerance=call.tolerance,
     )
-    option = choose.best(choose.options(question, profile, world, device, config.segment_nbytes()))
+    option = choose.best(choose.options(question, profile, world, device, config.segment_nbytes(world.nodes)))
     return option.algorithm, option.codec
 
 
