@@ -6,8 +6,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +14,8 @@ from compcoll.algorithms import choose
 from compcoll.codecs import DTYPES, Codec, get_codec, list_codecs
 from compcoll.errors import CompcollError
 
-from . import codecs, data, plot, sizes
+from . import codecs, data, ddp_command, plot, sizes
+from .arguments import argument, at_least
 from .errors import UsageError
 from .machine import describe, describe_mpi
 from .report import COLUMNS, STATISTICS, Progress, Table, check_writable, write_csv, write_json
@@ -32,10 +32,6 @@ _COLLECTIVES = {
 }
 _CODECS = "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json"
 _DDP = "mpirun -n 4 {program} ddp --parameters 25e6 --compare gloo,gloo+fp16,compcoll+zfp:rate=8"
-_DDP_USUAL = (
-    "gloo,gloo+fp16,gloo+bf16,gloo+powersgd:rank=2,compcoll,compcoll+zfp:rate=8,compcoll+zfp:rate=16,"
-    "compcoll+minmax:bits=8,compcoll+cast:dtype=float16"
-)
 _PLOT = "{program} plot allreduce.json -o allreduce.png"
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -55,33 +51,6 @@ class _Parser(argparse.ArgumentParser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         super().exit(status if _is_first() else 0, message)
-
-
-def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A type of argparse's that keeps the message of a `UsageError`."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return convert
-
-
-def _at_least(low: float, number: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = number(text)
-        except ValueError:
-            value = low - 1
-        if not value >= low:
-            kind = "an integer" if number is int else "a number"
-            raise UsageError(f"{text!r}: {kind} of at least {low:g} is needed")
-        return value
-
-    parsed: Callable[[str], float] = _argument(parse)
-    return parsed
 
 
 def _columns(text: str) -> list[str]:
@@ -112,7 +81,7 @@ def _shared() -> _Parser:
     values.add_argument(
         "--data", choices=list(data.KINDS), default="normal", help="kind of values (default: %(default)s)"
     )
-    values.add_argument("--seed", type=_at_least(0, int), default=0, help="what the values depend on (default: 0)")
+    values.add_argument("--seed", type=at_least(0, int), default=0, help="what the values depend on (default: 0)")
     codec_options(parser.add_argument_group("codec"))
     return parser
 
@@ -121,11 +90,11 @@ def _measured() -> _Parser:
     """Options of everything that measures."""
     parser = _Parser(add_help=False)
     time = parser.add_argument_group("measuring")
-    time.add_argument("-x", "--warmup", type=_at_least(0, int), help="rounds before the clock runs")
-    time.add_argument("-i", "--iterations", type=_at_least(1, int), help="timed rounds at most")
+    time.add_argument("-x", "--warmup", type=at_least(0, int), help="rounds before the clock runs")
+    time.add_argument("-i", "--iterations", type=at_least(1, int), help="timed rounds at most")
     time.add_argument(
         "--time-cap",
-        type=_at_least(0, float),
+        type=at_least(0, float),
         metavar="S",
         help="seconds for each measurement; 0: no limit, as with -i",
     )
@@ -175,34 +144,15 @@ def build_parser() -> argparse.ArgumentParser:
 
     one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared, measured)
     one_process.add_argument(
-        "--size", type=_argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
+        "--size", type=argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
     )
     one_process.add_argument(
         "--instruction-set", default="best", metavar="NAMES", help="best (default), all, or names separated by commas"
     )
-    one_process.add_argument("--threads", type=_at_least(1, int), default=1, help="threads of a kernel (default: 1)")
+    one_process.add_argument("--threads", type=at_least(1, int), default=1, help="threads of a kernel (default: 1)")
 
     training = command("ddp", "a training step of PyTorch's DistributedDataParallel", _DDP, measured)
-    training.add_argument(
-        "--compare",
-        default=_DDP_USUAL,
-        metavar="NAMES",
-        help="contenders in turns, ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, powersgd:rank=2, "
-        "quantization), compcoll (exact), compcoll+CODEC such as compcoll+minmax:bits=4 (default: %(default)s)",
-    )
-    training.add_argument(
-        "--parameters", type=_at_least(1, float), default=25e6, help="of the model, about (default: %(default)g)"
-    )
-    training.add_argument("--batch", type=_at_least(1, int), default=8, help="examples of a rank (default: 8)")
-    training.add_argument(
-        "--bucket", type=_at_least(0, float), default=25.0, metavar="MB", help="DDP's buckets (default: %(default)g)"
-    )
-    training.add_argument(
-        "--threads", type=_at_least(1, int), help="threads of a rank (default: its share of the cores)"
-    )
-    training.add_argument("--algorithm", default=choose.AUTO, help="compcoll's (default: auto)")
-    training.add_argument("--no-feedback", action="store_true", help="forget what compression loses")
-    training.add_argument("--seed", type=_at_least(0, int), default=0, help="of model and examples (default: 0)")
+    ddp_command.add_options(training)
     _statistic(training, "median")
 
     picture = command("plot", "curves of latency and speed-up from --json files", _PLOT)
@@ -218,7 +168,7 @@ def _collective_options() -> _Parser:
     parser = _Parser(add_help=False)
     parser.add_argument(
         *("-m", "--message-size"),
-        type=_argument(sizes.parse_range),
+        type=argument(sizes.parse_range),
         default=(None, None),
         metavar="MIN:MAX",
         help="bytes: from MIN, doubling, to MAX, or one size; suffixes K, M, G (default: one element to 1M)",
@@ -235,7 +185,7 @@ def _collective_options() -> _Parser:
         "-f", "--full", action="store_true", help="show the fastest, slowest and number of iterations, too"
     )
     parser.add_argument(
-        "--show", type=_argument(_columns), default=[], metavar="COLUMNS", help=f"all, or some of {','.join(COLUMNS)}"
+        "--show", type=argument(_columns), default=[], metavar="COLUMNS", help=f"all, or some of {','.join(COLUMNS)}"
     )
     _statistic(parser, "mean")
     return parser
@@ -349,43 +299,7 @@ def _run_codecs(arguments: argparse.Namespace) -> int:
 
 
 def _run_ddp(arguments: argparse.Namespace) -> int:
-    if find_spec("torch") is None:
-        raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
-    from . import ddp, ddp_contenders
-    from .cases import Ranks
-    from .training.processes import share_cores, start
-
-    contenders = ddp_contenders.parse(
-        arguments.compare, feedback=not arguments.no_feedback, algorithm=arguments.algorithm
-    )
-    place = start("gloo")
-    threads = share_cores(place, arguments.threads)
-    ranks = Ranks()
-    about = describe() | {"mpi": describe_mpi(), "ranks": place.size, "nodes": ranks.nodes, "threads": threads}
-    progress = Progress(len(contenders) + 1, quiet=place.rank != 0)
-    progress.print(*ddp.head(about, arguments.parameters, arguments.batch, arguments.bucket))
-    cap = ddp.TIME_CAP if arguments.iterations is None else 0.0
-    cap = cap if arguments.time_cap is None else arguments.time_cap
-    try:
-        records = ddp.run(
-            contenders,
-            parameters=int(arguments.parameters),
-            batch=arguments.batch,
-            bucket=arguments.bucket,
-            seed=arguments.seed,
-            ranks=ranks,
-            limits=Limits(
-                ddp.WARMUP if arguments.warmup is None else arguments.warmup,
-                arguments.iterations or ddp.ITERATIONS,
-                cap or float("inf"),
-            ),
-            statistic=arguments.statistic,
-            progress=progress,
-        )
-    finally:
-        progress.close()
-    progress.print(*ddp.table(records, arguments.statistic))
-    return _finish(arguments, "ddp", about, records, ddp.complaints(records), write=place.rank == 0)
+    return _finish(arguments, "ddp", *ddp_command.run(arguments), write=_is_first())
 
 
 def _finish(

@@ -66,7 +66,7 @@ def test_policy() -> None:
     matrices = ["attention.in_proj_weight", "attention.out_proj.weight", "body.0.weight", "body.1.weight"]
     assert compressed == matrices
     compressed = [name for name, exact in exact_parameters(model, ["biases", "body.1*"], 1024).items() if not exact]
-    norms = ["norm.weight", "batch.weight"]
+    norms = [f"{name}.{kind}" for name in ("norm", "batch") for kind in ("weight", "bias")]
     assert sorted(compressed) == sorted(["words.weight", *norms, *matrices[:-1]])
     every = exact_parameters(model, [], 1)
     assert list(every) == [name for name, _ in model.named_parameters()] and not any(every.values())

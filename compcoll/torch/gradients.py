@@ -167,8 +167,12 @@ class GradientCompression:
             if exact is not None:
                 requests.append(self._communicator.iallreduce(exact, op="mean", out=exact, codec=None))
             for begin, end, feedback in bucket.spans:
-                part, options = values[begin:end], {"codec": self._codec, "algorithm": self._algorithm}
-                requests.append(self._communicator.iallreduce(part, op="mean", out=part, feedback=feedback, **options))
+                part, codec, algorithm = values[begin:end], self._codec, self._algorithm
+                requests.append(
+                    self._communicator.iallreduce(
+                        part, op="mean", out=part, feedback=feedback, codec=codec, algorithm=algorithm
+                    )
+                )
 
 
 class _Averaging:
