@@ -151,28 +151,35 @@ class GradientCompression:
     def _finish(self, averaging: _Averaging) -> Tensor:
         """Wait for a bucket's averages; buckets that come meanwhile are begun, in their order."""
         self._begin_waiting()
-        for request in averaging.requests:
-            request.wait(meanwhile=self._begin_waiting)
-            self.account.add(request.stats, 2 * (self._communicator.size - 1) / self._communicator.size)
+        try:
+            if averaging.error is not None:
+                raise averaging.error
+            for request in averaging.requests:
+                request.wait(meanwhile=self._begin_waiting)
+                self.account.add(request.stats, 2 * (self._communicator.size - 1) / self._communicator.size)
+        finally:
+            self._under_way -= 1
         averaging.bucket.put_back(averaging.values)
-        self._under_way -= 1
         return averaging.gradients
 
     def _begin_waiting(self) -> None:
         while self._waiting and self._under_way < _MOST_UNDER_WAY:
             averaging = self._waiting.popleft()
             self._under_way += 1
-            bucket, values, requests = averaging.bucket, averaging.values, averaging.requests
-            exact = bucket.lift(values)
-            if exact is not None:
-                requests.append(self._communicator.iallreduce(exact, op="mean", out=exact, codec=None))
-            for begin, end, feedback in bucket.spans:
-                part, codec, algorithm = values[begin:end], self._codec, self._algorithm
-                requests.append(
-                    self._communicator.iallreduce(
-                        part, op="mean", out=part, feedback=feedback, codec=codec, algorithm=algorithm
-                    )
-                )
+            try:
+                self._begin(averaging.bucket, averaging.values, averaging.requests)
+            except Exception as error:  # belongs to that bucket, not to the one that is waited for
+                averaging.error = error
+
+    def _begin(self, bucket: _Bucket, values: Array, requests: list[Request]) -> None:
+        allreduce, codec, algorithm = self._communicator.iallreduce, self._codec, self._algorithm
+        exact = bucket.lift(values)
+        if exact is not None:
+            requests.append(allreduce(exact, op="mean", out=exact, codec=None))
+        for begin, end, feedback in bucket.spans:
+            part = values[begin:end]
+            request = allreduce(part, op="mean", out=part, feedback=feedback, codec=codec, algorithm=algorithm)
+            requests.append(request)
 
 
 class _Averaging:
@@ -183,6 +190,7 @@ class _Averaging:
         self.gradients = gradients
         self.values = array_of(gradients)
         self.requests: list[Request] = []
+        self.error: Exception | None = None
 
 
 class _Bucket:

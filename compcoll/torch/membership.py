@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..communicator import Communicator
-from ..errors import CollectiveMismatch, NotUnderMPI, ThreadsUnavailable
+from ..errors import CollectiveMismatch, NotUnderMPI, ThreadsUnavailable, UnsupportedDevice
 from ..transports.mpi import among, standing
 
 _THREADS_ADVICE = 'set mpi4py.rc.thread_level = "multiple" before MPI starts, and use an MPI built with threads'
@@ -23,17 +23,21 @@ def communicator_of(group: dist.ProcessGroup, device: torch.device) -> Communica
     group : torch.distributed.ProcessGroup
         Any backend's.
     device : torch.device
-        Where that backend takes tensors from.
+        Where the model's parameters are.
 
     Raises
     ------
+    UnsupportedDevice
+        If that is not the CPU.
     NotUnderMPI
         On every rank, if the group's ranks are not ranks of one MPI job.
     ThreadsUnavailable
         On every rank, if MPI was initialised without MPI_THREAD_MULTIPLE on any.
     """
-    told = [torch.zeros(3, dtype=torch.int64, device=device) for _ in range(group.size())]
-    dist.all_gather(told, torch.tensor(standing(), dtype=torch.int64, device=device), group=group)
+    if device.type != "cpu":
+        raise UnsupportedDevice(f"gradients on {device} cannot be compressed yet: only those on the CPU")
+    told = [torch.zeros(3, dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(told, torch.tensor(standing(), dtype=torch.int64), group=group)
     ranks, sizes, threads = (list(column) for column in zip(*(row.tolist() for row in told), strict=True))
     if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):
         raise NotUnderMPI(
