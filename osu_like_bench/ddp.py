@@ -15,6 +15,7 @@ from compcoll.torch.account import Account
 
 from .cases import Ranks
 from .ddp_contenders import Contender
+from .errors import UsageError
 from .report import STATISTICS, Column, Progress
 from .timing import Limits, Times, measure
 from .training import models
@@ -167,7 +168,10 @@ def run(
         wrapped, compression = contender.make(copy.deepcopy(model), group, bucket)
         torch.manual_seed((seed << 10) + comm.rank)
         steps.append(Step(wrapped, batch, compression))
-        quality.append(_verify(steps[-1], ranks, contender.compresses))
+        try:
+            quality.append(_verify(steps[-1], ranks, contender.compresses))
+        except (AssertionError, IndexError) as error:
+            raise UsageError(f"{contender.name} fails in this PyTorch: {type(error).__name__}: {error}") from error
     torch.manual_seed((seed << 10) + comm.rank)
     alone = Step(model, batch)
     for step in (*steps, alone):
