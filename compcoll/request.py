@@ -69,7 +69,8 @@ _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
-_LOOKS, _NAP = 20, 50e-6
+# Naps grow: a wait that has been long will last.
+_LOOKS, _NAP, _LONGEST_NAP = 20, 20e-6, 300e-6
 
 
 def anything_under_way() -> bool:
@@ -167,7 +168,7 @@ class Engine:
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
             if self._naps and idle > _LOOKS:
-                time.sleep(_NAP)
+                time.sleep(min((idle - _LOOKS) * _NAP, _LONGEST_NAP))
             elif idle > self._spins:
                 os.sched_yield()
 
@@ -253,15 +254,13 @@ class Request:
             raise self._error
         return self.done
 
-    def wait(self, timeout: float | None = None, *, meanwhile: Callable[[], Any] | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> Any:
         """Wait for the end and return the result.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds without any progress after which to give up; the communicator's by default.
-        meanwhile : callable, optional
-            Called again and again until then: it may start further collectives.
 
         Raises
         ------
@@ -271,13 +270,7 @@ class Request:
             If the collective ended with an error.
         """
         if not self.done:
-
-            def finished() -> bool:
-                if meanwhile is not None:
-                    meanwhile()
-                return self.done
-
-            self._engine.drive(finished, timeout, self.describe)
+            self._engine.drive(lambda: self.done, timeout, self.describe)
         if self._error is not None:
             raise self._error
         return self._result

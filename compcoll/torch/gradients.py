@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from ..codecs.base import Codec
 from ..devices.host import HostDevice
 from ..errors import CollectiveMismatch, HookTaken, InvalidArgument
 from ..feedback import ErrorFeedback
-from ..request import Request
 from .account import Account
 from .buffers import array_of
 from .engine import Engine
@@ -25,9 +23,6 @@ from .membership import check_alike, communicator_of
 from .states import residuals_of, state_of
 
 Array = npt.NDArray[Any]
-
-_MOST_UNDER_WAY = 3
-"""Buckets: what one waits for is what another encodes."""
 
 _SEPARATE_NBYTES = 1 << 16
 """Exact gradients of this size or more split what is compressed; smaller ones travel along as zeros."""
@@ -83,8 +78,6 @@ class GradientCompression:
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._residuals: dict[str, Array] | None = {} if feedback and codec is not None else None
         self._buckets: dict[int, _Bucket] = {}
-        self._waiting: deque[_Averaging] = deque()
-        self._under_way = 0
 
         def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
             return self._start(bucket)
@@ -144,35 +137,18 @@ class GradientCompression:
             sizes = [gradient.numel() for gradient in bucket.gradients()]
             known = _Bucket(names, sizes, array_of(gradients).dtype, self.exact, self._residuals)
             self._buckets[bucket.index()] = known
-        averaging = _Averaging(known, gradients)
-        self._waiting.append(averaging)
-        return self._engine.submit(lambda: self._finish(averaging)).get_future()
+        laid_out = known
 
-    def _finish(self, averaging: _Averaging) -> Tensor:
-        """Wait for a bucket's averages; buckets that come meanwhile are begun, in their order."""
-        self._begin_waiting()
-        try:
-            if averaging.error is not None:
-                raise averaging.error
-            for request in averaging.requests:
-                request.wait(meanwhile=self._begin_waiting)
-                self.account.add(request.stats, 2 * (self._communicator.size - 1) / self._communicator.size)
-        finally:
-            self._under_way -= 1
-        averaging.bucket.put_back(averaging.values)
-        return averaging.gradients
+        def average() -> Tensor:
+            self._average(laid_out, array_of(gradients))
+            return gradients
 
-    def _begin_waiting(self) -> None:
-        while self._waiting and self._under_way < _MOST_UNDER_WAY:
-            averaging = self._waiting.popleft()
-            self._under_way += 1
-            try:
-                self._begin(averaging.bucket, averaging.values, averaging.requests)
-            except Exception as error:  # belongs to that bucket, not to the one that is waited for
-                averaging.error = error
+        return self._engine.submit(average).get_future()
 
-    def _begin(self, bucket: _Bucket, values: Array, requests: list[Request]) -> None:
+    def _average(self, bucket: _Bucket, values: Array) -> None:
+        """Average a bucket's gradients in place. In the engine's thread."""
         allreduce, codec, algorithm = self._communicator.iallreduce, self._codec, self._algorithm
+        requests = []
         exact = bucket.lift(values)
         if exact is not None:
             requests.append(allreduce(exact, op="mean", out=exact, codec=None))
@@ -180,17 +156,10 @@ class GradientCompression:
             part = values[begin:end]
             request = allreduce(part, op="mean", out=part, feedback=feedback, codec=codec, algorithm=algorithm)
             requests.append(request)
-
-
-class _Averaging:
-    """A bucket on its way: what is sent, and the collectives begun for it."""
-
-    def __init__(self, bucket: _Bucket, gradients: Tensor) -> None:
-        self.bucket = bucket
-        self.gradients = gradients
-        self.values = array_of(gradients)
-        self.requests: list[Request] = []
-        self.error: Exception | None = None
+        for request in requests:
+            request.wait()
+            self.account.add(request.stats, 2 * (self._communicator.size - 1) / self._communicator.size)
+        bucket.put_back(values)
 
 
 class _Bucket:
