@@ -153,8 +153,8 @@ def test_not_under_mpi() -> None:
 
 
 @pytest.mark.usefixtures("with_torch")
-def test_mpi_without_threads(mpirun: MPIRun) -> None:
-    done = mpirun(2, HERE / "ddp" / "refused.py", "funneled")
+def test_mpi_without_threads(mpirun: MPIRun, tmp_path: Path) -> None:
+    done = mpirun(2, HERE / "ddp" / "refused.py", "funneled", tmp_path / "store")
     for rank, output in enumerate(done.ranks):
         assert f"rank {rank}: ThreadsUnavailable" in output.stdout and "thread_level" in output.stdout
 

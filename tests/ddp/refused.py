@@ -1,23 +1,29 @@
-"""What compress() says where MPI did not start the ranks, or not for threads; the argument is what mpi4py asks for."""
+"""What compress() says where MPI did not start the ranks; or, with arguments, was not started for threads.
+
+The arguments: the level of threads that mpi4py asks for, and a file where gloo's ranks meet.
+"""
 
 from __future__ import annotations
 
 import sys
 
 import mpi4py
-
-if len(sys.argv) > 1:
-    mpi4py.rc.thread_level = sys.argv[1]
-
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
-from osu_like_bench.training.processes import start
 
-rank = start("gloo").rank
+if len(sys.argv) > 1:
+    mpi4py.rc.thread_level = sys.argv[1]
+    from mpi4py import MPI
+
+    place = {"rank": MPI.COMM_WORLD.rank, "world_size": MPI.COMM_WORLD.size}
+    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], MPI.COMM_WORLD.size), **place)
+else:
+    dist.init_process_group("gloo")
 try:
     compcoll.torch.compress(DistributedDataParallel(torch.nn.Linear(40, 40)))
 except compcoll.CompcollError as error:
-    print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
-torch.distributed.barrier()
+    print(f"rank {dist.get_rank()}: {type(error).__name__}: {error}", flush=True)
+dist.barrier()
