@@ -27,3 +27,4 @@ try:
 except compcoll.CompcollError as error:
     print(f"rank {dist.get_rank()}: {type(error).__name__}: {error}", flush=True)
 dist.barrier()
+dist.destroy_process_group()
