@@ -204,6 +204,21 @@ def library() -> Library:
     return Library(version, MPI.Get_version(), levels[MPI.Query_thread()], kinds)
 
 
+def standing() -> tuple[int, int, bool]:
+    """The process's own rank in COMM_WORLD, the number of ranks there, and whether several threads may call MPI."""
+    return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def among(ranks: Sequence[int]) -> MPI.Intracomm:
+    """A communicator of some of COMM_WORLD's ranks, in that order. Collective among those."""
+    world = MPI.COMM_WORLD.Get_group()
+    group = world.Incl(list(ranks))
+    comm = MPI.COMM_WORLD.Create_group(group, tag=min(ranks))
+    group.Free()
+    world.Free()
+    return comm
+
+
 def transport_of(comm: Any, *, threads: bool) -> Transport:
     """The transport for what a `Communicator` was given: an MPI communicator, None for COMM_WORLD, or a transport."""
     if comm is None:
