@@ -149,6 +149,7 @@ def reduce_scatter(
     algorithm: str = "auto",
     comm: MPI.Comm | None = None,
     out: Any = None,
+    feedback: ErrorFeedback | None = None,
     **codec_options: Any,
 ) -> Any:
     """Reduce the arrays of all ranks; rank r keeps block r along the first axis.
@@ -161,7 +162,7 @@ def reduce_scatter(
     numpy.ndarray
         Of shape ``(x.shape[0] // size, *x.shape[1:])``.
     """
-    return get_communicator(comm).call("reduce_scatter", x, op, out, (codec, algorithm, codec_options))
+    return get_communicator(comm).call("reduce_scatter", x, op, out, feedback, (codec, algorithm, codec_options))
 
 
 def allgather(

@@ -200,11 +200,13 @@ class Collectives:
         )
         return sparse.allreduce(plan.algorithm, job, call.out, call.result)
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any, asked: Asked) -> Prepared:
+    def reduce_scatter(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Prepared:
         self._device.check_readable(x, "x")
         shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
         dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
-        return Prepared(self._recipe("reduce_scatter", flat, dtype, op, asked), flat, flat_out, result)
+        recipe = self._recipe("reduce_scatter", flat, dtype, op, asked)
+        residual = None if feedback is None else self._residual(feedback, recipe.plan, flat.size, dtype)
+        return Prepared(recipe, flat, flat_out, result, residual)
 
     def _reduce_scatter(self, call: Prepared, means: Means) -> Steps:
         plan, n = call.recipe.plan, call.out.size
@@ -332,8 +334,7 @@ class Collectives:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
             return Recipe(plan, run, None, scale)
-        reduce, start = self._by_mpi().reductions(call.collective)
-        reduction = native.Reduction(reduce, start, op, device, call.dtype, scale)
+        reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)
         return Recipe(plan, self._reduce, reduction.block, reduction)
 
     def _by_mpi(self) -> MPITransport:

@@ -45,8 +45,9 @@ class Communicator:
         What collectives compress with unless they name a codec; nothing by default.
     algorithm : str
         The algorithm of collectives that name none.
-    progress : {"wait", "thread"}
-        Whether collectives under way advance when the caller waits or tests, or by a thread of their own.
+    progress : {"wait", "nap", "thread"}
+        Whether collectives under way advance when the caller waits or tests, or by a thread of their own. With
+        ``"nap"`` a wait leaves the core to other threads, for a little more latency.
     timeout : float, optional
         Seconds without progress after which a wait gives up; by default COMPCOLL_TIMEOUT, or 1800.
     **codec_options
@@ -68,8 +69,8 @@ class Communicator:
         timeout: float | None = None,
         **codec_options: Any,
     ) -> None:
-        if progress not in ("wait", "thread"):
-            raise InvalidArgument(f'progress={progress!r} is neither "wait" nor "thread"')
+        if progress not in ("wait", "nap", "thread"):
+            raise InvalidArgument(f'progress={progress!r} is none of "wait", "nap" and "thread"')
         threaded = progress == "thread"
         seconds = config.timeout(timeout)
         default = compression(codec, codec_options, algorithm)
@@ -84,7 +85,7 @@ class Communicator:
         world = World.of(self._transport.nodes)
         self._collectives = Collectives(device, self.rank, mpi, default, profile, world)
         crowded = neighbours > config.cores()
-        self._engine = Engine(seconds, threaded=threaded, crowded=crowded)
+        self._engine = Engine(seconds, threaded=threaded, crowded=crowded, naps=progress == "nap")
         self._arenas = ArenaPool(device.empty_bytes)
         self._opening = Opening(self._transport, _OPENING_TAG)
         self._sequence = 0
@@ -134,12 +135,13 @@ class Communicator:
         *,
         op: Any = "sum",
         out: Any = None,
+        feedback: ErrorFeedback | None = None,
         codec: Any = ...,
         algorithm: str | None = None,
         **options: Any,
     ) -> Any:
         """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
-        return self.call("reduce_scatter", x, op, out, (codec, algorithm, options))
+        return self.call("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
 
     def ireduce_scatter(
         self,
@@ -147,12 +149,13 @@ class Communicator:
         *,
         op: Any = "sum",
         out: Any = None,
+        feedback: ErrorFeedback | None = None,
         codec: Any = ...,
         algorithm: str | None = None,
         **options: Any,
     ) -> Request:
         """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
-        return self.start("reduce_scatter", x, op, out, (codec, algorithm, options))
+        return self.start("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
 
     def allgather(
         self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any

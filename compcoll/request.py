@@ -69,6 +69,9 @@ _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
+# Naps grow: a wait that has been long will last.
+_LOOKS, _NAP, _LONGEST_NAP = 20, 20e-6, 300e-6
+
 
 def anything_under_way() -> bool:
     """Whether some communicator of this process has collectives to advance."""
@@ -100,11 +103,14 @@ class Engine:
         Whether a thread makes collectives advance while the caller does other things.
     crowded : bool
         Whether other ranks wait for this core: a waiting rank then soon lets them have it.
+    naps : bool
+        Whether what waits sleeps in between: for a thread beside others that have work for the core.
     """
 
-    def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False) -> None:
+    def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False, naps: bool = False) -> None:
         self.timeout = timeout
-        self._spins = 2 if crowded else 1000
+        self._spins = 2 if crowded or naps else 1000
+        self._naps = naps
         self.active: list[Request] = []
         self.lock = threading.RLock()
         self._work = threading.Event()
@@ -161,7 +167,9 @@ class Engine:
                 deadline = time.monotonic() + limit
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
-            if idle > self._spins:
+            if self._naps and idle > _LOOKS:
+                time.sleep(min((idle - _LOOKS) * _NAP, _LONGEST_NAP))
+            elif idle > self._spins:
                 os.sched_yield()
 
     def _give_up(self, error: PeerTimeout) -> NoReturn:

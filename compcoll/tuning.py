@@ -281,7 +281,7 @@ def _timings(
 
 def _reduce(comm: Communicator, transport: MPITransport, x: Any, out: Any, name: str, codec: Codec | None) -> None:
     if name == "native":
-        transport.allreduce(x, out, "sum")
+        transport.reductions("allreduce", "sum")[0](x, out)
     else:
         comm.allreduce(x, out=out, algorithm=name, codec=codec)
 

@@ -38,7 +38,20 @@ FLOORS = [
     {"errors", "config", "layout", "stats", "units", "_host"},
 ]
 # codecs never import transports, nor transports codecs: asserted on its own.
-ONLY_IMPORTER = {"mpi4py": {"api", "transports/mpi"}, "cupy": set(), "torch": {"torch"}, "zfpy": {"codecs/zfpy_coder"}}
+ONLY_IMPORTER = {
+    "mpi4py": {
+        "api",
+        "transports/mpi",
+        "torch/buffers",
+        "torch/channel",
+        "torch/messages",
+        "torch/operations",
+        "torch/rendezvous",
+    },
+    "cupy": set(),
+    "torch": {"torch"},
+    "zfpy": {"codecs/zfpy_coder"},
+}
 
 
 def modules() -> list[tuple[str, ast.Module]]:

@@ -21,42 +21,40 @@ class Reduction:
     ----------
     reduce, start : callable
         The blocking and the nonblocking reduction of the first argument into the second.
-    op : str
-        The operation.
     device : Device
         Where the arrays are.
     dtype : str
         Their element type.
     scale : float
         Factor of the result.
+
+    Attributes
+    ----------
+    block : callable
+        Reduces the first argument into the second; returns when all is done.
     """
 
     def __init__(
         self,
-        reduce: Callable[[Any, Any, str], None],
-        start: Callable[[Any, Any, str], Pending],
-        op: str,
+        reduce: Callable[[Any, Any], None],
+        start: Callable[[Any, Any], Pending],
         device: Any,
         dtype: str,
         scale: float,
     ) -> None:
         self._reduce, self._start = reduce, start
-        self._op, self._device, self._dtype, self._scale = op, device, dtype, scale
-        self._as_it_is = scale == 1.0 and device.known_to_mpi(dtype)
+        self._device, self._dtype, self._scale = device, dtype, scale
+        self.block = reduce if scale == 1.0 and device.known_to_mpi(dtype) else self._convert_and_block
 
-    def block(self, x: Any, out: Any) -> None:
-        """Do it; return when all is done."""
-        if self._as_it_is:
-            self._reduce(x, out, self._op)
-            return
+    def _convert_and_block(self, x: Any, out: Any) -> None:
         values, sums = self._device.for_mpi(x, out, self._dtype)
-        self._reduce(values, sums, self._op)
+        self._reduce(values, sums)
         self._end(sums, out)
 
     def steps(self, x: Any, out: Any, turn: Turn) -> Steps:
         """Start it, whose turn it is, and wait for it."""
         values, sums = self._device.for_mpi(x, out, self._dtype)
-        yield from move(self._start(values, sums, self._op), turn)
+        yield from move(self._start(values, sums), turn)
         self._end(sums, out)
 
     def _end(self, sums: Any, out: Any) -> None:

@@ -1,6 +1,7 @@
 """compcoll as a backend of PyTorch: ``torch.distributed.init_process_group("compcoll")`` under mpirun.
 
 Importing this is not needed to use the backend, which `import torch` already knows once compcoll is installed.
+`compress` has one model's gradients compressed, on any backend.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 from .autoload import register
 
 if TYPE_CHECKING:
+    from .compression import compress
+    from .gradients import GradientCompression
     from .options import Options
+    from .shards import ShardCompression
 
-__all__ = ["Options"]
+__all__ = ["GradientCompression", "Options", "ShardCompression", "compress"]
 
-_HOMES = {"Options": "options"}
+_HOMES = {
+    "GradientCompression": "gradients",
+    "Options": "options",
+    "ShardCompression": "shards",
+    "compress": "compression",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -42,7 +42,7 @@ _NARROW = {
     torch.float8_e5m2,
     torch.float8_e5m2fnuz,
 }
-_COMPRESSIBLE = {
+COMPRESSIBLE = {
     torch.float16: np.dtype(np.float16),
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
     torch.float32: np.dtype(np.float32),
@@ -126,12 +126,12 @@ def elements_of(tensor: Tensor) -> Message:
 def array_of(tensor: Tensor) -> Any:
     """A contiguous tensor's memory as a NumPy array, one-dimensional."""
     memory: Any = _from_address(tensor.data_ptr(), nbytes_of(tensor))
-    return np.frombuffer(memory, _COMPRESSIBLE[tensor.dtype])
+    return np.frombuffer(memory, COMPRESSIBLE[tensor.dtype])
 
 
 def compressible(tensor: Tensor) -> bool:
     """Whether compcoll's codecs know its element type."""
-    return tensor.dtype in _COMPRESSIBLE
+    return tensor.dtype in COMPRESSIBLE
 
 
 class Packed:

@@ -367,7 +367,8 @@ class Operations:
             values = own.values().new_empty((int(counts.sum()), *own.shape[own.sparse_dim() :]))
             self._allgather(own.indices().t().contiguous(), places, [int(n) * own.sparse_dim() for n in counts])
             self._allgather(own.values().contiguous(), values, [int(n) * row for n in counts])
-            tensor.detach().copy_(torch.sparse_coo_tensor(places.t(), values, own.shape).coalesce())
+            with torch.no_grad():
+                tensor.copy_(torch.sparse_coo_tensor(places.t(), values, own.shape).coalesce())
 
         shape = "x".join(map(str, tensor.shape))
         return Prepared(call("allreduce of sparse", shape, tensor.dtype), run, [tensor])

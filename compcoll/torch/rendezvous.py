@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,23 +23,39 @@ _SECONDS = 60.0
 
 
 def rendezvous(timeout: timedelta = timedelta(seconds=_SECONDS)) -> Iterator[tuple[Any, int, int]]:
-    """A store on rank 0, this process's rank, and the number of ranks.
+    """A store on rank 0 or in a file, this process's rank, and the number of ranks.
 
     The process group needs no store, but PyTorch does for groups of other backends.
     """
     rank, size = world()
     comm = MPI.COMM_WORLD.Dup()
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    host = "127.0.0.1" if node.size == size else MPI.Get_processor_name()
+    alone = node.size == size
     node.Free()
-    host = os.environ.get("MASTER_ADDR", host)
-    store = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False) if rank == 0 else None
-    host, port = comm.bcast(None if store is None else (host, store.port), root=0)
-    if store is None:
+    store = None
+    if alone:
+        # A file asks no name server, which a TCPStore does even for 127.0.0.1.
+        path = comm.bcast(_temporary_file() if rank == 0 else None, root=0)
+        store = dist.FileStore(path, size)
+    elif rank == 0:
+        store = dist.TCPStore(_host(), 0, size, True, timeout, wait_for_workers=False)
+        comm.bcast((_host(), store.port), root=0)
+    else:
+        host, port = comm.bcast(None, root=0)
         store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False)
     comm.Free()
     yield store, rank, size
     raise RuntimeError("a rendezvous by MPI cannot be repeated")
+
+
+def _temporary_file() -> str:
+    handle, path = tempfile.mkstemp(prefix="compcoll-store-")
+    os.close(handle)
+    return path
+
+
+def _host() -> str:
+    return os.environ.get("MASTER_ADDR") or MPI.Get_processor_name()
 
 
 def create(given: Any, options: Any) -> ProcessGroup:

@@ -130,25 +130,19 @@ class MPITransport:
         self._persistent.append(request)
         return request
 
-    def reductions(self, collective: str) -> tuple[Callable[[Any, Any, str], None], Callable[[Any, Any, str], Pending]]:
-        """MPI's own allreduce or reduce_scatter of equal blocks, the blocking and the nonblocking one: functions of the
-        input, the result and the operation's name.
+    def reductions(self, collective: str, op: str) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any], Pending]]:
+        """MPI's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and the
+        nonblocking one, as functions of input and result.
         """
+        comm, operation = self.comm, _OPERATIONS[op]
         if collective == "allreduce":
-            return self.allreduce, self.iallreduce
-        block, start = self.comm.Reduce_scatter_block, self.comm.Ireduce_scatter_block
-        return (
-            lambda x, out, op: block(x, out, _OPERATIONS[op]),
-            lambda x, out, op: start(x, out, _OPERATIONS[op]),
-        )
-
-    def allreduce(self, x: Any, out: Any, op: str) -> None:
-        """MPI's own allreduce of whole arrays; ``out is x`` reduces in place. Blocks."""
-        self.comm.Allreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op])
-
-    def iallreduce(self, x: Any, out: Any, op: str) -> Pending:
-        """MPI's own nonblocking allreduce."""
-        return self.comm.Iallreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op])
+            whole, iwhole, in_place = comm.Allreduce, comm.Iallreduce, MPI.IN_PLACE
+            return (
+                lambda x, out: whole(in_place if out is x else x, out, operation),
+                lambda x, out: iwhole(in_place if out is x else x, out, operation),
+            )
+        block, iblock = comm.Reduce_scatter_block, comm.Ireduce_scatter_block
+        return lambda x, out: block(x, out, operation), lambda x, out: iblock(x, out, operation)
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         """MPI's own nonblocking allgatherv; counts in elements."""
@@ -208,6 +202,21 @@ def library() -> Library:
     info.Free()
     version = MPI.Get_library_version().strip("\0 \n")
     return Library(version, MPI.Get_version(), levels[MPI.Query_thread()], kinds)
+
+
+def standing() -> tuple[int, int, bool]:
+    """The process's own rank in COMM_WORLD, the number of ranks there, and whether several threads may call MPI."""
+    return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def among(ranks: Sequence[int]) -> MPI.Intracomm:
+    """A communicator of some of COMM_WORLD's ranks, in that order. Collective among those."""
+    world = MPI.COMM_WORLD.Get_group()
+    group = world.Incl(list(ranks))
+    comm = MPI.COMM_WORLD.Create_group(group, tag=min(ranks))
+    group.Free()
+    world.Free()
+    return comm
 
 
 def transport_of(comm: Any, *, threads: bool) -> Transport:
