@@ -69,8 +69,7 @@ _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
-# Naps grow: a wait that has been long will last.
-_LOOKS, _NAP, _LONGEST_NAP = 20, 20e-6, 300e-6
+_LOOKS, _NAP = 20, 50e-6
 
 
 def anything_under_way() -> bool:
@@ -168,7 +167,7 @@ class Engine:
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
             if self._naps and idle > _LOOKS:
-                time.sleep(min((idle - _LOOKS) * _NAP, _LONGEST_NAP))
+                time.sleep(_NAP)
             elif idle > self._spins:
                 os.sched_yield()
 
