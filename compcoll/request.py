@@ -104,7 +104,7 @@ class Engine:
 
     def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False) -> None:
         self.timeout = timeout
-        self._spins = 2 if crowded else 1000
+        self._spins = 2 if crowded else 50
         self.active: list[Request] = []
         self.lock = threading.RLock()
         self._work = threading.Event()
