@@ -96,6 +96,10 @@ class Prepared:
     residual: Any = None
 
 
+Asked = tuple[Any, str | None, dict[str, Any]]
+"""A call's codec (``...``: the communicator's), algorithm (None: the communicator's), and the codec's options."""
+
+
 class Compression(NamedTuple):
     """A call's codec and algorithm, and the relative error that the result may have if the codec is to be chosen."""
 
@@ -155,11 +159,9 @@ class Collectives:
         self._world = world
         self._recipes: dict[tuple[Any, ...], Recipe] = {}
 
-    def allreduce(
-        self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, compression: dict[str, Any]
-    ) -> Prepared:
+    def allreduce(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Prepared:
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
-        recipe = self._recipe("allreduce", flat, dtype, op, compression)
+        recipe = self._recipe("allreduce", flat, dtype, op, asked)
         residual = None if feedback is None else self._residual(feedback, recipe.plan, flat.size, dtype)
         return Prepared(recipe, flat, flat_out, result, residual)
 
@@ -174,11 +176,11 @@ class Collectives:
             job, plan.raw, between, lambda parts: balanced_chunks(n, parts, plan.block, plan.segment)
         )
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any, compression: dict[str, Any]) -> Prepared:
+    def reduce_scatter(self, x: Any, op: Any, out: Any, asked: Asked) -> Prepared:
         self._device.check_readable(x, "x")
         shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
         dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
-        return Prepared(self._recipe("reduce_scatter", flat, dtype, op, compression), flat, flat_out, result)
+        return Prepared(self._recipe("reduce_scatter", flat, dtype, op, asked), flat, flat_out, result)
 
     def _reduce_scatter(self, call: Prepared, means: Means) -> Steps:
         plan, n = call.recipe.plan, call.out.size
@@ -186,10 +188,10 @@ class Collectives:
         job.out.offset = self._rank * n
         return choose.REDUCE_SCATTER[plan.algorithm](job)
 
-    def allgather(self, x: Any, out: Any, compression: dict[str, Any]) -> Prepared:
+    def allgather(self, x: Any, out: Any, asked: Asked) -> Prepared:
         self._device.check_readable(x, "x")
         dtype, flat, result, flat_out = self._device.buffers(x, (self._size, *x.shape), out)
-        return Prepared(self._recipe("allgather", flat, dtype, MOVED, compression), flat, flat_out, result)
+        return Prepared(self._recipe("allgather", flat, dtype, MOVED, asked), flat, flat_out, result)
 
     def _allgather(self, call: Prepared, means: Means) -> Steps:
         plan, x, out = call.recipe.plan, call.x, call.out
@@ -199,14 +201,14 @@ class Collectives:
         job.x.offset = self._rank * x.size
         return choose.ALLGATHER[plan.algorithm](job)
 
-    def allgatherv(self, x: Any, compression: dict[str, Any]) -> Prepared:
+    def allgatherv(self, x: Any, asked: Asked) -> Prepared:
         device = self._device
         device.check_readable(x, "x")
         if x.ndim == 0:
             raise InvalidBuffer("allgatherv joins arrays along their first axis: x must have one")
         dtype = device.dtype_name(x)
         flat, rows = device.flat(x, dtype), f"rows of shape {x.shape[1:]}"
-        recipe = self._recipe("allgatherv", flat, dtype, MOVED, compression, detail=rows, uneven=True)
+        recipe = self._recipe("allgatherv", flat, dtype, MOVED, asked, detail=rows, uneven=True)
         return Prepared(recipe, flat, None, x)
 
     def _allgatherv(self, call: Prepared, means: Means) -> Steps:
@@ -225,11 +227,11 @@ class Collectives:
             yield from choose.ALLGATHER[plan.algorithm](job)
         return result
 
-    def bcast(self, x: Any, root: int, out: Any, compression: dict[str, Any]) -> Prepared:
+    def bcast(self, x: Any, root: int, out: Any, asked: Asked) -> Prepared:
         if not isinstance(root, numbers.Integral) or root not in range(self._size):
             raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
-        recipe = self._recipe("bcast", flat, dtype, MOVED, compression, detail=f"root {root}")
+        recipe = self._recipe("bcast", flat, dtype, MOVED, asked, detail=f"root {root}")
         return Prepared(recipe._replace(detail=root), flat, flat_out, result)
 
     def _bcast(self, call: Prepared, means: Means) -> Steps:
@@ -241,12 +243,12 @@ class Collectives:
         chunks = balanced_chunks(call.x.size, self._size, plan.block, plan.segment)
         return bcast.bcast(self._job(means, call, chunks), root)
 
-    def alltoall(self, x: Any, out: Any, compression: dict[str, Any]) -> Prepared:
+    def alltoall(self, x: Any, out: Any, asked: Asked) -> Prepared:
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
         self._split(x.shape, "alltoall")
         if flat_out is flat:
             raise InvalidBuffer("alltoall cannot work in place: give an out of its own")
-        return Prepared(self._recipe("alltoall", flat, dtype, MOVED, compression), flat, flat_out, result)
+        return Prepared(self._recipe("alltoall", flat, dtype, MOVED, asked), flat, flat_out, result)
 
     def _alltoall(self, call: Prepared, means: Means) -> Steps:
         if call.recipe.plan.algorithm == choose.NATIVE:
@@ -269,19 +271,24 @@ class Collectives:
         flat: Any,
         dtype: str,
         op: Any,
-        compression: dict[str, Any],
+        asked: Asked,
         *,
         uneven: bool = False,
         detail: str = "",
     ) -> Recipe:
         n = -1 if uneven else flat.size
-        key = (collective, n, dtype, op, detail, *compression.items())
+        codec, algorithm, options = asked
+        key: tuple[Any, ...] = (collective, n, dtype, op, detail, codec, algorithm)
+        if options:
+            key += (*options.items(),)
         try:
             return self._recipes[key]
         except (KeyError, TypeError):  # new, or made of what cannot be a key and will be refused
-            codec, algorithm, tolerance = self._compression(**compression)
+            chosen = self._compression(codec, algorithm or self._default.algorithm, options)
             op = operation_name(op) if collective in _REDUCTIONS else MOVED
-            call = Call(collective, n, dtype, flat.itemsize, op, codec, algorithm, detail, tolerance)
+            call = Call(
+                collective, n, dtype, flat.itemsize, op, chosen.codec, chosen.algorithm, detail, chosen.tolerance
+            )
             recipe = self._make(call)
             if len(self._recipes) >= _MOST_RECIPES:
                 self._recipes.clear()
@@ -309,8 +316,7 @@ class Collectives:
         assert self._mpi is not None  # else no plan names MPI's own
         return self._mpi
 
-    def _compression(self, /, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Compression:
-        algorithm = algorithm or self._default.algorithm
+    def _compression(self, codec: Any, algorithm: str, options: dict[str, Any]) -> Compression:
         if codec is ... and not options:
             return self._default._replace(algorithm=algorithm)
         return compression(None if codec is ... else codec, options, algorithm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from .errors import InvalidArgument
 
@@ -11,6 +12,8 @@ THREADS = "COMPCOLL_THREADS"
 INSTRUCTION_SET = "COMPCOLL_INSTRUCTION_SET"
 SEGMENT = "COMPCOLL_SEGMENT"
 PROFILE = "COMPCOLL_PROFILE"
+CODEC = "COMPCOLL_CODEC"
+RATE = "COMPCOLL_RATE"
 
 NO_PROFILE = "defaults"
 
@@ -59,6 +62,17 @@ def segment_nbytes(nodes: int = 1) -> int:
 def profile() -> str:
     """A file with a measured profile, or "defaults" (COMPCOLL_PROFILE, default empty: the one that `tune` stored)."""
     return os.environ.get(PROFILE, "")
+
+
+def codec() -> tuple[str | None, dict[str, Any]]:
+    """Name and options of the codec for PyTorch's process groups (COMPCOLL_CODEC, COMPCOLL_RATE; default none)."""
+    name = os.environ.get(CODEC) or None
+    if not os.environ.get(RATE):
+        return name, {}
+    if name is None:
+        raise InvalidArgument(f"{RATE} is set in the environment, but {CODEC} is not")
+    rate = _number(RATE, 0.0, 0.0)
+    return name, {"rate": int(rate) if rate.is_integer() else rate}
 
 
 def instruction_set(supported: list[str]) -> str:

@@ -8,6 +8,7 @@
     │   └── UnknownAlgorithm                no algorithm of that name for this collective
     ├── InvalidBuffer (ValueError)          not contiguous, read-only, overlapping, or of the wrong shape
     ├── UnsupportedDType (TypeError)        an element type that the codec or operation cannot take
+    ├── UnsupportedDevice (RuntimeError)    memory of a device that compcoll cannot reach
     ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not belong together, or one rank refused its own
     ├── PeerTimeout (TimeoutError)          a rank did not send what it should have in time
     ├── CommunicatorBroken (RuntimeError)   used after a collective had failed halfway
@@ -40,6 +41,10 @@ class InvalidBuffer(CompcollError, ValueError):
 
 class UnsupportedDType(CompcollError, TypeError):
     """An element type that the codec or the operation cannot take."""
+
+
+class UnsupportedDevice(CompcollError, RuntimeError):
+    """Memory of a device that compcoll cannot reach."""
 
 
 class CollectiveMismatch(CompcollError, RuntimeError):

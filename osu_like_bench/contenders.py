@@ -135,7 +135,7 @@ def make(name: str, case: Case, ranks: Ranks, x: Array, out: Array, *, codec: Co
         seconds = {"encode": stats.encode_seconds, "decode": stats.decode_seconds, "wait": stats.wait_seconds}
         return Ran(stats.algorithm, stats.codec is not None, stats.ratio, seconds)
 
-    return Contender(name, lambda: case.compressed(ranks.compcoll, x, out, **options), ran, same_bits=True)
+    return Contender(name, case.compressed(ranks.compcoll, x, out, **options), ran, same_bits=True)
 
 
 def _native(case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float | None) -> Contender:

@@ -107,7 +107,7 @@ def agree(opening: Opening, call: str, own: int, busy: bool, tag: int) -> Steps:
             yield sending
     if low ^ high > 1:
         calls = yield from _exchange(opening.transport, tag, call)
-        raise CollectiveMismatch(_table(calls, opening.transport.rank))
+        raise CollectiveMismatch(table(calls, opening.transport.rank))
     opening.anybody_busy = bool(high & 1)
 
 
@@ -130,7 +130,7 @@ def _text_of(wire: Wire) -> str:
     return bytes(wire.buffer).decode(errors="ignore").rstrip()
 
 
-def _table(calls: list[str], own: int) -> str:
+def table(calls: list[str], own: int) -> str:
     """The error's text: equal calls on one line, this rank's marked."""
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):

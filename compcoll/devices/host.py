@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 _KERNELS = ("cast", "zfp", "minmax")
 _STORAGE = ("float16", "bfloat16", "float32", "float64")
 _HALVES = ("float16", "bfloat16")
+_ndarray = np.ndarray
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -106,18 +107,18 @@ class HostDevice:
         """The element type, the flat input, the result and the flat result of a collective, whose result has ``shape``
         (x's if None); the flat result is the flat input where they share memory.
         """
-        dtype = self._names.get(x.dtype) if type(x) is np.ndarray and x.flags.c_contiguous else None
+        dtype = self._names.get(x.dtype) if type(x) is _ndarray and x.flags.c_contiguous else None
         if dtype is None:
             self.check_readable(x, "x")
             dtype = self.dtype_name(x)
         if shape is None:
             shape = x.shape
-        flat = self.flat(x, dtype)
+        flat = x if x.ndim == 1 and dtype not in _HALVES else self.flat(x, dtype)
         if out is None:
             out = np.empty(shape, x.dtype)
         elif self.check_writable(out, x, shape):
             return dtype, flat, out, flat
-        return dtype, flat, out, self.flat(out, dtype)
+        return dtype, flat, out, out if flat is x and out.ndim == 1 else self.flat(out, dtype)
 
     @classmethod
     def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> bool:
@@ -128,14 +129,16 @@ class HostDevice:
         bool
             Whether it is the input's memory.
         """
-        if not (type(out) is np.ndarray and out.dtype == x.dtype and out.shape == shape and out.flags.carray):
+        if not (type(out) is _ndarray and out.dtype is x.dtype and out.shape == shape and out.flags.carray):
             # Rarely: what exactly is wrong, if anything.
             cls.check_readable(out, "out")
             if out.shape != shape or out.dtype != x.dtype:
                 raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
             if not out.flags.writeable:
                 raise InvalidBuffer("out is read-only")
-        owners = out.base is None and x.base is None and out is not x
+        if out is x:
+            return True
+        owners = out.base is None and x.base is None
         if owners or not np.may_share_memory(out, x):
             return False
         if out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes:

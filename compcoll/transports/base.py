@@ -45,16 +45,25 @@ class Persistent(Pending, Protocol):
 
 
 class Reposted:
-    """A `Persistent` made of single messages, for transports that know no other."""
+    """A `Persistent` made of single messages, for transports that know no other.
 
-    __slots__ = ("Test", "_post")
+    Attributes
+    ----------
+    message : Pending or None
+        The one under way, or the last.
+    """
+
+    __slots__ = ("_post", "message")
 
     def __init__(self, post: Callable[[], Pending]) -> None:
         self._post = post
-        self.Test: Callable[[], bool] = lambda: True
+        self.message: Pending | None = None
 
     def Start(self) -> None:
-        self.Test = self._post().Test
+        self.message = self._post()
+
+    def Test(self) -> bool:
+        return self.message is None or self.message.Test()
 
 
 @runtime_checkable

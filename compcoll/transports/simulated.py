@@ -290,6 +290,8 @@ class SimulatedTransport:
 def _advance(rank: SimulatedTransport) -> None:
     """Go on until the rank waits for what is not known yet."""
     for pending in rank.steps:
+        if isinstance(pending, Reposted):
+            pending = pending.message
         if pending is None:
             continue
         assert isinstance(pending, _Waited)
