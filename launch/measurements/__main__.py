@@ -12,6 +12,7 @@ import fnmatch
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from cases import Case, Lab
 LAUNCH = Path(__file__).resolve().parents[1]
 RECORDS = Path("docs/measurements/networks")
 """From the repository's root, where everything runs: no record names this machine's folders."""
-TRIES = 3
+TRIES = 2
 """A run that others disturbed is repeated, up to so many in all."""
 
 
@@ -43,6 +44,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     failed: list[str] = []
     os.chdir(LAUNCH.parent)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # labs are taken down all the same
     if not options.report:
         RECORDS.mkdir(parents=True, exist_ok=True)
         for lab, group in groupby(sorted(chosen, key=lambda case: case.lab.name), key=lambda case: case.lab):

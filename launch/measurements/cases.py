@@ -93,10 +93,10 @@ SIMULATED = "ring,direct,recursive_doubling,ring_uncompressed,direct_uncompresse
 TUNE = "compcoll tune --output {json}"
 
 CASES: tuple[Case, ...] = (
-    Case("1g-zfp8", ONE, _bench("zfp8", "512K:64M", OWN + ",ring_uncompressed")),
-    Case("1g-minmax8", ONE, _bench("minmax8", "512K:64M", OWN)),
-    Case("1g-zfp16", ONE, _bench("zfp16", "16M:64M", OWN)),
-    Case("1g-minmax4", ONE, _bench("minmax4", "16M:64M", OWN)),
+    Case("1g-zfp8", ONE, _bench("zfp8", "512K:64M", OWN + ",ring_uncompressed", 0.4)),
+    Case("1g-minmax8", ONE, _bench("minmax8", "512K:64M", OWN, 0.4)),
+    Case("1g-zfp16", ONE, _bench("zfp16", "16M:64M", OWN, 0.4)),
+    Case("1g-minmax4", ONE, _bench("minmax4", "16M:64M", OWN, 0.4)),
     Case("1g-doubling", ONE, _bench("zfp8", "16M", "recursive_doubling_uncompressed,recursive_doubling", 2)),
     Case("1g-naive", ONE, _bench("zfp8", "1M:64M", "ring,p2p_ring", 0.4)),
     Case("1g-default", ONE, _bench("", "512K:64M", "native", 0.4), "--default"),

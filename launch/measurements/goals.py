@@ -30,7 +30,7 @@ class Records:
 
     def about(self, case: str) -> dict[str, Any]:
         """What is known of the run."""
-        return dict(self._known[case]["run"])
+        return dict(self._known[case].get("run", {}))
 
     def load(self, case: str) -> str:
         """What others used of the machine meanwhile."""
@@ -109,7 +109,9 @@ BASELINES = {
 
 
 def _uncompressed(network: str) -> list[tuple[str, str]]:
-    return [(f"{network}-{end}", contender) for end, contender in BASELINES.values()]
+    """Everything that sends values as they are, our own ring among it."""
+    others = [(f"{network}-{end}", contender) for end, contender in BASELINES.values()]
+    return [*others, (f"{network}-zfp8", "ring_uncompressed")]
 
 
 def mebibytes(size: int) -> str:
