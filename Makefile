@@ -30,7 +30,7 @@ else
 TEST_MPIS := $(MPI)
 endif
 
-.PHONY: help install test test-mpi-% check format bench dist clean
+.PHONY: help install test test-mpi-% check format bench measurements dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
 	@echo "make check        ruff, mypy --strict, and what must not be in the repository"
 	@echo "make format       let ruff put the code in order"
+	@echo "make measurements tables and plots of docs/measurements/networks.md, as root; gloo is measured if torch is there"
 	@echo "make install      the virtual environment $(VENV), with compcoll editable in it; C++ edits need it again"
 	@echo "make dist         sdist and wheel in dist/"
 	@echo "make clean        remove all that make has made"
@@ -77,6 +78,10 @@ format: install
 
 bench: install
 	$(VENV)/bin/python launch/mpirun -n $(NP) python -m osu_like_bench $(BENCH)
+
+measurements: install
+	@$(MAKE) --no-print-directory MPI=mpich install
+	$(VENV)/bin/python launch/measurements
 
 dist: install
 	$(PIP) install -q -c constraints.txt build

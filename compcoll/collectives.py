@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .algorithms import bcast, choose, hierarchical, native, pairwise, sparse
+from .algorithms import bcast, choose, native, pairwise, sparse
 from .algorithms.job import Job, Window
 from .codecs.base import Codec
 from .codecs.registry import as_codec
@@ -173,14 +173,13 @@ class Collectives:
         plan, n = call.recipe.plan, call.x.size
         if plan.algorithm in choose.SPARSE:
             return self._sparse_allreduce(call, means)
-        job = self._job(means, call, balanced_chunks(n, self._size, plan.block, plan.segment), call.recipe.detail)
-        if plan.algorithm != choose.HIERARCHICAL:
-            return choose.ALLREDUCE[plan.algorithm](job)
         assert plan.raw is not None
-        between = choose.between_nodes(len(set(means.group.transport.nodes)))
-        return hierarchical.allreduce(
-            job, plan.raw, between, lambda parts: balanced_chunks(n, parts, plan.block, plan.segment)
-        )
+
+        def cut(parts: int) -> tuple[Chunk, ...]:
+            return balanced_chunks(n, parts, plan.block, plan.segment)
+
+        job = self._job(means, call, cut(choose.parts(plan.algorithm, self._size)), call.recipe.detail)
+        return choose.allreduce(plan.algorithm, job, plan.raw, cut)
 
     def _sparse_allreduce(self, call: Prepared, means: Means) -> Steps:
         plan, mpi = call.recipe.plan, self._mpi
@@ -266,7 +265,7 @@ class Collectives:
             if self._rank == root:
                 self._device.copy(call.x, call.out)
             return native.move(self._by_mpi().ibcast(call.out, root), means.turn)
-        chunks = balanced_chunks(call.x.size, self._size, plan.block, plan.segment)
+        chunks = balanced_chunks(call.x.size, 1, plan.block, plan.segment)
         return bcast.bcast(self._job(means, call, chunks), root)
 
     def alltoall(self, x: Any, out: Any, asked: Asked) -> Prepared:

@@ -133,8 +133,7 @@ def recursive_doubling(c: Costs, collective: str) -> float:
     R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.
     """
     p, k = c.world.size, c.world.per_node
-    # The buffer is cut into p chunks, too, unless it is tiny.
-    m = c.cut(c.n / p) * min(p, max(int(c.n / 16), 1))
+    m = c.cut(c.n)
     levels = p.bit_length() - 1
     seconds = 0.0
     host = c.encode * c.n
@@ -233,7 +232,7 @@ def moves(c: Costs, collective: str) -> float:
         copy, wire = c.everybody(chunk)
         return c.latency + overlap((c.encode + c.decode) * c.n + 2 * copy + m * c.message, wire, m)
     levels = (p - 1).bit_length()
-    m = c.cut(c.n / p) * p
+    m = c.cut(c.n)
     copy, wire = c.neighbours(c.n)
     root = overlap(c.encode * c.n + levels * (copy + m * c.message), levels * wire, m)
     return root + levels * (c.latency + (copy + wire + c.decode * c.n) / m)

@@ -108,7 +108,7 @@ class Engine:
 
     def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False, naps: bool = False) -> None:
         self.timeout = timeout
-        self._spins = 2 if crowded or naps else 1000
+        self._spins = 2 if crowded or naps else 50
         self._naps = naps
         self.active: list[Request] = []
         self.lock = threading.RLock()

@@ -20,8 +20,8 @@ from .profile import load
 from .simulation import ALGORITHMS, ITEMSIZES, Outcome, Scenario, resized
 from .sparse.base import Sparsifier
 from .transports.network import Network
-from .units import parse_bytes, parse_seconds, parse_speed
-from .ways import kind_of, way_of
+from .units import duration, parse_bytes, parse_seconds, parse_speed
+from .ways import kind_of, short, way_of
 
 _OPTIONS = ("rate", "bits", "block", "precision", "tolerance")
 _VERBS = ("encode", "decode", "accumulate", "recode")
@@ -104,22 +104,6 @@ def run(args: argparse.Namespace) -> int:
         parts = [_head(scenario), *tables, _crossovers(sizes, outcomes)]
         print("\n\n".join("\n".join(lines) for lines in parts if lines))
     return 0
-
-
-def short(codec: Codec | None) -> str:
-    """A codec with the settings that it was given."""
-    if codec is None:
-        return "-"
-    settings = {k: f"{v:g}" if isinstance(v, float) else v for k, v in vars(codec).items() if v not in (None, False)}
-    return f"{codec.name} " + " ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def duration(seconds: float) -> str:
-    """Seconds with a fitting unit."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3f} {unit}"
-    return f"{seconds * 1e6:.2f} µs"
 
 
 def amount(nbytes: float) -> str:

@@ -45,3 +45,12 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
         return Way(kind_of(codec), 4.0 * itemsize, itemsize)
     bits = 8 * codec.coder(device, dtype).wire_nbytes(_VALUES) / _VALUES
     return Way(kind_of(codec), bits, itemsize)
+
+
+def short(codec: Codec | None) -> str:
+    """A codec with the settings that it was given."""
+    if codec is None:
+        return "-"
+    unsaid = (None, False, "auto", "dense")
+    settings = {k: f"{v:g}" if isinstance(v, float) else v for k, v in vars(codec).items() if v not in unsaid}
+    return f"{codec.name} " + " ".join(f"{name}={value}" for name, value in settings.items())

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..accuracy import relative_error
-from ..codecs.base import Codec
+from ..codecs.base import Codec, Coder
 from ..errors import UnknownAlgorithm
-from ..layout import World
+from ..layout import Chunk, World
 from ..model import Profile, predict, raw
 from ..model_parts import MANY_RANKS
 from ..request import Steps
 from ..sparse.base import Sparsifier
 from ..ways import way_of
-from . import direct, recursive_doubling, ring, sparse
+from . import direct, hierarchical, recursive_doubling, ring, sparse
 from .job import Job
 
 AUTO = "auto"
@@ -197,6 +197,27 @@ def best(found: Sequence[Option]) -> Option:
     return min(close, key=lambda option: (math.inf if option.error is None else option.error, option.seconds))
 
 
-def between_nodes(nodes: int) -> Callable[[Job], Steps]:
-    """The algorithm that the leaders of that many nodes run in a hierarchical allreduce."""
-    return ALLREDUCE["direct" if nodes <= MANY_RANKS else "ring"]
+def parts(algorithm: str, ranks: int) -> int:
+    """How many chunks a buffer is cut into: one a rank, or one where every rank works on the whole buffer."""
+    return ranks if algorithm in ("ring", "direct") else 1
+
+
+def allreduce(algorithm: str, job: Job, raw: Coder, cut: Callable[[int], tuple[Chunk, ...]]) -> Steps:
+    """The steps of an allreduce.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of our own.
+    job : Job
+        Its chunks as many as `parts` says.
+    raw : Coder
+        Moves values as they are.
+    cut : callable
+        Cuts the buffer into that many chunks.
+    """
+    if algorithm != HIERARCHICAL:
+        return ALLREDUCE[algorithm](job)
+    nodes = len(set(job.group.transport.nodes))
+    between = ALLREDUCE["direct" if nodes <= MANY_RANKS else "ring"]
+    return hierarchical.allreduce(job, raw, between, cut)
