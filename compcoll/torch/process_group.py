@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -13,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from ..errors import CollectiveMismatch, PeerTimeout
+from ..errors import CollectiveMismatch, CommunicatorBroken
 from ..stats import Stats
 from .channel import Channel, call, open_channel
 from .engine import Engine, Work
 from .messages import Message, Messages, Together
+from .monitored_barrier import monitored_barrier
 from .operations import Operations, Prepared
 from .options import Options
 
@@ -209,15 +209,19 @@ class ProcessGroup(dist.ProcessGroup):
         return self._started(self._messages.receive(tensors, None, tag))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier after which rank 0 names the first rank that did not come in time, or all of them."""
-        seconds = self.channel.seconds if timeout is None else timeout.total_seconds()
-        missing = self.engine.run(lambda: self._missing(seconds, wait_all_ranks)).value
-        if missing:
-            self.channel.broken = PeerTimeout(
-                f" Timed out: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} failed to pass "
-                f"monitoredBarrier in {seconds * 1000:.0f} ms"
-            )
-            raise self.channel.broken
+        """A barrier in which rank 0 names the first rank that does not come in time, or all of them."""
+        channel = self.channel
+        seconds = channel.seconds if timeout is None else timeout.total_seconds()
+
+        def job() -> None:
+            try:
+                messages = Messages(channel.comm, seconds)
+                monitored_barrier(messages, channel.rank, channel.size, seconds, wait_all_ranks)
+            except CommunicatorBroken as error:
+                channel.broken = error
+                raise
+
+        self.engine.run(job)
 
     def splitGroup(  # noqa: N802
         self,
@@ -295,29 +299,6 @@ class ProcessGroup(dist.ProcessGroup):
             self.engine.run(lambda: self.channel.agree(text, self.channel.seconds))
         except CollectiveMismatch as told:
             raise error from told
-
-    def _missing(self, seconds: float, everybody: bool) -> list[int]:
-        """On rank 0 the ranks that have not come in time."""
-        deadline = time.monotonic() + seconds
-        token, tag = torch.zeros(1, dtype=torch.uint8), 0
-        messages = Messages(self.channel.comm, seconds)
-
-        def passed(message: Message) -> bool:
-            try:
-                return message.wait(timedelta(seconds=max(deadline - time.monotonic(), 1e-3)))
-            except PeerTimeout:
-                return False
-
-        if self.rank() != 0:
-            come = passed(messages.send([token], 0, tag)) and passed(messages.receive([token], 0, tag))
-            return [] if come else [0]
-        others = range(1, self.size())
-        arriving = [messages.receive([token.clone()], rank, tag) for rank in others]
-        missing = [rank for rank, message in zip(others, arriving, strict=True) if not passed(message)]
-        if not missing:
-            for rank in others:
-                messages.send([token], rank, tag).wait()
-        return missing if everybody else missing[:1]
 
 
 def _register_stub(group: ProcessGroup) -> None:
