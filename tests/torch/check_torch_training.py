@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,13 +42,13 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(6, 8, generator=generator), torch.randn(6, 4, generator=generator)
 
 
-def train(model: nn.Module, optimizer: Any = None, step: Callable[..., None] | None = None) -> list[torch.Tensor]:
+def train(model: nn.Module, optimizer: Any = None, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Parameters after some steps."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for number in range(STEPS):
         x, y = batch(number, dist.get_rank())
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
+        nn.functional.mse_loss(model(x.to(dtype)), y.to(dtype)).backward()
         optimizer.step()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -113,12 +112,13 @@ def check_ddp_as_on_gloo(comm: MPI.Intracomm) -> None:
                 return train(model)
 
         def half(group: Any) -> list[torch.Tensor]:
-            return train(DistributedDataParallel(mlp().bfloat16(), process_group=group).float())
+            return train(DistributedDataParallel(mlp().bfloat16(), process_group=group), dtype=torch.bfloat16)
 
         for way in (forked, accumulated, autocast, half):
             found = way(None)
             assert_same_bits(comm, found)
-            assert_close(found, way(gloo))
+            # gloo adds halves one by one, rounding each time.
+            assert_close(found, way(gloo), **({"rtol": 5e-2, "atol": 1e-2} if way is half else {}))
 
 
 def check_hooks_of_pytorch(comm: MPI.Intracomm) -> None:
@@ -235,7 +235,7 @@ def check_checkpoint(comm: MPI.Intracomm) -> None:
 def check_compiled_ddp(comm: MPI.Intracomm) -> None:
     with world():
         torch._dynamo.reset()
-        found = train(torch.compile(DistributedDataParallel(mlp(), bucket_cap_mb=0.002), backend="aot_eager"))
+        found = train(torch.compile(DistributedDataParallel(mlp()), backend="aot_eager"))
         assert_same_bits(comm, found)
         assert_close(found, alone(comm.size, mlp()))
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+torch.set_num_threads(1)  # of each rank: they share the cores
+
 
 @contextlib.contextmanager
 def world(options: Any = None, seconds: float = 60.0) -> Iterator[Any]:

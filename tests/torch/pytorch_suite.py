@@ -93,6 +93,7 @@ def outcome_of(suite: type[Any], name: str, backend: str) -> tuple[str, str]:
     from torch.testing._internal.common_distributed import TEST_SKIPS
 
     codes = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=60))
