@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -92,9 +93,11 @@ def check(tensor: Any) -> None:
     UnsupportedDevice
         If it is not in host memory.
     """
+    if isinstance(tensor, Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
+        return
     if not isinstance(tensor, Tensor):
         raise InvalidBuffer(f"a {type(tensor).__name__} was given: a torch.Tensor is needed")
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise UnsupportedDevice(
             f"a tensor on {tensor.device} was given, but compcoll has no device layer for {tensor.device.type} yet: "
             "move it to the CPU, or make a group of another backend for it"
@@ -214,9 +217,6 @@ class Reduction(NamedTuple):
         return bool(self.kind == _AVG)
 
 
-_SUMMING = Reduction("SUM", MPI.SUM, _SUM)
-
-
 def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     """What an operation of PyTorch does with elements of some type.
 
@@ -227,11 +227,16 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     UnsupportedDType
         If it cannot be done with them.
     """
-    if dtype is torch.float32 and op == _SUM:
-        return _SUMMING
-    kind = getattr(op, "op", op)
+    kind = op.op
+    if kind == _PREMUL:
+        return _reduction(kind, dtype)._replace(factor=op.factor)
+    return _reduction(kind, dtype)
+
+
+@cache
+def _reduction(kind: Any, dtype: torch.dtype) -> Reduction:
     if kind not in _OPERATIONS:
-        raise InvalidArgument(f"{op!r} is no reduction: there are {', '.join(kind.name for kind in _OPERATIONS)}")
+        raise InvalidArgument(f"{kind} is no reduction: there are {', '.join(kind.name for kind in _OPERATIONS)}")
     name = kind.name
     floating = dtype.is_floating_point or dtype.is_complex
     if dtype is torch.bool:
@@ -240,10 +245,8 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
         return Reduction(name, _OF_BOOLEANS[kind], kind)
     if (kind in _BITWISE and floating) or (kind in _ORDERED and dtype.is_complex):
         raise UnsupportedDType(f"{name} of {dtype} elements is not defined")
-    if kind == _PREMUL:
-        if not floating:
-            raise UnsupportedDType(f"{name} of {dtype} elements: floating-point ones are needed")
-        return Reduction(name, MPI.SUM, kind, op.factor)
+    if kind == _PREMUL and not floating:
+        raise UnsupportedDType(f"{name} of {dtype} elements: floating-point ones are needed")
     if dtype not in _MPI_TYPES and dtype not in _NARROW and dtype is not torch.complex32:
         raise UnsupportedDType(f"elements of type {dtype} cannot be reduced")
     return Reduction(name, _OPERATIONS[kind], kind)

@@ -303,6 +303,10 @@ class Operations:
     def _in_place(self, outgoing: Message, incoming: Message, operation: Any) -> None:
         self._comm.Allreduce(MPI.IN_PLACE, incoming, operation)
 
+    def _scatter_blocks(self, outgoing: Message, incoming: Message, operation: Any) -> None:
+        memory, _, kind = outgoing
+        self._comm.Reduce_scatter_block([memory, incoming[1], kind], incoming, operation)
+
     def _allreduce_packed(self, tensors: Sequence[Tensor], reduction: Reduction, compress: bool) -> None:
         packed = Packed(tensors, filled=True)
         self._allreduce(packed.memory, reduction, compress)
@@ -316,7 +320,7 @@ class Operations:
             x, out = array_of(source).reshape(self._size, -1), array_of(result).reshape(1, -1)
             self._communicator().reduce_scatter(x, op="mean" if reduction.mean else "sum", out=out)
         elif sizes is None:
-            reduce_into(source, result, reduction, self._size, self._comm.Reduce_scatter_block)
+            reduce_into(source, result, reduction, self._size, self._scatter_blocks)
         else:
             scatter = self._comm.Reduce_scatter
             uneven = lambda out, into, op: scatter(out, into, sizes, op)  # noqa: E731
@@ -340,8 +344,12 @@ class Operations:
     def _alltoall(self, source: Tensor, sent: Sequence[int], target: Tensor, received: Sequence[int]) -> None:
         announced = np.empty(self._size, np.int64)
         self._comm.Alltoall(np.array(sent, np.int64), announced)
-        fits = announced.tolist() == list(received)
-        what = "alltoall's sizes match" if fits else f"alltoall receives {announced.tolist()}, made room for {received}"
+        what = "alltoall's sizes match"
+        if announced.tolist() != list(received):
+            # Two ranks must not agree on a misfit: hence the rank.
+            what = (
+                f"alltoall's rank {self._rank} gets {announced.tolist()} elements, but made room for {list(received)}"
+            )
         self._channel.agree(call(what), self._channel.seconds)
         if overlap(source, target):
             source = source.clone()

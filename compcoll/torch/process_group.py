@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
@@ -12,20 +11,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-from ..errors import CollectiveMismatch, PeerTimeout
+from ..errors import CollectiveMismatch, CommunicatorBroken
 from ..stats import Stats
 from .channel import Channel, call, open_channel
 from .engine import Engine, Work
 from .messages import Message, Messages, Together
+from .monitored_barrier import monitored_barrier
 from .operations import Operations, Prepared
 from .options import Options
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep torch.compile out of a method and all that it calls, without the 10 µs of torch._dynamo.disable."""
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
 
 
 def _collective(prepare: Callable[..., tuple[Any, Prepared]]) -> Callable[..., Work]:
     """Make an operation of what gives its options and what to do: run in its turn, at once if the caller waits."""
 
-    @torch._disable_dynamo
+    @_untraced
     @wraps(prepare)
     def start(self: ProcessGroup, *arguments: Any, **options: Any) -> Work:
         try:
@@ -67,6 +75,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._operations = Operations(channel, options)
         self._coalesced: list[Any] | None = None
         self._alive = True
+        self._parts: list[ProcessGroup] = []
         _register_stub(self)
 
     @property
@@ -196,50 +205,58 @@ class ProcessGroup(dist.ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    @torch._disable_dynamo
+    @_untraced
     def send(self, tensors: Sequence[Tensor], dest: int, tag: int = 0) -> Message:
         return self._started(self._messages.send(tensors, dest, tag))
 
-    @torch._disable_dynamo
+    @_untraced
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> Message:
         return self._started(self._messages.receive(tensors, source, tag))
 
-    @torch._disable_dynamo
+    @_untraced
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Message:
         return self._started(self._messages.receive(tensors, None, tag))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier after which rank 0 names the first rank that did not come in time, or all of them."""
-        seconds = self.channel.seconds if timeout is None else timeout.total_seconds()
-        missing = self.engine.run(lambda: self._missing(seconds, wait_all_ranks)).value
-        if missing:
-            self.channel.broken = PeerTimeout(
-                f" Timed out: rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} failed to pass "
-                f"monitoredBarrier in {seconds * 1000:.0f} ms"
-            )
-            raise self.channel.broken
+        """A barrier in which rank 0 names the first rank that does not come in time, or all of them."""
+        channel = self.channel
+        seconds = channel.seconds if timeout is None else timeout.total_seconds()
 
-    def splitGroup(  # noqa: N802
+        def job() -> None:
+            try:
+                messages = Messages(channel.comm, seconds)
+                monitored_barrier(messages, channel.rank, channel.size, seconds, wait_all_ranks)
+            except CommunicatorBroken as error:
+                channel.broken = error
+                raise
+
+        self.engine.run(job)
+
+    def split_group(
         self,
         ranks: Sequence[int],
         timeout: timedelta | None = None,
         opts: Any = None,
-        name: str | None = None,
-        desc: str | None = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
     ) -> ProcessGroup | None:
-        """A group of some ranks of this one."""
+        """A group of some ranks of this one, which alone call this, or all."""
         if self.rank() not in ranks:
             return None
         members = [self.world_ranks[rank] for rank in ranks]
         seconds = self.channel.seconds if timeout is None else timeout.total_seconds()
         options = opts if isinstance(opts, Options) else self.options
-        store = dist.PrefixStore(f"{name}/", self.get_group_store())
+        store = dist.PrefixStore(f"{group_name}/", self.get_group_store())
         group = ProcessGroup(store, open_channel(members, seconds), members, options)
-        if name is not None:
-            group._set_group_name(name)
-        if desc is not None:
-            group._set_group_desc(desc)
+        if group_name is not None:
+            group._set_group_name(group_name)
+        if group_desc is not None:
+            group._set_group_desc(group_desc)
+        self._parts.append(group)  # C++ alone would keep the base class's half of it only
         return group
+
+    splitGroup = split_group  # noqa: N815
 
     def get_group_store(self) -> Any:
         return self._store
@@ -252,6 +269,8 @@ class ProcessGroup(dist.ProcessGroup):
         if not self._alive:
             return
         self._alive = False
+        for part in self._parts:
+            part.shutdown()
         self.engine.close(self.channel.seconds)
         if self.channel.broken is None:
             self._messages.free()
@@ -295,29 +314,6 @@ class ProcessGroup(dist.ProcessGroup):
             self.engine.run(lambda: self.channel.agree(text, self.channel.seconds))
         except CollectiveMismatch as told:
             raise error from told
-
-    def _missing(self, seconds: float, everybody: bool) -> list[int]:
-        """On rank 0 the ranks that have not come in time."""
-        deadline = time.monotonic() + seconds
-        token, tag = torch.zeros(1, dtype=torch.uint8), 0
-        messages = Messages(self.channel.comm, seconds)
-
-        def passed(message: Message) -> bool:
-            try:
-                return message.wait(timedelta(seconds=max(deadline - time.monotonic(), 1e-3)))
-            except PeerTimeout:
-                return False
-
-        if self.rank() != 0:
-            come = passed(messages.send([token], 0, tag)) and passed(messages.receive([token], 0, tag))
-            return [] if come else [0]
-        others = range(1, self.size())
-        arriving = [messages.receive([token.clone()], rank, tag) for rank in others]
-        missing = [rank for rank, message in zip(others, arriving, strict=True) if not passed(message)]
-        if not missing:
-            for rank in others:
-                messages.send([token], rank, tag).wait()
-        return missing if everybody else missing[:1]
 
 
 def _register_stub(group: ProcessGroup) -> None:
