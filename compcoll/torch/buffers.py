@@ -227,7 +227,7 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     UnsupportedDType
         If it cannot be done with them.
     """
-    kind = op.op
+    kind = getattr(op, "op", op)
     if kind == _PREMUL:
         return _reduction(kind, dtype)._replace(factor=op.factor)
     return _reduction(kind, dtype)
