@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .codecs import ZFP, Cast, Codec, MinMax, get_codec, list_codecs
+from .codecs import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, TernGrad, get_codec, list_codecs
 from .encoding import decode, encode
 from .errors import CompcollError
 from .feedback import ErrorFeedback
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "FP8",
+    "QSGD",
     "ZFP",
     "Cast",
     "Codec",
@@ -42,8 +44,10 @@ __all__ = [
     "CompcollError",
     "ErrorFeedback",
     "MinMax",
+    "OneBit",
     "Request",
     "Stats",
+    "TernGrad",
     "allgather",
     "allgatherv",
     "allreduce",

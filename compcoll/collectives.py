@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .accuracy import feedback_converges
 from .algorithms import bcast, choose, hierarchical, native, pairwise
 from .algorithms.job import Job, Window
 from .codecs.base import Codec
@@ -43,12 +44,15 @@ class Means(NamedTuple):
         The account to fill.
     turn : Turn or None
         For MPI's nonblocking collectives; None for one that blocks.
+    number : int
+        How many collectives the communicator began before.
     """
 
     group: Any
     take: Any
     stats: Any
     turn: Any
+    number: int = 0
 
 
 class Prepared(NamedTuple):
@@ -341,6 +345,11 @@ class Collectives:
     def _residual(self, feedback: ErrorFeedback, plan: Plan, n: int, dtype: str) -> Any:
         if not isinstance(feedback, ErrorFeedback):
             raise InvalidArgument(f"feedback={feedback!r}: a compcoll.ErrorFeedback is needed")
+        if plan.codec is not None and not feedback_converges(plan.codec, dtype):
+            raise InvalidArgument(
+                f"feedback with {plan.codec!r} would grow without end, since rounding to steps that large loses more "
+                "than there is: use more bits, smaller blocks, norm='max', rounding to nearest, or no feedback"
+            )
         residual = feedback.prepare(n, dtype, self._device.zeros_residual)
         return residual if plan.codec is not None else None
 
@@ -380,6 +389,7 @@ class Collectives:
             scale=scale,
             residual=None if residual is None else Window(residual),
             itemsize=flat.itemsize,
+            draw=means.number % 2**32 << 32 | self._rank,
         )
 
 

@@ -188,13 +188,13 @@ class Communicator:
     def _run(self, collective: str, prepared: Prepared) -> Request:
         if len(self._engine.active) >= _MOST_IN_FLIGHT:
             self._engine.drain()
-        plan, arena, tag = prepared.plan, self._arenas.acquire(), self._next_tag()
+        plan, arena, number, tag = prepared.plan, self._arenas.acquire(), self._sequence, self._next_tag()
         stats = self._account(collective, prepared)
         turn = self._next_turn() if plan.algorithm == choose.NATIVE else None
 
         def steps() -> Steps:
             yield from agree(self._transport, tag, plan.text, plan.digest, True, arena.opening)
-            result = yield from prepared.run(Means(Group(self._transport, tag), arena.take, stats, turn))
+            result = yield from prepared.run(Means(Group(self._transport, tag), arena.take, stats, turn, number))
             return prepared.result if result is None else result
 
         def release(error: BaseException | None) -> None:

@@ -101,8 +101,11 @@ def _shared() -> _Parser:
     codec.add_argument("--tolerance", type=float, help="zfp: largest absolute error")
     codec.add_argument("--precision", type=int, help="zfp: bit planes")
     codec.add_argument("--lossless", action="store_true", default=None, help="zfp: lose nothing")
-    codec.add_argument("--bits", type=int, help="minmax: bits of a code")
-    codec.add_argument("--block", type=int, help="minmax: values of a block")
+    codec.add_argument("--bits", type=int, help="minmax, qsgd: bits of a code")
+    codec.add_argument("--block", type=int, help="values of a block, but for cast and zfp")
+    codec.add_argument("--norm", choices=("max", "l2"), help="qsgd: of a block")
+    codec.add_argument("--rounding", choices=("stochastic", "nearest"), help="qsgd: to levels")
+    codec.add_argument("--format", choices=("e4m3", "e5m2"), help="fp8: the format on the wire")
     codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
     time = parser.add_argument_group("measuring")
     time.add_argument("-x", "--warmup", type=_at_least(0, int), help="rounds before the clock runs")
@@ -210,7 +213,7 @@ def _examples(*examples: str) -> str:
 
 def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
     """The codec that the arguments describe, or None."""
-    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "wire_dtype")
+    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "norm", "rounding", "format", "wire_dtype")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.codec in (None, "none"):
         if given:

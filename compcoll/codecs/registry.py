@@ -10,10 +10,13 @@ from typing import Any
 from ..errors import InvalidArgument, UnknownCodec
 from .base import Codec
 from .cast import Cast
+from .fp8 import FP8
 from .minmax import MinMax
+from .onebit import OneBit
+from .qsgd import QSGD, TernGrad
 from .zfp import ZFP
 
-_OWN: dict[str, type[Any]] = {codec.name: codec for codec in (Cast, MinMax, ZFP)}
+_OWN: dict[str, type[Any]] = {codec.name: codec for codec in (Cast, FP8, MinMax, OneBit, QSGD, TernGrad, ZFP)}
 _GROUP = "compcoll.codecs"
 
 
