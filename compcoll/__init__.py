@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .codecs import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, TernGrad, get_codec, list_codecs
+from .codecs import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign, TernGrad, get_codec, list_codecs
 from .encoding import decode, encode
 from .errors import CompcollError
 from .feedback import ErrorFeedback
@@ -43,9 +43,11 @@ __all__ = [
     "Communicator",
     "CompcollError",
     "ErrorFeedback",
+    "IntSum",
     "MinMax",
     "OneBit",
     "Request",
+    "Sign",
     "Stats",
     "TernGrad",
     "allgather",

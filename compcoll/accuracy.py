@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-from .codecs import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, TernGrad
+from .codecs import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign, TernGrad
 from .layout import World
 from .model_parts import MANY_RANKS
 
@@ -60,7 +60,7 @@ def encoding_error(codec: Codec | None, dtype: str) -> float | None:
         largest = NormalDist().inv_cdf(1 - 0.625 / (2 * codec.block + 0.5))
         step = 2 * (math.sqrt(codec.block) if norm == "l2" else largest) / (1 if bits == 1 else (1 << bits) - 2)
         return rounding_error(step, zero=bits > 1, stochastic=is_stochastic(codec))
-    if isinstance(codec, OneBit):
+    if isinstance(codec, OneBit) or (isinstance(codec, Sign) and codec.scale == "mean"):
         return math.sqrt(1 - 2 / math.pi)
     if isinstance(codec, FP8):
         return _FP8[codec.format]
@@ -215,6 +215,10 @@ def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: 
     world : World
         The ranks.
     """
+    if isinstance(codec, IntSum):
+        # Rounded once by each rank to steps that the largest of all ranks' values decides.
+        largest = NormalDist().inv_cdf(1 - 0.625 / (2 * codec.block * world.size + 0.5))
+        return largest / codec.levels(world.size) / math.sqrt(12)
     once = encoding_error(codec, dtype)
     if once is None:
         return None

@@ -7,12 +7,13 @@ import math
 import numbers
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from .accuracy import feedback_converges
-from .algorithms import bcast, choose, hierarchical, native, pairwise
+from .algorithms import additive, bcast, choose, hierarchical, native, pairwise
 from .algorithms.job import Job, Window
-from .codecs.base import Codec
+from .codecs.base import Codec, Coder
 from .codecs.registry import as_codec
 from .errors import InvalidArgument, InvalidBuffer
 from .feedback import ErrorFeedback
@@ -149,10 +150,14 @@ class Collectives:
         dtype, flat, result, flat_out = self._buffers(x, None, out)
         plan = self._plan("allreduce", flat, dtype, op, compression)
         residual = None if feedback is None else self._residual(feedback, plan, flat.size, dtype)
-        if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
+        if plan.summands is None and plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         scale = 1.0 / self._size if op == "mean" else 1.0
 
+        if plan.summands is not None:
+            return self._prepared(
+                plan, flat, flat_out, result, lambda means: self._add(means, plan, flat, flat_out, scale, residual)
+            )
         if plan.algorithm == choose.NATIVE:
             assert mpi is not None
             return self._prepared(
@@ -167,16 +172,55 @@ class Collectives:
             )
 
         def run(means: Means) -> Steps:
-            job = self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size), scale, residual)
-            if plan.algorithm != choose.HIERARCHICAL:
-                return choose.ALLREDUCE[plan.algorithm](job)
             assert plan.raw is not None
-            between = choose.between_nodes(len(set(means.group.transport.nodes)))
-            return hierarchical.allreduce(
-                job, plan.raw, between, lambda parts: balanced_chunks(flat.size, parts, plan.block, plan.segment)
-            )
+            job = self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size), scale, residual)
+            return self._by(plan.algorithm, job, plan.raw, flat.size, plan.block, plan.segment)
 
         return self._prepared(plan, flat, flat_out, result, run)
+
+    def _by(self, algorithm: str, job: Job, raw: Coder, n: int, block: int, segment: int) -> Steps:
+        """Run one of our own allreduces."""
+        if algorithm != choose.HIERARCHICAL:
+            return choose.ALLREDUCE[algorithm](job)
+        between = choose.between_nodes(self._world.nodes)
+        return hierarchical.allreduce(job, raw, between, lambda parts: balanced_chunks(n, parts, block, segment))
+
+    def _add(self, means: Means, plan: Plan, flat: Any, flat_out: Any, scale: float, residual: Any) -> Steps:
+        """Run an allreduce of numbers that stand for values."""
+        assert plan.summands is not None
+        device, mpi = self._device, self._mpi
+
+        def reduce(algorithm: str, raw_nbytes: float, numbers: Any, op: str) -> Steps:
+            n = len(numbers)
+            if self._size == 1:
+                return _nothing()
+            if algorithm == choose.NATIVE:
+                assert mpi is not None
+                name = numbers.dtype.name
+                return native.reduce(None, mpi.iallreduce, means.turn, op, device, numbers, numbers, name, 1.0)
+            coder = device.number_coder(numbers, op)
+            chunks = balanced_chunks(n, self._size, 1, plan.segment)
+            job = Job(
+                means.group,
+                coder,
+                Window(numbers),
+                Window(numbers),
+                chunks,
+                means.take,
+                means.stats,
+                itemsize=raw_nbytes,
+            )
+            return self._by(algorithm, job, coder, n, 1, plan.segment)
+
+        return additive.allreduce(
+            flat,
+            flat_out,
+            scale,
+            residual,
+            plan.summands,
+            agree=partial(reduce, "recursive_doubling", 0),
+            add=partial(reduce, plan.algorithm, flat.itemsize / plan.summands.per_value),
+        )
 
     def reduce_scatter(self, x: Any, op: Any, out: Any, compression: dict[str, Any]) -> Prepared:
         device, mpi, op = self._device, self._mpi, operation_name(op)
@@ -287,7 +331,7 @@ class Collectives:
         run: Callable[[Means], Steps],
         at_once: bool = False,
     ) -> Prepared:
-        if self._size > 1:
+        if self._size > 1 or (plan.summands is not None and not plan.summands.is_sum):
             return Prepared(plan, result, run, at_once, flat.nbytes)
 
         def copy(means: Means) -> Steps:
@@ -350,6 +394,8 @@ class Collectives:
                 f"feedback with {plan.codec!r} would grow without end, since rounding to steps that large loses more "
                 "than there is: use more bits, smaller blocks, norm='max', rounding to nearest, or no feedback"
             )
+        if plan.summands is not None and not plan.summands.feedback:
+            raise InvalidArgument(f"feedback with {plan.codec!r}: a vote loses nothing that could be fed back")
         residual = feedback.prepare(n, dtype, self._device.zeros_residual)
         return residual if plan.codec is not None else None
 
@@ -391,6 +437,11 @@ class Collectives:
             itemsize=flat.itemsize,
             draw=means.number % 2**32 << 32 | self._rank,
         )
+
+
+def _nothing() -> Steps:
+    """No steps."""
+    yield from ()
 
 
 def _exchange_counts(means: Means, own: int) -> Steps:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .codecs import ZFP, Cast, Codec
+from .codecs import ZFP, Cast, Codec, IntSum, Sign
 from .model import RAW, VARIABLE, Way, raw
 
 _VALUES = 1 << 16
+_VOTE_BITS = 4.0  # of up to 7 ranks
 
 
 def kind_of(codec: Codec | None) -> str:
@@ -35,6 +36,10 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
     """
     if codec is None:
         return raw(itemsize)
+    if isinstance(codec, IntSum):
+        return Way(codec.name, codec.bits, itemsize)
+    if isinstance(codec, Sign) and codec.scale is None:
+        return Way(codec.name, _VOTE_BITS, itemsize)
     if not codec.fixed_size:
         return Way(kind_of(codec), 4.0 * itemsize, itemsize)
     bits = 8 * codec.coder(device, dtype).wire_nbytes(_VALUES) / _VALUES

@@ -30,7 +30,11 @@ READ_ONLY = X.copy()
 READ_ONLY.flags.writeable = False
 
 REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
-    ({"codec": "zpf"}, UnknownCodec, r"unknown codec 'zpf': there are cast, fp8, minmax, onebit, qsgd, terngrad, zfp"),
+    (
+        {"codec": "zpf"},
+        UnknownCodec,
+        r"unknown codec 'zpf': there are cast, fp8, intsum, minmax, onebit, qsgd, sign, terngrad, zfp",
+    ),
     ({"codec": "zfp", "rte": 8}, InvalidArgument, r"no option 'rte': it takes lossless, precision, rate, tolerance"),
     ({"codec": "zfp", "rate": 2}, InvalidArgument, r"rate=2 bits per value is not in \(2, 64\]"),
     ({"codec": "zfp", "rate": 33}, InvalidArgument, r"rate=33 is out of range for float32: above 2, at most 32"),
@@ -240,5 +244,5 @@ def test_codecs_are_values() -> None:
     assert repr(Cast("bfloat16")) == "Cast(dtype='bfloat16')"
     with pytest.raises(AttributeError):
         ZFP().rate = 9  # type: ignore[misc]
-    assert compcoll.list_codecs() == ["cast", "fp8", "minmax", "onebit", "qsgd", "terngrad", "zfp"]
+    assert compcoll.list_codecs() == ["cast", "fp8", "intsum", "minmax", "onebit", "qsgd", "sign", "terngrad", "zfp"]
     assert np.dtype(ml_dtypes.bfloat16).name == "bfloat16"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import World, exact_sum, magnitude, normals
 
-from compcoll import FP8, QSGD, ZFP, Cast, Codec, ErrorFeedback, MinMax, OneBit, TernGrad
+from compcoll import FP8, QSGD, ZFP, Cast, Codec, ErrorFeedback, MinMax, OneBit, Sign, TernGrad
 
 ALGORITHMS = ["ring", "recursive_doubling", "direct", "hierarchical"]
 CODECS: list[Codec | None] = [
@@ -30,6 +30,7 @@ CODECS: list[Codec | None] = [
     QSGD(bits=5, rounding="nearest"),
     TernGrad(),
     OneBit(),
+    Sign(scale="mean"),
     FP8(),
     FP8("e5m2", block=32),
 ]
@@ -76,7 +77,7 @@ def one_encoding(codec: Codec | None, largest: float) -> float:
     if isinstance(codec, QSGD):
         step = 2 / (2**codec.bits - 2) * (codec.block**0.5 if codec.norm == "l2" else 1)
         return largest * step * (0.5001 if codec.rounding == "nearest" else 1.0001)
-    if isinstance(codec, TernGrad | OneBit):
+    if isinstance(codec, TernGrad | OneBit | Sign):
         return largest
     if isinstance(codec, FP8):
         return largest * {"e4m3": 2.0**-4, "e5m2": 2.0**-3}[codec.format]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loopback import World, normals
 
 import compcoll
-from compcoll import FP8, QSGD, Codec, OneBit, TernGrad
+from compcoll import FP8, QSGD, Codec, OneBit, Sign, TernGrad
 from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument
 
@@ -40,6 +40,8 @@ def decode(instruction_set: str, codec: Codec, wire: bytes, n: int, dtype: Any, 
 def expected(codec: Codec, x: np.ndarray, draw: int = 0, position: int = 0) -> oracle.Coded:
     if isinstance(codec, OneBit):
         return oracle.onebit(x, codec.block, 2)
+    if isinstance(codec, Sign):
+        return oracle.onebit(x, codec.block, 1)
     if isinstance(codec, FP8):
         return oracle.fp8(x, codec.block, codec.format)
     assert isinstance(codec, QSGD | TernGrad)
@@ -91,7 +93,9 @@ def test_qsgd_follows_its_formula(instruction_set: str, dtype: Any, bits: int, n
 
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("make", [TernGrad, OneBit, FP8, lambda block: FP8("e5m2", block)], ids=range(4))
+@pytest.mark.parametrize(
+    "make", [TernGrad, OneBit, FP8, lambda block: FP8("e5m2", block), lambda block: Sign("mean", block)], ids=range(5)
+)
 def test_others_follow_their_formulas(instruction_set: str, dtype: Any, make: Any) -> None:
     for seed, (n, block) in enumerate(SIZES):
         check(instruction_set, make(block=block), oracle.blocks_of_all_kinds(dtype, n, seed))
@@ -108,6 +112,7 @@ codecs = st.one_of(
     ),
     st.builds(TernGrad, block=st.sampled_from([8, 1024])),
     st.builds(OneBit, block=st.sampled_from([8, 64, 2048])),
+    st.builds(Sign, scale=st.just("mean"), block=st.sampled_from([8, 2048])),
     st.builds(FP8, format=st.sampled_from(["e4m3", "e5m2"]), block=st.sampled_from([8, 32, 128])),
 )
 
@@ -247,7 +252,7 @@ def test_residuals_are_what_was_lost(codec: Codec, n: int, seed: int, feed: bool
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling"])
-@pytest.mark.parametrize("codec", [OneBit(), OneBit(block=64)], ids=repr)
+@pytest.mark.parametrize("codec", [OneBit(), OneBit(block=64), Sign(scale="mean")], ids=repr)
 def test_feedback_makes_up_for_what_signs_lose(algorithm: str, codec: Codec) -> None:
     """Slowly: the largest of 2048 values takes as many calls as it is larger than their mean."""
     inputs, world = normals(4, 3000), World(4)
@@ -271,7 +276,7 @@ def test_feedback_that_would_grow_without_end_is_refused(codec: Codec) -> None:
         world.comms[0].allreduce(np.ones(8, np.float32), codec=codec, feedback=compcoll.ErrorFeedback())
 
 
-@pytest.mark.parametrize("codec", [OneBit(), OneBit(block=64)], ids=repr)
+@pytest.mark.parametrize("codec", [OneBit(), OneBit(block=64), Sign(scale="mean")], ids=repr)
 def test_feedback_trains_where_signs_alone_do_not(codec: Codec) -> None:
     """Least squares by gradient descent on 4 ranks: with feedback it converges as without a codec."""
     rng = np.random.default_rng(0)

@@ -47,7 +47,7 @@ class Job:
         Gives memory for wires, in bytes.
     stats : Stats
         Where seconds and bytes are added up.
-    itemsize : int
+    itemsize : float
         Bytes of an element, uncompressed.
     draw : int
         For codecs that round at random: the collective's number, in the upper 32 bits, and this rank's.
@@ -62,7 +62,7 @@ class Job:
     stats: Stats
     scale: float = 1.0
     residual: Window | None = None
-    itemsize: int = 4
+    itemsize: float = 4
     draw: int = 0
 
     def wire(self, segment: Segment) -> Wire:
@@ -124,7 +124,7 @@ class Job:
     def isend(self, segment: Segment, wire: Wire, dest: int, group: Group | None = None) -> Pending:
         """Start sending the wire of a segment, in ``group`` if the job's is not the one."""
         self.stats.wire_nbytes += wire.nbytes
-        self.stats.raw_sent_nbytes += (segment[1] - segment[0]) * self.itemsize
+        self.stats.raw_sent_nbytes += int((segment[1] - segment[0]) * self.itemsize)
         return (group or self.group).isend(wire, dest)
 
 

@@ -1,5 +1,6 @@
 """Codecs: compression methods that know nothing of MPI."""
 
+from .additive import IntSum, Sign
 from .base import DTYPES, Codec, Coder
 from .cast import Cast
 from .fp8 import FP8
@@ -17,8 +18,10 @@ __all__ = [
     "Cast",
     "Codec",
     "Coder",
+    "IntSum",
     "MinMax",
     "OneBit",
+    "Sign",
     "TernGrad",
     "as_codec",
     "get_codec",

@@ -104,8 +104,48 @@ class Coder(Protocol):
         """Store ``add · scale + D(wires[0]) + …`` in ``out``, which may be ``add``."""
 
 
+class Summands(Protocol):
+    """An additive codec bound to a device, an element type and a number of ranks: values as numbers that any
+    allreduce can add, after the ranks have agreed, by a maximum, on something for each block.
+
+    Attributes
+    ----------
+    per_value : float
+        Numbers for each value.
+    feedback : bool
+        Whether what encodings lose can be fed back.
+    is_sum : bool
+        Whether the result is a sum: if not, an uncompressed one never takes its place.
+    """
+
+    per_value: float
+    feedback: bool
+    is_sum: bool
+
+    def agreed(self, n: int) -> Array:
+        """Memory for what ranks agree on for ``n`` values."""
+
+    def numbers(self, n: int) -> Array:
+        """Memory for the numbers of ``n`` values."""
+
+    def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
+        """Store what this rank's values ask for; the ranks' maximum is what all will use."""
+
+    def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
+        """Store the numbers of ``add · scale`` plus the residual, which becomes what is lost."""
+
+    def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
+        """Store the values that sums of numbers stand for."""
+
+
 class Device(Protocol):
     """What codecs need of a device: its kernels."""
+
+    def integers(self, bits: int, levels: int, block: int, dtype: str) -> Summands:
+        """Values rounded to that many levels on either side of 0, in integers of some bits."""
+
+    def votes(self, ranks: int, block: int, dtype: str) -> Summands:
+        """Signs, in fields that count so many."""
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Coder:
         """Bind the kernel of that name and its two parameters to an element type.

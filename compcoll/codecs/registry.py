@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from ..errors import InvalidArgument, UnknownCodec
+from .additive import IntSum, Sign
 from .base import Codec
 from .cast import Cast
 from .fp8 import FP8
@@ -16,7 +17,9 @@ from .onebit import OneBit
 from .qsgd import QSGD, TernGrad
 from .zfp import ZFP
 
-_OWN: dict[str, type[Any]] = {codec.name: codec for codec in (Cast, FP8, MinMax, OneBit, QSGD, TernGrad, ZFP)}
+_OWN: dict[str, type[Any]] = {
+    codec.name: codec for codec in (Cast, FP8, IntSum, MinMax, OneBit, QSGD, Sign, TernGrad, ZFP)
+}
 _GROUP = "compcoll.codecs"
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .. import _host, config
 from ..errors import InvalidBuffer, UnsupportedDType
 from .arrays import load, store
+from .summands import Integers, NumberCoder, Votes
 
 Array = npt.NDArray[Any]
 
@@ -92,6 +93,19 @@ class HostDevice:
             coder = _host.Coder(_KERNELS.index(name), first, second, variant, seed, _STORAGE.index(dtype), index)
             self._coders[key] = HostCoder(coder, self.threads)
         return self._coders[key]
+
+    @staticmethod
+    def integers(bits: int, levels: int, block: int, dtype: str) -> Integers:
+        return Integers(bits, levels, block, dtype)
+
+    @staticmethod
+    def votes(ranks: int, block: int, dtype: str) -> Votes:
+        return Votes(ranks, block, dtype)
+
+    @staticmethod
+    def number_coder(numbers: Array, op: str) -> NumberCoder:
+        """Moves and combines numbers such as these, by ``"sum"`` or ``"max"``."""
+        return NumberCoder(numbers.dtype, op)
 
     @staticmethod
     def check_readable(x: Any, what: str) -> None:
