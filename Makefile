@@ -30,15 +30,17 @@ else
 TEST_MPIS := $(MPI)
 endif
 
-.PHONY: help install test test-mpi-% check format bench dist clean
+.PHONY: help install test test-mpi-% test-torch check format bench measurements dist clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make bench        compressed against native allreduce on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
-	@echo "make test         all tests, those with MPI on Open MPI and MPICH (PYTEST_ARGS=...)"
+	@echo "make test         all tests, those with MPI on Open MPI and MPICH; installs PyTorch, too (PYTEST_ARGS=...)"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
+	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
 	@echo "make check        ruff, mypy --strict, and what must not be in the repository"
 	@echo "make format       let ruff put the code in order"
+	@echo "make measurements tables and plots of docs/measurements/networks.md, as root; installs PyTorch, for gloo"
 	@echo "make install      the virtual environment $(VENV), with compcoll editable in it; C++ edits need it again"
 	@echo "make dist         sdist and wheel in dist/"
 	@echo "make clean        remove all that make has made"
@@ -56,7 +58,12 @@ $(VENV)/.installed: $(VENV)/.tools $(KERNELS)
 	$(PIP) install -q -c constraints.txt --no-build-isolation --config-settings=build-dir=build/$(MPI) -e '.[$(EXTRAS)]'
 	@touch $@
 
-test: install
+# PyTorch is large, and only its own tests and measurements need it.
+$(VENV)/.torch: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt torch expecttest
+	@touch $@
+
+test: $(VENV)/.torch
 ifeq ($(TEST_MPIS),openmpi,mpich)
 	@$(MAKE) --no-print-directory MPI=mpich install
 endif
@@ -64,6 +71,9 @@ endif
 
 test-mpi-%: install
 	$(VENV)/bin/python -m pytest tests/test_mpi.py --mpi $(MPI) --ranks $* $(PYTEST_ARGS)
+
+test-torch: $(VENV)/.torch
+	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/torch/pytorch_suite.py
 
 check: install
 	$(VENV)/bin/ruff check .
@@ -77,6 +87,10 @@ format: install
 
 bench: install
 	$(VENV)/bin/python launch/mpirun -n $(NP) python -m osu_like_bench $(BENCH)
+
+measurements: $(VENV)/.torch
+	@$(MAKE) --no-print-directory MPI=mpich install
+	$(VENV)/bin/python launch/measurements
 
 dist: install
 	$(PIP) install -q -c constraints.txt build

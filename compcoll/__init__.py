@@ -11,15 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import errors
-from .codecs import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign, TernGrad, get_codec, list_codecs
-from .encoding import decode, encode
-from .errors import CompcollError
-from .feedback import ErrorFeedback
-from .request import Request
-from .stats import Stats
-
 if TYPE_CHECKING:
+    from . import errors
     from .api import (
         allgather,
         allgatherv,
@@ -30,7 +23,13 @@ if TYPE_CHECKING:
         iallreduce,
         reduce_scatter,
     )
+    from .codecs import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign, TernGrad, get_codec, list_codecs
     from .communicator import Communicator
+    from .encoding import decode, encode
+    from .errors import CompcollError
+    from .feedback import ErrorFeedback
+    from .request import Request
+    from .stats import Stats
 
 __version__ = "0.1.0"
 
@@ -66,10 +65,24 @@ __all__ = [
 ]
 
 
+_HOMES = {
+    "api": "allgather allgatherv allreduce alltoall bcast get_communicator iallreduce reduce_scatter",
+    "codecs": "FP8 QSGD ZFP Cast Codec IntSum MinMax OneBit Sign TernGrad get_codec list_codecs",
+    "communicator": "Communicator",
+    "encoding": "decode encode",
+    "errors": "CompcollError",
+    "feedback": "ErrorFeedback",
+    "request": "Request",
+    "stats": "Stats",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Load what needs MPI when it is first asked for."""
-    if name not in __all__:
-        raise AttributeError(f"module 'compcoll' has no attribute {name!r}")
-    module = import_module(".communicator" if name == "Communicator" else ".api", __name__)
-    value = globals()[name] = getattr(module, name)
-    return value
+    """Load what is first asked for: `import torch` imports this package, see `compcoll.torch`, and must stay fast."""
+    if name == "errors":
+        return import_module(".errors", __name__)
+    for home, names in _HOMES.items():
+        if name in names.split():
+            value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+            return value
+    raise AttributeError(f"module 'compcoll' has no attribute {name!r}")

@@ -125,6 +125,8 @@ def encodings(collective: str, algorithm: str, world: World) -> int:
         return 1
     if algorithm == "hierarchical":
         return 0 if world.nodes == 1 else 2 if world.nodes <= MANY_RANKS else world.nodes
+    if algorithm.startswith("sparse"):
+        return 2 if algorithm == "sparse_direct" else 1
     return {"ring": world.size, "direct": 2}.get(algorithm, (world.size - 1).bit_length())
 
 

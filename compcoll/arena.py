@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .algorithms.agree import Opening
-
 _ALIGNMENT = 64
 
 
 class Arena:
-    """One slab cut from front to back; what does not fit is allocated beside it, and the next slab is large enough.
+    """One slab cut from front to back; what does not fit is allocated beside it, and the next slab is large enough."""
 
-    Attributes
-    ----------
-    opening : Opening
-        For the opening of the collective that holds the arena.
-    """
-
-    def __init__(self, allocate: Callable[[int], Any], rank: int, size: int) -> None:
-        self.opening = Opening(rank, size)
+    def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
         self._slab = allocate(0)
         self._used = 0
@@ -43,14 +34,12 @@ class Arena:
 class ArenaPool:
     """As many arenas as there have been collectives in flight at once on this rank."""
 
-    def __init__(self, allocate: Callable[[int], Any], rank: int, size: int) -> None:
+    def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
-        self._rank = rank
-        self._size = size
         self._free: list[Arena] = []
 
     def acquire(self) -> Arena:
-        return self._free.pop() if self._free else Arena(self._allocate, self._rank, self._size)
+        return self._free.pop() if self._free else Arena(self._allocate)
 
     def release(self, arena: Arena) -> None:
         arena.reset()

@@ -7,13 +7,14 @@ import math
 import numbers
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from .accuracy import feedback_converges
-from .algorithms import additive, bcast, choose, hierarchical, native, pairwise
+from .algorithms import additive, bcast, choose, native, pairwise, sparse
 from .algorithms.job import Job, Window
-from .codecs.base import Codec, Coder
+from .codecs.base import Codec
 from .codecs.registry import as_codec
 from .errors import InvalidArgument, InvalidBuffer
 from .feedback import ErrorFeedback
@@ -21,15 +22,19 @@ from .layout import Chunk, World, balanced_chunks, consecutive_chunks
 from .model import Profile
 from .plan import MOVED, Call, Plan, make_plan
 from .request import Steps
+from .sparse.base import Sparsifier
+from .sparse.coder import SparseCoder
 from .transports.base import Wire
 from .transports.mpi import MPITransport, operation_name
 
 _COUNT = struct.Struct("<q")
 
-_MOST_PLANS = 4096
+_MOST_RECIPES = 4096
+
+_REDUCTIONS = ("allreduce", "reduce_scatter")
 
 COPY = "copy"
-"""What every collective is when there is one rank."""
+"""The algorithm of every collective when there is one rank."""
 
 
 class Means(NamedTuple):
@@ -43,8 +48,8 @@ class Means(NamedTuple):
         Gives memory, in bytes.
     stats : Stats
         The account to fill.
-    turn : Turn or None
-        For MPI's nonblocking collectives; None for one that blocks.
+    turn : Turn
+        For MPI's nonblocking collectives.
     number : int
         How many collectives the communicator began before.
     """
@@ -56,26 +61,53 @@ class Means(NamedTuple):
     number: int = 0
 
 
-class Prepared(NamedTuple):
+class Recipe(NamedTuple):
+    """How calls with the same arguments run, apart from their buffers.
+
+    Attributes
+    ----------
+    plan : Plan
+        What was chosen.
+    run : callable
+        Makes the steps.
+    block : callable or None
+        Does it all in one go, from the flat input to the flat result, and may block in MPI.
+    detail : object
+        What ``run`` must know besides.
+    feedback_refused : str
+        Why the codec that was asked for takes no feedback; empty if it does.
+    """
+
+    plan: Plan
+    run: Callable[[Prepared, Means], Steps]
+    block: Callable[[Any, Any], None] | None
+    detail: Any
+    feedback_refused: str = ""
+
+
+@dataclass(slots=True)
+class Prepared:
     """A collective whose arguments are checked.
 
     Attributes
     ----------
+    x, out : array
+        The flat input and the flat result.
     result : array
-        What the caller gets; None if `run` returns it.
-    run : callable
-        Makes the steps.
-    at_once : bool
-        Whether `run` calls what blocks in MPI.
-    nbytes : int
-        Bytes of this rank's buffer.
+        What the caller gets; of an allgatherv, which returns it, only what it is like.
+    residual : array, ErrorFeedback or None
+        What feedback adds; for a sparsifier the feedback itself.
     """
 
-    plan: Plan
+    recipe: Recipe
+    x: Any
+    out: Any
     result: Any
-    run: Callable[[Means], Steps]
-    at_once: bool
-    nbytes: int
+    residual: Any = None
+
+
+Asked = tuple[Any, str | None, dict[str, Any]]
+"""A call's codec (``...``: the communicator's), algorithm (None: the communicator's), and the codec's options."""
 
 
 class Compression(NamedTuple):
@@ -135,269 +167,239 @@ class Collectives:
         self._default = default
         self._profile = profile
         self._world = world
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._recipes: dict[tuple[Any, ...], Recipe] = {}
 
-    def allreduce(
-        self,
-        blocking: bool,
-        x: Any,
-        op: Any,
-        out: Any,
-        feedback: ErrorFeedback | None,
-        compression: dict[str, Any],
-    ) -> Prepared:
-        device, mpi, op = self._device, self._mpi, operation_name(op)
-        dtype, flat, result, flat_out = self._buffers(x, None, out)
-        plan = self._plan("allreduce", flat, dtype, op, compression)
-        residual = None if feedback is None else self._residual(feedback, plan, flat.size, dtype)
-        if plan.summands is None and plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
-            plan = plan._replace(codec=None)  # nothing is compressed inside a node
-        scale = 1.0 / self._size if op == "mean" else 1.0
+    def allreduce(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Prepared:
+        dtype, flat, result, flat_out = self._device.buffers(x, None, out)
+        recipe = self._recipe("allreduce", flat, dtype, op, asked)
+        if isinstance(recipe.plan.codec, Sparsifier):
+            recipe.plan.codec.check_call(feedback, out)
+        residual = None if feedback is None else self._residual(feedback, recipe, flat.size, dtype)
+        return Prepared(recipe, flat, flat_out, result, residual)
 
-        if plan.summands is not None:
-            return self._prepared(
-                plan, flat, flat_out, result, lambda means: self._add(means, plan, flat, flat_out, scale, residual)
-            )
-        if plan.algorithm == choose.NATIVE:
-            assert mpi is not None
-            return self._prepared(
-                plan,
-                flat,
-                flat_out,
-                result,
-                lambda means: native.reduce(
-                    mpi.allreduce, mpi.iallreduce, means.turn, op, device, flat, flat_out, dtype, scale
-                ),
-                blocking,
-            )
+    def _allreduce(self, call: Prepared, means: Means) -> Steps:
+        plan, n = call.recipe.plan, call.x.size
+        if plan.algorithm in choose.SPARSE:
+            return self._sparse_allreduce(call, means)
+        assert plan.raw is not None
 
-        def run(means: Means) -> Steps:
-            assert plan.raw is not None
-            job = self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size), scale, residual)
-            return self._by(plan.algorithm, job, plan.raw, flat.size, plan.block, plan.segment)
+        def cut(parts: int) -> tuple[Chunk, ...]:
+            return balanced_chunks(n, parts, plan.block, plan.segment)
 
-        return self._prepared(plan, flat, flat_out, result, run)
+        job = self._job(means, call, cut(choose.parts(plan.algorithm, self._size)), call.recipe.detail)
+        return choose.allreduce(plan.algorithm, job, plan.raw, cut)
 
-    def _by(self, algorithm: str, job: Job, raw: Coder, n: int, block: int, segment: int) -> Steps:
-        """Run one of our own allreduces."""
-        if algorithm != choose.HIERARCHICAL:
-            return choose.ALLREDUCE[algorithm](job)
-        between = choose.between_nodes(self._world.nodes)
-        return hierarchical.allreduce(job, raw, between, lambda parts: balanced_chunks(n, parts, block, segment))
+    def _sparse_allreduce(self, call: Prepared, means: Means) -> Steps:
+        plan, mpi = call.recipe.plan, self._mpi
+        assert isinstance(plan.coder, SparseCoder)
+        job = sparse.SparseJob(
+            group=means.group,
+            coder=plan.coder,
+            x=call.x,
+            scale=call.recipe.detail,
+            feedback=call.residual,
+            take=means.take,
+            stats=means.stats,
+            itemsize=call.x.itemsize,
+            block=max(plan.segment * call.x.itemsize // 4, 1),
+            start=None if mpi is None else mpi.iallgatherv,
+            turn=means.turn,
+        )
+        return sparse.allreduce(plan.algorithm, job, call.out, call.result)
 
-    def _add(self, means: Means, plan: Plan, flat: Any, flat_out: Any, scale: float, residual: Any) -> Steps:
+    def _add(self, call: Prepared, means: Means) -> Steps:
         """Run an allreduce of numbers that stand for values."""
+        plan, x = call.recipe.plan, call.x
         assert plan.summands is not None
-        device, mpi = self._device, self._mpi
-
-        def reduce(algorithm: str, raw_nbytes: float, numbers: Any, op: str) -> Steps:
-            n = len(numbers)
-            if self._size == 1:
-                return _nothing()
-            if algorithm == choose.NATIVE:
-                assert mpi is not None
-                name = numbers.dtype.name
-                return native.reduce(None, mpi.iallreduce, means.turn, op, device, numbers, numbers, name, 1.0)
-            coder = device.number_coder(numbers, op)
-            chunks = balanced_chunks(n, self._size, 1, plan.segment)
-            job = Job(
-                means.group,
-                coder,
-                Window(numbers),
-                Window(numbers),
-                chunks,
-                means.take,
-                means.stats,
-                itemsize=raw_nbytes,
-            )
-            return self._by(algorithm, job, coder, n, 1, plan.segment)
-
         return additive.allreduce(
-            flat,
-            flat_out,
-            scale,
-            residual,
+            x,
+            call.out,
+            call.recipe.detail,
+            call.residual,
             plan.summands,
-            agree=partial(reduce, "recursive_doubling", 0),
-            add=partial(reduce, plan.algorithm, flat.itemsize / plan.summands.per_value),
+            agree=partial(self._add_numbers, means, plan.segment, "recursive_doubling", 0),
+            add=partial(self._add_numbers, means, plan.segment, plan.algorithm, x.itemsize / plan.summands.per_value),
         )
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any, compression: dict[str, Any]) -> Prepared:
-        device, mpi, op = self._device, self._mpi, operation_name(op)
-        device.check_readable(x, "x")
-        shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
-        dtype, flat, result, flat_out = self._buffers(x, shape, out)
-        plan = self._plan("reduce_scatter", flat, dtype, op, compression)
-        scale = 1.0 / self._size if op == "mean" else 1.0
+    def _add_numbers(
+        self, means: Means, segment: int, algorithm: str, raw_nbytes: float, numbers: Any, op: str
+    ) -> Steps:
+        """Reduce numbers in place; each stands for so many bytes of values."""
+        device = self._device
+        if self._size == 1:
+            return _nothing()
+        if algorithm == choose.NATIVE:
+            by_mpi = self._by_mpi().reductions("allreduce", op)
+            return native.Reduction(*by_mpi, device, numbers.dtype.name, 1.0).steps(numbers, numbers, means.turn)
+        coder = device.number_coder(numbers, op)
 
-        def run(means: Means) -> Steps:
-            if plan.algorithm == choose.NATIVE:
-                assert mpi is not None
-                return native.reduce(None, mpi.ireduce_scatter, means.turn, op, device, flat, flat_out, dtype, scale)
-            chunks = self._equal(plan, flat_out.size)
-            job = self._job(means, plan, flat, flat_out, chunks, scale)
-            job.out.offset = self._rank * flat_out.size
-            return choose.REDUCE_SCATTER[plan.algorithm](job)
+        def cut(parts: int) -> tuple[Chunk, ...]:
+            return balanced_chunks(len(numbers), parts, 1, segment)
 
-        return self._prepared(plan, flat, flat_out, result, run)
+        chunks, window = cut(choose.parts(algorithm, self._size)), Window(numbers)
+        job = Job(means.group, coder, window, window, chunks, means.take, means.stats, itemsize=raw_nbytes)
+        return choose.allreduce(algorithm, job, coder, cut)
 
-    def allgather(self, x: Any, out: Any, compression: dict[str, Any]) -> Prepared:
-        mpi = self._mpi
+    def reduce_scatter(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Prepared:
         self._device.check_readable(x, "x")
-        dtype, flat, result, flat_out = self._buffers(x, (self._size, *x.shape), out)
-        plan = self._plan("allgather", flat, dtype, MOVED, compression)
+        shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
+        dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
+        recipe = self._recipe("reduce_scatter", flat, dtype, op, asked)
+        residual = None if feedback is None else self._residual(feedback, recipe, flat.size, dtype)
+        return Prepared(recipe, flat, flat_out, result, residual)
 
-        def run(means: Means) -> Steps:
-            if plan.algorithm == choose.NATIVE:
-                assert mpi is not None
-                return native.move(lambda: mpi.iallgatherv(flat, flat_out, [flat.size] * self._size), means.turn)
-            job = self._job(means, plan, flat, flat_out, self._equal(plan, flat.size))
-            job.x.offset = self._rank * flat.size
-            return choose.ALLGATHER[plan.algorithm](job)
+    def _reduce_scatter(self, call: Prepared, means: Means) -> Steps:
+        plan, n = call.recipe.plan, call.out.size
+        job = self._job(means, call, self._equal(plan, n), call.recipe.detail)
+        job.out.offset = self._rank * n
+        return choose.REDUCE_SCATTER[plan.algorithm](job)
 
-        return self._prepared(plan, flat, flat_out, result, run)
+    def allgather(self, x: Any, out: Any, asked: Asked) -> Prepared:
+        self._device.check_readable(x, "x")
+        dtype, flat, result, flat_out = self._device.buffers(x, (self._size, *x.shape), out)
+        return Prepared(self._recipe("allgather", flat, dtype, MOVED, asked), flat, flat_out, result)
 
-    def allgatherv(self, x: Any, compression: dict[str, Any]) -> Prepared:
-        mpi, device = self._mpi, self._device
+    def _allgather(self, call: Prepared, means: Means) -> Steps:
+        plan, x, out = call.recipe.plan, call.x, call.out
+        if plan.algorithm == choose.NATIVE:
+            return native.move(self._by_mpi().iallgatherv(x, out, [x.size] * self._size), means.turn)
+        job = self._job(means, call, self._equal(plan, x.size))
+        job.x.offset = self._rank * x.size
+        return choose.ALLGATHER[plan.algorithm](job)
+
+    def allgatherv(self, x: Any, asked: Asked) -> Prepared:
+        device = self._device
         device.check_readable(x, "x")
         if x.ndim == 0:
             raise InvalidBuffer("allgatherv joins arrays along their first axis: x must have one")
         dtype = device.dtype_name(x)
-        flat = device.flat(x, dtype)
-        row = math.prod(x.shape[1:])
-        plan = self._plan(
-            "allgatherv", flat, dtype, MOVED, compression, detail=f"rows of shape {x.shape[1:]}", uneven=True
-        )
+        flat, rows = device.flat(x, dtype), f"rows of shape {x.shape[1:]}"
+        recipe = self._recipe("allgatherv", flat, dtype, MOVED, asked, detail=rows, uneven=True)
+        return Prepared(recipe, flat, None, x)
 
-        def run(means: Means) -> Steps:
-            if self._size == 1:
-                return x.copy()
-            rows = yield from _exchange_counts(means, x.shape[0])
-            counts = [count * row for count in rows]
-            result = device.empty_like(x, (sum(rows), *x.shape[1:]))
-            flat_out = device.flat(result, dtype)
-            if plan.algorithm == choose.NATIVE:
-                assert mpi is not None
-                yield from native.move(lambda: mpi.iallgatherv(flat, flat_out, counts), means.turn)
-            else:
-                chunks = consecutive_chunks(counts, plan.block, plan.segment)
-                job = self._job(means, plan, flat, flat_out, chunks)
-                job.x.offset = sum(counts[: self._rank])
-                yield from choose.ALLGATHER[plan.algorithm](job)
-            return result
+    def _allgatherv(self, call: Prepared, means: Means) -> Steps:
+        device, x, plan = self._device, call.result, call.recipe.plan
+        rows = yield from _exchange_counts(means, x.shape[0])
+        counts = [count * math.prod(x.shape[1:]) for count in rows]
+        result = device.empty_like(x, (sum(rows), *x.shape[1:]))
+        call.out = device.flat(result, device.dtype_name(x))
+        if plan.algorithm == choose.NATIVE:
+            yield from native.move(self._by_mpi().iallgatherv(call.x, call.out, counts), means.turn)
+        elif plan.algorithm == COPY:
+            yield from self._copy(call, means)
+        else:
+            job = self._job(means, call, consecutive_chunks(counts, plan.block, plan.segment))
+            job.x.offset = sum(counts[: self._rank])
+            yield from choose.ALLGATHER[plan.algorithm](job)
+        return result
 
-        return Prepared(plan, None, run, False, x.nbytes)
-
-    def bcast(self, x: Any, root: int, out: Any, compression: dict[str, Any]) -> Prepared:
-        mpi, device = self._mpi, self._device
+    def bcast(self, x: Any, root: int, out: Any, asked: Asked) -> Prepared:
         if not isinstance(root, numbers.Integral) or root not in range(self._size):
             raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
-        dtype, flat, result, flat_out = self._buffers(x, None, out)
-        plan = self._plan("bcast", flat, dtype, MOVED, compression, detail=f"root {root}")
+        dtype, flat, result, flat_out = self._device.buffers(x, None, out)
+        recipe = self._recipe("bcast", flat, dtype, MOVED, asked, detail=f"root {root}")
+        return Prepared(recipe._replace(detail=root), flat, flat_out, result)
 
-        def run(means: Means) -> Steps:
-            if plan.algorithm == choose.NATIVE:
-                assert mpi is not None
-                if self._rank == root:
-                    device.copy(flat, flat_out)
-                return native.move(lambda: mpi.ibcast(flat_out, root), means.turn)
-            return bcast.bcast(self._job(means, plan, flat, flat_out, self._balanced(plan, flat.size)), root)
+    def _bcast(self, call: Prepared, means: Means) -> Steps:
+        plan, root = call.recipe.plan, call.recipe.detail
+        if plan.algorithm == choose.NATIVE:
+            if self._rank == root:
+                self._device.copy(call.x, call.out)
+            return native.move(self._by_mpi().ibcast(call.out, root), means.turn)
+        chunks = balanced_chunks(call.x.size, 1, plan.block, plan.segment)
+        return bcast.bcast(self._job(means, call, chunks), root)
 
-        return self._prepared(plan, flat, flat_out, result, run)
-
-    def alltoall(self, x: Any, out: Any, compression: dict[str, Any]) -> Prepared:
-        mpi = self._mpi
-        dtype, flat, result, flat_out = self._buffers(x, None, out)
+    def alltoall(self, x: Any, out: Any, asked: Asked) -> Prepared:
+        dtype, flat, result, flat_out = self._device.buffers(x, None, out)
         self._split(x.shape, "alltoall")
         if flat_out is flat:
             raise InvalidBuffer("alltoall cannot work in place: give an out of its own")
-        plan = self._plan("alltoall", flat, dtype, MOVED, compression)
+        return Prepared(self._recipe("alltoall", flat, dtype, MOVED, asked), flat, flat_out, result)
 
-        def run(means: Means) -> Steps:
-            if plan.algorithm == choose.NATIVE:
-                assert mpi is not None
-                return native.move(lambda: mpi.ialltoall(flat, flat_out), means.turn)
-            chunks = self._equal(plan, flat.size // self._size)
-            return pairwise.alltoall(self._job(means, plan, flat, flat_out, chunks))
+    def _alltoall(self, call: Prepared, means: Means) -> Steps:
+        if call.recipe.plan.algorithm == choose.NATIVE:
+            return native.move(self._by_mpi().ialltoall(call.x, call.out), means.turn)
+        chunks = self._equal(call.recipe.plan, call.x.size // self._size)
+        return pairwise.alltoall(self._job(means, call, chunks))
 
-        return self._prepared(plan, flat, flat_out, result, run)
+    def _copy(self, call: Prepared, means: Means) -> Steps:
+        self._device.copy(call.x, call.out)
+        yield None
 
-    def _prepared(
-        self,
-        plan: Plan,
-        flat: Any,
-        flat_out: Any,
-        result: Any,
-        run: Callable[[Means], Steps],
-        at_once: bool = False,
-    ) -> Prepared:
-        if self._size > 1 or (plan.summands is not None and not plan.summands.is_sum):
-            return Prepared(plan, result, run, at_once, flat.nbytes)
+    @staticmethod
+    def _reduce(call: Prepared, means: Means) -> Steps:
+        reduction: native.Reduction = call.recipe.detail
+        return reduction.steps(call.x, call.out, means.turn)
 
-        def copy(means: Means) -> Steps:
-            self._device.copy(flat, flat_out)
-            yield None
-
-        return Prepared(plan._replace(codec=None, algorithm=COPY), result, copy, at_once, flat.nbytes)
-
-    def _buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Any, Any, Any]:
-        """The element type, the flat input, the result and the flat result."""
-        device = self._device
-        device.check_readable(x, "x")
-        dtype = device.dtype_name(x)
-        flat = device.flat(x, dtype)
-        if shape is None:
-            shape = x.shape
-        if out is None:
-            out = device.empty_like(x, shape)
-        elif device.check_writable(out, x, shape):
-            return dtype, flat, out, flat
-        return dtype, flat, out, device.flat(out, dtype)
-
-    def _plan(
+    def _recipe(
         self,
         collective: str,
         flat: Any,
         dtype: str,
-        op: str,
-        compression: dict[str, Any],
+        op: Any,
+        asked: Asked,
         *,
         uneven: bool = False,
         detail: str = "",
-    ) -> Plan:
+    ) -> Recipe:
         n = -1 if uneven else flat.size
-        key = (collective, n, dtype, op, detail, *compression.items())
+        codec, algorithm, options = asked
+        key: tuple[Any, ...] = (collective, n, dtype, op, detail, codec, algorithm)
+        if options:
+            key += (*options.items(),)
         try:
-            return self._plans[key]
+            return self._recipes[key]
         except (KeyError, TypeError):  # new, or made of what cannot be a key and will be refused
-            codec, algorithm, tolerance = self._compression(**compression)
-            call = Call(collective, n, dtype, flat.itemsize, op, codec, algorithm, detail, tolerance)
-            native = self._mpi is not None
-            plan = make_plan(call, device=self._device, profile=self._profile, world=self._world, native=native)
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
+            chosen = self._compression(codec, algorithm or self._default.algorithm, options)
+            op = operation_name(op) if collective in _REDUCTIONS else MOVED
+            call = Call(
+                collective, n, dtype, flat.itemsize, op, chosen.codec, chosen.algorithm, detail, chosen.tolerance
+            )
+            recipe = self._make(call)
+            if len(self._recipes) >= _MOST_RECIPES:
+                self._recipes.clear()
             with contextlib.suppress(TypeError):
-                self._plans[key] = plan
-            return plan
+                self._recipes[key] = recipe
+            return recipe
 
-    def _compression(self, /, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Compression:
-        algorithm = algorithm or self._default.algorithm
+    def _make(self, call: Call) -> Recipe:
+        device, mpi, op = self._device, self._mpi, call.op
+        plan = make_plan(call, device=device, profile=self._profile, world=self._world, native=mpi is not None)
+        run = getattr(self, f"_{call.collective}")
+        scale = 1.0 / self._size if op == "mean" else 1.0
+        refused, summands = _feedback_refused(plan, call.dtype), plan.summands
+        if self._size == 1 and plan.algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
+            plan = plan._replace(codec=None, algorithm=COPY, summands=None)
+            if call.n < 0:
+                return Recipe(plan, run, None, None)
+            return Recipe(plan, self._copy, device.copy, None, refused)
+        if summands is not None:
+            return Recipe(plan, self._add, None, scale, refused)
+        if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
+            plan = plan._replace(codec=None)  # nothing is compressed inside a node
+        if plan.algorithm != choose.NATIVE or op == MOVED:
+            return Recipe(plan, run, None, scale, refused)
+        reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)
+        return Recipe(plan, self._reduce, reduction.block, reduction)
+
+    def _by_mpi(self) -> MPITransport:
+        assert self._mpi is not None  # else no plan names MPI's own
+        return self._mpi
+
+    def _compression(self, codec: Any, algorithm: str, options: dict[str, Any]) -> Compression:
         if codec is ... and not options:
             return self._default._replace(algorithm=algorithm)
         return compression(None if codec is ... else codec, options, algorithm)
 
-    def _residual(self, feedback: ErrorFeedback, plan: Plan, n: int, dtype: str) -> Any:
+    def _residual(self, feedback: ErrorFeedback, recipe: Recipe, n: int, dtype: str) -> Any:
         if not isinstance(feedback, ErrorFeedback):
             raise InvalidArgument(f"feedback={feedback!r}: a compcoll.ErrorFeedback is needed")
-        if plan.codec is not None and not feedback_converges(plan.codec, dtype):
-            raise InvalidArgument(
-                f"feedback with {plan.codec!r} would grow without end, since rounding to steps that large loses more "
-                "than there is: use more bits, smaller blocks, norm='max', rounding to nearest, or no feedback"
-            )
-        if plan.summands is not None and not plan.summands.feedback:
-            raise InvalidArgument(f"feedback with {plan.codec!r}: a vote loses nothing that could be fed back")
+        if recipe.feedback_refused:
+            raise InvalidArgument(recipe.feedback_refused)
         residual = feedback.prepare(n, dtype, self._device.zeros_residual)
-        return residual if plan.codec is not None else None
+        if isinstance(recipe.plan.codec, Sparsifier):
+            return feedback
+        return residual if recipe.plan.codec is not None else None
 
     def _split(self, shape: tuple[int, ...], collective: str) -> int:
         """Extent of one rank's block along the first axis."""
@@ -407,36 +409,36 @@ class Collectives:
             )
         return shape[0] // self._size
 
-    def _balanced(self, plan: Plan, n: int) -> tuple[Chunk, ...]:
-        return balanced_chunks(n, self._size, plan.block, plan.segment)
-
     def _equal(self, plan: Plan, n: int) -> tuple[Chunk, ...]:
         return consecutive_chunks([n] * self._size, plan.block, plan.segment)
 
-    def _job(
-        self,
-        means: Means,
-        plan: Plan,
-        flat: Any,
-        flat_out: Any,
-        chunks: Sequence[Chunk],
-        scale: float = 1.0,
-        residual: Any = None,
-    ) -> Job:
-        assert plan.coder is not None
+    def _job(self, means: Means, call: Prepared, chunks: Sequence[Chunk], scale: float = 1.0) -> Job:
+        assert call.recipe.plan.coder is not None
         return Job(
             group=means.group,
-            coder=plan.coder,
-            x=Window(flat),
-            out=Window(flat_out),
+            coder=call.recipe.plan.coder,
+            x=Window(call.x),
+            out=Window(call.out),
             chunks=chunks,
             take=means.take,
             stats=means.stats,
             scale=scale,
-            residual=None if residual is None else Window(residual),
-            itemsize=flat.itemsize,
+            residual=None if call.residual is None else Window(call.residual),
+            itemsize=call.x.itemsize,
             draw=means.number % 2**32 << 32 | self._rank,
         )
+
+
+def _feedback_refused(plan: Plan, dtype: str) -> str:
+    """Why feedback cannot go with a plan's codec; empty if it can."""
+    if plan.summands is not None and not plan.summands.feedback:
+        return f"feedback with {plan.codec!r}: a vote loses nothing that could be fed back"
+    if plan.codec is None or feedback_converges(plan.codec, dtype):
+        return ""
+    return (
+        f"feedback with {plan.codec!r} would grow without end, since rounding to steps that large loses more "
+        "than there is: use more bits, smaller blocks, norm='max', rounding to nearest, or no feedback"
+    )
 
 
 def _nothing() -> Steps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -16,20 +15,16 @@ from .devices.host import HostDevice
 from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument
 from .feedback import ErrorFeedback
 from .layout import World
+from .plan import Plan
 from .profile import profile_for
 from .request import Engine, Request, Steps, Turn, anything_under_way, keep_forever
 from .stats import Stats
 from .transports.base import Group, Transport
 from .transports.mpi import MPITransport, transport_of
 
-_TAGS = 32768  # MPI promises tags up to 32767
+_OPENING_TAG = 0
 _TAGS_EACH = 4  # a collective's phases may overlap
-
-
-_MOST_IN_FLIGHT = _TAGS // _TAGS_EACH - 1
-
-_BLOCKING = Means(None, None, None, None)
-"""For what MPI does itself, without us."""
+_MOST_IN_FLIGHT = 32768 // _TAGS_EACH - 1  # MPI promises tags up to 32767
 
 
 class Communicator:
@@ -50,8 +45,9 @@ class Communicator:
         What collectives compress with unless they name a codec; nothing by default.
     algorithm : str
         The algorithm of collectives that name none.
-    progress : {"wait", "thread"}
-        Whether collectives under way advance when the caller waits or tests, or by a thread of their own.
+    progress : {"wait", "nap", "thread"}
+        Whether collectives under way advance when the caller waits or tests, or by a thread of their own. With
+        ``"nap"`` a wait leaves the core to other threads, for a little more latency.
     timeout : float, optional
         Seconds without progress after which a wait gives up; by default COMPCOLL_TIMEOUT, or 1800.
     **codec_options
@@ -61,8 +57,6 @@ class Communicator:
     ----------
     rank, size : int
         As in MPI.
-    stats : Stats or None
-        Of the collective that ended last.
     """
 
     def __init__(
@@ -75,12 +69,13 @@ class Communicator:
         timeout: float | None = None,
         **codec_options: Any,
     ) -> None:
-        if progress not in ("wait", "thread"):
-            raise InvalidArgument(f'progress={progress!r} is neither "wait" nor "thread"')
+        if progress not in ("wait", "nap", "thread"):
+            raise InvalidArgument(f'progress={progress!r} is none of "wait", "nap" and "thread"')
         threaded = progress == "thread"
         seconds = config.timeout(timeout)
         default = compression(codec, codec_options, algorithm)
-        self.stats: Stats | None = None
+        self._stats: Stats | None = None
+        self._at_once: tuple[str, Plan, int, float] | None = None
         self._transport: Transport = transport_of(comm, threads=threaded)
         self.rank, self.size = self._transport.rank, self._transport.size
         neighbours = list(self._transport.nodes).count(self._transport.nodes[self.rank])
@@ -90,66 +85,121 @@ class Communicator:
         world = World.of(self._transport.nodes)
         self._collectives = Collectives(device, self.rank, mpi, default, profile, world)
         crowded = neighbours > config.cores()
-        self._engine = Engine(seconds, threaded=threaded, crowded=crowded)
-        self._arenas = ArenaPool(device.empty_bytes, self.rank, self.size)
-        self._opening = Opening(self.rank, self.size)
+        self._engine = Engine(seconds, threaded=threaded, crowded=crowded, naps=progress == "nap")
+        self._arenas = ArenaPool(device.empty_bytes)
+        self._opening = Opening(self._transport, _OPENING_TAG)
         self._sequence = 0
         self._broken: BaseException | None = None
         self._turn: Turn | None = None
 
+    @property
+    def stats(self) -> Stats | None:
+        """Account of the collective that ended last; None before the first."""
+        if self._at_once is not None:  # an account that nobody reads is not made
+            collective, plan, nbytes, seconds = self._at_once
+            self._stats, self._at_once = _account(collective, plan, nbytes), None
+            self._stats.total_seconds = seconds
+        return self._stats
+
     def allreduce(
-        self, x: Any, *, op: Any = "sum", out: Any = None, feedback: ErrorFeedback | None = None, **compression: Any
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
     ) -> Any:
         """Reduce all ranks' arrays; see `compcoll.allreduce`."""
-        prepared = self._prepare(self._collectives.allreduce, True, x, op, out, feedback, compression)
-        return self._run_at_once("allreduce", prepared) if prepared.at_once else self._run("allreduce", prepared).wait()
+        return self.call("allreduce", x, op, out, feedback, (codec, algorithm, options))
 
     def iallreduce(
-        self, x: Any, *, op: Any = "sum", out: Any = None, feedback: ErrorFeedback | None = None, **compression: Any
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
     ) -> Request:
         """Start an allreduce; see `compcoll.iallreduce`."""
-        prepare = self._collectives.allreduce
-        return self._run("allreduce", self._prepare(prepare, False, x, op, out, feedback, compression))
+        return self.start("allreduce", x, op, out, feedback, (codec, algorithm, options))
 
-    def ireduce_scatter(self, x: Any, *, op: Any = "sum", out: Any = None, **compression: Any) -> Request:
-        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
-        return self._run("reduce_scatter", self._prepare(self._collectives.reduce_scatter, x, op, out, compression))
-
-    def iallgather(self, x: Any, *, out: Any = None, **compression: Any) -> Request:
-        """Start an allgather; see `compcoll.allgather`."""
-        return self._run("allgather", self._prepare(self._collectives.allgather, x, out, compression))
-
-    def iallgatherv(self, x: Any, **compression: Any) -> Request:
-        """Start an allgatherv; see `compcoll.allgatherv`."""
-        return self._run("allgatherv", self._prepare(self._collectives.allgatherv, x, compression))
-
-    def ibcast(self, x: Any, root: int = 0, *, out: Any = None, **compression: Any) -> Request:
-        """Start a broadcast; see `compcoll.bcast`."""
-        return self._run("bcast", self._prepare(self._collectives.bcast, x, root, out, compression))
-
-    def ialltoall(self, x: Any, *, out: Any = None, **compression: Any) -> Request:
-        """Start an alltoall; see `compcoll.alltoall`."""
-        return self._run("alltoall", self._prepare(self._collectives.alltoall, x, out, compression))
-
-    def reduce_scatter(self, x: Any, *, op: Any = "sum", out: Any = None, **compression: Any) -> Any:
+    def reduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Any:
         """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
-        return self.ireduce_scatter(x, op=op, out=out, **compression).wait()
+        return self.call("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
 
-    def allgather(self, x: Any, *, out: Any = None, **compression: Any) -> Any:
+    def ireduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Request:
+        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
+        return self.start("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
+
+    def allgather(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
         """Stack all ranks' arrays; see `compcoll.allgather`."""
-        return self.iallgather(x, out=out, **compression).wait()
+        return self.call("allgather", x, out, (codec, algorithm, options))
 
-    def allgatherv(self, x: Any, **compression: Any) -> Any:
+    def iallgather(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start an allgather; see `compcoll.allgather`."""
+        return self.start("allgather", x, out, (codec, algorithm, options))
+
+    def allgatherv(self, x: Any, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Any:
         """Join all ranks' arrays; see `compcoll.allgatherv`."""
-        return self.iallgatherv(x, **compression).wait()
+        return self.call("allgatherv", x, (codec, algorithm, options))
 
-    def bcast(self, x: Any, root: int = 0, *, out: Any = None, **compression: Any) -> Any:
+    def iallgatherv(self, x: Any, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Request:
+        """Start an allgatherv; see `compcoll.allgatherv`."""
+        return self.start("allgatherv", x, (codec, algorithm, options))
+
+    def bcast(
+        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
         """Give every rank the root's array; see `compcoll.bcast`."""
-        return self.ibcast(x, root, out=out, **compression).wait()
+        return self.call("bcast", x, root, out, (codec, algorithm, options))
 
-    def alltoall(self, x: Any, *, out: Any = None, **compression: Any) -> Any:
+    def ibcast(
+        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start a broadcast; see `compcoll.bcast`."""
+        return self.start("bcast", x, root, out, (codec, algorithm, options))
+
+    def alltoall(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
         """Exchange blocks; see `compcoll.alltoall`."""
-        return self.ialltoall(x, out=out, **compression).wait()
+        return self.call("alltoall", x, out, (codec, algorithm, options))
+
+    def ialltoall(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start an alltoall; see `compcoll.alltoall`."""
+        return self.start("alltoall", x, out, (codec, algorithm, options))
 
     def free(self) -> None:
         """Finish what is under way and give the private MPI communicator back, collectively."""
@@ -159,24 +209,35 @@ class Communicator:
         self._engine.close()
         self._broken = CommunicatorBroken("it was freed")
 
-    def _prepare(self, prepare: Callable[..., Prepared], *arguments: Any) -> Prepared:
+    def call(self, collective: str, *arguments: Any) -> Any:
+        """Run a collective with the arguments that `Collectives` takes."""
+        prepared = self._prepare(collective, arguments)
+        if prepared.recipe.block is None:
+            return self._run(collective, prepared).wait()
+        return self._run_at_once(collective, prepared)
+
+    def start(self, collective: str, *arguments: Any) -> Request:
+        """Start a collective with the arguments that `Collectives` takes."""
+        return self._run(collective, self._prepare(collective, arguments))
+
+    def _prepare(self, collective: str, arguments: tuple[Any, ...]) -> Prepared:
         """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
         if self._broken is not None:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken!r}") from self._broken
         try:
-            return prepare(*arguments)
+            prepared: Prepared = getattr(self._collectives, collective)(*arguments)
         except Exception as error:
-            self._refuse(prepare.__name__, error)
+            self._refuse(collective, error)
+        return prepared
 
     def _refuse(self, collective: str, error: Exception) -> NoReturn:
         text = f"{collective} refused: {type(error).__name__}: {error}"
-        arena, digest = self._arenas.acquire(), fingerprint(f"{text} by rank {self.rank}")
-        steps = agree(self._transport, self._next_tag(), text, digest, True, arena.opening)
+        arena, turn = self._arenas.acquire(), self._next_turn()
         request = Request(
-            steps,
+            self._open(turn, text, fingerprint(f"{text} by rank {self.rank}"), self._next_tag()),
             Stats(collective, None, "refused"),
             self._engine,
-            release=lambda failure: self._settle(arena, failure),
+            release=lambda failure: self._settle(turn, arena, failure),
         )
         self._engine.start(request)
         try:
@@ -188,64 +249,70 @@ class Communicator:
     def _run(self, collective: str, prepared: Prepared) -> Request:
         if len(self._engine.active) >= _MOST_IN_FLIGHT:
             self._engine.drain()
-        plan, arena, number, tag = prepared.plan, self._arenas.acquire(), self._sequence, self._next_tag()
-        stats = self._account(collective, prepared)
-        turn = self._next_turn() if plan.algorithm == choose.NATIVE else None
+        number = self._sequence
+        plan, arena, tag, turn = prepared.recipe.plan, self._arenas.acquire(), self._next_tag(), self._next_turn()
+        stats = _account(collective, plan, prepared.x.nbytes)
 
         def steps() -> Steps:
-            yield from agree(self._transport, tag, plan.text, plan.digest, True, arena.opening)
-            result = yield from prepared.run(Means(Group(self._transport, tag), arena.take, stats, turn, number))
+            yield from self._open(turn, plan.text, plan.digest, tag)
+            if plan.algorithm not in choose.BY_MPI:
+                turn.use()
+            means = Means(Group(self._transport, tag), arena.take, stats, turn, number)
+            result = yield from prepared.recipe.run(prepared, means)
             return prepared.result if result is None else result
 
         def release(error: BaseException | None) -> None:
-            if turn is not None:
-                turn.use()
-            self.stats = stats
-            self._settle(arena, error, prepared)
+            self._stats, self._at_once = stats, None
+            self._settle(turn, arena, error, prepared)
 
         request = Request(steps(), stats, self._engine, release=release)
         self._engine.start(request)
         return request
 
+    def _open(self, turn: Turn, text: str, digest: int, tag: int) -> Steps:
+        yield turn
+        yield from agree(self._opening, text, digest, True, tag)
+
     def _run_at_once(self, collective: str, prepared: Prepared) -> Any:
         """Run what may block in MPI; it does unless some rank has other collectives to advance meanwhile."""
         started = perf_counter()
-        plan, tag = prepared.plan, self._next_tag()
-
+        plan, run, block, _, _ = prepared.recipe
+        opening, engine, tag = self._opening, self._engine, self._next_tag()
         try:
-            opening = self._opening
-            self._engine.follow(agree(self._transport, tag, plan.text, plan.digest, anything_under_way(), opening))
-            means = _BLOCKING._replace(turn=self._next_turn()) if opening.anybody_busy else _BLOCKING
-            self._engine.follow(prepared.run(means))
+            if self._turn is not None:
+                engine.drive(Turn(self._turn).Test, None, lambda: "the openings before")
+                self._turn = None
+            engine.follow(agree(opening, plan.text, plan.digest, anything_under_way(), tag))
+            if block is None or opening.anybody_busy:
+                engine.follow(run(prepared, Means(None, None, None, Turn(None))))
+            else:
+                block(prepared.x, prepared.out)
         except CollectiveMismatch:
             raise
         except BaseException as error:
             self._broken = error
-            keep_forever((self._opening, prepared))
+            keep_forever((opening, prepared))
             raise
-        stats = self.stats = self._account(collective, prepared)
-        stats.total_seconds = perf_counter() - started
+        self._at_once = collective, plan, prepared.x.nbytes, perf_counter() - started
         return prepared.result
 
-    @staticmethod
-    def _account(collective: str, prepared: Prepared) -> Stats:
-        plan = prepared.plan
-        unknown = -1 if plan.algorithm == choose.NATIVE else 0
-        return Stats(
-            collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, prepared.nbytes, unknown
-        )
-
-    def _settle(self, arena: Arena, error: BaseException | None, *buffers: Any) -> None:
+    def _settle(self, turn: Turn, arena: Arena, error: BaseException | None, *buffers: Any) -> None:
+        turn.use()
         if error is None or isinstance(error, CollectiveMismatch):
             self._arenas.release(arena)
         else:
             self._broken = error
-            keep_forever((arena, *buffers))
+            keep_forever((self._opening, arena, *buffers))
 
     def _next_tag(self) -> int:
         self._sequence += 1
-        return self._sequence * _TAGS_EACH % _TAGS
+        return (self._sequence % _MOST_IN_FLIGHT + 1) * _TAGS_EACH
 
     def _next_turn(self) -> Turn:
         turn = self._turn = Turn(self._turn)
         return turn
+
+
+def _account(collective: str, plan: Plan, nbytes: int) -> Stats:
+    unknown = -1 if plan.algorithm in choose.BY_MPI else 0
+    return Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, nbytes, unknown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from .errors import InvalidArgument
 
@@ -11,11 +12,14 @@ THREADS = "COMPCOLL_THREADS"
 INSTRUCTION_SET = "COMPCOLL_INSTRUCTION_SET"
 SEGMENT = "COMPCOLL_SEGMENT"
 PROFILE = "COMPCOLL_PROFILE"
+CODEC = "COMPCOLL_CODEC"
+RATE = "COMPCOLL_RATE"
 
 NO_PROFILE = "defaults"
 
 DEFAULT_TIMEOUT = 1800.0
 DEFAULT_SEGMENT = 1 << 20
+DEFAULT_SEGMENT_BETWEEN_NODES = 1 << 19  # a network idles while the first one is encoded and the last one decoded
 
 
 def _number(variable: str, default: float, lowest: float) -> float:
@@ -50,14 +54,25 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def segment_nbytes() -> int:
-    """Uncompressed bytes of a segment, the unit of overlap (COMPCOLL_SEGMENT, default 1 MiB)."""
-    return int(_number(SEGMENT, DEFAULT_SEGMENT, 1))
+def segment_nbytes(nodes: int = 1) -> int:
+    """Uncompressed bytes of a segment, the unit of overlap (COMPCOLL_SEGMENT, default 1 MiB; 512 KiB between nodes)."""
+    return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else DEFAULT_SEGMENT_BETWEEN_NODES, 1))
 
 
 def profile() -> str:
     """A file with a measured profile, or "defaults" (COMPCOLL_PROFILE, default empty: the one that `tune` stored)."""
     return os.environ.get(PROFILE, "")
+
+
+def codec() -> tuple[str | None, dict[str, Any]]:
+    """Name and options of the codec for PyTorch's process groups (COMPCOLL_CODEC, COMPCOLL_RATE; default none)."""
+    name = os.environ.get(CODEC) or None
+    if not os.environ.get(RATE):
+        return name, {}
+    if name is None:
+        raise InvalidArgument(f"{RATE} is set in the environment, but {CODEC} is not")
+    rate = _number(RATE, 0.0, 0.0)
+    return name, {"rate": int(rate) if rate.is_integer() else rate}
 
 
 def instruction_set(supported: list[str]) -> str:

@@ -8,9 +8,13 @@
     │   └── UnknownAlgorithm                no algorithm of that name for this collective
     ├── InvalidBuffer (ValueError)          not contiguous, read-only, overlapping, or of the wrong shape
     ├── UnsupportedDType (TypeError)        an element type that the codec or operation cannot take
+    ├── UnsupportedDevice (RuntimeError)    memory of a device that compcoll cannot reach
     ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not belong together, or one rank refused its own
     ├── PeerTimeout (TimeoutError)          a rank did not send what it should have in time
     ├── CommunicatorBroken (RuntimeError)   used after a collective had failed halfway
+    ├── NotUnderMPI (RuntimeError)          PyTorch's ranks are not the ranks of one MPI job
+    ├── ThreadsUnavailable (RuntimeError)   MPI was initialised without MPI_THREAD_MULTIPLE
+    ├── HookTaken (RuntimeError)            something else reduces this model's gradients already
     ├── WireCorrupted (ValueError)          received bytes that no encoder writes
     └── ProfileError (ValueError)           a stored profile that cannot be read, used or written
 """
@@ -42,6 +46,10 @@ class UnsupportedDType(CompcollError, TypeError):
     """An element type that the codec or the operation cannot take."""
 
 
+class UnsupportedDevice(CompcollError, RuntimeError):
+    """Memory of a device that compcoll cannot reach."""
+
+
 class CollectiveMismatch(CompcollError, RuntimeError):
     """The ranks' calls do not belong together, or some rank refused its own arguments."""
 
@@ -52,6 +60,18 @@ class PeerTimeout(CompcollError, TimeoutError):
 
 class CommunicatorBroken(CompcollError, RuntimeError):
     """The communicator was used after one of its collectives had failed halfway."""
+
+
+class NotUnderMPI(CompcollError, RuntimeError):
+    """PyTorch's ranks are not the ranks of one MPI job."""
+
+
+class ThreadsUnavailable(CompcollError, RuntimeError):
+    """MPI was initialised without MPI_THREAD_MULTIPLE."""
+
+
+class HookTaken(CompcollError, RuntimeError):
+    """Something else reduces this model's gradients already."""
 
 
 class WireCorrupted(CompcollError, ValueError):

@@ -10,13 +10,14 @@ from typing import Any
 
 from .accuracy import affordable, encodings
 from .algorithms import choose
-from .codecs import DTYPES, Codec, as_codec
+from .codecs import DTYPES, as_codec
 from .devices.host import HostDevice
 from .errors import CompcollError, InvalidArgument
 from .layout import World
 from .model import DEFAULTS, Profile
 from .profile import latest, load
-from .units import parse_bytes
+from .units import duration, parse_bytes
+from .ways import short
 
 _ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _OPTIONS = ("rate", "bits", "block", "norm", "rounding", "format", "precision", "tolerance", "cast")
@@ -99,18 +100,6 @@ def lines(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def short(codec: Codec | None) -> str:
-    """A codec with the settings that it was given."""
-    if codec is None:
-        return "-"
-    settings = {name: value for name, value in vars(codec).items() if value not in (None, False)}
-    return f"{codec.name} " + " ".join(f"{name}={_plain(value)}" for name, value in settings.items())
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _profile(named: str | None, device: HostDevice) -> Profile:
     if named == "defaults":
         return DEFAULTS
@@ -146,14 +135,6 @@ def _row(option: choose.Option, collective: str, world: World, fastest: float, c
         f"{option.algorithm:<20}{short(option.codec):<22}{duration(option.seconds):>12}"
         f"{option.seconds / fastest:>9.2f}{count:>11}{error:>10}{mark}"
     )
-
-
-def duration(seconds: float) -> str:
-    """Seconds with a fitting unit."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.2f} {unit}"
-    return f"{seconds * 1e6:.1f} µs"
 
 
 def _reason(

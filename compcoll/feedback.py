@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from .errors import InvalidBuffer
+
+
+class Incoming(Protocol):
+    """A call's values, not yet added to anything."""
+
+    def add_to(self, target: Any, factor: float = 1.0) -> None:
+        """Add them, times a factor, to an array of a residual's type."""
+
+    def norm(self) -> float:
+        """The Euclidean norm of those that are finite."""
 
 
 class ErrorFeedback:
@@ -16,6 +27,8 @@ class ErrorFeedback:
     residual : array or None
         The loss kept: float64 for float64 buffers, else float32; None before the first call. Losses that are not
         finite are dropped.
+    calls : int
+        How many calls it has seen.
 
     References
     ----------
@@ -23,15 +36,21 @@ class ErrorFeedback:
     Speech DNNs", Interspeech 2014.
     """
 
+    _arrays: tuple[str, ...] = ("residual",)
+
     def __init__(self) -> None:
         self.residual: Any = None
+        self.calls = 0
         self._dtype = ""
+        self._zeros: Callable[[int, str], Any] | None = None
 
     def reset(self) -> None:
-        """Forget everything lost so far."""
-        self.residual = None
+        """Forget everything so far."""
+        self.calls = 0
+        for name in self._arrays:
+            setattr(self, name, None)
 
-    def prepare(self, n: int, dtype: str, zeros: Any) -> Any:
+    def prepare(self, n: int, dtype: str, zeros: Callable[[int, str], Any]) -> Any:
         """The residual for a buffer of ``n`` elements, made by ``zeros(n, dtype)`` at first.
 
         Raises
@@ -39,11 +58,69 @@ class ErrorFeedback:
         InvalidBuffer
             If an earlier call had another number of elements or another element type.
         """
+        self._zeros = zeros
         if self.residual is None:
-            self.residual, self._dtype = zeros(n, dtype), dtype
-        if self.residual.size != n or self._dtype != dtype:
-            raise InvalidBuffer(
-                f"feedback holds the loss of {self.residual.size} {self._dtype} elements, but this buffer has {n} of "
-                f"{dtype}: use one ErrorFeedback a buffer, or reset() it"
-            )
+            self._dtype = dtype
+            for name in self._arrays:
+                if getattr(self, name) is None:
+                    setattr(self, name, zeros(n, dtype))
+        for name in self._arrays:
+            size = getattr(self, name).size
+            if size != n or self._dtype != dtype:
+                raise InvalidBuffer(
+                    f"feedback holds the {name} of {size} {self._dtype} elements, but this buffer has {n} of {dtype}: "
+                    "use one feedback a buffer, or reset() or resize() it"
+                )
         return self.residual
+
+    def resize(self, n: int) -> None:
+        """Keep the first ``n`` elements; those beyond the present ones begin at 0."""
+        if self.residual is None:
+            return
+        assert self._zeros is not None
+        for name in self._arrays:
+            old, new = getattr(self, name), self._zeros(n, self._dtype)
+            kept = min(n, old.size)
+            new[:kept] = old[:kept]
+            setattr(self, name, new)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything kept, as copies: what `load_state_dict` takes."""
+        arrays = {name: getattr(self, name) for name in self._arrays}
+        copies = {name: None if array is None else array.copy() for name, array in arrays.items()}
+        return {"dtype": self._dtype, "calls": self.calls, **copies}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave.
+
+        Raises
+        ------
+        InvalidBuffer
+            If it is another kind's, or holds values that are not finite.
+        """
+        wanted = {"dtype", "calls", *self._arrays}
+        if set(state) != wanted:
+            raise InvalidBuffer(f"the state has {', '.join(sorted(state))}: {', '.join(sorted(wanted))} are needed")
+        sizes = {None if state[name] is None else state[name].shape for name in self._arrays}
+        if len(sizes) != 1:
+            raise InvalidBuffer(f"the state's arrays differ in shape: {', '.join(map(str, sizes))}")
+        for name in self._arrays:
+            array = state[name]
+            if array is not None and not bool(((array - array) == 0).all()):
+                raise InvalidBuffer(f"the state's {name} holds NaN or Inf")
+        self._dtype, self.calls = state["dtype"], state["calls"]
+        for name in self._arrays:
+            setattr(self, name, None if state[name] is None else state[name].copy())
+
+    def accumulate(self, incoming: Incoming) -> Any:
+        """Add a call's values; the array from which a sparsifier chooses what to send."""
+        incoming.add_to(self.residual)
+        return self.residual
+
+    def sent(self, kernels: Any, indices: Any, values: Any) -> None:
+        """Take away what a sparsifier has sent."""
+        kernels.subtract(indices, values, self.residual)
+
+    def returned(self, kernels: Any, indices: Any, values: Any) -> None:
+        """Take back what a sum had to leave out."""
+        kernels.add(indices, values, self.residual)

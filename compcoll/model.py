@@ -20,7 +20,18 @@ from typing import NamedTuple
 
 from .errors import InvalidArgument
 from .layout import World
-from .model_parts import Costs, direct, hierarchical, moves, native, recursive_doubling, ring
+from .model_parts import (
+    Costs,
+    direct,
+    hierarchical,
+    moves,
+    native,
+    recursive_doubling,
+    ring,
+    sparse_direct,
+    sparse_native,
+    sparse_ring,
+)
 
 RAW = "none"
 """The kind of codec that leaves values as they are."""
@@ -28,10 +39,16 @@ RAW = "none"
 VARIABLE = "zfpy"
 """The kind of zfp's modes of variable size."""
 
+SPARSE = "sparse"
+"""The kind of sparsifiers."""
+
 _FORMULAS: Mapping[str, Callable[[Costs, str], float]] = {
     "ring": ring,
     "direct": direct,
     "recursive_doubling": recursive_doubling,
+    "sparse_ring": sparse_ring,
+    "sparse_native": sparse_native,
+    "sparse_direct": sparse_direct,
 }
 _MOVES = ("binomial", "pairwise")
 
@@ -313,6 +330,7 @@ DEFAULTS = Profile(
         Speed("terngrad", 2, 2.5e9, 8e9, 7e9, 2e9),
         Speed("onebit", 1, 6e9, 10e9, 9e9, 5e9),
         Speed("fp8", 8, 5e9, 7e9, 6e9, 3e9),
+        Speed(SPARSE, 0.64, 4e9, 4e9, 3e9, 2e9),
         Speed(VARIABLE, 16, 0.15e9, 0.12e9, 0.12e9, 0.07e9),
     ),
     message=8e-6,

@@ -13,6 +13,7 @@ from .codecs.cast import Cast
 from .errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
 from .layout import World
 from .model import Profile
+from .sparse.base import Sparsifier
 
 SUMS = ("sum", "mean")
 """The operations that can be compressed."""
@@ -123,10 +124,16 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         )
     if codec is None:
         summands = None  # it does not pay
+    if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
+        raise UnknownAlgorithm(
+            f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
+            f"choose from whole buffers, go by {', '.join(choose.SPARSE)}, and no other codec does"
+        )
+    segment = max(config.segment_nbytes(world.nodes) // call.itemsize, 1)
     if algorithm == choose.NATIVE:
         _check_native(call, None if summands else codec, native)
         text = _line(call, algorithm)
-        return Plan(codec, algorithm, None, None, 1, _segment(call.itemsize), text, fingerprint(text), summands)
+        return Plan(codec, algorithm, None, None, 1, segment, text, fingerprint(text), summands)
     if not movable:
         raise UnsupportedDType(
             f"algorithm {algorithm!r} moves {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
@@ -134,14 +141,11 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         )
     raw = Cast(call.dtype).coder(device, call.dtype)
     coder = raw if codec is None or summands else codec.coder(device, call.dtype)
-    segment = _segment(call.itemsize)
+    if algorithm in choose.BY_MPI and not native:
+        raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
     text = _line(call, f"{algorithm} in segments of {segment}", codec)
     block = 1 if codec is None else codec.block
     return Plan(codec, algorithm, coder, raw, block, segment, text, fingerprint(text), summands)
-
-
-def _segment(itemsize: int) -> int:
-    return max(config.segment_nbytes() // itemsize, 1)
 
 
 def _choose(
@@ -168,7 +172,7 @@ def _choose(
         plain=by_mpi or call.codec is None,
         tolerance=call.tolerance,
     )
-    option = choose.best(choose.options(question, profile, world, device, config.segment_nbytes()))
+    option = choose.best(choose.options(question, profile, world, device, config.segment_nbytes(world.nodes)))
     return option.algorithm, option.codec
 
 

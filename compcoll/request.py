@@ -29,8 +29,7 @@ Steps = Generator[Pending | None, None, Any]
 
 
 class Turn:
-    """A place in a line: MPI matches nonblocking collectives by the order of the calls, which must not depend on what
-    comes first.
+    """A place in a line: what MPI matches by the order of the calls must not depend on what comes first.
 
     Parameters
     ----------
@@ -70,6 +69,8 @@ _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
+_LOOKS, _NAP = 20, 50e-6
+
 
 def anything_under_way() -> bool:
     """Whether some communicator of this process has collectives to advance."""
@@ -101,11 +102,14 @@ class Engine:
         Whether a thread makes collectives advance while the caller does other things.
     crowded : bool
         Whether other ranks wait for this core: a waiting rank then soon lets them have it.
+    naps : bool
+        Whether what waits sleeps in between: for a thread beside others that have work for the core.
     """
 
-    def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False) -> None:
+    def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False, naps: bool = False) -> None:
         self.timeout = timeout
-        self._spins = 2 if crowded else 1000
+        self._spins = 2 if crowded or naps else 50
+        self._naps = naps
         self.active: list[Request] = []
         self.lock = threading.RLock()
         self._work = threading.Event()
@@ -162,7 +166,9 @@ class Engine:
                 deadline = time.monotonic() + limit
             elif idle & 0xFF == 0 and time.monotonic() > deadline:
                 self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
-            if idle > self._spins:
+            if self._naps and idle > _LOOKS:
+                time.sleep(_NAP)
+            elif idle > self._spins:
                 os.sched_yield()
 
     def _give_up(self, error: PeerTimeout) -> NoReturn:

@@ -16,6 +16,7 @@ from .codecs import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, TernGrad
 from .devices.host import HostDevice
 from .errors import CompcollError
 from .layout import World
+from .sparse.codecs import TopK
 
 if TYPE_CHECKING:
     from .communicator import Communicator
@@ -184,7 +185,9 @@ def check_allreduce(comm: Communicator, world: World) -> list[str]:
     exact = sum(count * x.astype(np.float64) for count, x in zip(counts, inputs, strict=True))
     codec = ZFP(rate=16)
     for algorithm in choose.NAMES["allreduce"]:
-        for way in (None, codec) if algorithm != choose.NATIVE else (None,):
+        # Sparsifiers that send everything lose nothing.
+        ways: tuple[Codec | None, ...] = (TopK(1.0),) if algorithm in choose.SPARSE else (None, codec)
+        for way in ways if algorithm != choose.NATIVE else (None,):
             name = f"allreduce by {algorithm}" + ("" if way is None else f" with {way!r}")
             try:
                 got = comm.allreduce(own, algorithm=algorithm, codec=way)

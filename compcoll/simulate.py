@@ -18,9 +18,10 @@ from .errors import CompcollError, InvalidArgument
 from .model import DEFAULTS, Link, Profile
 from .profile import load
 from .simulation import ALGORITHMS, ITEMSIZES, Outcome, Scenario, resized
+from .sparse.base import Sparsifier
 from .transports.network import Network
-from .units import parse_bytes, parse_seconds, parse_speed
-from .ways import kind_of, way_of
+from .units import duration, parse_bytes, parse_seconds, parse_speed
+from .ways import kind_of, short, way_of
 
 _OPTIONS = ("rate", "bits", "block", "norm", "rounding", "format", "precision", "tolerance")
 _VERBS = ("encode", "decode", "accumulate", "recode")
@@ -108,22 +109,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def short(codec: Codec | None) -> str:
-    """A codec with the settings that it was given."""
-    if codec is None:
-        return "-"
-    settings = {k: f"{v:g}" if isinstance(v, float) else v for k, v in vars(codec).items() if v not in (None, False)}
-    return f"{codec.name} " + " ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def duration(seconds: float) -> str:
-    """Seconds with a fitting unit."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3f} {unit}"
-    return f"{seconds * 1e6:.2f} µs"
-
-
 def amount(nbytes: float) -> str:
     """Bytes with a fitting unit, a power of 1024."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
@@ -165,6 +150,8 @@ def _speeds(args: argparse.Namespace, profile: Profile, codec: Codec | None) -> 
         return profile
     if codec is None:
         raise InvalidArgument(f"--{next(iter(given))} is the speed of a codec: give --codec")
+    if isinstance(codec, Sparsifier):
+        raise InvalidArgument(f"{codec.name}: sparse allreduces are not simulated; `explain` predicts them")
     bits = way_of(codec, HostDevice(), args.dtype, ITEMSIZES[args.dtype]).bits
     speed = replace(profile.speed(kind_of(codec), bits), codec=kind_of(codec), bits=bits, **given)
     return replace(profile, speeds=(speed, *profile.speeds))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .algorithms import choose, hierarchical
+from .algorithms import choose
 from .algorithms.agree import Opening, agree
 from .algorithms.job import Job, Window
 from .codecs.base import Codec
@@ -63,8 +63,8 @@ class Scenario:
         Of the codec, instead of the profile's.
     call : float
         Host seconds before the algorithm begins.
-    segment : int
-        Uncompressed bytes of a segment.
+    segment : int, optional
+        Uncompressed bytes of a segment; by default what our algorithms take between so many nodes.
     """
 
     ranks: int
@@ -74,7 +74,7 @@ class Scenario:
     profile: Profile = DEFAULTS
     speed: Speed | None = None
     call: float = 0.0
-    segment: int = 1 << 20
+    segment: int | None = None
 
     def __post_init__(self) -> None:
         if self.ranks < 2:
@@ -83,7 +83,7 @@ class Scenario:
             raise InvalidArgument(f"dtype={self.dtype!r} is not one of {', '.join(ITEMSIZES)}")
         if self.nbytes < 1 or self.nbytes % ITEMSIZES[self.dtype]:
             raise InvalidArgument(f"{self.nbytes} bytes: a positive number of whole {self.dtype} values is needed")
-        if self.segment < 1:
+        if self.segment is not None and self.segment < 1:
             raise InvalidArgument(f"segments of {self.segment} bytes: at least 1 is needed")
         if self.network.ranks_per_node > self.ranks:
             raise InvalidArgument(f"{self.network.ranks_per_node} ranks per node, but there are {self.ranks} in all")
@@ -178,7 +178,8 @@ def allreduce(
     n = scenario.nbytes // itemsize
     call = Call("allreduce", n, scenario.dtype, itemsize, "sum", codec, algorithm)
     plan = make_plan(call, device=device, profile=scenario.profile, world=world, native=False)
-    plan = plan._replace(segment=max(scenario.segment // itemsize, 1))
+    if scenario.segment is not None:
+        plan = plan._replace(segment=max(scenario.segment // itemsize, 1))
     cut = _cut(plan, n, scenario, symmetric)
     count = messages(scenario, algorithm, cut.chunks)
     if cut.symmetry == "none" and count > _MANY_MESSAGES and not patient:
@@ -219,7 +220,7 @@ def opening(ranks: int, network: Network) -> Account:
     """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "rotation"
     simulated = Simulated(ranks, network, symmetry)
-    return simulated.run([agree(t, 0, "", 2, busy=False, opening=Opening(t.rank, ranks)) for t in simulated.transports])
+    return simulated.run([agree(Opening(t, 0), "", 2, busy=False, tag=1) for t in simulated.transports])
 
 
 def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int:
@@ -233,7 +234,8 @@ def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int
 def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
     """Chunks of one size for all ranks, if that is possible or almost so; then one node stands for all."""
     ranks, per_node = scenario.ranks, scenario.network.ranks_per_node
-    chunks = balanced_chunks(n, ranks, plan.block, plan.segment)
+    own_parts = choose.parts(plan.algorithm, ranks)
+    chunks = balanced_chunks(n, own_parts, plan.block, plan.segment)
     exact = _Cut(n, chunks, "none")
     if not symmetric or ranks % per_node:
         return exact
@@ -246,7 +248,7 @@ def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
     rounded = -(-n // unit) * unit
     if messages(scenario, plan.algorithm, chunks) <= _FEW_MESSAGES or rounded > _ROUNDED * n:
         return exact
-    return _Cut(rounded, balanced_chunks(rounded, ranks, plan.block, plan.segment), "rotation")
+    return _Cut(rounded, balanced_chunks(rounded, own_parts, plan.block, plan.segment), "rotation")
 
 
 def _too_many(scenario: Scenario, plan: Plan, count: int) -> str:
@@ -307,11 +309,8 @@ def _steps(
         stats=stats,
         itemsize=itemsize,
     )
-    if plan.algorithm != choose.HIERARCHICAL:
-        return choose.ALLREDUCE[plan.algorithm](job)
-    between = choose.between_nodes(len(set(transport.nodes)))
-    return hierarchical.allreduce(
-        job, coders[1], between, lambda parts: balanced_chunks(cut.n, parts, plan.block, plan.segment)
+    return choose.allreduce(
+        plan.algorithm, job, coders[1], lambda parts: balanced_chunks(cut.n, parts, plan.block, plan.segment)
     )
 
 

@@ -19,6 +19,8 @@ class Stats:
         The algorithm that ran.
     raw_nbytes : int
         Bytes of this rank's buffer, uncompressed.
+    wire_format : str
+        For sparse wires, how this rank's indices and values travelled.
     wire_nbytes : int
         Bytes that this rank sent; -1 where MPI's own collective moved them and does not tell.
     raw_sent_nbytes : int
@@ -37,6 +39,7 @@ class Stats:
     decode_seconds: float = 0.0
     wait_seconds: float = 0.0
     total_seconds: float = 0.0
+    wire_format: str = ""
 
     @property
     def ratio(self) -> float:

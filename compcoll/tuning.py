@@ -29,6 +29,7 @@ from .layout import World
 from .model import DEFAULTS, RAW, Link, Profile, Speed, Timing, formula, raw
 from .model_parts import MANY_RANKS
 from .profile import Stored, load, path_of, place_of, save
+from .sparse.base import Sparsifier
 from .stopwatch import Bar, Stopwatch
 from .transports.base import Wire
 from .transports.mpi import MPITransport, transport_of
@@ -151,7 +152,9 @@ def _codecs() -> list[Codec | None]:
     """What is measured: values as they are, every codec as it is by default, and other settings of our own."""
     own: list[Codec | None] = [None, ZFP(rate=16), MinMax(4), Cast("bfloat16"), ZFP(precision=16)]
     # Of additive codecs what is added is no wire: their kinds take the speed of others.
-    return own + [get_codec(name) for name in list_codecs() if name not in ("intsum", "sign")]
+    codecs = [get_codec(name) for name in list_codecs() if name not in ("intsum", "sign")]
+    # One sparsifier stands for all of them.
+    return own + [codec for codec in codecs if codec.name == "topk" or not isinstance(codec, Sparsifier)]
 
 
 def _speed(codec: Codec | None, device: HostDevice, watch: Stopwatch) -> Speed:
@@ -279,7 +282,7 @@ def _timings(
 
 def _reduce(comm: Communicator, transport: MPITransport, x: Any, out: Any, name: str, codec: Codec | None) -> None:
     if name == "native":
-        transport.allreduce(x, out, "sum")
+        transport.reductions("allreduce", "sum")[0](x, out)
     else:
         comm.allreduce(x, out=out, algorithm=name, codec=codec)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .codecs import ZFP, Cast, Codec, IntSum, Sign
-from .model import RAW, VARIABLE, Way, raw
+from .model import RAW, SPARSE, VARIABLE, Way, raw
+from .sparse.base import Sparsifier
 
 _VALUES = 1 << 16
 _VOTE_BITS = 4.0  # of up to 7 ranks
@@ -17,13 +18,16 @@ def kind_of(codec: Codec | None) -> str:
         return RAW
     if isinstance(codec, Cast):
         return f"cast {codec.dtype}"
+    if isinstance(codec, Sparsifier):
+        return SPARSE
     if isinstance(codec, ZFP) and not codec.fixed_size:
         return VARIABLE
     return codec.name
 
 
 def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
-    """How values travel with a codec. Where the wire's size depends on the values, half of theirs is assumed.
+    """How values travel with a codec. Where the wire's size depends on the values, half of theirs is
+    assumed; of sparsifiers, an index of 32 bits and the value for each element expected to be sent.
 
     Parameters
     ----------
@@ -40,7 +44,18 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
         return Way(codec.name, codec.bits, itemsize)
     if isinstance(codec, Sign) and codec.scale is None:
         return Way(codec.name, _VOTE_BITS, itemsize)
+    if isinstance(codec, Sparsifier):
+        return Way(SPARSE, codec.expected_density * (32 + max(8 * itemsize, 32)), itemsize)
     if not codec.fixed_size:
         return Way(kind_of(codec), 4.0 * itemsize, itemsize)
     bits = 8 * codec.coder(device, dtype).wire_nbytes(_VALUES) / _VALUES
     return Way(kind_of(codec), bits, itemsize)
+
+
+def short(codec: Codec | None) -> str:
+    """A codec with the settings that it was given."""
+    if codec is None:
+        return "-"
+    unsaid = (None, False, "auto", "dense")
+    settings = {k: f"{v:g}" if isinstance(v, float) else v for k, v in vars(codec).items() if v not in unsaid}
+    return f"{codec.name} " + " ".join(f"{name}={value}" for name, value in settings.items())

@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from netlab_lab import FRAME_HEADER, RUN_TOKEN, Lab, NetlabError, end_processes, parse_bytes, say, shown_rate
-from netlab_run import add_quiet_arguments, on_host, wait_for_quiet
+from netlab_lab import RUN_TOKEN, Lab, end_processes
+from netlab_load import add_quiet_arguments, wait_for_quiet
+from netlab_run import on_host
+from netlab_settings import FRAME_HEADER, NetlabError, parse_bytes, say, shown_rate
 
 PORT = 7000
 _PIECE = 1 << 18

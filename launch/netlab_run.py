@@ -20,16 +20,17 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import NamedTuple
 
-from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, NetlabError, end_processes, processes_with, say
+from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, end_processes, processes_with
+from netlab_load import LoadMeter, add_quiet_arguments, wait_for_quiet
+from netlab_settings import NetlabError, say
 
 AGENT = Path(__file__).resolve().with_name("netlab-ssh")
 TIMED_OUT = 124
+_EAGER = str((1 << 18) + 4096)  # bytes, MPI's headers included
 _GRACE = 5.0  # seconds that a job gets to end by itself after one of its parts has failed
 _DISTURBED = 5.0  # per cent of the machine that others may use while something is measured
 _SAMPLE = 0.5  # seconds between two looks at the machine's other processes
-_PF_KTHREAD = 0x00200000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # A rank under a line of shell that notes how it ended: Hydra may wait for ever for one that left without MPI_Finalize.
@@ -75,21 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGS", help="what to run")
 
 
-def add_quiet_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options on the machine's other load."""
-    parser.add_argument(
-        "--quiet-cpu",
-        nargs="?",
-        type=float,
-        const=5.0,
-        metavar="PERCENT",
-        help="start once the machine has been that quiet for 2 s (default: %(const)g %% of all its cores)",
-    )
-    parser.add_argument(
-        "--quiet-wait", type=float, default=300.0, metavar="S", help="but give up after so long (default: %(default)g)"
-    )
-
-
 def main(lab: Lab, options: argparse.Namespace) -> int:
     """Run what the command line says; its exit status."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
@@ -105,6 +91,8 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
             say(f"ended {ended} processes that an earlier run had left")
         load = wait_for_quiet(options.quiet_cpu, options.quiet_wait)
         environ = {**os.environ, **lab.environment(), RUN_TOKEN: uuid.uuid4().hex}
+        threads = str(max((os.cpu_count() or 1) // sum(placement.values()), 1))
+        environ = {"COMPCOLL_THREADS": threads, "OMP_NUM_THREADS": threads, **environ}  # all hosts share the cores
         environ["COMPCOLL_NETLAB_SETTINGS"] = "tuned" if options.tuned else "default"
         environ["COMPCOLL_NETLAB_LOAD"] = "unknown" if load is None else f"{load:.0f} % before"
         if options.mpi == "none":
@@ -196,6 +184,8 @@ def _open_mpi(placement: Mapping[str, int], tuned: bool) -> tuple[list[str], dic
         mca["btl"] = "tcp,self,sm"
     if tuned:
         mca["btl_tcp_flags"] = "0x1"  # send only: puts, the default, run pairwise exchanges half-duplex
+        # Without rendezvous up to 256 KiB: a rank that shares its core answers late.
+        mca |= dict.fromkeys(("btl_tcp_eager_limit", "btl_tcp_rndv_eager_limit", "btl_tcp_max_send_size"), _EAGER)
     hosts = ",".join(f"{host}:{count}" for host, count in placement.items())
     arguments = ["--host", hosts, "-n", str(sum(placement.values())), "--bind-to", "none"]
     arguments += ["--map-by", f"ppr:{max(placement.values())}:node"]
@@ -363,102 +353,3 @@ def how(status: int) -> str:
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-class LoadMeter:
-    """CPU use of processes that do not descend from this one, and stolen time, in per cent of all cores.
-
-    They are counted one by one: all use less this process's children's comes out wrong, since the system charges
-    interrupts of the lab's traffic now to a process and now to none. `sample` must be called every second or so.
-    """
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._ticks = 0
-        self._busy, self._stolen = _busy_and_stolen_ticks()
-        self._last = self._others()
-
-    def sample(self) -> None:
-        """Count what was used since the last time."""
-        now, last = self._others(), self._last
-        own = sum(used.own - (last[key].own if key in last else 0) for key, used in now.items())
-        # Children that ended appear in a living ancestor's sum with their whole life: less what is known of it already.
-        ended = sum(used.children - last[key].children for key, used in now.items() if key in last)
-        known = sum(used.own + used.children for key, used in last.items() if key not in now)
-        self._ticks += own + max(0, ended - known)
-        self._last = now
-
-    def others(self) -> float:
-        """Since it was made; never more than the whole machine was busy."""
-        self.sample()
-        busy, stolen = _busy_and_stolen_ticks()
-        whole = (time.monotonic() - self._began) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK")
-        return 100 * (min(self._ticks, busy - self._busy) + stolen - self._stolen) / max(whole, 1e-9)
-
-    @staticmethod
-    def _others() -> dict[tuple[int, int], _Times]:
-        times = _process_times()
-        own = _descendants(os.getpid(), times)
-        return {key: used for key, used in times.items() if key[0] not in own and not used.kernel}
-
-
-def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
-    """Wait until others use less than that much of the machine for 2 s; how much they do. None: not asked to."""
-    if percent is None:
-        return None
-    end, quiet, said, load = time.monotonic() + at_most, 0, False, 100.0
-    while quiet < 4:
-        meter = LoadMeter()
-        time.sleep(0.5)
-        load = meter.others()
-        quiet = quiet + 1 if load < percent else 0
-        if time.monotonic() > end and not quiet:
-            raise NetlabError(f"not quiet within {at_most:g} s: others use {load:.0f} % of the machine (--quiet-wait)")
-        if not quiet and not said:
-            say(f"others use {load:.0f} % of the machine: waiting for less than {percent:g} %")
-            said = True
-    return load
-
-
-class _Times(NamedTuple):
-    """What a process has used, in ticks; its children's once they have ended."""
-
-    parent: int
-    own: int
-    children: int
-    kernel: bool
-
-
-def _process_times() -> dict[tuple[int, int], _Times]:
-    """Of every process, by its id and start."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                parent, flags, user, system, children_user, children_system, start = (
-                    int(fields[i]) for i in (1, 6, 11, 12, 13, 14, 19)
-                )
-                kernel = bool(flags & _PF_KTHREAD)
-                pid = int(entry.name)
-                found[pid, start] = _Times(parent, user + system, children_user + children_system, kernel)
-    return found
-
-
-def _descendants(root: int, times: Mapping[tuple[int, int], _Times]) -> set[int]:
-    """That process and all that come from it."""
-    children: dict[int, list[int]] = {}
-    for (pid, _), time_ in times.items():
-        children.setdefault(time_.parent, []).append(pid)
-    found, left = {root}, [root]
-    while left:
-        new = children.get(left.pop(), [])
-        found.update(new)
-        left += new
-    return found
-
-
-def _busy_and_stolen_ticks() -> tuple[int, int]:
-    """Of all cores: in processes and interrupts, and taken by the hypervisor."""
-    user, nice, system, _, _, irq, softirq, stolen = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])
-    return user + nice + system + irq + softirq, stolen

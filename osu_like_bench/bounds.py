@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from compcoll.codecs import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, Sign, TernGrad
 from compcoll.errors import InvalidArgument
+from compcoll.sparse import TopK
 
 _PRECISION = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 _SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-134, "float32": 2.0**-150, "float64": 0.0}
@@ -97,6 +98,8 @@ def loss_of(codec: Codec | None, dtype: str) -> Loss:
         return Loss(codec.block, _of_largest(codec) + 4 * rounding(computed), absolute=2 * tiny)
     if isinstance(codec, ZFP):
         return _zfp(codec, computed)
+    if isinstance(codec, TopK):
+        return Loss(1, 1.0)  # what is not sent is lost
     raise InvalidArgument(f"the benchmark knows no error bound of {codec!r}: it can check compcoll's own")
 
 
@@ -157,6 +160,9 @@ def path_of(collective: str, algorithm: str, size: int, nodes: int) -> Path:
         "ring": Path(size, size),
         "direct": Path(2, size),
         "recursive_doubling": doubling,
+        "sparse_ring": Path(1, size),
+        "sparse_native": Path(1, size),
+        "sparse_direct": Path(2, size + 1),
         "hierarchical": Path(nodes, nodes) if nodes > 1 else Path(0, 0),
         "p2p_ring": Path(2 * (size - 1), 2 * (size - 1)),
         "p2p_recursive_doubling": Path(doubling.levels + (folded > 0), doubling.encodings + (folded > 0)),

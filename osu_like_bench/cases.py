@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ class Case:
     native : callable
         mpi4py's call on (comm, x, out).
     compressed : callable
-        compcoll's call on (communicator, x, out) and options.
+        Makes compcoll's call of a communicator, x, out and options.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Case:
     same_everywhere: bool
     busbw: Callable[[int], float]
     native: Callable[[MPI.Intracomm, Array, Array], Any]
-    compressed: Callable[..., Any]
+    compressed: Callable[..., Callable[[], Any]]
 
     def length(self, nbytes: int, itemsize: int, ranks: int) -> int:
         """Elements of a part for messages of that size; 0 if it is too small."""
@@ -111,7 +112,7 @@ CASES: Mapping[str, Case] = {
             same_everywhere=True,
             busbw=_busbw_allreduce,
             native=lambda comm, x, out: comm.Allreduce(x, out),
-            compressed=lambda comm, x, out, **options: comm.allreduce(x[0], out=out[0], **options),
+            compressed=lambda comm, x, out, **options: partial(comm.allreduce, x[0], out=out[0], **options),
         ),
         Case(
             name="allgather",
@@ -124,7 +125,7 @@ CASES: Mapping[str, Case] = {
             same_everywhere=True,
             busbw=_busbw_moved,
             native=lambda comm, x, out: comm.Allgather(x, out),
-            compressed=lambda comm, x, out, **options: comm.allgather(x[0], out=out, **options),
+            compressed=lambda comm, x, out, **options: partial(comm.allgather, x[0], out=out, **options),
         ),
         Case(
             name="reduce_scatter",
@@ -137,7 +138,7 @@ CASES: Mapping[str, Case] = {
             same_everywhere=False,
             busbw=_busbw_moved,
             native=lambda comm, x, out: comm.Reduce_scatter_block(x, out),
-            compressed=lambda comm, x, out, **options: comm.reduce_scatter(x, out=out, **options),
+            compressed=lambda comm, x, out, **options: partial(comm.reduce_scatter, x, out=out, **options),
         ),
         Case(
             name="bcast",
@@ -150,7 +151,7 @@ CASES: Mapping[str, Case] = {
             same_everywhere=True,
             busbw=_busbw_bcast,
             native=lambda comm, x, out: comm.Bcast(out, ROOT),
-            compressed=lambda comm, x, out, **options: comm.bcast(x[0], ROOT, out=out[0], **options),
+            compressed=lambda comm, x, out, **options: partial(comm.bcast, x[0], ROOT, out=out[0], **options),
         ),
         Case(
             name="alltoall",
@@ -163,7 +164,7 @@ CASES: Mapping[str, Case] = {
             same_everywhere=False,
             busbw=_busbw_moved,
             native=lambda comm, x, out: comm.Alltoall(x, out),
-            compressed=lambda comm, x, out, **options: comm.alltoall(x, out=out, **options),
+            compressed=lambda comm, x, out, **options: partial(comm.alltoall, x, out=out, **options),
         ),
     )
 }

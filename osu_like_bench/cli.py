@@ -6,15 +6,17 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from compcoll.algorithms import choose
 from compcoll.codecs import DTYPES, Codec, get_codec, list_codecs
 from compcoll.errors import CompcollError
+from compcoll.sparse.selectors import SELECTORS
 
-from . import codecs, data, plot, sizes
+from . import codecs, data, ddp_command, plot, selection, sizes
+from .arguments import argument, at_least
 from .errors import UsageError
 from .machine import describe, describe_mpi
 from .report import COLUMNS, STATISTICS, Progress, Table, check_writable, write_csv, write_json
@@ -30,6 +32,9 @@ _COLLECTIVES = {
     "alltoall": "mpirun -n 4 {program} alltoall -m 4M --codec zfp --rate 8 --compare native,pairwise --show all",
 }
 _CODECS = "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json"
+_ALLGATHERV = "mpirun -n 4 {program} allgatherv -m 64K:16M --spread one --compare native,ring,direct"
+_SELECTION = "{program} selection -m 64K:256M --density 0.001 --data laplace --json selection.json"
+_DDP = "mpirun -n 4 {program} ddp --parameters 25e6 --compare gloo,gloo+fp16,compcoll+zfp:rate=8"
 _PLOT = "{program} plot allreduce.json -o allreduce.png"
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -51,33 +56,6 @@ class _Parser(argparse.ArgumentParser):
         super().exit(status if _is_first() else 0, message)
 
 
-def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A type of argparse's that keeps the message of a `UsageError`."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return convert
-
-
-def _at_least(low: float, number: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = number(text)
-        except ValueError:
-            value = low - 1
-        if not value >= low:
-            kind = "an integer" if number is int else "a number"
-            raise UsageError(f"{text!r}: {kind} of at least {low:g} is needed")
-        return value
-
-    parsed: Callable[[str], float] = _argument(parse)
-    return parsed
-
-
 def _columns(text: str) -> list[str]:
     chosen = list(COLUMNS) if text == "all" else [name.strip() for name in text.split(",")]
     for name in chosen:
@@ -86,16 +64,8 @@ def _columns(text: str) -> list[str]:
     return chosen
 
 
-def _shared() -> _Parser:
-    """Options of everything that measures."""
-    parser = _Parser(add_help=False)
-    values = parser.add_argument_group("values")
-    values.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
-    values.add_argument(
-        "--data", choices=list(data.KINDS), default="normal", help="kind of values (default: %(default)s)"
-    )
-    values.add_argument("--seed", type=_at_least(0, int), default=0, help="what the values depend on (default: 0)")
-    codec = parser.add_argument_group("codec")
+def codec_options(codec: argparse._ArgumentGroup) -> None:
+    """Add the options that `chosen_codec` understands."""
     codec.add_argument("--codec", choices=[*list_codecs(), "none"], help="what to compress with")
     codec.add_argument("--rate", type=float, help="zfp: compressed bits per value")
     codec.add_argument("--tolerance", type=float, help="zfp: largest absolute error")
@@ -106,13 +76,33 @@ def _shared() -> _Parser:
     codec.add_argument("--norm", choices=("max", "l2"), help="qsgd: of a block")
     codec.add_argument("--rounding", choices=("stochastic", "nearest"), help="qsgd: to levels")
     codec.add_argument("--format", choices=("e4m3", "e5m2"), help="fp8: the format on the wire")
+    codec.add_argument("--density", type=float, help="topk: part of the elements to send")
+    codec.add_argument("--select", choices=list(SELECTORS), help="topk: how they are found")
     codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
+
+
+def _shared() -> _Parser:
+    """Options of everything that sends values of our own making."""
+    parser = _Parser(add_help=False)
+    values = parser.add_argument_group("values")
+    values.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
+    values.add_argument(
+        "--data", choices=list(data.KINDS), default="normal", help="kind of values (default: %(default)s)"
+    )
+    values.add_argument("--seed", type=at_least(0, int), default=0, help="what the values depend on (default: 0)")
+    codec_options(parser.add_argument_group("codec"))
+    return parser
+
+
+def _measured() -> _Parser:
+    """Options of everything that measures."""
+    parser = _Parser(add_help=False)
     time = parser.add_argument_group("measuring")
-    time.add_argument("-x", "--warmup", type=_at_least(0, int), help="rounds before the clock runs")
-    time.add_argument("-i", "--iterations", type=_at_least(1, int), help="timed rounds at most")
+    time.add_argument("-x", "--warmup", type=at_least(0, int), help="rounds before the clock runs")
+    time.add_argument("-i", "--iterations", type=at_least(1, int), help="timed rounds at most")
     time.add_argument(
         "--time-cap",
-        type=_at_least(0, float),
+        type=at_least(0, float),
         metavar="S",
         help="seconds for each measurement; 0: no limit, as with -i",
     )
@@ -133,7 +123,7 @@ def _statistic(parser: argparse.ArgumentParser, default: str) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    examples = [*_COLLECTIVES.values(), _CODECS, _PLOT]
+    examples = [*_COLLECTIVES.values(), _ALLGATHERV, _CODECS, _SELECTION, _DDP, _PLOT]
     parser = _Parser(
         prog=PROGRAM,
         description="Compressed collectives against MPI's own, in the manner of OSU's benchmarks and nccl-tests.",
@@ -141,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shared = _shared()
+    shared, measured = _shared(), _measured()
 
     def command(name: str, text: str, example: str, *parents: _Parser) -> _Parser:
         return commands.add_parser(
@@ -158,16 +148,33 @@ def build_parser() -> argparse.ArgumentParser:
     reduction.add_argument("--op", choices=("sum", "mean"), default="sum", help="reduction (default: %(default)s)")
     for name, example in _COLLECTIVES.items():
         reduces = [reduction] if name in ("allreduce", "reduce_scatter") else []
-        command(name, f"{name}, compressed and MPI's own", example, collective, *reduces, shared)
+        command(name, f"{name}, compressed and MPI's own", example, collective, *reduces, shared, measured)
 
-    one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared)
+    uneven = command(
+        "allgatherv", "allgatherv of unlike contributions, and MPI's own", _ALLGATHERV, collective, shared, measured
+    )
+    uneven.add_argument(
+        "--spread",
+        choices=("equal", "linear", "one"),
+        default="linear",
+        help="contributions: alike, growing with the rank, or all of it rank 0's (default: %(default)s)",
+    )
+
+    choosing = command("selection", "time to find the largest elements, in one process", _SELECTION, shared, measured)
+    _message_size(choosing, "64K to 256M")
+
+    one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared, measured)
     one_process.add_argument(
-        "--size", type=_argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
+        "--size", type=argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
     )
     one_process.add_argument(
         "--instruction-set", default="best", metavar="NAMES", help="best (default), all, or names separated by commas"
     )
-    one_process.add_argument("--threads", type=_at_least(1, int), default=1, help="threads of a kernel (default: 1)")
+    one_process.add_argument("--threads", type=at_least(1, int), default=1, help="threads of a kernel (default: 1)")
+
+    training = command("ddp", "a training step of PyTorch's DistributedDataParallel", _DDP, measured)
+    ddp_command.add_options(training)
+    _statistic(training, "median")
 
     picture = command("plot", "curves of latency and speed-up from --json files", _PLOT)
     picture.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what --json of a collective wrote")
@@ -178,15 +185,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _collective_options() -> _Parser:
-    parser = _Parser(add_help=False)
+def _message_size(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         *("-m", "--message-size"),
-        type=_argument(sizes.parse_range),
+        type=argument(sizes.parse_range),
         default=(None, None),
         metavar="MIN:MAX",
-        help="bytes: from MIN, doubling, to MAX, or one size; suffixes K, M, G (default: one element to 1M)",
+        help=f"bytes: from MIN, doubling, to MAX, or one size; suffixes K, M, G (default: {default})",
     )
+
+
+def _collective_options() -> _Parser:
+    parser = _Parser(add_help=False)
+    _message_size(parser, "one element to 1M")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--algorithm", metavar="NAME", help="the one contender (default: auto)")
     which.add_argument(
@@ -199,7 +210,7 @@ def _collective_options() -> _Parser:
         "-f", "--full", action="store_true", help="show the fastest, slowest and number of iterations, too"
     )
     parser.add_argument(
-        "--show", type=_argument(_columns), default=[], metavar="COLUMNS", help=f"all, or some of {','.join(COLUMNS)}"
+        "--show", type=argument(_columns), default=[], metavar="COLUMNS", help=f"all, or some of {','.join(COLUMNS)}"
     )
     _statistic(parser, "mean")
     return parser
@@ -213,7 +224,20 @@ def _examples(*examples: str) -> str:
 
 def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
     """The codec that the arguments describe, or None."""
-    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "norm", "rounding", "format", "wire_dtype")
+    names = [
+        "rate",
+        "tolerance",
+        "precision",
+        "lossless",
+        "bits",
+        "block",
+        "norm",
+        "rounding",
+        "format",
+        "density",
+        "select",
+        "wire_dtype",
+    ]
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.codec in (None, "none"):
         if given:
@@ -227,16 +251,16 @@ def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
 
 def _run_collective(arguments: argparse.Namespace) -> int:
     # MPI starts here: not for what runs in one process.
-    from . import contenders, sweep
+    from . import contenders, sweep, uneven
     from .cases import CASES, Ranks
 
     codec = chosen_codec(arguments)
-    case = CASES[arguments.command]
+    case = CASES.get(arguments.command)
     itemsize = sizes_of(arguments.dtype)
     asked = arguments.compare or arguments.algorithm or choose.AUTO
     settings = sweep.Settings(
         sizes=sizes.sweep(arguments.message_size, itemsize),
-        contenders=contenders.parse(asked, case.name, codec),
+        contenders=uneven.contenders(asked) if case is None else contenders.parse(asked, case.name, codec),
         codec=codec,
         dtype=arguments.dtype,
         op=getattr(arguments, "op", "sum"),
@@ -254,9 +278,14 @@ def _run_collective(arguments: argparse.Namespace) -> int:
     about = describe() | {"mpi": describe_mpi(), "ranks": ranks.comm.size, "nodes": ranks.nodes}
     table = Table(settings.contenders, settings.statistic, arguments.full, arguments.show)
     progress = Progress(len(settings.sizes), quiet=not first)
-    progress.print(*sweep.head(case, settings, ranks, about), table.head())
     try:
-        records = sweep.run(case, settings, ranks, table, progress)
+        if case is None:
+            about["spread"] = arguments.spread
+            progress.print(*uneven.head(settings, arguments.spread, ranks, about), table.head())
+            records = uneven.run(settings, arguments.spread, ranks, table, progress)
+        else:
+            progress.print(*sweep.head(case, settings, ranks, about), table.head())
+            records = sweep.run(case, settings, ranks, table, progress)
     finally:
         progress.close()
     return _finish(arguments, "collective", about, records, sweep.complaints(records), write=first)
@@ -312,6 +341,16 @@ def _run_codecs(arguments: argparse.Namespace) -> int:
     return _finish(arguments, "codecs", about, records, codecs.complaints(records))
 
 
+def _run_selection(arguments: argparse.Namespace) -> int:
+    about = describe()
+    records = selection.from_arguments(arguments, about, sizes_of(arguments.dtype))
+    return _finish(arguments, "selection", about, records, selection.complaints(records))
+
+
+def _run_ddp(arguments: argparse.Namespace) -> int:
+    return _finish(arguments, "ddp", *ddp_command.run(arguments), write=_is_first())
+
+
 def _finish(
     arguments: argparse.Namespace,
     kind: str,
@@ -356,7 +395,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     """
     parser = build_parser()
     arguments = parser.parse_args(words)
-    runs = {"codecs": _run_codecs, "plot": _run_plot}
+    runs = {"codecs": _run_codecs, "selection": _run_selection, "ddp": _run_ddp, "plot": _run_plot}
     try:
         if _is_first():
             check_writable(*(getattr(arguments, name, None) for name in ("json", "csv", "output")))
@@ -364,7 +403,7 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     except (UsageError, CompcollError) as error:
         parser.error(str(error))
     except Exception:
-        if arguments.command in runs:
+        if arguments.command in ("codecs", "plot"):
             raise
         _abort()
     sys.exit(status)

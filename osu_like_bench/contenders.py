@@ -14,6 +14,7 @@ from compcoll import config
 from compcoll.algorithms import choose
 from compcoll.codecs import Codec
 from compcoll.devices.host import HostDevice
+from compcoll.sparse import Sparsifier
 
 from . import naive
 from .cases import Case, Ranks
@@ -72,8 +73,9 @@ class Contender:
 def names(collective: str) -> list[str]:
     """All contenders of a collective."""
     algorithms = [choose.AUTO, *(name for name in choose.NAMES[collective] if name != choose.NATIVE)]
+    dense = [name + UNCOMPRESSED for name in algorithms if name not in choose.SPARSE]
     compressing = list(naive.ALLREDUCE) if collective == "allreduce" else []
-    return [choose.NATIVE, *algorithms, *(name + UNCOMPRESSED for name in algorithms), *compressing]
+    return [choose.NATIVE, *algorithms, *dense, *compressing]
 
 
 def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
@@ -93,6 +95,11 @@ def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
     for name in chosen:
         if name not in known:
             raise UsageError(f"{collective} has no contender {name!r}: there are {', '.join(known)}")
+        sparse = isinstance(codec, Sparsifier)
+        goes_with_all = name in (choose.NATIVE, choose.AUTO) or name.endswith(UNCOMPRESSED)
+        if collective == "allreduce" and not goes_with_all and (name in choose.SPARSE) != sparse:
+            allowed = ", ".join(choose.SPARSE)
+            raise UsageError(f"{name} and codec {codec!r} do not go together: sparse codecs go by {allowed}")
         if codec is None and name in naive.ALLREDUCE:
             raise UsageError(f"{name} is about compression: it needs a --codec other than none")
     if not chosen or len(set(chosen)) < len(chosen):
@@ -135,7 +142,7 @@ def make(name: str, case: Case, ranks: Ranks, x: Array, out: Array, *, codec: Co
         seconds = {"encode": stats.encode_seconds, "decode": stats.decode_seconds, "wait": stats.wait_seconds}
         return Ran(stats.algorithm, stats.codec is not None, stats.ratio, seconds)
 
-    return Contender(name, lambda: case.compressed(ranks.compcoll, x, out, **options), ran, same_bits=True)
+    return Contender(name, case.compressed(ranks.compcoll, x, out, **options), ran, same_bits=True)
 
 
 def _native(case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float | None) -> Contender:

@@ -42,13 +42,21 @@ def _uniform(rng: np.random.Generator, n: int, dtype: Any) -> Array:
     return values
 
 
+def _laplace(rng: np.random.Generator, n: int, dtype: Any) -> Array:
+    values = rng.standard_exponential(n, dtype)
+    values *= np.where(rng.random(n, np.float32) < 0.5, dtype(-1e-3), dtype(1e-3))
+    return values
+
+
 KINDS: Mapping[str, Callable[[np.random.Generator, int, Any], Array]] = {
     "normal": _normal,
+    "laplace": _laplace,
     "smooth": _smooth,
     "sparse": _sparse,
     "uniform": _uniform,
 }
-"""normal: deviation 1e-3, like gradients; smooth: three sines; sparse: one value in 100; uniform: from -1 to 1."""
+"""normal: deviation 1e-3; laplace: scale 1e-3, like gradients; smooth: three sines; sparse: one
+value in 100; uniform: from -1 to 1."""
 
 
 def make(kind: str, n: int, dtype: str, seed: Sequence[int]) -> Array:

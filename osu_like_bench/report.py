@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compcoll.codecs import ZFP, Cast, Codec, MinMax
+from compcoll.sparse import TopK
 
 from .errors import UsageError
 
@@ -85,6 +86,8 @@ def label(codec: Codec) -> str:
         return "zfp " + ",".join(f"{mode}={value:g}" for mode in modes if (value := getattr(codec, mode)))
     if isinstance(codec, MinMax):
         return f"minmax bits={codec.bits}" + (f",block={codec.block}" if codec.block != MinMax().block else "")
+    if isinstance(codec, TopK):
+        return f"topk {codec.density:g} {codec.select}"
     if isinstance(codec, Cast):
         return f"cast {codec.dtype}"
     if not is_dataclass(codec):

@@ -30,11 +30,7 @@ READ_ONLY = X.copy()
 READ_ONLY.flags.writeable = False
 
 REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
-    (
-        {"codec": "zpf"},
-        UnknownCodec,
-        r"unknown codec 'zpf': there are cast, fp8, intsum, minmax, onebit, qsgd, sign, terngrad, zfp",
-    ),
+    ({"codec": "zpf"}, UnknownCodec, r"unknown codec .zpf.: there are cast, fp8, .*intsum, minmax, .*qsgd, .*zfp"),
     ({"codec": "zfp", "rte": 8}, InvalidArgument, r"no option 'rte': it takes lossless, precision, rate, tolerance"),
     ({"codec": "zfp", "rate": 2}, InvalidArgument, r"rate=2 bits per value is not in \(2, 64\]"),
     ({"codec": "zfp", "rate": 33}, InvalidArgument, r"rate=33 is out of range for float32: above 2, at most 32"),
@@ -235,7 +231,7 @@ def test_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_progress_must_be_known() -> None:
-    with pytest.raises(InvalidArgument, match='neither "wait" nor "thread"'):
+    with pytest.raises(InvalidArgument, match="none of"):
         World(1, progress="magic")
 
 
@@ -244,5 +240,6 @@ def test_codecs_are_values() -> None:
     assert repr(Cast("bfloat16")) == "Cast(dtype='bfloat16')"
     with pytest.raises(AttributeError):
         ZFP().rate = 9  # type: ignore[misc]
-    assert compcoll.list_codecs() == ["cast", "fp8", "intsum", "minmax", "onebit", "qsgd", "sign", "terngrad", "zfp"]
+    names = "cast fp8 hybrid intsum minmax onebit qsgd randomk sign strom terngrad topk variance zfp"
+    assert compcoll.list_codecs() == names.split()
     assert np.dtype(ml_dtypes.bfloat16).name == "bfloat16"

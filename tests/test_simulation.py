@@ -150,7 +150,7 @@ def test_large_worlds_are_rounded_by_little() -> None:
     [
         (4096, 16 << 20, "ring", MinMax(), "a multiple of 33554432 bytes"),
         (3000, 64 << 20, "direct", MinMax(), "a multiple of 24576000 bytes"),
-        (3000, 16 << 20, "recursive_doubling", None, "powers of two"),
+        (3000, 1 << 30, "recursive_doubling", None, "powers of two"),
     ],
 )
 def test_what_takes_too_long_is_refused(
@@ -161,12 +161,11 @@ def test_what_takes_too_long_is_refused(
 
 
 class Counted:
-    """A transport that counts what is sent, after the opening's 16-byte messages."""
+    """A transport that counts what is sent, apart from the persistent messages of the opening."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
         self.sent: list[int] = []
-        self._opening = (transport.size - 1).bit_length()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -180,10 +179,6 @@ class Counted:
 
     def free(self) -> None:
         self._transport.free()
-
-    @property
-    def content(self) -> list[int]:
-        return self.sent[self._opening :]
 
 
 @pytest.mark.parametrize("codec", [None, ZFP(rate=8), ZFP(rate=5.25), MinMax(bits=3, block=64), Cast("float16")])
@@ -205,9 +200,9 @@ def test_the_same_messages_as_real_ranks(
     stats = [comm.stats for comm in world.comms]
     assert simulated.wire_nbytes == max(each.wire_nbytes for each in stats if each is not None)
     assert simulated.raw_sent_nbytes == max(each.raw_sent_nbytes for each in stats if each is not None)
-    assert simulated.messages == np.mean([len(each.content) for each in counted])
+    assert simulated.messages == np.mean([len(each.sent) for each in counted])
     for transport, each in zip(counted, stats):
-        assert each is not None and sum(transport.content) == each.wire_nbytes
+        assert each is not None and sum(transport.sent) == each.wire_nbytes
 
 
 def test_the_opening_is_simulated_too() -> None:
@@ -252,8 +247,8 @@ def test_ranks_of_a_node_share_its_nics_and_uplink() -> None:
     alone = 2 * 8 * (1 << 20) * BETA
     assert seconds(nics=1) == pytest.approx(8 * alone, rel=0.01)
     assert seconds(nics=8, oversubscription=8.0) == pytest.approx(8 * alone, rel=0.2)
-    # All begin with the same rank of the other node, whose NIC is then the bottleneck.
-    assert alone < seconds(nics=8) < 1.5 * alone
+    # Each begins with another rank of the other node: were it the same one, its NIC would be late by a fifth.
+    assert alone < seconds(nics=8) < 1.15 * alone
 
 
 def test_hosts_copy_inside_a_node() -> None:
@@ -267,7 +262,7 @@ def test_hosts_copy_inside_a_node() -> None:
 
 def test_a_ring_crosses_nodes_once() -> None:
     spread, together = (run(16, 16 << 20, "ring", ranks_per_node=each).seconds for each in (1, 8))
-    assert together < spread
+    assert together <= spread
 
 
 def test_deadlock_is_told() -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..errors import CollectiveMismatch
 from ..request import Steps
-from ..transports.base import Transport, Wire
+from ..transports.base import Persistent, Transport, Wire
 
 _EXTREMES = struct.Struct("<QQ")
 _TEXT_NBYTES = 512
@@ -27,16 +27,23 @@ def fingerprint(call: str) -> int:
 
 
 class Round(NamedTuple):
-    """One exchange of the opening."""
+    """One exchange of the opening, and the memory of its messages."""
 
-    dest: int
-    outgoing: Wire
-    source: int
-    incoming: Wire
+    sending: Persistent
+    outgoing: memoryview
+    arriving: Persistent
+    incoming: memoryview
 
 
 class Opening:
-    """The exchanges of a rank, with memory for their messages; for one collective at a time.
+    """A rank's exchanges with the others: for one collective after the other, in the same order on all ranks.
+
+    Parameters
+    ----------
+    transport : Transport
+        Between all ranks of the communicator.
+    tag : int
+        Of its messages, and of no others.
 
     Attributes
     ----------
@@ -44,39 +51,43 @@ class Opening:
         Whether some rank is busy, after `agree`.
     """
 
-    __slots__ = ("anybody_busy", "rounds")
+    __slots__ = ("anybody_busy", "rounds", "transport")
 
-    def __init__(self, rank: int, size: int) -> None:
-        nbytes = _EXTREMES.size
-        distances = [1 << exponent for exponent in range((size - 1).bit_length())]
-        self.rounds = [
-            Round((rank + distance) % size, _small_wire(nbytes), (rank - distance) % size, _small_wire(nbytes))
-            for distance in distances
-        ]
+    def __init__(self, transport: Transport, tag: int) -> None:
+        self.transport = transport
         self.anybody_busy = False
+        self.rounds = [self._round(1 << exponent, tag) for exponent in range((transport.size - 1).bit_length())]
+
+    def _round(self, distance: int, tag: int) -> Round:
+        transport, size = self.transport, self.transport.size
+        outgoing, incoming = _small_wire(_EXTREMES.size), _small_wire(_EXTREMES.size)
+        return Round(
+            transport.send_init(outgoing, (transport.rank + distance) % size, tag),
+            outgoing.buffer,
+            transport.recv_init(incoming, (transport.rank - distance) % size, tag),
+            incoming.buffer,
+        )
 
 
 def _small_wire(nbytes: int) -> Wire:
     return Wire(memoryview(bytearray(nbytes)))
 
 
-def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, opening: Opening) -> Steps:
+def agree(opening: Opening, call: str, own: int, busy: bool, tag: int) -> Steps:
     """Find out whether all ranks make the same call.
 
     Parameters
     ----------
-    transport : Transport
-        Between all ranks of the communicator.
-    tag : int
-        The collective's.
+    opening : Opening
+        Not in use by another collective.
     call : str
         One line on this rank's call, for the error.
     own : int
         Its `fingerprint`.
     busy : bool
         Whether this rank must not block in MPI, since it has other collectives to advance.
-    opening : Opening
-        Not in use by another collective.
+    tag : int
+        Of the collective, for the lines on the calls.
 
     Raises
     ------
@@ -84,19 +95,19 @@ def agree(transport: Transport, tag: int, call: str, own: int, busy: bool, openi
         On every rank, if they do not.
     """
     low = high = own | busy
-    for dest, outgoing, source, incoming in opening.rounds:
-        arriving = transport.irecv(incoming, source, tag)
-        _EXTREMES.pack_into(outgoing.buffer, 0, low, high)
-        sending = transport.isend(outgoing, dest, tag)
+    for sending, outgoing, arriving, incoming in opening.rounds:
+        arriving.Start()
+        _EXTREMES.pack_into(outgoing, 0, low, high)
+        sending.Start()
         yield arriving
-        other_low, other_high = _EXTREMES.unpack_from(incoming.buffer)
+        other_low, other_high = _EXTREMES.unpack_from(incoming)
         if other_low != low or other_high != high:
             low, high = min(low, other_low), max(high, other_high)
         if not sending.Test():
             yield sending
     if low ^ high > 1:
-        calls = yield from _exchange(transport, tag, call)
-        raise CollectiveMismatch(_table(calls, transport.rank))
+        calls = yield from _exchange(opening.transport, tag, call)
+        raise CollectiveMismatch(table(calls, opening.transport.rank))
     opening.anybody_busy = bool(high & 1)
 
 
@@ -119,7 +130,7 @@ def _text_of(wire: Wire) -> str:
     return bytes(wire.buffer).decode(errors="ignore").rstrip()
 
 
-def _table(calls: list[str], own: int) -> str:
+def table(calls: list[str], own: int) -> str:
     """The error's text: equal calls on one line, this rank's marked."""
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..accuracy import relative_error
-from ..codecs.base import Codec
+from ..codecs.base import Codec, Coder
 from ..errors import UnknownAlgorithm
-from ..layout import World
+from ..layout import Chunk, World
 from ..model import Profile, predict, raw
 from ..model_parts import MANY_RANKS
 from ..request import Steps
+from ..sparse.base import Sparsifier
 from ..ways import way_of
-from . import direct, recursive_doubling, ring
+from . import direct, hierarchical, recursive_doubling, ring, sparse
 from .job import Job
 
 AUTO = "auto"
@@ -35,8 +36,14 @@ ALLGATHER: Mapping[str, Callable[[Job], Steps]] = {
     "direct": direct.allgather,
 }
 
+SPARSE = sparse.ALLREDUCE
+"""The allreduces of sparsifiers, which take no other codec."""
+
+BY_MPI = (NATIVE, "sparse_native")
+"""The algorithms that start MPI's own collectives."""
+
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "allreduce": (*ALLREDUCE, HIERARCHICAL, NATIVE),
+    "allreduce": (*ALLREDUCE, HIERARCHICAL, NATIVE, *SPARSE),
     "reduce_scatter": (*REDUCE_SCATTER, NATIVE),
     "allgather": (*ALLGATHER, NATIVE),
     "allgatherv": (*ALLGATHER, NATIVE),
@@ -131,6 +138,8 @@ def options(question: Question, profile: Profile, world: World, device: Any, seg
         ways: list[tuple[Codec | None, Any]] = [(None, raw(question.itemsize))]
         if algorithm != NATIVE:
             ways += [(codec, way_of(codec, device, question.dtype, question.itemsize)) for codec in question.codecs]
+        if question.collective == "allreduce":
+            ways = [(codec, way) for codec, way in ways if isinstance(codec, Sparsifier) == (algorithm in SPARSE)]
         for codec, way in ways:
             seconds = predict(profile, question.collective, algorithm, question.nbytes, world, way, segment)
             error = relative_error(codec, question.dtype, question.collective, algorithm, world)
@@ -144,6 +153,10 @@ def _refused(
 ) -> str:
     if question.algorithm not in (AUTO, algorithm):
         return f"not {question.algorithm}"
+    if algorithm == "sparse_native" and not question.native:
+        return "no MPI for it"
+    if codec is None and any(isinstance(asked, Sparsifier) for asked in question.codecs):
+        return "sparse training chooses what it sends"
     if algorithm == NATIVE:
         return "" if question.native else "no MPI for it"
     if question.tolerance is not None and (error is None or error > question.tolerance):
@@ -184,6 +197,27 @@ def best(found: Sequence[Option]) -> Option:
     return min(close, key=lambda option: (math.inf if option.error is None else option.error, option.seconds))
 
 
-def between_nodes(nodes: int) -> Callable[[Job], Steps]:
-    """The algorithm that the leaders of that many nodes run in a hierarchical allreduce."""
-    return ALLREDUCE["direct" if nodes <= MANY_RANKS else "ring"]
+def parts(algorithm: str, ranks: int) -> int:
+    """How many chunks a buffer is cut into: one a rank, or one where every rank works on the whole buffer."""
+    return ranks if algorithm in ("ring", "direct") else 1
+
+
+def allreduce(algorithm: str, job: Job, raw: Coder, cut: Callable[[int], tuple[Chunk, ...]]) -> Steps:
+    """The steps of an allreduce.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of our own.
+    job : Job
+        Its chunks as many as `parts` says.
+    raw : Coder
+        Moves values as they are.
+    cut : callable
+        Cuts the buffer into that many chunks.
+    """
+    if algorithm != HIERARCHICAL:
+        return ALLREDUCE[algorithm](job)
+    nodes = len(set(job.group.transport.nodes))
+    between = ALLREDUCE["direct" if nodes <= MANY_RANKS else "ring"]
+    return hierarchical.allreduce(job, raw, between, cut)

@@ -50,18 +50,24 @@ def allgather(job: Job) -> Steps:
 
 
 def _others(job: Job) -> list[int]:
-    """All other ranks, nearest above first, so that not everybody sends to the same one at once."""
-    return [(job.group.rank + distance) % job.group.size for distance in range(1, job.group.size)]
+    """All other ranks, from nearest above on, so that not everybody sends to the same one at once.
+
+    Ranks of one node begin as far apart as they can, so that they do not all send to the same other node at once.
+    """
+    p, rank = job.group.size, job.group.rank
+    nodes = [job.group.transport.nodes[each] for each in job.group.ranks]
+    begin = nodes[:rank].count(nodes[rank]) * (p - 1) // nodes.count(nodes[rank])
+    return [(rank + 1 + (begin + step) % (p - 1)) % p for step in range(p - 1)]
 
 
 def _reduce_scatter(job: Job, finish: Callable[[int, Segment, list[Wire]], Steps]) -> Steps:
     """Send every other rank its chunk, and call ``finish`` on each own segment with everybody's wires for it."""
     group, rank = job.group, job.group.rank
-    own = job.chunks[rank]
-    inboxes = [Inbox(group, source, job.wires(own), ahead=len(own)) for source in sorted(_others(job))]
+    own, others = job.chunks[rank], _others(job)
+    inboxes = [Inbox(group, source, job.wires(own), ahead=len(own)) for source in sorted(others)]
     sends: list[Pending] = []
     for index in range(max(len(chunk) for chunk in job.chunks)):
-        for dest in _others(job):
+        for dest in others:
             for segment in job.chunks[dest][index : index + 1]:
                 wire = job.wire(segment)
                 yield job.encode(segment, wire)
@@ -83,15 +89,16 @@ class _Allgather:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._group = job.group.next_phase()
+        self._others = _others(job)
         self._inboxes = {
             source: Inbox(self._group, source, job.wires(job.chunks[source]), ahead=len(job.chunks[source]))
-            for source in reversed(_others(job))
+            for source in reversed(self._others)
         }
         self._sends: list[Pending] = []
 
     def send(self, segment: Segment, wire: Wire) -> None:
         """Send an own wire to everybody."""
-        self._sends += [self._job.isend(segment, wire, dest, self._group) for dest in _others(self._job)]
+        self._sends += [self._job.isend(segment, wire, dest, self._group) for dest in self._others]
 
     def collect(self) -> Steps:
         """Decode everybody's wires."""

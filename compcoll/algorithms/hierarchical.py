@@ -35,13 +35,16 @@ def allreduce(job: Job, raw: Coder, between: Callable[[Job], Steps], cut: Callab
     """
     nodes = job.group.transport.nodes
     own_node = nodes[job.group.rank]
-    members = [rank for rank in range(job.group.size) if nodes[rank] == own_node]
+    members = [rank for rank, node in enumerate(nodes) if node == own_node]
     segments = [segment for chunk in job.chunks for segment in chunk]
     inside = replace(job, coder=raw, residual=None)
     if job.group.rank != members[0]:
         yield from _member(inside, segments, members[0])
         return
-    leaders = sorted({nodes.index(node) for node in nodes})
+    first: dict[int, int] = {}
+    for rank, node in enumerate(nodes):
+        first.setdefault(node, rank)
+    leaders = list(first.values())
     # The sum of a node, scaled, is in `out` by then.
     group = Group(job.group.transport, job.group.tag + 2, leaders)
     sums = replace(job, group=group, x=job.out, chunks=cut(len(leaders)), scale=1.0)

@@ -8,49 +8,56 @@ from typing import Any
 from ..request import Pending, Steps, Turn
 
 
-def move(start: Callable[[], Pending], turn: Turn) -> Steps:
-    """Run one of MPI's nonblocking collectives when it is its turn."""
-    yield turn
-    pending = start()
+def move(started: Pending, turn: Turn) -> Steps:
+    """Wait for one of MPI's nonblocking collectives, which used this turn."""
     turn.use()
-    yield pending
+    yield started
 
 
-def reduce(
-    block: Callable[[Any, Any, str], None] | None,
-    start: Callable[[Any, Any, str], Pending],
-    turn: Turn | None,
-    op: str,
-    device: Any,
-    x: Any,
-    out: Any,
-    dtype: str,
-    scale: float,
-) -> Steps:
-    """Run one of MPI's reductions: in float32 for the halves that MPI does not know.
+class Reduction:
+    """MPI's reduction by one operation of one element type: in float32 for the halves that MPI does not know.
 
     Parameters
     ----------
-    block, start : callable
+    reduce, start : callable
         The blocking and the nonblocking reduction of the first argument into the second.
-    turn : Turn or None
-        Of the nonblocking one; None to block.
-    op : str
-        The operation.
     device : Device
         Where the arrays are.
-    x, out : array
-        The caller's arrays, flat.
     dtype : str
         Their element type.
     scale : float
         Factor of the result.
+
+    Attributes
+    ----------
+    block : callable
+        Reduces the first argument into the second; returns when all is done.
     """
-    values, sums = device.for_mpi(x, out, dtype)
-    if turn is not None:
-        yield from move(lambda: start(values, sums, op), turn)
-    elif block is not None:
-        block(values, sums, op)
-    if scale != 1.0:
-        device.multiply(sums, scale)
-    device.from_mpi(sums, out, dtype)
+
+    def __init__(
+        self,
+        reduce: Callable[[Any, Any], None],
+        start: Callable[[Any, Any], Pending],
+        device: Any,
+        dtype: str,
+        scale: float,
+    ) -> None:
+        self._reduce, self._start = reduce, start
+        self._device, self._dtype, self._scale = device, dtype, scale
+        self.block = reduce if scale == 1.0 and device.known_to_mpi(dtype) else self._convert_and_block
+
+    def _convert_and_block(self, x: Any, out: Any) -> None:
+        values, sums = self._device.for_mpi(x, out, self._dtype)
+        self._reduce(values, sums)
+        self._end(sums, out)
+
+    def steps(self, x: Any, out: Any, turn: Turn) -> Steps:
+        """Start it, whose turn it is, and wait for it."""
+        values, sums = self._device.for_mpi(x, out, self._dtype)
+        yield from move(self._start(values, sums), turn)
+        self._end(sums, out)
+
+    def _end(self, sums: Any, out: Any) -> None:
+        if self._scale != 1.0:
+            self._device.multiply(sums, self._scale)
+        self._device.from_mpi(sums, out, self._dtype)

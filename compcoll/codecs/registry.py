@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from ..errors import InvalidArgument, UnknownCodec
+from ..sparse.codecs import ALL as SPARSIFIERS
 from .additive import IntSum, Sign
 from .base import Codec
 from .cast import Cast
@@ -18,7 +19,7 @@ from .qsgd import QSGD, TernGrad
 from .zfp import ZFP
 
 _OWN: dict[str, type[Any]] = {
-    codec.name: codec for codec in (Cast, FP8, IntSum, MinMax, OneBit, QSGD, Sign, TernGrad, ZFP)
+    codec.name: codec for codec in (Cast, FP8, IntSum, MinMax, OneBit, QSGD, Sign, TernGrad, ZFP, *SPARSIFIERS)
 }
 _GROUP = "compcoll.codecs"
 

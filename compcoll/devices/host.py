@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .. import _host, config
 from ..errors import InvalidBuffer, UnsupportedDType
 from .arrays import load, store
+from .host_selection import HostSelection
 from .summands import Integers, NumberCoder, Votes
 
 Array = npt.NDArray[Any]
@@ -19,6 +20,7 @@ Array = npt.NDArray[Any]
 _KERNELS = ("cast", "zfp", "minmax", "qsgd", "onebit", "fp8")
 _STORAGE = ("float16", "bfloat16", "float32", "float64")
 _HALVES = ("float16", "bfloat16")
+_ndarray = np.ndarray
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -94,6 +96,15 @@ class HostDevice:
             self._coders[key] = HostCoder(coder, self.threads)
         return self._coders[key]
 
+    def selection(self, dtype: str) -> HostSelection:
+        """The passes of sparsification over values that are computed on as float32 or float64."""
+        return HostSelection(dtype == "float64", self.instruction_sets().index(self.instruction_set))
+
+    @staticmethod
+    def as_bytes(x: Array) -> Array:
+        """The memory of a one-dimensional array as bytes."""
+        return x.view(np.uint8)
+
     @staticmethod
     def integers(bits: int, levels: int, block: int, dtype: str) -> Integers:
         return Integers(bits, levels, block, dtype)
@@ -120,6 +131,23 @@ class HostDevice:
         if not x.dtype.isnative:
             raise InvalidBuffer(f"{what} has byte order {x.dtype.byteorder!r}: this machine's native one is needed")
 
+    def buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Array, Array, Array]:
+        """The element type, the flat input, the result and the flat result of a collective, whose result has ``shape``
+        (x's if None); the flat result is the flat input where they share memory.
+        """
+        dtype = self._names.get(x.dtype) if type(x) is _ndarray and x.flags.c_contiguous else None
+        if dtype is None:
+            self.check_readable(x, "x")
+            dtype = self.dtype_name(x)
+        if shape is None:
+            shape = x.shape
+        flat = x if x.ndim == 1 and dtype not in _HALVES else self.flat(x, dtype)
+        if out is None:
+            out = np.empty(shape, x.dtype)
+        elif self.check_writable(out, x, shape):
+            return dtype, flat, out, flat
+        return dtype, flat, out, out if flat is x and out.ndim == 1 else self.flat(out, dtype)
+
     @classmethod
     def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> bool:
         """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input.
@@ -129,14 +157,16 @@ class HostDevice:
         bool
             Whether it is the input's memory.
         """
-        if not (type(out) is np.ndarray and out.dtype == x.dtype and out.shape == shape and out.flags.carray):
+        if not (type(out) is _ndarray and out.dtype is x.dtype and out.shape == shape and out.flags.carray):
             # Rarely: what exactly is wrong, if anything.
             cls.check_readable(out, "out")
             if out.shape != shape or out.dtype != x.dtype:
                 raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
             if not out.flags.writeable:
                 raise InvalidBuffer("out is read-only")
-        owners = out.base is None and x.base is None and out is not x
+        if out is x:
+            return True
+        owners = out.base is None and x.base is None
         if owners or not np.may_share_memory(out, x):
             return False
         if out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes:
@@ -177,6 +207,11 @@ class HostDevice:
         """Copy, unless they are the same array."""
         if target is not source:
             target[...] = source
+
+    @staticmethod
+    def known_to_mpi(dtype: str) -> bool:
+        """Whether MPI can reduce such elements."""
+        return dtype not in _HALVES
 
     @staticmethod
     def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "combine.h"
+#include "sparse_host.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -175,6 +176,7 @@ NB_MODULE(_host, m) {
             if (supported(set)) names.emplace_back(name);
         return names;
     }, "Names of the instruction sets that this CPU can run, slowest first; a coder takes their index.");
+    bind_sparse(m);
     nb::class_<HostCoder>(m, "Coder")
         .def(nb::init<int, int, int, int, uint64_t, int, int>(), nb::arg("codec"), nb::arg("first"), nb::arg("second"),
              nb::arg("variant"), nb::arg("seed"), nb::arg("storage"), nb::arg("instruction_set"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ..request import Pending
@@ -37,6 +37,35 @@ class Wire:
         return self.buffer if self.nbytes == self.buffer.nbytes else self.buffer[: self.nbytes]
 
 
+class Persistent(Pending, Protocol):
+    """A message that is sent or received again and again (MPI-4.1, section 3.9)."""
+
+    def Start(self) -> object:
+        """Send or receive it once more; not before it has tested true."""
+
+
+class Reposted:
+    """A `Persistent` made of single messages, for transports that know no other.
+
+    Attributes
+    ----------
+    message : Pending or None
+        The one under way, or the last.
+    """
+
+    __slots__ = ("_post", "message")
+
+    def __init__(self, post: Callable[[], Pending]) -> None:
+        self._post = post
+        self.message: Pending | None = None
+
+    def Start(self) -> None:
+        self.message = self._post()
+
+    def Test(self) -> bool:
+        return self.message is None or self.message.Test()
+
+
 @runtime_checkable
 class Transport(Protocol):
     """Carries wires between the ranks ``0 … size - 1``.
@@ -57,6 +86,10 @@ class Transport(Protocol):
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending: ...
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending: ...
+
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent: ...
+
+    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent: ...
 
     def free(self) -> None: ...
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import CompcollError
 from ..request import Pending, Request
-from .base import Wire
+from .base import Persistent, Reposted, Wire
 
 Key = tuple[int, int, int]
 """Source, destination and tag."""
@@ -140,6 +140,12 @@ class LoopbackTransport:
         transfer = _Transfer(self.world, (source, self.rank, tag), wire)
         self.world.post(transfer, sending=False)
         return transfer
+
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.isend(wire, dest, tag))
+
+    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.irecv(wire, source, tag))
 
     def free(self) -> None:
         """Nothing to give back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from ..errors import InvalidArgument
 from ..request import Pending, end_all
-from .base import Transport, Wire
+from .base import Persistent, Transport, Wire
 
 _OPERATIONS = {
     "sum": MPI.SUM,
@@ -101,6 +101,7 @@ class MPITransport:
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.nodes: Sequence[int] = self._find_nodes()
+        self._persistent: list[MPI.Prequest] = []
 
     def _find_nodes(self) -> tuple[int, ...]:
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
@@ -119,17 +120,29 @@ class MPITransport:
         request = self.comm.Irecv(wire.message or _message(wire), source, tag)
         return request if wire.exact else _Receiving(request, wire)
 
-    def allreduce(self, x: Any, out: Any, op: str) -> None:
-        """MPI's own allreduce of whole arrays; ``out is x`` reduces in place. Blocks."""
-        self.comm.Allreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op])
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
+        return self._keep(self.comm.Send_init(_message(wire), dest, tag))
 
-    def iallreduce(self, x: Any, out: Any, op: str) -> Pending:
-        """MPI's own nonblocking allreduce."""
-        return self.comm.Iallreduce(MPI.IN_PLACE if out is x else x, out, _OPERATIONS[op])
+    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
+        return self._keep(self.comm.Recv_init(_message(wire), source, tag))
 
-    def ireduce_scatter(self, x: Any, out: Any, op: str) -> Pending:
-        """MPI's own nonblocking reduce_scatter of equal blocks."""
-        return self.comm.Ireduce_scatter_block(x, out, _OPERATIONS[op])
+    def _keep(self, request: MPI.Prequest) -> MPI.Prequest:
+        self._persistent.append(request)
+        return request
+
+    def reductions(self, collective: str, op: str) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any], Pending]]:
+        """MPI's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and the
+        nonblocking one, as functions of input and result.
+        """
+        comm, operation = self.comm, _OPERATIONS[op]
+        if collective == "allreduce":
+            whole, iwhole, in_place = comm.Allreduce, comm.Iallreduce, MPI.IN_PLACE
+            return (
+                lambda x, out: whole(in_place if out is x else x, out, operation),
+                lambda x, out: iwhole(in_place if out is x else x, out, operation),
+            )
+        block, iblock = comm.Reduce_scatter_block, comm.Ireduce_scatter_block
+        return lambda x, out: block(x, out, operation), lambda x, out: iblock(x, out, operation)
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         """MPI's own nonblocking allgatherv; counts in elements."""
@@ -155,6 +168,8 @@ class MPITransport:
     def free(self) -> None:
         """Give the private communicator back to MPI, unless MPI has ended already."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
+            for request in self._persistent:
+                request.Free()
             self.comm.Free()
 
 
@@ -187,6 +202,21 @@ def library() -> Library:
     info.Free()
     version = MPI.Get_library_version().strip("\0 \n")
     return Library(version, MPI.Get_version(), levels[MPI.Query_thread()], kinds)
+
+
+def standing() -> tuple[int, int, bool]:
+    """The process's own rank in COMM_WORLD, the number of ranks there, and whether several threads may call MPI."""
+    return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def among(ranks: Sequence[int]) -> MPI.Intracomm:
+    """A communicator of some of COMM_WORLD's ranks, in that order. Collective among those."""
+    world = MPI.COMM_WORLD.Get_group()
+    group = world.Incl(list(ranks))
+    comm = MPI.COMM_WORLD.Create_group(group, tag=min(ranks))
+    group.Free()
+    world.Free()
+    return comm
 
 
 def transport_of(comm: Any, *, threads: bool) -> Transport:

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import CompcollError, InvalidArgument
 from ..request import Pending, Steps
-from .base import Wire
+from .base import Persistent, Reposted, Wire
 from .network import Network, Node, Nodes, Server
 
 Symmetry = Literal["none", "rotation", "exclusive"]
@@ -277,6 +277,12 @@ class SimulatedTransport:
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         return self.world.receive(self, wire, source, tag)
 
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.isend(wire, dest, tag))
+
+    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.irecv(wire, source, tag))
+
     def free(self) -> None:
         """Nothing to give back."""
 
@@ -284,6 +290,8 @@ class SimulatedTransport:
 def _advance(rank: SimulatedTransport) -> None:
     """Go on until the rank waits for what is not known yet."""
     for pending in rank.steps:
+        if isinstance(pending, Reposted):
+            pending = pending.message
         if pending is None:
             continue
         assert isinstance(pending, _Waited)

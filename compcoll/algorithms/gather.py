@@ -1,0 +1,78 @@
+"""Gathering bytes: few of every rank, or wires whose lengths everybody knows.
+
+J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS
+8(11), 1997, for the former.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..layout import segments
+from ..request import Pending, Steps
+from ..transports.base import Group, Wire
+from .job import Inbox
+
+_AHEAD = 8  # receives posted beyond the one waited for
+
+
+def gather(group: Group, own: bytes) -> Steps:
+    """Every rank's bytes, as many of each, in ⌈log2 p⌉ messages that double in length."""
+    p, rank, length = group.size, group.rank, len(own)
+    memory = memoryview(bytearray(p * length))
+    memory[:length] = own
+    known = 1
+    while known < p:
+        count = min(known, p - known)
+        arriving = group.irecv(Wire(memory[known * length : (known + count) * length]), (rank + known) % p)
+        sending = group.isend(Wire(memory[: count * length]), (rank - known) % p)
+        yield arriving
+        yield sending
+        known += count
+    return [bytes(memory[slot * length : (slot + 1) * length]) for slot in ((r - rank) % p for r in range(p))]
+
+
+def ring(
+    group: Group, wires: Sequence[Wire], block: int, arrived: Callable[[int], None], sending: Callable[[int, int], None]
+) -> Steps:
+    """Fill in the wires of all other ranks; each travels around the ring in blocks, so that a long one keeps nobody
+    waiting for all of it.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks.
+    wires : sequence of Wire
+        One a rank, of the length that it has; this rank's own holds its bytes.
+    block : int
+        Most bytes of a message.
+    arrived : callable
+        Called with a rank when its wire is complete.
+    sending : callable
+        Called with a rank and the number of bytes of its wire that leave.
+    """
+    p, rank = group.size, group.rank
+    right, left = (rank + 1) % p, (rank - 1) % p
+    route = [(rank - step) % p for step in range(1, p)]
+    parts = {
+        r: [Wire(wires[r].buffer[begin:end]) for begin, end in segments(0, wires[r].nbytes, block)] for r in range(p)
+    }
+    arriving = Inbox(group, left, [part for source in route for part in parts[source]], ahead=_AHEAD)
+    sends: list[Pending] = []
+
+    def forward(source: int, part: Wire) -> None:
+        sending(source, part.nbytes)
+        sends.append(group.isend(part, right))
+
+    if p > 1:
+        for part in parts[rank]:
+            forward(rank, part)
+    for source in route:
+        for _ in parts[source]:
+            arrival, part = arriving.next()
+            yield arrival
+            if source != right:
+                forward(source, part)
+        arrived(source)
+    for sent in sends:
+        yield sent

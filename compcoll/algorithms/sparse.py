@@ -1,0 +1,293 @@
+"""Allreduces of sparse contributions: indices and values, a number of them that only who sends them knows.
+
+* ``sparse_ring``: every rank's wire goes around a ring (allgatherv), and everybody adds all of them. A rank sends
+  p - 1 wires, so that this is for few ranks.
+* ``sparse_native``: the same by MPI's allgatherv.
+* ``sparse_direct``: the buffer is cut into p regions such that each holds about as many of the elements sent; rank r
+  adds everybody's elements of region r; of all sums the regions keep as many as one rank sends, each its largest ones,
+  in proportion, and these go around the ring. A rank sends about two wires, whatever p is. What is not kept returns to
+  the owner's feedback.
+
+S. Li, T. Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022 (Ok-Topk), for the last.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from time import perf_counter
+from typing import Any
+
+from ..codecs.base import Array
+from ..errors import WireCorrupted
+from ..feedback import ErrorFeedback
+from ..request import Pending, Steps, Turn
+from ..sparse.base import SparseSum
+from ..sparse.coder import Chosen, SparseCoder
+from ..stats import Stats
+from ..transports.base import Group, Wire
+from . import native as by_mpi
+from .gather import gather, ring
+
+_LENGTH = struct.Struct("<Q")
+
+Part = tuple[Array, Array]
+"""Indices and values."""
+
+
+@dataclass
+class SparseJob:
+    """The means of one sparse allreduce on one rank.
+
+    Attributes
+    ----------
+    group : Group
+        The ranks.
+    coder : SparseCoder
+        Chooses, encodes and decodes.
+    x : array
+        This rank's values, flat.
+    scale : float
+        Their factor.
+    feedback : ErrorFeedback or None
+        The caller's state.
+    take : callable
+        Gives memory, in bytes.
+    stats : Stats
+        The account to fill.
+    itemsize : int
+        Bytes of an element, uncompressed.
+    block : int
+        Most bytes of a message.
+    start : callable, optional
+        MPI's nonblocking allgatherv: own bytes, everybody's, lengths.
+    turn : Turn or None
+        For that one.
+    parts : dict
+        The elements of each region of the result, or of each rank's contribution, by the rank that sent them.
+    """
+
+    group: Group
+    coder: SparseCoder
+    x: Array
+    scale: float
+    feedback: ErrorFeedback | None
+    take: Callable[[int], Array]
+    stats: Stats
+    itemsize: int
+    block: int
+    start: Callable[[Array, Array, Sequence[int]], Pending] | None = None
+    turn: Turn | None = None
+    parts: dict[int, Part] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        """Elements of the buffer."""
+        return int(self.x.size)
+
+    def select(self) -> Chosen:
+        """What this rank contributes."""
+        started = perf_counter()
+        chosen = self.coder.select(self.n, self.x, self.scale, self.feedback)
+        self.stats.wire_format = chosen.formats
+        self.stats.encode_seconds += perf_counter() - started
+        return chosen
+
+    def wire(self, chosen: Chosen) -> Wire:
+        """The wire of a contribution."""
+        started = perf_counter()
+        wire = Wire(self.take(self.coder.nbytes_of(chosen)))
+        self.coder.write(chosen, 0, chosen.values.size, wire.buffer)
+        self.stats.encode_seconds += perf_counter() - started
+        return wire
+
+    def settle(self, sent: Part) -> None:
+        """Let the feedback know what this rank has sent."""
+        started = perf_counter()
+        if self.feedback is not None:
+            self.coder.settle(self.feedback, *sent)
+        self.stats.encode_seconds += perf_counter() - started
+
+    def read(self, rank: int, wire: Wire, n: int, offset: int = 0) -> None:
+        """Take the elements that a rank sent of the n from ``offset`` on."""
+        started = perf_counter()
+        indices, values = self.coder.read(wire.content, n)
+        self.parts[rank] = (indices + indices.dtype.type(offset) if offset else indices, values)
+        self.stats.decode_seconds += perf_counter() - started
+
+    def account(self, nbytes: int, elements: float) -> None:
+        """Bytes that leave, and how many elements they would be uncompressed."""
+        self.stats.wire_nbytes += nbytes
+        self.stats.raw_sent_nbytes += int(elements * self.itemsize)
+
+    def finish(self) -> list[Part]:
+        """The contributions in the order of the ranks."""
+        return [self.parts[rank] for rank in range(self.group.size)]
+
+
+def sparse_ring(job: SparseJob) -> Steps:
+    """Sum by an allgatherv around a ring."""
+    own, lengths = yield from _contribute(job)
+    wires = [own if rank == job.group.rank else Wire(job.take(nbytes)) for rank, nbytes in enumerate(lengths)]
+    yield from ring(
+        job.group.next_phase(),
+        wires,
+        job.block,
+        lambda rank: job.read(rank, wires[rank], job.n),
+        lambda rank, nbytes: job.account(nbytes, job.n * nbytes / lengths[rank]),
+    )
+    return job.finish()
+
+
+def sparse_native(job: SparseJob) -> Steps:
+    """Sum by MPI's allgatherv."""
+    own, lengths = yield from _contribute(job)
+    everybody, begin = job.take(sum(lengths)), 0
+    start = job.start
+    assert start is not None and job.turn is not None
+    yield from by_mpi.move(start(own.content, everybody, lengths), job.turn)
+    for rank, nbytes in enumerate(lengths):
+        job.read(rank, Wire(everybody[begin : begin + nbytes]), job.n)
+        begin += nbytes
+    return job.finish()
+
+
+def _contribute(job: SparseJob) -> Steps:
+    """The own wire, and the lengths of all."""
+    own = job.wire(job.select())
+    job.read(job.group.rank, own, job.n)
+    job.settle(job.parts[job.group.rank])
+    lengths = yield from _lengths(job, job.group, own.nbytes, [job.coder.longest(job.n)] * job.group.size)
+    return own, lengths
+
+
+def _lengths(job: SparseJob, group: Group, own: int, most: Sequence[int]) -> Steps:
+    """The lengths of all ranks' wires; nobody allocates what no encoder writes."""
+    told = yield from gather(group, _LENGTH.pack(own))
+    lengths = [_LENGTH.unpack(text)[0] for text in told]
+    for rank, (nbytes, longest) in enumerate(zip(lengths, most, strict=True)):
+        if nbytes > longest:
+            raise WireCorrupted(f"rank {rank} announced a sparse wire of {nbytes} bytes: it cannot exceed {longest}")
+    return lengths
+
+
+def sparse_direct(job: SparseJob) -> Steps:
+    """Sum by regions that are spread over the ranks, then gather the regions' sums."""
+    group, coder, rank, p = job.group, job.coder, job.group.rank, job.group.size
+    chosen = job.select()
+    count = int(chosen.indices.size)
+    bounds, counts = yield from _regions(job, chosen)
+    lengths = [end - begin for begin, end in bounds]
+
+    # Every rank's elements of each region to its owner.
+    parts_group = group.next_phase()
+    others = [(rank + distance) % p for distance in range(1, p)]
+    arriving = {}
+    for source in reversed(others):
+        wire = Wire(job.take(coder.longest(lengths[rank], counts[source])), exact=False)
+        arriving[source] = (parts_group.irecv(wire, source), wire)
+    sends: list[Pending] = []
+    for dest in [*others, rank]:
+        started = perf_counter()
+        wire = Wire(job.take(coder.longest(lengths[dest], count)), exact=False)
+        wire.nbytes = coder.write(chosen, bounds[dest][0], bounds[dest][1], wire.buffer)
+        job.stats.encode_seconds += perf_counter() - started
+        if dest == rank:
+            job.read(rank, wire, lengths[rank])
+        else:
+            job.account(wire.nbytes, lengths[dest])
+            sends.append(parts_group.isend(wire, dest))
+    job.settle(coder.sent(chosen))
+    for source, (arrival, wire) in arriving.items():
+        yield arrival
+        job.read(source, wire, lengths[rank])
+
+    # The sum of the own region. All together are cut down to what one rank sends, each region in proportion.
+    started = perf_counter()
+    merged = coder.kernels.merged(job.finish())
+    job.stats.decode_seconds += perf_counter() - started
+    sums_group = parts_group.next_phase()
+    told = yield from gather(sums_group, _LENGTH.pack(merged[0].size))
+    everything, most = sum(_LENGTH.unpack(text)[0] for text in told), max(counts)
+    started = perf_counter()
+    region, left = coder.reduced(merged, lengths[rank], -(-merged[0].size * most // max(everything, most, 1)))
+    if job.feedback is not None and left is not None:
+        indices, values = left
+        job.feedback.returned(coder.kernels, indices + indices.dtype.type(bounds[rank][0]), values)
+    job.stats.encode_seconds += perf_counter() - started
+    own = job.wire(region)
+    nbytes = yield from _lengths(job, sums_group, own.nbytes, [coder.longest(length) for length in lengths])
+    wires = [own if r == rank else Wire(job.take(size)) for r, size in enumerate(nbytes)]
+
+    def arrived(source: int) -> None:
+        job.read(source, wires[source], lengths[source], bounds[source][0])
+
+    arrived(rank)
+    yield from ring(
+        sums_group.next_phase(),
+        wires,
+        job.block,
+        arrived,
+        lambda r, size: job.account(size, lengths[r] * size / nbytes[r]),
+    )
+    for sent in sends:
+        yield sent
+    return job.finish()
+
+
+def _regions(job: SparseJob, chosen: Chosen) -> Steps:
+    """Regions that hold about as many elements each, the same on all ranks, and how many elements each rank sends.
+
+    A rank's own regions would begin at the quantiles of its indices: everybody takes the mean of these.
+    """
+    p, n = job.group.size, job.n
+    shape = struct.Struct(f"<{p}Q")
+    told = yield from gather(job.group, shape.pack(*job.coder.quantiles(chosen, p), chosen.indices.size))
+    known = [shape.unpack(text) for text in told]
+    counts = [line[-1] for line in known]
+    if any(number > n for line in known for number in line):
+        raise WireCorrupted(f"some rank announced elements beyond the {n} of the buffer: {known}")
+    inner = [sum(line[cut] for line in known) // p for cut in range(p - 1)]
+    edges = [0, *inner, n]
+    if any(begin > end for begin, end in pairwise(edges)):
+        raise WireCorrupted(f"some rank announced regions out of order: {known}")
+    return list(pairwise(edges)), counts
+
+
+ALLREDUCE: Mapping[str, Callable[[SparseJob], Steps]] = {
+    "sparse_ring": sparse_ring,
+    "sparse_native": sparse_native,
+    "sparse_direct": sparse_direct,
+}
+
+
+def allreduce(algorithm: str, job: SparseJob, out: Array, result: Any) -> Steps:
+    """Run one of them.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of `ALLREDUCE`.
+    job : SparseJob
+        Its means.
+    out : array
+        Where the dense sum goes, flat.
+    result : array
+        The same memory in the caller's shape and element type.
+    """
+    parts = yield from ALLREDUCE[algorithm](job)
+    started = perf_counter()
+    if job.coder.sparsifier.out_format == "dense":
+        job.coder.store(job.n, parts, out)
+        summed = None
+    else:
+        indices, values = job.coder.kernels.merged(parts)
+        job.coder.stored(values, out[: indices.size])
+        summed = SparseSum(indices, result.reshape(-1)[: indices.size].copy(), result.shape)
+    job.stats.decode_seconds += perf_counter() - started
+    return summed
+
+
+__all__ = ["ALLREDUCE", "SparseJob", "allreduce", "sparse_direct", "sparse_native", "sparse_ring"]

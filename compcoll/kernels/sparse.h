@@ -1,0 +1,95 @@
+// The arithmetic of sparsification on single values: magnitudes, the power-of-two value code, and random indices.
+//
+// Magnitudes are compared as integers, the bits of a float without its sign: NaN and Inf are then larger than all other
+// values, and no comparison depends on how subnormal numbers are treated.
+#pragma once
+
+#include "portable.h"
+
+namespace compcoll {
+
+template <class T>
+struct FloatBits;
+template <>
+struct FloatBits<float> {
+    using Bits = int32_t;
+    using Unsigned = uint32_t;
+    static constexpr int mantissa = 23;
+    static constexpr Bits infinity = 0x7f800000, all_but_sign = 0x7fffffff;
+};
+template <>
+struct FloatBits<double> {
+    using Bits = int64_t;
+    using Unsigned = uint64_t;
+    static constexpr int mantissa = 52;
+    static constexpr Bits infinity = 0x7ff0000000000000, all_but_sign = 0x7fffffffffffffff;
+};
+
+template <class T>
+COMPCOLL_HD typename FloatBits<T>::Bits magnitude_bits(T value) {
+    return bits_as<typename FloatBits<T>::Bits>(value) & FloatBits<T>::all_but_sign;
+}
+
+// The 4-bit value code: sign and 3 bits of exponent below that of the largest magnitude sent.
+// Y. Tsuzuku, H. Imachi, T. Akiba, "Variance-based Gradient Compression for Efficient Distributed Deep Learning",
+// ICLR 2018 workshop, section 4.2.
+constexpr int power_codes = 8;
+
+// Biased exponent of the power of two nearest to a value; 0 for what is too small to have one.
+template <class T>
+COMPCOLL_HD int nearest_power(T value) {
+    constexpr typename FloatBits<T>::Bits half = typename FloatBits<T>::Bits(1) << (FloatBits<T>::mantissa - 1);
+    return static_cast<int>((magnitude_bits(value) + half) >> FloatBits<T>::mantissa);
+}
+
+// Biased exponent of the largest power of two that is not larger.
+template <class T>
+COMPCOLL_HD int power_below(T value) {
+    return static_cast<int>(magnitude_bits(value) >> FloatBits<T>::mantissa);
+}
+
+// The code of a finite value where `top` is the biased exponent of the largest magnitude; -1 if it has none.
+template <class T>
+COMPCOLL_HD int power_code(T value, int top) {
+    const int nearest = nearest_power(value), power = nearest < top ? nearest : top;
+    if (power < 1 || top - power >= power_codes) return -1;
+    return (bits_as<typename FloatBits<T>::Bits>(value) < 0 ? power_codes : 0) | (top - power);
+}
+
+// What a code stands for; a power below the smallest normal number is 0.
+template <class T>
+COMPCOLL_HD T power_value(int code, int top) {
+    using Unsigned = typename FloatBits<T>::Unsigned;
+    const int power = top - (code & (power_codes - 1));
+    const Unsigned bits = power < 1 ? 0 : static_cast<Unsigned>(power) << FloatBits<T>::mantissa;
+    return bits_as<T>(bits | static_cast<Unsigned>(code >> 3) << (8 * sizeof(T) - 1));
+}
+
+// A hash of 64 bits: the finalizer of splitmix64.
+// G. L. Steele, D. Lea, C. H. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
+COMPCOLL_HD uint64_t mixed(uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+// Element `index` of a random permutation of 0 … n - 1: a Feistel network over an even number of bits, applied again while it
+// leads outside. J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
+COMPCOLL_HD uint64_t permuted(uint64_t index, uint64_t n, uint64_t key) {
+    int half = 1;
+    while (half < 32 && (n - 1) >> (2 * half) != 0) ++half;
+    const uint64_t mask = (uint64_t(1) << half) - 1;
+    do {
+        uint64_t left = index >> half, right = index & mask;
+        for (uint64_t round = 0; round < 6; ++round) {
+            const uint64_t next = left ^ (mixed(key ^ mixed(round << 56 | right)) & mask);
+            left = right;
+            right = next;
+        }
+        index = left << half | right;
+    } while (index >= n);
+    return index;
+}
+
+}  // namespace compcoll

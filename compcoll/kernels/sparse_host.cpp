@@ -1,0 +1,254 @@
+// compcoll._host.Selection32 and Selection64: selection and sparse wires on NumPy memory of float32 and float64.
+#include "sparse_host.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "sparse.h"
+#include "sparse_passes.h"
+#include "sparse_wire.h"
+
+namespace nb = nanobind;
+using namespace compcoll;
+
+namespace {
+
+template <class T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Indices = Array<const uint32_t>;
+using IndicesOut = Array<uint32_t>;
+
+const Passes& passes_of([[maybe_unused]] int instruction_set) {
+#if defined(COMPCOLL_X86)
+    if (instruction_set == 2) return passes_avx512;
+    if (instruction_set == 1) return passes_avx2;
+#endif
+    return passes_portable;
+}
+
+template <class T>
+const PassFunctions<T>& functions(const Passes& passes) {
+    if constexpr (sizeof(T) == 8) return passes.f64;
+    else return passes.f32;
+}
+
+void require(bool condition, const char* what) {
+    if (!condition) throw nb::value_error(what);
+}
+
+// All indices are below n: whoever calls may have got them from anywhere.
+void require_within(const Indices& indices, size_t n) {
+    const uint32_t* at = indices.data();
+    require(indices.size() == 0 || *std::max_element(at, at + indices.size()) < n, "an index is out of range");
+}
+
+template <class T>
+class Selection {
+public:
+    using Values = Array<const T>;
+    using ValuesOut = Array<T>;
+
+    // The caller has seen to it that the CPU has the instruction set: an index of instruction_sets().
+    explicit Selection(int instruction_set) : pass_(&functions<T>(passes_of(instruction_set))) {}
+
+    std::tuple<double, double, double, double> moments(Values values) const {
+        const nb::gil_scoped_release released;
+        const Moments m = pass_->moments(values.data(), values.size());
+        return {m.sum, m.absolute, m.square, m.largest};
+    }
+
+    size_t count(Values values, double threshold) const {
+        const nb::gil_scoped_release released;
+        return pass_->count(values.data(), values.size(), finite(threshold));
+    }
+
+    size_t compact(Values values, double threshold, IndicesOut indices) const {
+        require(values.size() <= most_sparse_elements, "at most 2^32 values");
+        const nb::gil_scoped_release released;
+        return pass_->compact(values.data(), values.size(), finite(threshold), indices.data(), indices.size());
+    }
+
+    size_t unambiguous(Values values, Values variances, double alpha, double threshold, IndicesOut indices) const {
+        require(values.size() == variances.size(), "as many variances as values are needed");
+        require(values.size() <= most_sparse_elements, "at most 2^32 values");
+        const nb::gil_scoped_release released;
+        return pass_->unambiguous(values.data(), variances.data(), values.size(), static_cast<T>(alpha),
+                                  finite(threshold), indices.data(), indices.size());
+    }
+
+    double kth_largest(Values values, size_t k) const {
+        require(k > 0 && k <= values.size(), "k must be in 1 … n");
+        const nb::gil_scoped_release released;
+        return static_cast<double>(compcoll::kth_largest(values.data(), values.size(), k));
+    }
+
+    size_t largest(Values values, size_t k, IndicesOut positions) const {
+        require(positions.size() >= values.size(), "room for as many positions as values is needed");
+        require(values.size() <= most_sparse_elements, "at most 2^32 values");
+        const nb::gil_scoped_release released;
+        return compcoll::largest(values.data(), values.size(), k, positions.data());
+    }
+
+    void sample(Values values, ValuesOut sampled) const {
+        require(sampled.size() % 16 == 0 && sampled.size() <= values.size(), "a multiple of 16, at most n, is needed");
+        const nb::gil_scoped_release released;
+        compcoll::sample(values.data(), values.size(), sampled.data(), sampled.size());
+    }
+
+    // The indices whose values have a power code, and the biased exponent that codes refer to.
+    std::pair<size_t, int> powers(Values values, Indices indices, IndicesOut kept) const {
+        require_within(indices, values.size());
+        require(kept.size() >= indices.size(), "room for all indices is needed");
+        int top = 0;
+        const auto value = [&](size_t i) { return values.data()[indices.data()[i]]; };
+        for (size_t i = 0; i < indices.size(); ++i)
+            if (magnitude_bits(value(i)) < FloatBits<T>::infinity) top = std::max(top, power_below(value(i)));
+        size_t count = 0;
+        for (size_t i = 0; i < indices.size(); ++i)
+            if (magnitude_bits(value(i)) < FloatBits<T>::infinity && power_code(value(i), top) >= 0)
+                kept.data()[count++] = indices.data()[i];
+        return {count, top};
+    }
+
+    size_t wire_nbytes(Values values, Indices indices, int index_format, int value_format) const {
+        const Chosen<T> chosen = checked(values, indices, index_format, value_format);
+        return sparse_nbytes(chosen, static_cast<IndexFormat>(index_format), static_cast<ValueFormat>(value_format));
+    }
+
+    size_t write(Values values, Indices indices, int index_format, int value_format, double step, int top,
+                 Array<uint8_t> wire) const {
+        const Chosen<T> chosen = checked(values, indices, index_format, value_format);
+        const auto as_indices = static_cast<IndexFormat>(index_format);
+        const auto as_values = static_cast<ValueFormat>(value_format);
+        const size_t nbytes = sparse_nbytes(chosen, as_indices, as_values);
+        require(wire.size() >= nbytes, "the wire is too short");
+        write_sparse(chosen, as_indices, as_values, step, top, wire.data());
+        return nbytes;
+    }
+
+    // How many elements a wire has.
+    size_t read_count(Array<const uint8_t> wire, uint64_t n) const { return header_of(wire, n).count; }
+
+    void read(Array<const uint8_t> wire, uint64_t n, IndicesOut indices, ValuesOut values) const {
+        const SparseHeader header = header_of(wire, n);
+        require(indices.size() == header.count && values.size() == header.count, "room for the wire's elements is needed");
+        const char* wrong = read_sparse(wire.data(), wire.size(), n, header, indices.data(), values.data());
+        require(wrong == nullptr, wrong);
+    }
+
+    void add(Indices indices, Values values, ValuesOut out) const {
+        require(indices.size() == values.size(), "as many indices as values are needed");
+        require_within(indices, out.size());
+        T* to = out.data();
+        for (size_t i = 0; i < indices.size(); ++i) to[indices.data()[i]] += values.data()[i];
+    }
+
+    // The sum of two sparse vectors with ascending indices, whose own is also ascending; its length.
+    size_t merge(Indices first, Values first_values, Indices second, Values second_values, IndicesOut indices,
+                 ValuesOut values) const {
+        require(first.size() == first_values.size() && second.size() == second_values.size() &&
+                indices.size() == values.size() && indices.size() >= first.size() + second.size(),
+                "as many values as indices, and room for all of them, are needed");
+        size_t i = 0, j = 0, count = 0;
+        while (i < first.size() || j < second.size()) {
+            const bool from_first = j == second.size() || (i < first.size() && first.data()[i] <= second.data()[j]);
+            const bool from_second = i == first.size() || (j < second.size() && second.data()[j] <= first.data()[i]);
+            indices.data()[count] = from_first ? first.data()[i] : second.data()[j];
+            values.data()[count++] = from_first && from_second ? first_values.data()[i] + second_values.data()[j]
+                                     : from_first             ? first_values.data()[i]
+                                                              : second_values.data()[j];
+            i += from_first;
+            j += from_second;
+        }
+        return count;
+    }
+
+    // out[indices] = values[indices] less what was sent; 0 where that is not finite.
+    void subtract(Indices indices, Values sent, ValuesOut out) const {
+        require(indices.size() == sent.size(), "as many indices as values are needed");
+        require_within(indices, out.size());
+        for (size_t i = 0; i < indices.size(); ++i) {
+            T& to = out.data()[indices.data()[i]];
+            const T rest = to - sent.data()[i];
+            to = magnitude_bits(rest) < FloatBits<T>::infinity ? rest : T(0);
+        }
+    }
+
+private:
+    // What is not finite is above every threshold.
+    static T finite(double threshold) {
+        const T rounded = static_cast<T>(threshold);
+        constexpr auto infinity = FloatBits<T>::infinity;
+        return magnitude_bits(rounded) < infinity ? rounded : bits_as<T>(static_cast<typename FloatBits<T>::Bits>(infinity - 1));
+    }
+
+    static Chosen<T> checked(const Values& values, const Indices& indices, int index_format, int value_format) {
+        require(index_format >= 0 && index_format <= 3 && value_format >= 0 && value_format <= 2, "no such format");
+        const size_t n = values.size();
+        require(n <= most_sparse_elements, "at most 2^32 values");
+        const bool packed = index_format == static_cast<int>(IndexFormat::packed);
+        require(!packed || (n <= most_packed_elements && value_format == static_cast<int>(ValueFormat::power)),
+                "packed wires are for power codes of at most 2^28 values");
+        const uint32_t* at = indices.data();
+        for (size_t i = 0; i < indices.size(); ++i)
+            require(at[i] < n && (i == 0 || at[i] > at[i - 1]), "indices must be ascending and in range");
+        return {values.data(), at, indices.size(), n};
+    }
+
+    static SparseHeader header_of(const Array<const uint8_t>& wire, uint64_t n) {
+        SparseHeader header;
+        const char* wrong = read_header<T>(wire.data(), wire.size(), n, header);
+        require(wrong == nullptr, wrong);
+        return header;
+    }
+
+    const PassFunctions<T>* pass_;
+};
+
+template <class T>
+void bind(nb::module_& m, const char* name) {
+    using S = Selection<T>;
+    const auto exact = [](const char* argument) { return nb::arg(argument).noconvert(); };
+    nb::class_<S>(m, name)
+        .def(nb::init<int>(), nb::arg("instruction_set"))
+        .def("moments", &S::moments, exact("values"))
+        .def("count", &S::count, exact("values"), nb::arg("threshold"))
+        .def("compact", &S::compact, exact("values"), nb::arg("threshold"), exact("indices"))
+        .def("unambiguous", &S::unambiguous, exact("values"), exact("variances"), nb::arg("alpha"), nb::arg("threshold"),
+             exact("indices"))
+        .def("kth_largest", &S::kth_largest, exact("values"), nb::arg("k"))
+        .def("largest", &S::largest, exact("values"), nb::arg("k"), exact("positions"))
+        .def("sample", &S::sample, exact("values"), exact("sampled"))
+        .def("powers", &S::powers, exact("values"), exact("indices"), exact("kept"))
+        .def("wire_nbytes", &S::wire_nbytes, exact("values"), exact("indices"), nb::arg("index_format"),
+             nb::arg("value_format"))
+        .def("write", &S::write, exact("values"), exact("indices"), nb::arg("index_format"), nb::arg("value_format"),
+             nb::arg("step"), nb::arg("top"), exact("wire"))
+        .def("read_count", &S::read_count, exact("wire"), nb::arg("n"))
+        .def("read", &S::read, exact("wire"), nb::arg("n"), exact("indices"), exact("values"))
+        .def("add", &S::add, exact("indices"), exact("values"), exact("out"))
+        .def("merge", &S::merge, exact("first"), exact("first_values"), exact("second"), exact("second_values"),
+             exact("indices"), exact("values"))
+        .def("subtract", &S::subtract, exact("indices"), exact("sent"), exact("out"));
+}
+
+}  // namespace
+
+void compcoll::bind_sparse(nb::module_& m) {
+    bind<float>(m, "Selection32");
+    bind<double>(m, "Selection64");
+    m.def("random_indices", [](uint64_t n, uint64_t key, IndicesOut indices) {
+        require(n <= most_sparse_elements && indices.size() <= n, "at most n of at most 2^32 indices");
+        const nb::gil_scoped_release released;
+        for (size_t i = 0; i < indices.size(); ++i) indices.data()[i] = static_cast<uint32_t>(permuted(i, n, key));
+        std::sort(indices.data(), indices.data() + indices.size());
+    }, nb::arg("n"), nb::arg("key"), nb::arg("indices").noconvert(),
+       "The first elements of a random permutation of 0 … n - 1, sorted.");
+}

@@ -1,0 +1,3 @@
+#include "sparse_tiles.h"
+
+const compcoll::Passes compcoll::passes_portable = compcoll::these_passes;

@@ -1,0 +1,247 @@
+// The passes of sparse_passes.h. Each sparse_*.cpp compiles them for its instruction set: everything here is in an unnamed
+// namespace, so that the linker never takes one set's function for another's.
+#pragma once
+
+#include "sparse.h"
+#include "sparse_passes.h"
+#include "unaligned.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace compcoll {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr size_t vector_nbytes = 64;
+#elif defined(__AVX__)
+constexpr size_t vector_nbytes = 32;
+#else
+constexpr size_t vector_nbytes = 16;
+#endif
+
+template <class T>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+    typedef float Values __attribute__((vector_size(vector_nbytes)));
+    typedef int32_t Bits __attribute__((vector_size(vector_nbytes)));
+};
+template <>
+struct VectorOf<double> {
+    typedef double Values __attribute__((vector_size(vector_nbytes)));
+    typedef int64_t Bits __attribute__((vector_size(vector_nbytes)));
+};
+
+template <class T>
+using Values = typename VectorOf<T>::Values;
+template <class T>
+using Lanes = typename VectorOf<T>::Bits;
+
+template <class T>
+constexpr size_t lanes = vector_nbytes / sizeof(T);
+// Values that a loop takes at once, in as many vectors as that needs.
+template <class T>
+constexpr size_t stride = 256 / sizeof(T);
+template <class T>
+constexpr size_t rows = stride<T> / lanes<T>;
+
+// ---- moments ----
+
+constexpr size_t sum_nbytes = 65536;  // of values whose lanes are added up in T before they go on in double
+
+template <class T>
+struct LaneSums {
+    Values<T> sum[rows<T>], absolute[rows<T>], square[rows<T>];
+    Lanes<T> largest[rows<T>];
+
+    LaneSums() : sum(), absolute(), square(), largest() {}
+
+    void take(const T* values) {
+        using Float = FloatBits<T>;
+        for (size_t r = 0; r < rows<T>; ++r) {
+            const auto bits = load<Lanes<T>>(values + r * lanes<T>);
+            auto magnitude = bits & Float::all_but_sign;
+            const auto finite = magnitude < Float::infinity;  // all ones where true
+            magnitude &= finite;
+            const auto value = bits_as<Values<T>>(bits & finite);
+            sum[r] += value;
+            absolute[r] += bits_as<Values<T>>(magnitude);
+            square[r] += value * value;
+            largest[r] = magnitude > largest[r] ? magnitude : largest[r];
+        }
+    }
+};
+
+template <class T>
+double added_up(const Values<T>* of_rows, double total) {
+    for (size_t r = 0; r < rows<T>; ++r)
+        for (size_t lane = 0; lane < lanes<T>; ++lane) total += static_cast<double>(of_rows[r][lane]);
+    return total;
+}
+
+template <class T>
+Moments moments(const T* values, size_t n) {
+    Moments all{0, 0, 0, 0};
+    typename FloatBits<T>::Bits largest = 0;
+    constexpr size_t block = sum_nbytes / sizeof(T);
+    for (size_t begin = 0; begin < n; begin += block) {
+        const size_t end = begin + block < n ? begin + block : n;
+        LaneSums<T> sums;
+        size_t i = begin;
+        for (; i + stride<T> <= end; i += stride<T>) sums.take(values + i);
+        if (i < end) {
+            T rest[stride<T>] = {};
+            std::memcpy(rest, values + i, (end - i) * sizeof(T));
+            sums.take(rest);
+        }
+        all.sum = added_up<T>(sums.sum, all.sum);
+        all.absolute = added_up<T>(sums.absolute, all.absolute);
+        all.square = added_up<T>(sums.square, all.square);
+        for (size_t r = 0; r < rows<T>; ++r)
+            for (size_t lane = 0; lane < lanes<T>; ++lane)
+                largest = sums.largest[r][lane] > largest ? sums.largest[r][lane] : largest;
+    }
+    all.largest = static_cast<double>(bits_as<T>(largest));
+    return all;
+}
+
+// ---- which values pass: conditions on one value, and on a vector of them (all ones where true) ----
+
+template <class T>
+struct Above {
+    const T* values;
+    typename FloatBits<T>::Bits threshold;
+
+    COMPCOLL_HD bool one(size_t i) const { return magnitude_bits(load<T>(values + i)) > threshold; }
+    COMPCOLL_HD Lanes<T> some(size_t i) const {
+        return (load<Lanes<T>>(values + i) & FloatBits<T>::all_but_sign) > threshold;
+    }
+};
+
+template <class T>
+struct Unambiguous {
+    const T* values;
+    const T* variances;
+    typename FloatBits<T>::Bits threshold;
+    T alpha;
+
+    COMPCOLL_HD bool one(size_t i) const {
+        const T r = load<T>(values + i), v = load<T>(variances + i);
+        const auto magnitude = magnitude_bits(r);
+        return magnitude > threshold && (magnitude >= FloatBits<T>::infinity || r * r > alpha * v);
+    }
+    COMPCOLL_HD Lanes<T> some(size_t i) const {
+        const auto r = load<Values<T>>(values + i), v = load<Values<T>>(variances + i);
+        const auto magnitude = bits_as<Lanes<T>>(r) & FloatBits<T>::all_but_sign;
+        return (magnitude > threshold) & ((magnitude >= FloatBits<T>::infinity) | (r * r > alpha * v));
+    }
+};
+
+// ---- count and compaction ----
+
+template <class T, class Condition>
+size_t count_of(size_t n, const Condition& condition) {
+    size_t total = 0, i = 0;
+    constexpr size_t block = size_t(1) << 20;  // no lane overflows
+    while (i + stride<T> <= n) {
+        Lanes<T> counts[rows<T>] = {};
+        for (const size_t end = i + block < n ? i + block : n; i + stride<T> <= end; i += stride<T>)
+            for (size_t r = 0; r < rows<T>; ++r) counts[r] -= condition.some(i + r * lanes<T>);
+        for (size_t r = 0; r < rows<T>; ++r)
+            for (size_t lane = 0; lane < lanes<T>; ++lane) total += static_cast<size_t>(counts[r][lane]);
+    }
+    for (; i < n; ++i) total += condition.one(i);
+    return total;
+}
+
+template <class Vector>
+COMPCOLL_HD bool any(Vector mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask(bits_as<__m512i>(mask), bits_as<__m512i>(mask)) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256(bits_as<__m256i>(mask), bits_as<__m256i>(mask));
+#elif defined(__SSE2__)
+    return _mm_movemask_epi8(bits_as<__m128i>(mask)) != 0;
+#else
+    uint64_t all = 0;
+    for (size_t i = 0; i < sizeof(mask) / 8; ++i) all |= load<uint64_t>(reinterpret_cast<const char*>(&mask) + 8 * i);
+    return all != 0;
+#endif
+}
+
+// The indices of one stride that pass; `found` has room for a stride and a vector.
+template <class T, class Condition>
+size_t found_in_stride(size_t i, const Condition& condition, [[maybe_unused]] const Lanes<T>* masks, uint32_t* found) {
+    size_t count = 0;
+#if defined(__AVX512F__)
+    for (size_t r = 0; r < rows<T>; ++r) {
+        const auto first = static_cast<int>(i + r * lanes<T>);
+        if constexpr (sizeof(T) == 4) {
+            const __mmask16 mask = _mm512_movepi32_mask(bits_as<__m512i>(masks[r]));
+            const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            const __m512i packed = _mm512_maskz_compress_epi32(mask, _mm512_add_epi32(numbers, _mm512_set1_epi32(first)));
+            _mm512_storeu_si512(found + count, packed);
+            count += static_cast<size_t>(__builtin_popcount(mask));
+        } else {
+            const __mmask8 mask = _mm512_movepi64_mask(bits_as<__m512i>(masks[r]));
+            const __m256i numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            const __m256i packed = _mm256_maskz_compress_epi32(mask, _mm256_add_epi32(numbers, _mm256_set1_epi32(first)));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(found + count), packed);
+            count += static_cast<size_t>(__builtin_popcount(mask));
+        }
+    }
+#else
+    for (size_t j = i; j < i + stride<T>; ++j) {
+        found[count] = static_cast<uint32_t>(j);
+        count += condition.one(j);
+    }
+#endif
+    return count;
+}
+
+template <class T, class Condition>
+size_t compact_if(size_t n, const Condition& condition, uint32_t* indices, size_t capacity) {
+    uint32_t found[stride<T> + 16];
+    size_t total = 0, i = 0;
+    const auto keep = [&](size_t count) {
+        if (total < capacity) std::memcpy(indices + total, found, (count < capacity - total ? count : capacity - total) * 4);
+        total += count;
+    };
+    for (; i + stride<T> <= n; i += stride<T>) {
+        Lanes<T> masks[rows<T>], either = {};
+        for (size_t r = 0; r < rows<T>; ++r) either |= masks[r] = condition.some(i + r * lanes<T>);
+        if (any(either)) {
+            if (total + stride<T> + 16 <= capacity) total += found_in_stride<T>(i, condition, masks, indices + total);
+            else keep(found_in_stride<T>(i, condition, masks, found));
+        }
+    }
+    for (; i < n; ++i) {
+        found[0] = static_cast<uint32_t>(i);
+        if (condition.one(i)) keep(1);
+    }
+    return total;
+}
+
+template <class T>
+size_t count(const T* values, size_t n, T threshold) {
+    return count_of<T>(n, Above<T>{values, magnitude_bits(threshold)});
+}
+
+template <class T>
+size_t compact(const T* values, size_t n, T threshold, uint32_t* indices, size_t capacity) {
+    return compact_if<T>(n, Above<T>{values, magnitude_bits(threshold)}, indices, capacity);
+}
+
+template <class T>
+size_t unambiguous(
+    const T* values, const T* variances, size_t n, T alpha, T threshold, uint32_t* indices, size_t capacity) {
+    return compact_if<T>(n, Unambiguous<T>{values, variances, magnitude_bits(threshold), alpha}, indices, capacity);
+}
+
+constexpr Passes these_passes = {{moments<float>, count<float>, compact<float>, unambiguous<float>},
+                                 {moments<double>, count<double>, compact<double>, unambiguous<double>}};
+
+}  // namespace
+}  // namespace compcoll

@@ -1,0 +1,194 @@
+"""What sparsifiers need of a device, and what all of them have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from ..codecs.base import Array, Coder, Device
+from ..errors import InvalidArgument
+from ..feedback import ErrorFeedback
+
+WIRES = ("pairs", "packed", "runs", "mask")
+"""Formats of indices, numbered as the kernels do: 32 bits each; 28 bits beside a power code of 4; 16-bit run lengths;
+one bit for every element of the buffer."""
+
+FULL, SIGN, POWER = 0, 1, 2
+"""Formats of values: as they are; plus or minus a step; sign and exponent in 4 bits."""
+
+MOST_ELEMENTS, MOST_PACKED = (1 << 32) - 1, 1 << 28
+
+OUT_FORMATS = ("dense", "sparse")
+
+
+class Selection(Protocol):
+    """A device's passes over a buffer of values that are computed on: float64 for float64, else float32.
+
+    Thresholds are for magnitudes; NaN and Inf are above every finite one.
+
+    Attributes
+    ----------
+    dtype : dtype
+        Of the values.
+    """
+
+    dtype: Any
+
+    def moments(self, values: Array) -> tuple[float, float, float, float]:
+        """Of the finite values: sum, sum of magnitudes, sum of squares, largest magnitude."""
+
+    def count(self, values: Array, threshold: float) -> int:
+        """How many are above the threshold."""
+
+    def above(self, values: Array, threshold: float, most: int) -> tuple[Array | None, int]:
+        """The indices of those, ascending, unless there are more than ``most``; how many there are."""
+
+    def unambiguous(self, values: Array, variances: Array, alpha: float, threshold: float) -> Array:
+        """The indices of values r with ``|r| > threshold`` and ``r² > alpha · v``, and of those that are not finite."""
+
+    def kth_largest(self, values: Array, k: int) -> float:
+        """The magnitude that k values reach."""
+
+    def largest(self, values: Array, k: int) -> Array:
+        """The indices of the k largest, without zeros and with all that are not finite; of equal ones the first."""
+
+    def sample(self, values: Array, m: int) -> Array:
+        """A stratified sample of m values, a multiple of 16, in runs of 16 neighbours."""
+
+    def take(self, values: Array, indices: Array) -> Array: ...
+
+    def zeros(self, n: int) -> Array: ...
+
+    def random(self, n: int, k: int, key: int) -> Array:
+        """The indices of k of n elements at random, ascending."""
+
+    def union(self, first: Array, second: Array) -> Array:
+        """Indices that are in either, ascending."""
+
+    def finite(self, values: Array) -> bool:
+        """Whether all are."""
+
+    def powers(self, values: Array, indices: Array) -> tuple[Array, int]:
+        """The indices whose values have a power code, and the exponent that codes refer to."""
+
+    def wire_nbytes(self, values: Array, indices: Array, index_format: int, value_format: int) -> int:
+        """Length of the wire of these elements."""
+
+    def write(
+        self, values: Array, indices: Array, index_format: int, value_format: int, step: float, top: int, wire: Array
+    ) -> int:
+        """Write the wire of these elements of a buffer; its length."""
+
+    def read(self, wire: Array, n: int) -> tuple[Array, Array]:
+        """Indices and values of a wire; `WireCorrupted` for all that is not one of n elements."""
+
+    def add(self, indices: Array, values: Array, out: Array) -> None:
+        """``out[indices] += values``."""
+
+    def subtract(self, indices: Array, sent: Array, out: Array) -> None:
+        """``out[indices] -= sent``; 0 where that is not finite."""
+
+    def without(self, n: int, positions: Array) -> Array:
+        """The positions among n that are not these."""
+
+    def merged(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Sums of sparse vectors, added in their order."""
+
+    def cuts(self, indices: Array, bounds: list[int]) -> list[int]:
+        """How many indices lie below each bound."""
+
+
+class Choice(NamedTuple):
+    """What a sparsifier sends of some values.
+
+    Attributes
+    ----------
+    indices : array of uint32
+        Ascending.
+    step : float
+        For sign values.
+    """
+
+    indices: Array
+    step: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparsifier:
+    """A method that sends some elements of a buffer, as indices and values.
+
+    Parameters
+    ----------
+    wire : {"auto", "pairs", "packed", "runs", "mask"}
+        Format of the indices; by default the shortest.
+    out_format : {"dense", "sparse"}
+        What an allreduce returns: an array like the input, or a `SparseSum`.
+    """
+
+    wire: str = "auto"
+    out_format: str = "dense"
+
+    name: ClassVar[str] = ""
+    block: ClassVar[int] = 1
+    fixed_size: ClassVar[bool] = False
+    value_format: ClassVar[int] = FULL
+
+    def __post_init__(self) -> None:
+        if self.wire not in ("auto", *WIRES):
+            raise InvalidArgument(f"{self.name}: wire={self.wire!r} is not one of auto, {', '.join(WIRES)}")
+        if self.out_format not in OUT_FORMATS:
+            raise InvalidArgument(f"{self.name}: out_format={self.out_format!r} is neither dense nor sparse")
+        if self.wire == "packed" and self.value_format == SIGN:
+            raise InvalidArgument(f"{self.name} sends signs, which packed wires do not hold: use wire='auto'")
+
+    @property
+    def sent_values(self) -> int:
+        """Format of the values on the wire."""
+        return POWER if self.wire == "packed" else self.value_format
+
+    @property
+    def expected_density(self) -> float:
+        """The part of the elements that is expected to be sent, for the cost model."""
+        return 0.01
+
+    @property
+    def largest_first(self) -> bool:
+        """Whether the largest magnitudes are sent, so that sums may be cut down to as many again."""
+        return False
+
+    def coder(self, device: Device, dtype: str) -> Coder:
+        from .coder import SparseCoder  # which builds on this module
+
+        return SparseCoder(self, device, dtype)
+
+    def check_call(self, feedback: ErrorFeedback | None, out: Any) -> None:
+        """Refuse a state, or a buffer for the result, that an allreduce could not work with."""
+        if out is not None and self.out_format == "sparse":
+            raise InvalidArgument('out_format="sparse" returns indices and values of its own: give no out')
+
+    def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
+        """Choose what to send; elements that are not finite always are."""
+        raise NotImplementedError
+
+    def settle(self, kernels: Selection, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
+        """Account for what was sent."""
+        feedback.sent(kernels, indices, sent)
+
+
+class SparseSum(NamedTuple):
+    """A sum of all ranks' sparse contributions.
+
+    Attributes
+    ----------
+    indices : array of uint32
+        Ascending, without repetition; of the flattened array.
+    values : array
+        As many, of the input's element type.
+    shape : tuple of int
+        Of the whole array.
+    """
+
+    indices: Any
+    values: Any
+    shape: tuple[int, ...]

@@ -1,0 +1,277 @@
+"""The sparsifiers: each one's configuration and what it chooses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..codecs.base import Array, real, whole
+from ..errors import InvalidArgument
+from ..feedback import ErrorFeedback
+from .base import FULL, POWER, SIGN, Choice, Selection, Sparsifier
+from .feedback import VarianceFeedback
+from .selectors import SELECTORS
+
+
+def _above_zero(what: str, value: object) -> float:
+    number = real(what, value)
+    if not 0 < number < math.inf:
+        raise InvalidArgument(f"{what}={value!r} must be finite and above 0")
+    return number
+
+
+def _density(name: str, value: object) -> float:
+    number = real(f"{name}: density", value)
+    if not 0 < number <= 1:
+        raise InvalidArgument(f"{name}: density={value!r} must be above 0 and at most 1")
+    return number
+
+
+def _wanted(density: float, n: int) -> int:
+    return min(math.ceil(density * n), n)
+
+
+@dataclass(frozen=True)
+class TopK(Sparsifier):
+    """Send the elements of largest magnitude: ``k = ceil(density · n)`` of n, or somewhat more, as ``select`` tells;
+    never fewer where k are not zero, and always those that are not finite.
+
+    Parameters
+    ----------
+    density : float
+        The part of the elements to send, above 0 and at most 1.
+    select : {"exact", "ldte", "hierarchical", "trimmed", "bisection"}
+        How they are found: exactly k with ``"exact"`` and ``"trimmed"``, up to 1.5 k with ``"ldte"``, up to 2 k with
+        ``"hierarchical"`` (DGC's sampling) and ``"bisection"``.
+    wire : {"auto", "pairs", "packed", "runs", "mask"}
+        ``"packed"`` sends powers of two in 4 bits beside 28 bits of index; elements below 2**-7 of the largest power
+        are then left for a later call. Buffers of more than 2**28 elements take another format of indices.
+    out_format : {"dense", "sparse"}
+        What an allreduce returns: an array like the input, or a `SparseSum`.
+
+    References
+    ----------
+    See `compcoll.sparse.selectors`.
+    """
+
+    density: float = 0.01
+    select: str = "ldte"
+
+    name: ClassVar[str] = "topk"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "density", _density("topk", self.density))
+        if self.select not in SELECTORS:
+            raise InvalidArgument(f"topk: select={self.select!r} is not one of {', '.join(SELECTORS)}")
+
+    @property
+    def expected_density(self) -> float:
+        return self.density
+
+    @property
+    def largest_first(self) -> bool:
+        return True
+
+    def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
+        k = _wanted(self.density, values.size)
+        return Choice(SELECTORS[self.select if k else "exact"](kernels, values, k))
+
+
+@dataclass(frozen=True)
+class RandomK(Sparsifier):
+    """Send ``ceil(density · n)`` elements chosen at random, the same ones on all ranks, and those that are not finite.
+
+    What is sent is not scaled up, so that sums are biased unless feedback keeps the rest. The choice depends on the
+    seed and on how many calls the feedback has seen; without feedback every call with one seed chooses the same.
+
+    Parameters
+    ----------
+    density : float
+        The part of the elements to send, above 0 and at most 1.
+    seed : int
+        0 to 2**32 - 1.
+    wire, out_format
+        As of `TopK`.
+    """
+
+    density: float = 0.01
+    seed: int = 0
+
+    name: ClassVar[str] = "randomk"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "density", _density("randomk", self.density))
+        object.__setattr__(self, "seed", whole("randomk: seed", self.seed))
+        if not 0 <= self.seed < 1 << 32:
+            raise InvalidArgument(f"randomk: seed={self.seed!r} must be from 0 to 2**32 - 1")
+
+    @property
+    def expected_density(self) -> float:
+        return self.density
+
+    def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
+        n = values.size
+        calls = 0 if feedback is None else feedback.calls
+        indices = kernels.random(n, _wanted(self.density, n), self.seed << 32 | calls & 0xFFFFFFFF)
+        infinite, _ = kernels.above(values, math.inf, n)
+        assert infinite is not None
+        return Choice(kernels.union(indices, infinite))
+
+
+@dataclass(frozen=True)
+class Strom(Sparsifier):
+    """Send every element above a fixed threshold, as plus or minus the threshold; what is beyond it stays in the
+    feedback.
+
+    Where some chosen element is not finite, all are sent with their values in full.
+
+    Parameters
+    ----------
+    threshold : float
+        The τ of the paper, in the values' unit.
+    wire, out_format
+        As of `TopK`; not ``"packed"``.
+
+    References
+    ----------
+    N. Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015.
+    """
+
+    threshold: float = 1e-3
+
+    name: ClassVar[str] = "strom"
+    value_format: ClassVar[int] = SIGN
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "threshold", _above_zero("strom: threshold", self.threshold))
+
+    def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
+        room = values.size // 16
+        indices, count = kernels.above(values, self.threshold, room)
+        if indices is None:
+            indices, _ = kernels.above(values, self.threshold, count)
+        return Choice(indices, self.threshold)
+
+
+class _NeedsVariance(Sparsifier):
+    """What works on second moments."""
+
+    def check_call(self, feedback: ErrorFeedback | None, out: Any) -> None:
+        super().check_call(feedback, out)
+        if not isinstance(feedback, VarianceFeedback):
+            raise InvalidArgument(
+                f"{self.name} decides by second moments: feedback={feedback!r} must be a "
+                "compcoll.sparse.VarianceFeedback that has observed them"
+            )
+
+
+def _variance(kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Array:
+    """The second moments; zeros where somebody looks at a single encoding."""
+    return feedback.variance if isinstance(feedback, VarianceFeedback) else kernels.zeros(values.size)
+
+
+def _zeta(name: str, value: object) -> float:
+    number = real(f"{name}: zeta", value)
+    if not 0 <= number <= 1:
+        raise InvalidArgument(f"{name}: zeta={value!r} must be from 0 to 1")
+    return number
+
+
+@dataclass(frozen=True)
+class Variance(_NeedsVariance):
+    """Send only unambiguous elements: those whose accumulated mean r is large against the accumulated second moment v,
+    ``r² > alpha · v``. Values travel as powers of two, in 4 bits; elements that have no code stay for a later call.
+
+    Needs a `VarianceFeedback`, which keeps r and v. Where some chosen element is not finite, values travel in full.
+
+    Parameters
+    ----------
+    alpha : float
+        From 1 to 2, as a rule: the larger, the less is sent.
+    zeta : float
+        Decay of v where nothing is sent, 0 to 1.
+    wire, out_format
+        As of `TopK`.
+
+    References
+    ----------
+    Y. Tsuzuku, H. Imachi, T. Akiba, "Variance-based Gradient Compression for Efficient Distributed Deep Learning",
+    ICLR 2018 workshop.
+    """
+
+    alpha: float = 1.5
+    zeta: float = 0.999
+
+    name: ClassVar[str] = "variance"
+    value_format: ClassVar[int] = POWER
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "alpha", _above_zero("variance: alpha", self.alpha))
+        object.__setattr__(self, "zeta", _zeta("variance", self.zeta))
+
+    def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
+        return Choice(kernels.unambiguous(values, _variance(kernels, values, feedback), self.alpha, 0.0))
+
+    def settle(self, kernels: Selection, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
+        assert isinstance(feedback, VarianceFeedback)
+        feedback.decay(self.zeta, indices)
+        feedback.residual[indices] = 0
+        feedback.variance[indices] = 0
+
+
+@dataclass(frozen=True)
+class Hybrid(_NeedsVariance):
+    """Send plus or minus a threshold where an element is above it and unambiguous: `Strom` and `Variance` together.
+
+    Needs a `VarianceFeedback`. Where some chosen element is not finite, values travel in full.
+
+    Parameters
+    ----------
+    threshold : float
+        The τ of Strom's method, in the values' unit.
+    alpha, zeta : float
+        As of `Variance`.
+    wire, out_format
+        As of `TopK`; not ``"packed"``.
+
+    References
+    ----------
+    As `Variance`, section 4.4.
+    """
+
+    threshold: float = 1e-3
+    alpha: float = 1.5
+    zeta: float = 0.999
+
+    name: ClassVar[str] = "hybrid"
+    value_format: ClassVar[int] = SIGN
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "threshold", _above_zero("hybrid: threshold", self.threshold))
+        object.__setattr__(self, "alpha", _above_zero("hybrid: alpha", self.alpha))
+        object.__setattr__(self, "zeta", _zeta("hybrid", self.zeta))
+
+    def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
+        variance = _variance(kernels, values, feedback)
+        return Choice(kernels.unambiguous(values, variance, self.alpha, self.threshold), self.threshold)
+
+    def settle(self, kernels: Selection, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
+        assert isinstance(feedback, VarianceFeedback)
+        step = self.threshold
+        magnitudes = abs(kernels.take(feedback.residual, indices))
+        left = kernels.take(feedback.variance, indices) - 2 * magnitudes * step + step * step
+        feedback.decay(self.zeta, indices)
+        # Comparisons with what is not finite are false: nothing is left there.
+        feedback.variance[indices] = left * (left > 0) * (magnitudes < math.inf) if kernels.finite(left) else 0
+        feedback.sent(kernels, indices, sent)
+
+
+ALL = (TopK, RandomK, Strom, Variance, Hybrid)
+
+__all__ = ["ALL", "FULL", "POWER", "SIGN", "Hybrid", "RandomK", "Strom", "TopK", "Variance"]

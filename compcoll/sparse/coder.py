@@ -1,0 +1,254 @@
+"""A sparsifier bound to a device and an element type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..codecs.base import DTYPES, Array, Coder
+from ..errors import InvalidBuffer
+from ..feedback import ErrorFeedback
+from .base import FULL, MOST_ELEMENTS, MOST_PACKED, POWER, WIRES, Selection, Sparsifier
+
+_HEADER_NBYTES = 32
+_PACKED = WIRES.index("packed")
+_VALUE_NAMES = ("full", "sign", "power")
+
+
+class Chosen(NamedTuple):
+    """Elements that one rank sends.
+
+    Attributes
+    ----------
+    values : array
+        The whole buffer that they were chosen from.
+    indices : array of uint32
+        Which.
+    index_format, value_format : int
+        How they travel.
+    step, top : float, int
+        What signs and power codes refer to.
+    """
+
+    values: Array
+    indices: Array
+    index_format: int
+    value_format: int
+    step: float
+    top: int
+
+    @property
+    def formats(self) -> str:
+        """The formats, for people."""
+        return f"{WIRES[self.index_format]} of {_VALUE_NAMES[self.value_format]} values"
+
+
+class _Incoming:
+    """A call's values, for a feedback."""
+
+    def __init__(self, coder: SparseCoder, n: int, x: Array, scale: float) -> None:
+        self._coder, self._n, self._x, self._scale = coder, n, x, scale
+
+    def add_to(self, target: Any, factor: float = 1.0) -> None:
+        self._coder.accumulate(self._n, self._x, target, self._scale * factor)
+
+    def norm(self) -> float:
+        values = self._coder.kernels.zeros(self._n)
+        self.add_to(values)
+        return math.sqrt(self._coder.kernels.moments(values)[2])
+
+
+class SparseCoder:
+    """A sparsifier's work on one device and element type (the contract is `compcoll.codecs.base.Coder`).
+
+    Values are computed on in float64 for float64 and else in float32, and travel so.
+
+    Parameters
+    ----------
+    sparsifier : Sparsifier
+        What to send.
+    device : Device
+        Where arrays are.
+    dtype : str
+        Element type.
+    """
+
+    fixed_size = False
+
+    def __init__(self, sparsifier: Sparsifier, device: Any, dtype: str) -> None:
+        computed = "float64" if dtype == "float64" else "float32"
+        self.sparsifier = sparsifier
+        self.kernels: Selection = device.selection(computed)
+        self._direct = dtype == computed
+        self._itemsize = 8 if computed == "float64" else 4
+        # Values as they are computed on are the wire of this cast: the cast kernels load, add and store them.
+        self._cast: Coder = device.coder(("cast", DTYPES.index(computed), 0), dtype)
+        self._as_bytes = device.as_bytes
+        self._empty_bytes = device.empty_bytes
+
+    def wire_nbytes(self, n: int) -> int:
+        """The longest wire of n values: with all of them sent, in the longest format that may be taken."""
+        masks = -(-n // 8)
+        indices = {"pairs": 4 * n, "packed": masks, "mask": masks, "runs": 2 * n + 2 * (n // 0xFFFF + 1), "auto": masks}
+        return _HEADER_NBYTES + indices[self.sparsifier.wire] + self._itemsize * n
+
+    def encode(
+        self,
+        n: int,
+        add: Array | None,
+        wires: Sequence[Array],
+        wire: Array,
+        *,
+        residual: Array | None = None,
+        feed: bool = True,
+        residual_scale: float = 1.0,
+        decoded: Array | None = None,
+        scale: float = 1.0,
+        draw: int = 0,
+        position: int = 0,
+    ) -> int:
+        fed = residual is not None and feed
+        values = residual if fed else self.kernels.zeros(n)
+        assert values is not None
+        self._sum(n, add, wires, values, scale)
+        chosen = self._chosen(values, None)
+        nbytes = self.write(chosen, 0, n, wire)
+        indices, sent = self.read(wire[:nbytes], n)
+        if residual is not None:
+            self.kernels.subtract(indices, sent, values)
+            if residual_scale != 1.0:
+                values *= residual_scale
+            if not fed:
+                residual += values
+        if decoded is not None:
+            self.store(n, [(indices, sent)], decoded)
+        return nbytes
+
+    def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
+        values = self.kernels.zeros(n)
+        self._sum(n, add, wires, values, scale)
+        self._cast.decode(n, None, (self._as_bytes(values),), out)
+
+    def select(self, n: int, x: Array, scale: float, feedback: ErrorFeedback | None) -> Chosen:
+        """Choose what to send of ``x · scale``, and of what the feedback holds."""
+        if feedback is not None:
+            values = feedback.accumulate(_Incoming(self, n, x, scale))
+        elif self._direct and scale == 1.0:
+            values = x
+        else:
+            values = self.kernels.zeros(n)
+            self.accumulate(n, x, values, scale)
+        return self._chosen(values, feedback)
+
+    def write(self, chosen: Chosen, begin: int, end: int, wire: Array) -> int:
+        """Write the wire of those between two elements, as a buffer of its own; its length."""
+        first, last = self.kernels.cuts(chosen.indices, [begin, end])
+        indices = chosen.indices[first:last] - begin if begin else chosen.indices[first:last]
+        return self.kernels.write(
+            chosen.values[begin:end],
+            indices.astype(chosen.indices.dtype, copy=False),
+            chosen.index_format,
+            chosen.value_format,
+            chosen.step,
+            chosen.top,
+            wire,
+        )
+
+    def nbytes_of(self, chosen: Chosen) -> int:
+        """Length of the wire of them all."""
+        return self.kernels.wire_nbytes(chosen.values, chosen.indices, chosen.index_format, chosen.value_format)
+
+    def read(self, wire: Array, n: int) -> tuple[Array, Array]:
+        """Indices and values of a wire of n elements."""
+        return self.kernels.read(wire, n)
+
+    def settle(self, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
+        """Let the feedback know what was sent."""
+        self.sparsifier.settle(self.kernels, feedback, indices, sent)
+        feedback.calls += 1
+
+    def store(self, n: int, parts: Sequence[tuple[Array, Array]], out: Array) -> None:
+        """Store the dense sum of sparse vectors, added in their order."""
+        values = out if self._direct else self.kernels.zeros(n)
+        if self._direct:
+            out[:] = 0
+        for indices, sent in parts:
+            self.kernels.add(indices, sent, values)
+        if not self._direct:
+            self._cast.decode(n, None, (self._as_bytes(values),), out)
+
+    def stored(self, values: Array, out: Array) -> None:
+        """Store values in the element type."""
+        self._cast.decode(values.size, None, (self._as_bytes(values),), out)
+
+    def accumulate(self, n: int, x: Array, target: Array, scale: float) -> None:
+        """``target += x · scale``."""
+        at = self._as_bytes(target)
+        self._cast.encode(n, x, (at,), at, scale=scale)
+
+    def longest(self, n: int, count: int | None = None) -> int:
+        """Bytes that no wire of n elements exceeds, with at most so many of them sent."""
+        count = n if count is None else min(n, count)
+        indices = max(4 * count, -(-n // 8), 2 * count + 2 * (n // 0xFFFF + 1))
+        return _HEADER_NBYTES + indices + self._itemsize * count
+
+    def sent(self, chosen: Chosen) -> tuple[Array, Array]:
+        """Indices and values as those see them who receive them."""
+        if chosen.value_format == FULL:
+            return chosen.indices, self.kernels.take(chosen.values, chosen.indices)
+        wire = self._empty_bytes(self.nbytes_of(chosen))
+        self.write(chosen, 0, chosen.values.size, wire)
+        return self.read(wire, chosen.values.size)
+
+    def quantiles(self, chosen: Chosen, parts: int) -> list[int]:
+        """The indices at which parts with as many elements would begin, but for the first."""
+        count, n = int(chosen.indices.size), int(chosen.values.size)
+        if count == 0:
+            return [n * part // parts for part in range(1, parts)]
+        return [int(chosen.indices[count * part // parts]) for part in range(1, parts)]
+
+    def reduced(self, merged: tuple[Array, Array], n: int, most: int) -> tuple[Chosen, tuple[Array, Array] | None]:
+        """A sum of sparse vectors, as something to send of n elements, and what is left of it.
+
+        Where largest elements are sent, only so many of them are.
+        """
+        kernels, (indices, values) = self.kernels, merged
+        left = None
+        if self.sparsifier.largest_first and indices.size > most:
+            kept = kernels.largest(values, most)
+            rest = kernels.without(indices.size, kept)
+            left = (kernels.take(indices, rest), kernels.take(values, rest))
+            indices, values = kernels.take(indices, kept), kernels.take(values, kept)
+        dense = kernels.zeros(n)
+        kernels.add(indices, values, dense)
+        return self._formatted(dense, indices, FULL, 0.0, 0), left
+
+    def _sum(self, n: int, add: Array | None, wires: Sequence[Array], values: Array, scale: float) -> None:
+        if add is not None:
+            self.accumulate(n, add, values, scale)
+        for wire in wires:
+            self.kernels.add(*self.read(wire, n), values)
+
+    def _chosen(self, values: Array, feedback: ErrorFeedback | None) -> Chosen:
+        if values.size > MOST_ELEMENTS:
+            raise InvalidBuffer(f"{values.size} elements: sparse wires hold at most {MOST_ELEMENTS}, send parts")
+        indices, step = self.sparsifier.choose(self.kernels, values, feedback)
+        value_format, top = self.sparsifier.sent_values, 0
+        # Neither signs nor powers of two hold what is not finite.
+        if value_format != FULL and not self.kernels.finite(self.kernels.take(values, indices)):
+            value_format = FULL
+        if value_format == POWER:
+            indices, top = self.kernels.powers(values, indices)
+        return self._formatted(values, indices, value_format, step, top)
+
+    def _formatted(self, values: Array, indices: Array, value_format: int, step: float, top: int) -> Chosen:
+        """With the index format asked for where it fits, else the shortest."""
+        n, asked = values.size, self.sparsifier.wire
+        fits = [
+            number for number in range(len(WIRES)) if number != _PACKED or (value_format == POWER and n <= MOST_PACKED)
+        ]
+        if asked != "auto" and WIRES.index(asked) in fits:
+            fits = [WIRES.index(asked)]
+        shortest = min(fits, key=lambda number: self.kernels.wire_nbytes(values, indices, number, value_format))
+        return Chosen(values, indices, shortest, value_format, step, top)

@@ -1,0 +1,138 @@
+"""States of sparse training methods, owned by the caller: one a buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..codecs.base import real
+from ..errors import InvalidArgument, InvalidBuffer
+from ..feedback import ErrorFeedback, Incoming
+
+
+class DGCFeedback(ErrorFeedback):
+    """Deep Gradient Compression: momentum correction, momentum factor masking and local clipping.
+
+    Each call's values g become ``u ← m · u + g; v ← v + u``; what is sent is chosen from v, and where it was, both are
+    set to 0. The optimizer that takes the sum must then have no momentum of its own.
+
+    Parameters
+    ----------
+    momentum : float
+        The m above, 0 to less than 1.
+    clip : float, optional
+        Values are scaled down so that their Euclidean norm is at most this. DGC clips to the global threshold divided
+        by the square root of the number of ranks.
+
+    Attributes
+    ----------
+    residual : array or None
+        v: what was accumulated and not sent.
+    velocity : array or None
+        u.
+
+    References
+    ----------
+    Y. Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR
+    2018, section 3.
+    """
+
+    _arrays = ("residual", "velocity")
+
+    def __init__(self, momentum: float = 0.9, clip: float | None = None) -> None:
+        super().__init__()
+        self.momentum = real("DGCFeedback: momentum", momentum)
+        self.clip = None if clip is None else real("DGCFeedback: clip", clip)
+        self.velocity: Any = None
+        if not 0 <= self.momentum < 1:
+            raise InvalidArgument(f"DGCFeedback: momentum={momentum!r} must be at least 0 and less than 1")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise InvalidArgument(f"DGCFeedback: clip={clip!r} must be finite and above 0")
+
+    def accumulate(self, incoming: Incoming) -> Any:
+        factor = 1.0
+        if self.clip is not None:
+            norm = incoming.norm()
+            factor = self.clip / norm if self.clip < norm < math.inf else 1.0
+        self.velocity *= self.momentum
+        incoming.add_to(self.velocity, factor)
+        self.residual += self.velocity
+        return self.residual
+
+    def sent(self, kernels: Any, indices: Any, values: Any) -> None:
+        super().sent(kernels, indices, values)
+        self.velocity[indices] = 0
+
+
+def warmup_density(epoch: int, density: float = 0.001, epochs: int = 5) -> float:
+    """DGC's schedule: 25 %, 6.25 %, 1.5625 %, 0.4 %, 0.1 % over the first epochs.
+
+    Parameters
+    ----------
+    epoch : int
+        Counted from 0.
+    density : float
+        The final one.
+    epochs : int
+        From the last of these on the final one holds, or as soon as a quarter of the last would be less.
+    """
+    if epoch < 0 or epochs < 1 or not 0 < density <= 1:
+        raise InvalidArgument(f"epoch={epoch!r}, epochs={epochs!r}, density={density!r}: not a schedule")
+    return density if epoch >= epochs - 1 else max(density, 0.25 ** (epoch + 1))
+
+
+class VarianceFeedback(ErrorFeedback):
+    """What the variance-based methods keep: accumulated means r and second moments v.
+
+    Before each call `observe` takes the second moment of the buffer's samples: ``Σ (∇f_z / B)²`` over the B samples
+    z of the mini-batch, of which the call's values are the mean.
+
+    Attributes
+    ----------
+    residual : array or None
+        r.
+    variance : array or None
+        v.
+
+    References
+    ----------
+    See `compcoll.sparse.Variance`.
+    """
+
+    _arrays = ("residual", "variance")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.variance: Any = None
+        self._observed: Any = None
+
+    def observe(self, second_moment: Any) -> None:
+        """Add second moments to v at the next call: an array of the buffer's shape, of finite values, none negative."""
+        if not bool(((second_moment - second_moment) == 0).all()) or bool((second_moment < 0).any()):
+            raise InvalidBuffer("second moments must be finite and not negative")
+        flat = second_moment.reshape(-1)
+        if self.residual is not None and flat.size != self.residual.size:
+            raise InvalidBuffer(f"{flat.size} second moments, but the feedback holds {self.residual.size} elements")
+        self._observed = flat.copy() if self._observed is None else self._observed + flat
+
+    def reset(self) -> None:
+        super().reset()
+        self._observed = None
+
+    def prepare(self, n: int, dtype: str, zeros: Callable[[int, str], Any]) -> Any:
+        if self._observed is not None and self._observed.size != n:
+            raise InvalidBuffer(f"{self._observed.size} second moments were observed, but this buffer has {n} elements")
+        return super().prepare(n, dtype, zeros)
+
+    def accumulate(self, incoming: Incoming) -> Any:
+        if self._observed is not None:
+            self.variance += self._observed
+            self._observed = None
+        return super().accumulate(incoming)
+
+    def decay(self, factor: float, sent: Any) -> None:
+        """Multiply v where nothing was sent."""
+        kept = self.variance[sent]
+        self.variance *= factor
+        self.variance[sent] = kept

@@ -1,0 +1,246 @@
+"""Ways to find the k largest magnitudes of a buffer, exactly or about.
+
+All of them return indices, ascending: never fewer than k where k values are not zero, never a zero, and always every
+value that is not finite. Where a threshold cannot be found (many equal values), the exact choice takes over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+from typing import NamedTuple
+
+from ..codecs.base import Array
+from .base import Selection
+
+_SAMPLE = 16384  # values of a long buffer in which thresholds are tried before they are in all
+_WHOLE = 4096  # values that are not worth a sample
+_RUN = 16  # values next to each other in a sample
+_MIDDLE = 1.2  # of what is accepted, in units of k
+_FEWEST = 8  # elements of a sample that shall be above a threshold, else it tells too little
+_NARROW = 1e-6  # of the largest magnitude: an interval in which no further threshold is tried
+
+_NORMAL = NormalDist()
+
+Selector = Callable[[Selection, Array, int], Array]
+
+
+def exact(kernels: Selection, values: Array, k: int) -> Array:
+    """The k largest.
+
+    The threshold of a sample is a lower bound of the true one, nearly always; one pass collects what is above, and the
+    choice is made among that. Too few: the bound is lowered, and the pass repeated.
+    """
+    n = values.size
+    if n > _WHOLE and k < n // 2:
+        sampled = kernels.sample(values, _sampled(n))
+        expected = k * sampled.size / n
+        rank = int(expected + 5 * math.sqrt(expected) + _RUN // 2)
+        fit = _laplacian(kernels, sampled, min(1.1 * rank / sampled.size, 1.0))
+        threshold = fit.threshold
+        while rank < sampled.size:
+            inside = (rank, rank + rank // 4 + 2)
+            bound = _bisected(lambda t: kernels.count(sampled, t), inside, 0.0, fit.largest, threshold, fit.normal)
+            bound = kernels.kth_largest(sampled, rank) if bound is None else bound
+            found = _collect(kernels, values, bound, k)
+            if found is not None:
+                return _largest_of(kernels, values, found, k)
+            rank, threshold = 2 * rank, bound / 2
+    return kernels.largest(values, k)
+
+
+def hierarchical(kernels: Selection, values: Array, k: int) -> Array:
+    """At least k, at most 2k: the threshold of a sample of 1 %; where too many are above, the k largest of them.
+
+    Y. Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR
+    2018, section 3.1 and appendix.
+    """
+    n = values.size
+    m = max(n // 100, 1024) // _RUN * _RUN
+    if m >= n:
+        return kernels.largest(values, k)
+    sampled = kernels.sample(values, m)
+    rank = math.ceil(k * m / n)
+    while rank < m:
+        found = _collect(kernels, values, kernels.kth_largest(sampled, rank), k)
+        if found is not None:
+            return found if found.size <= 2 * k else _largest_of(kernels, values, found, k)
+        rank *= 2
+    return kernels.largest(values, k)
+
+
+def trimmed(kernels: Selection, values: Array, k: int) -> Array:
+    """The k largest: a threshold falls from the largest magnitude towards the mean until k are above, and the choice
+    is made among them.
+
+    J. Fang et al., "RedSync: Reducing synchronization bandwidth for distributed deep learning training system", JPDC
+    133, 2019, algorithm 2.
+    """
+    mean, largest = _mean_and_largest(kernels, values)
+    for ratio in (0.8, 0.6, 0.4, 0.2, 0.0):
+        found = _collect(kernels, values, mean + ratio * (largest - mean), k)
+        if found is not None:
+            return _largest_of(kernels, values, found, k)
+    return kernels.largest(values, k)
+
+
+def bisection(kernels: Selection, values: Array, k: int) -> Array:
+    """From k to 2k: a threshold between mean and largest magnitude, found by bisection.
+
+    RedSync, as `trimmed`, algorithm 3.
+    """
+    mean, largest = _mean_and_largest(kernels, values)
+    return _searched(kernels, values, k, 2 * k, mean, largest, (mean + largest) / 2)
+
+
+def ldte(kernels: Selection, values: Array, k: int) -> Array:
+    """From k to 1.5 k, by LDTE-BS: the threshold that a Laplacian distribution of the same mean and variance would
+    have, then bisection. The estimate is made for the middle of what is accepted; where it finds too few, the tail is
+    lighter, and a normal distribution's threshold is tried before bisection.
+
+    Of a long buffer the moments and the first trials are a sample's, for about twice as many as wanted: a threshold
+    that is too low costs little, since the search goes on among what one pass over everything has collected.
+    """
+    n, most = values.size, max(3 * k // 2, k + 1)
+    if n <= 4 * _SAMPLE:
+        fit = _laplacian(kernels, values, _MIDDLE * k / n)
+        return _searched(kernels, values, k, most, fit.mean, fit.largest, fit.threshold, fit)
+    sampled = kernels.sample(values, _sampled(n))
+    expected = k * sampled.size / n
+    deviation = math.sqrt(expected)
+    fit = _laplacian(kernels, sampled, min((expected + 4 * deviation) / sampled.size, 1.0))
+    threshold = fit.threshold
+    if expected >= _FEWEST:
+        inside = (expected + 2 * deviation, expected + 6 * deviation)
+        tried = _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold, fit.normal)
+        threshold = threshold if tried is None else tried
+    # The largest of the sample may not be everybody's.
+    return _searched(kernels, values, k, most, fit.mean, 4 * max(fit.largest, threshold), threshold, fit)
+
+
+class _Fit(NamedTuple):
+    """A Laplacian distribution: the estimate ``b · ln(cosh(μ/b) / η)`` of a threshold, ``|μ|``, the largest magnitude
+    of the values, and b; the threshold of a normal distribution without mean.
+    """
+
+    threshold: float
+    mean: float
+    largest: float
+    scale: float
+    normal: float
+
+
+def _laplacian(kernels: Selection, values: Array, density: float) -> _Fit:
+    total, _, squares, largest = kernels.moments(values)
+    mean = total / values.size
+    b = math.sqrt(max(squares / values.size - mean * mean, 0.0) / 2)
+    if not 0 < b < math.inf:
+        return _Fit(largest / 2, min(abs(mean), largest), largest, 0.0, 0.0)
+    ratio = abs(mean) / b
+    log_cosh = ratio + math.log1p(math.exp(-2 * ratio)) - math.log(2)
+    normal = math.sqrt(squares / values.size) * _NORMAL.inv_cdf(1 - density / 2)
+    return _Fit(min(b * (log_cosh - math.log(density)), largest), min(abs(mean), largest), largest, b, normal)
+
+
+def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
+    _, magnitudes, _, largest = kernels.moments(values)
+    return min(magnitudes / values.size, largest), largest
+
+
+def _sampled(n: int) -> int:
+    """Length of a sample of that many values."""
+    return min(n // 8, _SAMPLE) // _RUN * _RUN
+
+
+def _room(values: Array, k: int) -> int:
+    n = int(values.size)
+    return min(n, max(4 * k, n // 16))
+
+
+def _collect(kernels: Selection, values: Array, threshold: float, k: int) -> Array | None:
+    """All above a threshold, if they are at least k."""
+    found, count = kernels.above(values, threshold, _room(values, k))
+    if found is None:
+        found, count = kernels.above(values, threshold, count)
+    return found if count >= k else None
+
+
+def _largest_of(kernels: Selection, values: Array, indices: Array, k: int) -> Array:
+    """The k largest among some."""
+    return kernels.take(indices, kernels.largest(kernels.take(values, indices), k))
+
+
+def _bisected(
+    count: Callable[[float], int],
+    inside: tuple[float, float],
+    head: float,
+    tail: float,
+    threshold: float,
+    second: float = 0.0,
+) -> float | None:
+    """A threshold above which as many lie as wanted, between two others; None where none was found.
+
+    ``second`` is tried after the first, if it lies between what is left.
+    """
+    narrow = _NARROW * tail
+    while tail - head > narrow:
+        above = count(threshold)
+        if inside[0] <= above <= inside[1]:
+            return threshold
+        head, tail = (threshold, tail) if above > inside[1] else (head, threshold)
+        threshold, second = second if head < second < tail else (head + tail) / 2, 0.0
+    return None
+
+
+def _searched(
+    kernels: Selection,
+    values: Array,
+    k: int,
+    most: int,
+    head: float,
+    tail: float,
+    threshold: float,
+    fit: _Fit | None = None,
+) -> Array:
+    """From k to ``most``, by bisection; once what is above the lower end has been collected, only among that.
+
+    Where a count is known, the next trial goes by the fit's exponential tail.
+    """
+    scale, second = (0.0, 0.0) if fit is None else (fit.scale, fit.normal)
+    narrow, room = _NARROW * tail, _room(values, k)
+    while tail - head > narrow:
+        found, above = kernels.above(values, threshold, room)
+        if above < k:
+            tail = threshold
+            second = threshold + scale * math.log(above / (_MIDDLE * k)) if above else second
+        elif above <= most and found is not None:
+            return found
+        elif found is None:
+            head = threshold
+        else:
+            among = kernels.take(values, found)
+            guess = threshold + scale * math.log(above / (_MIDDLE * k))
+            chosen = _bisected(
+                lambda t, among=among: kernels.count(among, t),  # type: ignore[misc]
+                (k, most),
+                threshold,
+                tail,
+                guess if threshold < guess < tail else (threshold + tail) / 2,
+            )
+            if chosen is None:
+                return _largest_of(kernels, values, found, k)
+            positions, _ = kernels.above(among, chosen, most)
+            return kernels.take(found, positions)
+        threshold, second = second if head < second < tail else (head + tail) / 2, 0.0
+    return exact(kernels, values, k)
+
+
+SELECTORS: Mapping[str, Selector] = {
+    "exact": exact,
+    "hierarchical": hierarchical,
+    "trimmed": trimmed,
+    "bisection": bisection,
+    "ldte": ldte,
+}
+"""By the names that `TopK` takes."""

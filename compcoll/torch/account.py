@@ -1,0 +1,63 @@
+"""What a model's communication amounts to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..algorithms import choose
+from ..stats import Stats
+
+
+@dataclass
+class Account:
+    """Sums over collectives on this rank.
+
+    Attributes
+    ----------
+    calls : Counter
+        How many collectives ran, by algorithm and codec.
+    raw_nbytes : int
+        Bytes of this rank's buffers.
+    wire_nbytes : int
+        Bytes that this rank sent. MPI's own collectives do not tell: counted is what is least for them.
+    raw_sent_nbytes : int
+        Bytes that this rank would have sent without a codec, by the same algorithms.
+    encode_seconds, decode_seconds, wait_seconds, total_seconds : float
+        In the thread that runs the collectives.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    raw_nbytes: int = 0
+    wire_nbytes: int = 0
+    raw_sent_nbytes: int = 0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Raw bytes sent divided by wire bytes sent; 1 before anything was sent."""
+        return self.raw_sent_nbytes / self.wire_nbytes if self.wire_nbytes else 1.0
+
+    def add(self, stats: Stats, least: float) -> None:
+        """Add a collective.
+
+        Parameters
+        ----------
+        stats : Stats
+            Its account.
+        least : float
+            The part of its buffer that each rank must send, uncompressed.
+        """
+        by_mpi = stats.algorithm == choose.NATIVE
+        sent = round(stats.raw_nbytes * least)
+        self.calls[stats.algorithm if stats.codec is None else f"{stats.algorithm}, {stats.codec}"] += 1
+        self.raw_nbytes += stats.raw_nbytes
+        self.wire_nbytes += sent if by_mpi else stats.wire_nbytes
+        self.raw_sent_nbytes += sent if by_mpi else stats.raw_sent_nbytes
+        self.encode_seconds += stats.encode_seconds
+        self.decode_seconds += stats.decode_seconds
+        self.wait_seconds += stats.wait_seconds
+        self.total_seconds += stats.total_seconds

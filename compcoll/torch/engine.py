@@ -1,0 +1,278 @@
+"""Jobs that run one after another in the order in which they were submitted, the same on every rank.
+
+MPI matches collectives by their order. PyTorch starts them from several threads: the caller's, the autograd engine's,
+and whichever completes a future with callbacks. An `Engine` puts them in one line. Whoever waits for a job takes the
+thread's place and runs the line up to it, so that a call that is waited for at once costs no change of threads.
+
+A job submitted from inside a job or from a callback of its future runs at once, in front of the line (depth first): a
+communication hook that chains collectives by callbacks, like PyTorch's PowerSGD, then has the same order on all ranks,
+whether its callbacks run in the thread that submits or in the one that completes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from functools import lru_cache
+from queue import SimpleQueue
+from typing import Any
+
+from torch._C._distributed_c10d import Work as _Work
+from torch.futures import Future
+
+from ..errors import CommunicatorBroken, PeerTimeout
+
+_SECONDS_AT_THE_END = 2.0
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@lru_cache(maxsize=1)
+def _end_all_at_exit() -> None:
+    atexit.register(_end_all)
+
+
+def _end_all() -> None:
+    """End the threads before MPI ends; what is under way may end within two seconds."""
+    for engine in tuple(_engines):
+        engine.close(_SECONDS_AT_THE_END)
+
+
+class Work(_Work):
+    """A job submitted to an `Engine`; PyTorch's handle of an asynchronous operation.
+
+    Parameters
+    ----------
+    job : callable
+        What to run; its value becomes the future's.
+    engine : Engine
+        Where it runs.
+    """
+
+    def __init__(self, job: Callable[[], Any], engine: Engine) -> None:
+        super().__init__()
+        self.job: Callable[[], Any] | None = job
+        self.done = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.source = -1
+        self._engine = engine
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._completion: Any = None
+        self._future: Any = None
+
+    def run(self) -> None:
+        """Do the job. The engine calls this, once."""
+        assert self.job is not None
+        try:
+            self.value = self.job()
+        except BaseException as error:
+            self.error = error
+        self.job = None
+        with self._engine.lock:
+            self.done = True
+            completion = self._completion
+        self._ended.release()
+        if completion is not None:
+            completion.set_result(None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the end of the job.
+
+        Parameters
+        ----------
+        timeout : datetime.timedelta, optional
+            For this wait; without one the job's own time-outs hold.
+
+        Raises
+        ------
+        PeerTimeout
+            If it has not ended by then.
+        Exception
+            What the job raised.
+        """
+        seconds = -1.0 if timeout is None else timeout.total_seconds()
+        if not self.done:
+            self._engine.finish(self, seconds)
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def await_end(self, seconds: float) -> bool:
+        """Block until another thread has done the job; whether it was in time (negative: no limit)."""
+        if not self._ended.acquire(timeout=seconds if seconds > 0 else -1):
+            return False
+        self._ended.release()
+        return True
+
+    def is_completed(self) -> bool:
+        return self.done
+
+    def is_success(self) -> bool:
+        return self.done and self.error is None
+
+    def exception(self) -> BaseException | None:
+        return self.error
+
+    def result(self) -> Any:
+        """The tensors of the result."""
+        self.wait()
+        return self.value
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The rank that a receive from any source heard from."""
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A `torch.futures.Future` of the job's value; it raises what the job raised.
+
+        Callbacks run in the thread that ends the job.
+        """
+        with self._engine.lock:
+            fresh = self._future is None
+            if fresh:
+                # The reducer of DDP survives an error raised by a callback, but not one set in the future itself.
+                self._completion = Future()
+                self._future = self._completion.then(self._deliver)
+            ended = self.done
+        if fresh and ended:
+            self._completion.set_result(None)
+        return self._future
+
+    def _deliver(self, _: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class Engine:
+    """Runs jobs in their order, in a thread of its own or in that of whoever waits.
+
+    Use one for each MPI communicator. The thread starts with the first job that is not waited for at once.
+
+    Parameters
+    ----------
+    name : str
+        Of the thread.
+    """
+
+    def __init__(self, name: str = "compcoll") -> None:
+        self.lock = threading.Lock()
+        self._name = name
+        self._line: deque[Work] = deque()
+        self._turn = threading.Lock()
+        self._owner = 0
+        self._bell: SimpleQueue[bool] = SimpleQueue()
+        self._rung = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        _engines.add(self)
+        _end_all_at_exit()
+
+    def submit(self, job: Callable[[], Any]) -> Work:
+        """Put a job at the end of the line and return at once.
+
+        Parameters
+        ----------
+        job : callable
+            Without arguments. Calls of MPI in it may block.
+
+        Returns
+        -------
+        Work
+            With ``wait()`` and ``get_future()``.
+        """
+        work = self._enter(job)
+        if not work.done:
+            self._ring()
+        return work
+
+    def run(self, job: Callable[[], Any]) -> Work:
+        """Run a job and all those in front of it; in this thread unless another is at it already."""
+        work = self._enter(job)
+        work.wait()
+        return work
+
+    def finish(self, work: Work, seconds: float = -1.0) -> None:
+        """Wait for a job's end, and take part.
+
+        Raises
+        ------
+        PeerTimeout
+            If it takes longer than a positive number of seconds.
+        """
+        if self._owner == threading.get_ident():
+            self._drain(work)
+        elif seconds <= 0 and self._turn.acquire(blocking=False):
+            self._own_and_drain(work)
+        else:
+            self._ring()
+            started = time.monotonic()
+            if not work.await_end(seconds):
+                raise PeerTimeout(
+                    f" Timed out after {time.monotonic() - started:.3g} s waiting for an operation to end"
+                )
+
+    def close(self, seconds: float | None = None) -> None:
+        """End the thread when the line is empty, or after so many seconds."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is None:
+            return
+        self._bell.put(False)
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+
+    def _enter(self, job: Callable[[], Any]) -> Work:
+        if self._closed:
+            raise CommunicatorBroken("this process group was destroyed")
+        work = Work(job, self)
+        if self._owner == threading.get_ident():
+            work.run()
+        else:
+            self._line.append(work)
+        return work
+
+    def _own_and_drain(self, until: Work | None) -> None:
+        """With the turn taken: run the line, then give the turn back."""
+        self._owner = threading.get_ident()
+        try:
+            self._drain(until)
+        finally:
+            self._owner = 0
+            self._turn.release()
+
+    def _drain(self, until: Work | None) -> None:
+        while self._line and (until is None or not until.done):
+            self._line.popleft().run()
+
+    def _ring(self) -> None:
+        """Have the thread look at the line."""
+        if self._rung:
+            return
+        self._rung = True
+        self._bell.put(True)
+        if self._thread is None:
+            with self.lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                    self._thread.start()
+
+    def _serve(self) -> None:
+        while self._bell.get():
+            self._rung = False
+            if self._line:
+                self._turn.acquire()
+                self._own_and_drain(None)

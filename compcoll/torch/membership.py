@@ -1,0 +1,76 @@
+"""The ranks of one of PyTorch's process groups as a communicator of ours, whatever backend the group has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..communicator import Communicator
+from ..errors import CollectiveMismatch, NotUnderMPI, ThreadsUnavailable, UnsupportedDevice
+from ..transports.mpi import among, standing
+
+_THREADS_ADVICE = 'set mpi4py.rc.thread_level = "multiple" before MPI starts, and use an MPI built with threads'
+
+
+def communicator_of(group: dist.ProcessGroup, device: torch.device) -> Communicator:
+    """A communicator whose rank k is the group's rank k. Collective in the group.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        Any backend's.
+    device : torch.device
+        Where the model's parameters are.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If that is not the CPU.
+    NotUnderMPI
+        On every rank, if the group's ranks are not ranks of one MPI job.
+    ThreadsUnavailable
+        On every rank, if MPI was initialised without MPI_THREAD_MULTIPLE on any.
+    """
+    if device.type != "cpu":
+        raise UnsupportedDevice(f"gradients on {device} cannot be compressed yet: only those on the CPU")
+    told = [torch.zeros(3, dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(told, torch.tensor(standing(), dtype=torch.int64), group=group)
+    ranks, sizes, threads = (list(column) for column in zip(*(row.tolist() for row in told), strict=True))
+    if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):
+        raise NotUnderMPI(
+            f"the process group has {len(ranks)} ranks, but in MPI_COMM_WORLD they are rank "
+            f"{', '.join(f'{rank} of {size}' for rank, size in zip(ranks, sizes, strict=True))}: "
+            "start the program with mpirun or srun (torchrun does not start MPI)"
+        )
+    if not all(threads):
+        lacking = ", ".join(str(rank) for rank, have in enumerate(threads) if not have)
+        raise ThreadsUnavailable(
+            "gradients are reduced by a thread while back-propagation goes on, but MPI was initialised without "
+            f"MPI_THREAD_MULTIPLE on rank {lacking}: {_THREADS_ADVICE}"
+        )
+    comm = among(ranks)
+    communicator = Communicator(comm, progress="nap")
+    comm.Free()
+    return communicator
+
+
+def check_alike(communicator: Communicator, lines: list[str]) -> None:
+    """Make sure that all ranks have the same lines of text. Collective.
+
+    Raises
+    ------
+    CollectiveMismatch
+        On every rank, with the first line in which they differ.
+    """
+    text: Any = np.frombuffer("\n".join(lines).encode(), np.uint8)
+    sizes = communicator.allgather(np.array([text.size]))[:, 0]
+    texts = np.split(communicator.allgatherv(text), np.cumsum(sizes)[:-1])
+    all_lines = [bytes(one).decode().split("\n") for one in texts]
+    for number in range(max(map(len, all_lines))):
+        told = [each[number] if number < len(each) else "(nothing)" for each in all_lines]
+        if len(set(told)) > 1:
+            table = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(told))
+            raise CollectiveMismatch(f"the ranks' models or settings differ, first in this:\n{table}")

@@ -1,0 +1,49 @@
+"""What a process group compresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import config
+from ..codecs.base import Codec
+from ..codecs.registry import as_codec
+from ..errors import InvalidArgument
+
+MIN_BYTES = 512 * 1024
+
+
+class Options:
+    """Compression of a process group: ``init_process_group("compcoll", pg_options=Options(codec="zfp", rate=8))``.
+
+    Sums and means of at least ``min_bytes`` of floating-point elements are compressed in all_reduce and
+    reduce_scatter, in every form of them; nothing else is.
+
+    Parameters
+    ----------
+    codec : str or Codec, optional
+        As in `compcoll.allreduce`; None for nothing.
+    min_bytes : int
+        Smallest buffer to be compressed, in bytes: 512 KiB.
+    **codec_options
+        Configuration of a codec given by name, such as ``rate=8``.
+
+    Raises
+    ------
+    InvalidArgument
+        If the codec or ``min_bytes`` is not allowed.
+    """
+
+    def __init__(self, codec: str | Codec | None = None, *, min_bytes: int = MIN_BYTES, **codec_options: Any) -> None:
+        if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
+            raise InvalidArgument(f"min_bytes={min_bytes!r}: a number of bytes, 0 or more, is needed")
+        self.codec = as_codec(codec, codec_options)
+        self.min_bytes = min_bytes
+
+    @classmethod
+    def from_environment(cls) -> Options:
+        """Those that COMPCOLL_CODEC and COMPCOLL_RATE name."""
+        name, options = config.codec()
+        return cls(name, **options)
+
+    def __repr__(self) -> str:
+        return f"Options(codec={self.codec!r}, min_bytes={self.min_bytes})"

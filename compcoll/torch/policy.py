@@ -1,0 +1,101 @@
+"""Which gradients of a model are compressed, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ..errors import InvalidArgument
+from .buffers import COMPRESSIBLE
+
+KINDS = ("embeddings", "norms", "biases")
+"""Kinds of parameters that are exact by default: few bytes, or rows that are mostly zero, and sensitive to errors."""
+
+SMALLEST = 1024
+"""Elements from which on a parameter is worth compressing."""
+
+_NORMS = tuple(
+    getattr(nn, name)
+    for name in (
+        *("LayerNorm", "RMSNorm", "GroupNorm", "SyncBatchNorm"),
+        *(f"{kind}{dimensions}d" for kind in ("BatchNorm", "InstanceNorm") for dimensions in (1, 2, 3)),
+    )
+)
+
+
+def kind_of(name: str, owner: nn.Module) -> str | None:
+    """The kind of a parameter, if it is one of `KINDS`.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the model.
+    owner : torch.nn.Module
+        The module that it belongs to.
+    """
+    if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
+        return "embeddings"
+    if isinstance(owner, _NORMS) or "norm" in type(owner).__name__.lower():
+        return "norms"
+    return "biases" if name.rpartition(".")[2].endswith("bias") else None
+
+
+def exact_parameters(
+    model: nn.Module,
+    exclude: Iterable[str] | Callable[[str, nn.Parameter], bool],
+    smallest: int,
+) -> Mapping[str, bool]:
+    """For each parameter of a model, in its order, whether its gradient stays exact.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Without DistributedDataParallel around it.
+    exclude : iterable of str, or callable
+        Kinds of `KINDS`, and patterns of names such as ``"head.*"``; or a function of name and parameter.
+    smallest : int
+        Parameters of fewer elements are exact.
+
+    Returns
+    -------
+    dict
+        By name; a parameter that several modules share has its first name, and is exact if it is for any of them.
+
+    Raises
+    ------
+    InvalidArgument
+        If a pattern fits no parameter: it is likely a slip.
+    """
+    excluded = _predicate(exclude, model)
+    first_names: dict[int, str] = {}
+    exact: dict[str, bool] = {}
+    for path, owner in model.named_modules(remove_duplicate=False):
+        for own_name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{path}.{own_name}" if path else own_name
+            first = first_names.setdefault(id(parameter), name)
+            unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < smallest
+            exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
+    return exact
+
+
+def _predicate(
+    exclude: Iterable[str] | Callable[[str, nn.Parameter], bool], model: nn.Module
+) -> Callable[[str, nn.Module, nn.Parameter], bool]:
+    if callable(exclude):
+        return lambda name, owner, parameter: bool(exclude(name, parameter))
+    if isinstance(exclude, str):
+        raise InvalidArgument(f"exclude={exclude!r}: a sequence of kinds and patterns is needed, such as [{exclude!r}]")
+    given = list(exclude)
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    patterns = [pattern for pattern in given if pattern not in KINDS]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InvalidArgument(
+                f"exclude: {pattern!r} is neither a kind ({', '.join(KINDS)}) nor a pattern that fits the name of a "
+                f"parameter, such as {', '.join(names[:3])}"
+            )
+    return lambda name, owner, parameter: (
+        kind_of(name, owner) in given or any(fnmatchcase(name, pattern) for pattern in patterns)
+    )

@@ -1,0 +1,63 @@
+"""What compression has lost so far, as it is saved with a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from ..errors import InvalidArgument
+
+Residuals = dict[str, npt.NDArray[Any]]
+"""By name of the parameter, flat."""
+
+
+def state_of(rank: int, size: int, residuals: Residuals) -> dict[str, Any]:
+    """A rank's state."""
+    copies = {name: torch.from_numpy(kept.copy()) for name, kept in residuals.items()}
+    return {"rank": rank, "size": size, "residuals": copies}
+
+
+def residuals_of(
+    states: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, size: int, sizes: Mapping[str, int]
+) -> Residuals:
+    """A rank's part of a state, or of all ranks' states of then: their sum over the ranks stays what it was.
+
+    Parameters
+    ----------
+    states : mapping, or sequence of mapping
+        Made by `state_of`.
+    rank, size : int
+        Of now.
+    sizes : mapping
+        Elements of the compressed parameters, by name.
+
+    Raises
+    ------
+    InvalidArgument
+        If one state is of another rank or number of ranks, several are not of all ranks, or it is another model's.
+    """
+    if isinstance(states, Mapping):
+        if (states["rank"], states["size"]) != (rank, size):
+            raise InvalidArgument(
+                f"this is the state of rank {states['rank']} of {states['size']}, but here is rank {rank} of {size}: "
+                "give the states of all ranks"
+            )
+        chosen = [states]
+    else:
+        ranks = [state["rank"] for state in states]
+        if not states or sorted(ranks) != list(range(states[0]["size"])):
+            raise InvalidArgument(f"states of ranks {ranks} were given: those of all ranks are needed, each once")
+        chosen = [state for state in states if state["rank"] % size == rank]
+    residuals: Residuals = {}
+    for state in chosen:
+        for name, kept in state["residuals"].items():
+            if sizes.get(name) != kept.numel():
+                raise InvalidArgument(
+                    f"this state has {kept.numel()} elements of {name!r}, which is no compressed parameter of that size"
+                )
+            values = kept.numpy()
+            residuals[name] = residuals[name] + values if name in residuals else values.copy()
+    return residuals

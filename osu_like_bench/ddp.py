@@ -1,0 +1,303 @@
+"""A training step of DistributedDataParallel: compcoll's codecs, gloo, gloo with PyTorch's hooks. Needs torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from compcoll.torch.account import Account
+
+from .cases import Ranks
+from .ddp_contenders import Contender
+from .errors import UsageError
+from .report import STATISTICS, Column, Progress
+from .timing import Limits, Times, measure
+from .training import models
+
+ITERATIONS, WARMUP, TIME_CAP = 20, 2, 10.0
+
+_FEATURES = 64
+_EXACT = 1e-5
+"""Relative error of gradients that are not compressed: other orders of adding up."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One contender. Times of a step are in milliseconds.
+
+    Attributes
+    ----------
+    speedup : float
+        The first contender's time by this one's, in the statistic that the table shows.
+    compute_ms : float
+        The same step on one rank's own gradients, without communication.
+    exposed_ms : float
+        What communication adds to it.
+    codec_ms, communication_ms : float or None
+        Of compcoll's thread in a step: encoding and decoding, and all; None for others.
+    sent_megabytes, ratio : float or None
+        What a rank sends in a step, and uncompressed by that; None for others.
+    error : float
+        Of the first step's gradients: root mean square of the difference to the mean in float64, by that of the mean.
+    wrong : int
+        Parameters that differ between ranks after the first step, or are not finite; all if gradients that are not
+        compressed have too large an error.
+    """
+
+    contender: str
+    parameters: int
+    batch: int
+    ranks: int
+    nodes: int
+    avg_ms: float
+    median_ms: float
+    min_ms: float
+    max_ms: float
+    iterations: int
+    speedup: float
+    compute_ms: float
+    exposed_ms: float
+    codec_ms: float | None
+    communication_ms: float | None
+    sent_megabytes: float | None
+    ratio: float | None
+    error: float
+    wrong: int
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+class Step:
+    """A contender: a copy of the model, and one training step of it.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Wrapped or not.
+    batch : int
+        Examples of a rank.
+    compression : GradientCompression, optional
+        compcoll's, if it takes part.
+    """
+
+    def __init__(self, model: nn.Module, batch: int, compression: Any = None) -> None:
+        self.model = model
+        self.compression = compression
+        self.steps = 0
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        self._examples = torch.randn(batch, _FEATURES)
+        self._targets = torch.randint(10, (batch,))
+
+    def backward(self) -> None:
+        """Gradients of this rank's examples, averaged if the model does that."""
+        self._optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(self._examples), self._targets).backward()
+
+    def __call__(self) -> None:
+        """One training step."""
+        self.backward()
+        self._optimizer.step()
+        self.steps += 1
+
+    def start_account(self) -> None:
+        """Count from zero."""
+        self.steps = 0
+        if self.compression is not None:
+            self.compression.account = Account()
+
+
+def head(run: dict[str, Any], parameters: float, batch: int, bucket: float) -> list[str]:
+    """The lines above the table."""
+    nodes = f"{run['nodes']} node" + "s" * (run["nodes"] > 1)
+    return [
+        f"# DistributedDataParallel step, compcoll {run['compcoll']}, torch {torch.__version__}",
+        f"# {run['ranks']} ranks on {nodes}, {run['threads']} thread(s) each, {run['mpi']}, {run['cpu']}",
+        f"# perceptron of {parameters:g} parameters, {batch} examples a rank, buckets of {bucket:g} MB; milliseconds; "
+        "exposed: what communication adds to the step; comm, codec: in compcoll's thread",
+    ]
+
+
+def run(
+    contenders: Sequence[Contender],
+    *,
+    parameters: int,
+    batch: int,
+    bucket: float,
+    seed: int,
+    ranks: Ranks,
+    limits: Limits,
+    statistic: str,
+    progress: Progress,
+) -> list[StepRecord]:
+    """Measure all contenders in turns.
+
+    Parameters
+    ----------
+    contenders : sequence of Contender
+        Which; the first is what others are compared with.
+    parameters : int
+        About how many the model has.
+    batch : int
+        Examples of a rank in a step.
+    bucket : float
+        Megabytes of DDP's buckets.
+    seed : int
+        What model and examples depend on.
+    ranks : Ranks
+        Who takes part.
+    limits : Limits
+        How long.
+    statistic : str
+        One of `report.STATISTICS`.
+    progress : Progress
+        Prints the table's rows.
+    """
+    comm = ranks.comm
+    torch.manual_seed(seed)
+    model = models.perceptron(parameters, features=_FEATURES)
+    group = dist.group.WORLD
+    steps: list[Step] = []
+    quality: list[tuple[float, int]] = []
+    for contender in contenders:
+        progress.step(f"{contender.name}: first step")
+        wrapped, compression = contender.make(copy.deepcopy(model), group, bucket)
+        torch.manual_seed((seed << 10) + comm.rank)
+        steps.append(Step(wrapped, batch, compression))
+        try:
+            quality.append(_verify(steps[-1], ranks, contender.compresses))
+        except (AssertionError, IndexError) as error:
+            raise UsageError(f"{contender.name} fails in this PyTorch: {type(error).__name__}: {error}") from error
+    torch.manual_seed((seed << 10) + comm.rank)
+    alone = Step(model, batch)
+    for step in (*steps, alone):
+        step()
+        step.start_account()
+    progress.step("timed steps")
+    *times, compute = measure([*steps, alone], limits, barrier=comm.Barrier, slowest=ranks.largest)
+    return [
+        _record(contender, step, taken, compute, times[0], right, models.count(model), batch, ranks, statistic)
+        for contender, step, taken, right in zip(contenders, steps, times, quality, strict=True)
+    ]
+
+
+def _gradients(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]).double()
+
+
+def _verify(step: Step, ranks: Ranks, compresses: bool) -> tuple[float, int]:
+    """Error of the first averaged gradients, and how many parameters are wrong after a step with them."""
+    comm = ranks.comm
+    with step.model.no_sync():
+        step.backward()
+    own = _gradients(step.model)
+    mean = torch.empty_like(own)
+    comm.Allreduce(own.numpy(), mean.numpy())
+    mean /= comm.size
+    step()
+    error = float((_gradients(step.model) - mean).norm() / mean.norm())
+    values = torch.cat([parameter.detach().reshape(-1) for parameter in step.model.parameters()])
+    firsts = values.clone()
+    comm.Bcast(firsts.numpy())
+    wrong = int((values.view(torch.int32) != firsts.view(torch.int32)).logical_or(~values.isfinite()).sum())
+    wrong = int(comm.allreduce(wrong))
+    if not compresses and not error <= _EXACT:
+        wrong = values.numel()
+    return error, wrong
+
+
+def _record(
+    contender: Contender,
+    step: Step,
+    times: Times,
+    compute: Times,
+    first: Times,
+    quality: tuple[float, int],
+    parameters: int,
+    batch: int,
+    ranks: Ranks,
+    statistic: str,
+) -> StepRecord:
+    taken, without = (getattr(one, statistic) for one in (times, compute))
+    account = None if step.compression is None else step.compression.account
+    return StepRecord(
+        contender=contender.name,
+        parameters=parameters,
+        batch=batch,
+        ranks=ranks.comm.size,
+        nodes=ranks.nodes,
+        avg_ms=times.mean * 1e3,
+        median_ms=times.median * 1e3,
+        min_ms=times.min * 1e3,
+        max_ms=times.max * 1e3,
+        iterations=times.iterations,
+        speedup=getattr(first, statistic) / taken,
+        compute_ms=without * 1e3,
+        exposed_ms=(taken - without) * 1e3,
+        codec_ms=None if account is None else (account.encode_seconds + account.decode_seconds) / step.steps * 1e3,
+        communication_ms=None if account is None else account.total_seconds / step.steps * 1e3,
+        sent_megabytes=None if account is None else account.wire_nbytes / step.steps / 1e6,
+        ratio=None if account is None else account.ratio,
+        error=quality[0],
+        wrong=quality[1],
+        calls={} if account is None else dict(account.calls),
+    )
+
+
+def _milliseconds(name: str, head: str) -> Column:
+    def text(record: StepRecord) -> str:
+        value = getattr(record, name)
+        return "-" if value is None else f"{value:.1f}"
+
+    return Column(head, text, 11)
+
+
+def columns(statistic: str, first: str) -> list[Column]:
+    """The table's columns.
+
+    Parameters
+    ----------
+    statistic : str
+        One of `report.STATISTICS`.
+    first : str
+        The contender that others are compared with.
+    """
+    head, name = STATISTICS[statistic]
+    return [
+        Column("# Contender", lambda record: record.contender, -28),
+        _milliseconds(name.replace("_us", "_ms"), f"{head}(ms)"),
+        Column(f"{first}/this", lambda record: f"{record.speedup:.2f}", len(first) + 8),
+        _milliseconds("compute_ms", "Compute"),
+        _milliseconds("exposed_ms", "Exposed"),
+        _milliseconds("communication_ms", "Comm"),
+        _milliseconds("codec_ms", "Codec"),
+        _milliseconds("sent_megabytes", "MB sent"),
+        Column("Ratio", lambda record: "-" if record.ratio is None else f"{record.ratio:.2f}", 8),
+        Column("Rel. error", lambda record: f"{record.error:.2e}", 12),
+        Column("#wrong", lambda record: str(record.wrong), 10),
+    ]
+
+
+def table(records: Sequence[StepRecord], statistic: str) -> list[str]:
+    """The table's lines."""
+    shown = columns(statistic, records[0].contender)
+    rows = [[column.head for column in shown], *([column.text(record) for column in shown] for record in records)]
+    return ["".join(map(_aligned, row, shown)) for row in rows]
+
+
+def _aligned(cell: str, column: Column) -> str:
+    return f"{cell:<{-column.width}}" if column.width < 0 else f"{cell:>{column.width}}"
+
+
+def complaints(records: Sequence[StepRecord]) -> list[str]:
+    """A line for each contender with wrong parameters."""
+    return [
+        f"{record.contender}: {record.wrong} parameters differ between ranks or have wrong gradients, "
+        f"relative error {record.error:.2e}"
+        for record in records
+        if record.wrong
+    ]

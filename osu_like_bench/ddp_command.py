@@ -1,0 +1,86 @@
+"""The command ``ddp``: its options, and a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from compcoll.algorithms import choose
+
+from .arguments import at_least
+from .errors import UsageError
+from .machine import describe, describe_mpi
+from .report import Progress
+from .timing import Limits
+
+_USUAL = (
+    "gloo,gloo+fp16,gloo+bf16,gloo+powersgd:rank=2,compcoll,compcoll+zfp:rate=8,compcoll+zfp:rate=16,"
+    "compcoll+minmax:bits=8,compcoll+cast:dtype=float16"
+)
+
+
+def add_options(training: argparse.ArgumentParser) -> None:
+    """Add the command's own options."""
+    training.add_argument(
+        "--compare",
+        default=_USUAL,
+        metavar="NAMES",
+        help="contenders in turns, ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, powersgd:rank=2, "
+        "quantization), compcoll (exact), compcoll+CODEC such as compcoll+minmax:bits=4 (default: %(default)s)",
+    )
+    training.add_argument(
+        "--parameters", type=at_least(1, float), default=25e6, help="of the model, about (default: %(default)g)"
+    )
+    training.add_argument("--batch", type=at_least(1, int), default=8, help="examples of a rank (default: 8)")
+    training.add_argument(
+        "--bucket", type=at_least(0, float), default=25.0, metavar="MB", help="DDP's buckets (default: %(default)g)"
+    )
+    training.add_argument(
+        "--threads", type=at_least(1, int), help="threads of a rank (default: its share of the cores)"
+    )
+    training.add_argument("--algorithm", default=choose.AUTO, help="compcoll's (default: auto)")
+    training.add_argument("--no-feedback", action="store_true", help="forget what compression loses")
+    training.add_argument("--seed", type=at_least(0, int), default=0, help="of model and examples (default: 0)")
+
+
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], Sequence[Any], list[str]]:
+    """Measure; what is known of the run, its records, and what was wrong, for rank 0 to tell."""
+    if find_spec("torch") is None:
+        raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
+    from . import ddp, ddp_contenders
+    from .cases import Ranks
+    from .training.processes import share_cores, start
+
+    contenders = ddp_contenders.parse(
+        arguments.compare, feedback=not arguments.no_feedback, algorithm=arguments.algorithm
+    )
+    place = start("gloo")
+    threads = share_cores(place, arguments.threads)
+    ranks = Ranks()
+    about = describe() | {"mpi": describe_mpi(), "ranks": place.size, "nodes": ranks.nodes, "threads": threads}
+    progress = Progress(len(contenders) + 1, quiet=place.rank != 0)
+    progress.print(*ddp.head(about, arguments.parameters, arguments.batch, arguments.bucket))
+    cap = ddp.TIME_CAP if arguments.iterations is None else 0.0
+    cap = cap if arguments.time_cap is None else arguments.time_cap
+    try:
+        records = ddp.run(
+            contenders,
+            parameters=int(arguments.parameters),
+            batch=arguments.batch,
+            bucket=arguments.bucket,
+            seed=arguments.seed,
+            ranks=ranks,
+            limits=Limits(
+                ddp.WARMUP if arguments.warmup is None else arguments.warmup,
+                arguments.iterations or ddp.ITERATIONS,
+                cap or float("inf"),
+            ),
+            statistic=arguments.statistic,
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    progress.print(*ddp.table(records, arguments.statistic))
+    return about, records, ddp.complaints(records)

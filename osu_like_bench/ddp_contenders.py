@@ -1,0 +1,120 @@
+"""Ways to reduce the gradients of a DistributedDataParallel model, by name. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+import compcoll.torch
+from compcoll.codecs import get_codec
+
+from .errors import UsageError
+
+_ONE_BUCKET_MB = 1 << 20
+
+
+def _options(text: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for part in text.split(":") if text else ():
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise UsageError(f"{part!r}: options are written as name=value, such as rate=8")
+        try:
+            options[name] = float(value) if not value.isdigit() else int(value)
+        except ValueError:
+            options[name] = value == "True" if value in ("True", "False") else value
+    return options
+
+
+def _hook_fp16(group: dist.ProcessGroup) -> tuple[Any, Any]:
+    return group, default_hooks.fp16_compress_hook
+
+
+def _hook_bf16(group: dist.ProcessGroup) -> tuple[Any, Any]:
+    # DDP refuses the hook by its name where there is no NCCL, though gloo adds bfloat16 well.
+    def hook(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    return group, hook
+
+
+def _hook_powersgd(group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, Any]:
+    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    return state, powerSGD_hook.powerSGD_hook
+
+
+def _hook_quantization(group: dist.ProcessGroup) -> tuple[Any, Any]:
+    return group, quantization_hooks.quantization_pertensor_hook
+
+
+HOOKS: Mapping[str, Callable[..., tuple[Any, Any]]] = {
+    "fp16": _hook_fp16,
+    "bf16": _hook_bf16,
+    "powersgd": _hook_powersgd,
+    "quantization": _hook_quantization,
+}
+"""PyTorch's own: each takes a group and options, and makes a state and a hook."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What reduces gradients, as the command line names it."""
+
+    name: str
+    compresses: bool
+    make: Callable[[nn.Module, dist.ProcessGroup, float], tuple[nn.Module, Any]]
+
+
+def parse(text: str, *, feedback: bool, algorithm: str) -> list[Contender]:
+    """Contenders by name.
+
+    Parameters
+    ----------
+    text : str
+        Separated by commas: ``gloo``, ``gloo+HOOK`` with one of `HOOKS`, ``compcoll``, ``compcoll+CODEC``; options
+        behind colons, such as ``compcoll+minmax:bits=4:block=512``.
+    feedback, algorithm
+        Of compcoll's, as `compcoll.torch.compress` takes them.
+    """
+    return [_contender(name.strip(), feedback, algorithm) for name in text.split(",")]
+
+
+def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
+    base, plus, rest = name.partition("+")
+    chosen, _, options = rest.partition(":")
+    given = _options(options)
+    if base == "compcoll":
+        codec = get_codec(chosen, **given) if plus else None
+
+        def compress(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
+            wrapped = _wrapped(model, group, bucket)
+            return wrapped, compcoll.torch.compress(wrapped, codec, feedback=feedback, algorithm=algorithm)
+
+        return Contender(name, codec is not None, compress)
+    if base != "gloo" or (plus and chosen not in HOOKS):
+        raise UsageError(
+            f"there is no contender {name!r}: gloo, gloo+{', gloo+'.join(HOOKS)}, compcoll, or compcoll+CODEC such as "
+            "compcoll+zfp:rate=8"
+        )
+
+    def hooked(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
+        # With several buckets in flight, PowerSGD's collectives meet others' on gloo.
+        wrapped = _wrapped(model, group, _ONE_BUCKET_MB if chosen == "powersgd" else bucket)
+        if plus:
+            try:
+                wrapped.register_comm_hook(*HOOKS[chosen](group, **given))
+            except TypeError as error:
+                raise UsageError(f"{name}: {error}") from error
+        return wrapped, None
+
+    return Contender(name, bool(plus), hooked)
+
+
+def _wrapped(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> DistributedDataParallel:
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket, gradient_as_bucket_view=True)

@@ -1,0 +1,63 @@
+"""Ranks of mpirun (or torchrun) as a process group of PyTorch."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import compcoll.torch  # noqa: F401  # a backend of that name
+from compcoll import config
+
+_TIMEOUT = timedelta(seconds=300)
+
+
+class Place(NamedTuple):
+    """A process among the ranks: its number, how many there are, and how many of those on its node."""
+
+    rank: int
+    size: int
+    neighbours: int
+
+
+def start(backend: str) -> Place:
+    """Make this process a rank of the default process group.
+
+    Under mpirun the ranks are MPI's, and meet at a store that MPI tells them of; where a launcher like torchrun
+    has set RANK, its variables hold.
+
+    Parameters
+    ----------
+    backend : str
+        Such as ``"gloo"`` or ``"compcoll"``.
+    """
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=_TIMEOUT)
+        return Place(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    from mpi4py import MPI
+
+    from compcoll.torch.rendezvous import rendezvous
+
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    neighbours = node.size
+    node.Free()
+    store, rank, size = next(iter(rendezvous(_TIMEOUT)))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    return Place(rank, size, neighbours)
+
+
+def share_cores(place: Place, threads: int | None = None) -> int:
+    """Give torch, and compcoll from now on, so many threads; by default this rank's share of its node's cores.
+
+    Returns
+    -------
+    int
+        How many.
+    """
+    count = threads or max(config.cores() // place.neighbours, 1)
+    torch.set_num_threads(count)
+    os.environ.setdefault(config.THREADS, str(count))
+    return count

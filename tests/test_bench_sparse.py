@@ -1,0 +1,62 @@
+"""The benchmark's commands on selection, uneven contributions and sparse allreduces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Completed
+
+from osu_like_bench import selection
+
+MPIRun = Callable[..., Completed]
+
+
+def test_selection(tmp_path: Path) -> None:
+    out = tmp_path / "selection.json"
+    words = ["selection", "-m", "64K:128K", "--data", "laplace", "--density", "0.01", "-i", "3", "-x", "0"]
+    command = [sys.executable, "-m", "osu_like_bench", *words, "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads(out.read_text())["results"]
+    assert {"copy", "read", "exact", "ldte", "argpartition"} < {record["method"] for record in records}
+    assert {record["size"] for record in records} == {65536, 131072}
+    assert all(record["wrong"] == 0 and record["throughput"] > 0 for record in records)
+    for line in done.stdout.splitlines()[3:]:
+        assert line.split()[-1] == "0"
+
+
+def test_wrong_choices_are_counted() -> None:
+    x = np.arange(100, dtype=np.float32)
+    right = np.arange(90, 100, dtype=np.uint32)
+    assert selection._wrong("exact", x, 10, right) == 0
+    assert selection._wrong("exact", x, 10, right[1:]) == 1
+    assert selection._wrong("exact", x, 10, np.arange(85, 100)) == 5
+    assert selection._wrong("ldte", x, 10, np.arange(86, 100)) == 0
+    assert selection._wrong("exact", x, 10, np.concatenate([right[1:], [3]])) == 87
+
+
+@pytest.mark.parametrize("spread", ["equal", "linear", "one"])
+def test_allgatherv(mpirun: MPIRun, tmp_path: Path, spread: str) -> None:
+    out = tmp_path / "allgatherv.json"
+    words = ["-m", "4K:8K", "--spread", spread, "--compare", "native,ring,direct", "-i", "3", "-x", "1"]
+    mpirun(3, "osu_like_bench", "allgatherv", *words, "--json", out)
+    records = json.loads(out.read_text())["results"]
+    assert [record["contender"] for record in records] == ["native", "ring", "direct"] * 2
+    assert all(record["wrong"] == 0 for record in records)
+
+
+def test_sparse_allreduce(mpirun: MPIRun, tmp_path: Path) -> None:
+    out = tmp_path / "sparse.json"
+    names = "native,sparse_ring,sparse_native,sparse_direct"
+    words = ["-m", "64K", "--codec", "topk", "--density", "0.01", "--compare", names, "-i", "3", "-x", "1"]
+    mpirun(3, "osu_like_bench", "allreduce", *words, "--json", out)
+    records = json.loads(out.read_text())["results"]
+    assert [record["algorithm"] for record in records] == names.split(",")
+    assert all(record["wrong"] == record["different"] == 0 for record in records)
+    assert records[1]["ratio"] > 30

@@ -1,0 +1,69 @@
+"""launch/measurements: what its rows make of records. These are made up, and the arithmetic is checked by hand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "launch" / "measurements"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def goals() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield importlib.import_module("goals")
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+def write(folder: Path, case: str, **medians: dict[int, float]) -> None:
+    results = [
+        {"contender": contender, "size": size, "median_us": us}
+        for contender, taken in medians.items()
+        for size, us in taken.items()
+    ]
+    (folder / f"{case}.json").write_text(json.dumps({"run": {}, "results": results}))
+
+
+def row(goals: ModuleType, folder: Path, begins: str) -> tuple[str, bool | None]:
+    found = [each for each in goals.rows(goals.Records(folder)) if each.what.startswith(begins)]
+    assert len(found) == 1, begins
+    return found[0].figure, found[0].met
+
+
+# 16 MiB among four hosts at 1 Gb/s: 2 · 3/4 · 16 MiB · 8 bits = 201.3 ms; a quarter of it is 50.33 ms.
+@pytest.mark.parametrize(("ms", "met"), [(54.3, True), (54.5, False)])
+def test_against_the_bound(goals: ModuleType, tmp_path: Path, ms: float, met: bool) -> None:
+    write(tmp_path, "1g-zfp8", ring={16 * MIB: 90e3}, direct={16 * MIB: ms * 1e3})
+    figure, judged = row(goals, tmp_path, "ring or direct, zfp8, 16 MiB, 4 × 1 Gb/s")
+    assert judged is met
+    assert figure.startswith(f"{ms / 50.3316:.3f} ")
+
+
+def test_nothing_measured_is_not_met(goals: ModuleType, tmp_path: Path) -> None:
+    assert {each.met for each in goals.rows(goals.Records(tmp_path))} == {None}
+
+
+def test_auto_is_late_by_more_than_a_part_and_some_microseconds(goals: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "1g-auto", native={4: 50.0, MIB: 1000.0}, ring={4: 99.0, MIB: 900.0}, auto={4: 54.9, MIB: 944.0})
+    assert row(goals, tmp_path, "auto, zfp8, 4 B … 64 MiB, 4 ×") == ("4.9 % at most (1 MiB)", True)
+    write(tmp_path, "1g-auto", native={4: 50.0}, ring={4: 99.0}, auto={4: 55.5})
+    figure, met = row(goals, tmp_path, "auto, zfp8, 4 B … 64 MiB, 4 ×")
+    assert not met
+    assert "missed at 4 B" in figure
+
+
+def test_naive_must_never_be_faster(goals: ModuleType, tmp_path: Path) -> None:
+    for network in ("1g", "10g", "memory"):
+        write(tmp_path, f"{network}-naive", ring={MIB: 60.0, 2 * MIB: 99.0}, p2p_ring={MIB: 100.0, 2 * MIB: 100.0})
+    assert row(goals, tmp_path, "ring, zfp8, against naive")[1] is True
+    write(tmp_path, "memory-naive", ring={MIB: 101.0}, p2p_ring={MIB: 100.0})
+    assert row(goals, tmp_path, "ring, zfp8, against naive")[1] is False
