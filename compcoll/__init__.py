@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         iallreduce,
         reduce_scatter,
     )
-    from .codecs import ZFP, Cast, Codec, MinMax, get_codec, list_codecs
+    from .codecs import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign, TernGrad, get_codec, list_codecs
     from .communicator import Communicator
     from .encoding import decode, encode
     from .errors import CompcollError
@@ -34,15 +34,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "FP8",
+    "QSGD",
     "ZFP",
     "Cast",
     "Codec",
     "Communicator",
     "CompcollError",
     "ErrorFeedback",
+    "IntSum",
     "MinMax",
+    "OneBit",
     "Request",
+    "Sign",
     "Stats",
+    "TernGrad",
     "allgather",
     "allgatherv",
     "allreduce",
@@ -61,7 +67,7 @@ __all__ = [
 
 _HOMES = {
     "api": "allgather allgatherv allreduce alltoall bcast get_communicator iallreduce reduce_scatter",
-    "codecs": "ZFP Cast Codec MinMax get_codec list_codecs",
+    "codecs": "FP8 QSGD ZFP Cast Codec IntSum MinMax OneBit Sign TernGrad get_codec list_codecs",
     "communicator": "Communicator",
     "encoding": "decode encode",
     "errors": "CompcollError",

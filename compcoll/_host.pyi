@@ -4,7 +4,9 @@ from typing import Any
 def instruction_sets() -> list[str]: ...
 
 class Coder:
-    def __init__(self, codec: int, first: int, second: int, storage: int, instruction_set: int) -> None: ...
+    def __init__(
+        self, codec: int, first: int, second: int, variant: int, seed: int, storage: int, instruction_set: int
+    ) -> None: ...
     def wire_nbytes(self, n: int) -> int: ...
     def encode(
         self,
@@ -15,6 +17,8 @@ class Coder:
         residual: Any,
         feed: bool,
         residual_scale: float,
+        draw: int,
+        position: int,
         wire: Any,
         decoded: Any,
         threads: int,

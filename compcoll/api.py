@@ -77,7 +77,7 @@ def allreduce(
         ``"sum"`` or ``"mean"``; without a codec also ``"max"``, ``"min"``, ``"prod"``, the logical and bitwise ones
         and MPI's predefined operations.
     codec : str or Codec, optional
-        ``"zfp"``, ``"minmax"``, ``"cast"`` … (see `list_codecs`), with its options as further arguments; or a codec
+        ``"zfp"``, ``"minmax"``, ``"qsgd"`` … (see `list_codecs`), with its options as further arguments; or a codec
         such as ``ZFP(rate=8)``. None sends the values as they are; ``"auto"`` with ``tolerance=``, the relative error
         that the result may have, chooses the codec, too: see docs/model.md. ``"topk"`` and the other sparse ones send
         few elements, chosen from the whole buffer: see docs/sparse.md.

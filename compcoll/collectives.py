@@ -8,9 +8,11 @@ import numbers
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-from .algorithms import bcast, choose, native, pairwise, sparse
+from .accuracy import feedback_converges
+from .algorithms import additive, bcast, choose, native, pairwise, sparse
 from .algorithms.job import Job, Window
 from .codecs.base import Codec
 from .codecs.registry import as_codec
@@ -48,12 +50,15 @@ class Means(NamedTuple):
         The account to fill.
     turn : Turn
         For MPI's nonblocking collectives.
+    number : int
+        How many collectives the communicator began before.
     """
 
     group: Any
     take: Any
     stats: Any
     turn: Any
+    number: int = 0
 
 
 class Recipe(NamedTuple):
@@ -69,12 +74,15 @@ class Recipe(NamedTuple):
         Does it all in one go, from the flat input to the flat result, and may block in MPI.
     detail : object
         What ``run`` must know besides.
+    feedback_refused : str
+        Why the codec that was asked for takes no feedback; empty if it does.
     """
 
     plan: Plan
     run: Callable[[Prepared, Means], Steps]
     block: Callable[[Any, Any], None] | None
     detail: Any
+    feedback_refused: str = ""
 
 
 @dataclass(slots=True)
@@ -166,7 +174,7 @@ class Collectives:
         recipe = self._recipe("allreduce", flat, dtype, op, asked)
         if isinstance(recipe.plan.codec, Sparsifier):
             recipe.plan.codec.check_call(feedback, out)
-        residual = None if feedback is None else self._residual(feedback, recipe.plan, flat.size, dtype)
+        residual = None if feedback is None else self._residual(feedback, recipe, flat.size, dtype)
         return Prepared(recipe, flat, flat_out, result, residual)
 
     def _allreduce(self, call: Prepared, means: Means) -> Steps:
@@ -199,12 +207,45 @@ class Collectives:
         )
         return sparse.allreduce(plan.algorithm, job, call.out, call.result)
 
+    def _add(self, call: Prepared, means: Means) -> Steps:
+        """Run an allreduce of numbers that stand for values."""
+        plan, x = call.recipe.plan, call.x
+        assert plan.summands is not None
+        return additive.allreduce(
+            x,
+            call.out,
+            call.recipe.detail,
+            call.residual,
+            plan.summands,
+            agree=partial(self._add_numbers, means, plan.segment, "recursive_doubling", 0),
+            add=partial(self._add_numbers, means, plan.segment, plan.algorithm, x.itemsize / plan.summands.per_value),
+        )
+
+    def _add_numbers(
+        self, means: Means, segment: int, algorithm: str, raw_nbytes: float, numbers: Any, op: str
+    ) -> Steps:
+        """Reduce numbers in place; each stands for so many bytes of values."""
+        device = self._device
+        if self._size == 1:
+            return _nothing()
+        if algorithm == choose.NATIVE:
+            by_mpi = self._by_mpi().reductions("allreduce", op)
+            return native.Reduction(*by_mpi, device, numbers.dtype.name, 1.0).steps(numbers, numbers, means.turn)
+        coder = device.number_coder(numbers, op)
+
+        def cut(parts: int) -> tuple[Chunk, ...]:
+            return balanced_chunks(len(numbers), parts, 1, segment)
+
+        chunks, window = cut(choose.parts(algorithm, self._size)), Window(numbers)
+        job = Job(means.group, coder, window, window, chunks, means.take, means.stats, itemsize=raw_nbytes)
+        return choose.allreduce(algorithm, job, coder, cut)
+
     def reduce_scatter(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Prepared:
         self._device.check_readable(x, "x")
         shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
         dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
         recipe = self._recipe("reduce_scatter", flat, dtype, op, asked)
-        residual = None if feedback is None else self._residual(feedback, recipe.plan, flat.size, dtype)
+        residual = None if feedback is None else self._residual(feedback, recipe, flat.size, dtype)
         return Prepared(recipe, flat, flat_out, result, residual)
 
     def _reduce_scatter(self, call: Prepared, means: Means) -> Steps:
@@ -326,13 +367,18 @@ class Collectives:
         plan = make_plan(call, device=device, profile=self._profile, world=self._world, native=mpi is not None)
         run = getattr(self, f"_{call.collective}")
         scale = 1.0 / self._size if op == "mean" else 1.0
-        if self._size == 1 and plan.algorithm not in choose.SPARSE:
-            plan = plan._replace(codec=None, algorithm=COPY)
-            return Recipe(plan, run, None, None) if call.n < 0 else Recipe(plan, self._copy, device.copy, None)
+        refused, summands = _feedback_refused(plan, call.dtype), plan.summands
+        if self._size == 1 and plan.algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
+            plan = plan._replace(codec=None, algorithm=COPY, summands=None)
+            if call.n < 0:
+                return Recipe(plan, run, None, None)
+            return Recipe(plan, self._copy, device.copy, None, refused)
+        if summands is not None:
+            return Recipe(plan, self._add, None, scale, refused)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
-            return Recipe(plan, run, None, scale)
+            return Recipe(plan, run, None, scale, refused)
         reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)
         return Recipe(plan, self._reduce, reduction.block, reduction)
 
@@ -345,13 +391,15 @@ class Collectives:
             return self._default._replace(algorithm=algorithm)
         return compression(None if codec is ... else codec, options, algorithm)
 
-    def _residual(self, feedback: ErrorFeedback, plan: Plan, n: int, dtype: str) -> Any:
+    def _residual(self, feedback: ErrorFeedback, recipe: Recipe, n: int, dtype: str) -> Any:
         if not isinstance(feedback, ErrorFeedback):
             raise InvalidArgument(f"feedback={feedback!r}: a compcoll.ErrorFeedback is needed")
+        if recipe.feedback_refused:
+            raise InvalidArgument(recipe.feedback_refused)
         residual = feedback.prepare(n, dtype, self._device.zeros_residual)
-        if isinstance(plan.codec, Sparsifier):
+        if isinstance(recipe.plan.codec, Sparsifier):
             return feedback
-        return residual if plan.codec is not None else None
+        return residual if recipe.plan.codec is not None else None
 
     def _split(self, shape: tuple[int, ...], collective: str) -> int:
         """Extent of one rank's block along the first axis."""
@@ -377,7 +425,25 @@ class Collectives:
             scale=scale,
             residual=None if call.residual is None else Window(call.residual),
             itemsize=call.x.itemsize,
+            draw=means.number % 2**32 << 32 | self._rank,
         )
+
+
+def _feedback_refused(plan: Plan, dtype: str) -> str:
+    """Why feedback cannot go with a plan's codec; empty if it can."""
+    if plan.summands is not None and not plan.summands.feedback:
+        return f"feedback with {plan.codec!r}: a vote loses nothing that could be fed back"
+    if plan.codec is None or feedback_converges(plan.codec, dtype):
+        return ""
+    return (
+        f"feedback with {plan.codec!r} would grow without end, since rounding to steps that large loses more "
+        "than there is: use more bits, smaller blocks, norm='max', rounding to nearest, or no feedback"
+    )
+
+
+def _nothing() -> Steps:
+    """No steps."""
+    yield from ()
 
 
 def _exchange_counts(means: Means, own: int) -> Steps:

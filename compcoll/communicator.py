@@ -249,6 +249,7 @@ class Communicator:
     def _run(self, collective: str, prepared: Prepared) -> Request:
         if len(self._engine.active) >= _MOST_IN_FLIGHT:
             self._engine.drain()
+        number = self._sequence
         plan, arena, tag, turn = prepared.recipe.plan, self._arenas.acquire(), self._next_tag(), self._next_turn()
         stats = _account(collective, plan, prepared.x.nbytes)
 
@@ -256,7 +257,7 @@ class Communicator:
             yield from self._open(turn, plan.text, plan.digest, tag)
             if plan.algorithm not in choose.BY_MPI:
                 turn.use()
-            means = Means(Group(self._transport, tag), arena.take, stats, turn)
+            means = Means(Group(self._transport, tag), arena.take, stats, turn, number)
             result = yield from prepared.recipe.run(prepared, means)
             return prepared.result if result is None else result
 
@@ -275,7 +276,7 @@ class Communicator:
     def _run_at_once(self, collective: str, prepared: Prepared) -> Any:
         """Run what may block in MPI; it does unless some rank has other collectives to advance meanwhile."""
         started = perf_counter()
-        plan, run, block, _ = prepared.recipe
+        plan, run, block, _, _ = prepared.recipe
         opening, engine, tag = self._opening, self._engine, self._next_tag()
         try:
             if self._turn is not None:
@@ -304,8 +305,8 @@ class Communicator:
             keep_forever((self._opening, arena, *buffers))
 
     def _next_tag(self) -> int:
-        self._sequence = self._sequence % _MOST_IN_FLIGHT + 1
-        return self._sequence * _TAGS_EACH
+        self._sequence += 1
+        return (self._sequence % _MOST_IN_FLIGHT + 1) * _TAGS_EACH
 
     def _next_turn(self) -> Turn:
         turn = self._turn = Turn(self._turn)

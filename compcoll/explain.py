@@ -20,7 +20,7 @@ from .units import duration, parse_bytes
 from .ways import short
 
 _ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-_OPTIONS = ("rate", "bits", "block", "precision", "tolerance", "cast")
+_OPTIONS = ("rate", "bits", "block", "norm", "rounding", "format", "precision", "tolerance", "cast")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,8 +36,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--ranks-per-node", type=int, metavar="N", help="default: as in the profile, else 1")
     parser.add_argument("--codec", metavar="NAME", help="zfp, minmax, cast …, or auto with --tolerance")
     parser.add_argument("--rate", type=float, metavar="BITS", help="of zfp")
-    parser.add_argument("--bits", type=int, help="of minmax")
-    parser.add_argument("--block", type=int, help="of minmax")
+    parser.add_argument("--bits", type=int, help="of minmax and qsgd")
+    parser.add_argument("--block", type=int, help="of all but cast and zfp")
+    parser.add_argument("--norm", help="of qsgd: max or l2")
+    parser.add_argument("--rounding", help="of qsgd: stochastic or nearest")
+    parser.add_argument("--format", help="of fp8: e4m3 or e5m2")
     parser.add_argument("--precision", type=int, help="of zfp")
     parser.add_argument("--tolerance", type=float, help="of zfp; with --codec auto the result's relative error")
     parser.add_argument("--cast", choices=DTYPES, help="format of --codec cast")

@@ -8,7 +8,7 @@ from . import config
 from .accuracy import affordable
 from .algorithms import choose
 from .algorithms.agree import fingerprint
-from .codecs.base import DTYPES, Codec, Coder
+from .codecs.base import DTYPES, Codec, Coder, Summands
 from .codecs.cast import Cast
 from .errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
 from .layout import World
@@ -74,6 +74,8 @@ class Plan(NamedTuple):
         Elements of a block of the codec, and of a segment.
     text, digest : str, int
         One line on the call, and its fingerprint: equal on all ranks when the calls belong together.
+    summands : Summands or None
+        Of an additive codec: the algorithm then adds numbers, and ``coder`` moves values as they are.
     """
 
     codec: Codec | None
@@ -84,6 +86,7 @@ class Plan(NamedTuple):
     segment: int
     text: str
     digest: int
+    summands: Summands | None = None
 
 
 def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native: bool) -> Plan:
@@ -111,31 +114,38 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
     _check_operation(call)
     movable = call.dtype in DTYPES and call.op in (*SUMS, MOVED)
     algorithm, codec = call.algorithm, call.codec
+    bind = getattr(codec, "summands", None) if call.collective == "allreduce" else None
+    summands: Summands | None = bind(device, call.dtype, world.size) if bind else None
     if algorithm == choose.AUTO and not movable:
         algorithm, codec = choose.NATIVE, None
     elif algorithm == choose.AUTO or call.tolerance is not None:
-        algorithm, codec = _choose(call, movable, device, profile, world, native)
+        algorithm, codec = _choose(
+            call, movable, device, profile, world, native and (summands is None or summands.is_sum)
+        )
+    if codec is None:
+        summands = None  # it does not pay
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
         raise UnknownAlgorithm(
             f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
             f"choose from whole buffers, go by {', '.join(choose.SPARSE)}, and no other codec does"
         )
+    segment = max(config.segment_nbytes(world.nodes) // call.itemsize, 1)
     if algorithm == choose.NATIVE:
-        _check_native(call, codec, native)
+        _check_native(call, None if summands else codec, native)
         text = _line(call, algorithm)
-        return Plan(None, algorithm, None, None, 1, 1, text, fingerprint(text))
+        return Plan(codec, algorithm, None, None, 1, segment, text, fingerprint(text), summands)
     if not movable:
         raise UnsupportedDType(
             f"algorithm {algorithm!r} moves {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
             f'{call.op or "values"} of {call.dtype}: use codec=None with algorithm="native", under MPI'
         )
     raw = Cast(call.dtype).coder(device, call.dtype)
-    coder = raw if codec is None else codec.coder(device, call.dtype)
+    coder = raw if codec is None or summands else codec.coder(device, call.dtype)
     if algorithm in choose.BY_MPI and not native:
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
-    segment = max(config.segment_nbytes(world.nodes) // call.itemsize, 1)
     text = _line(call, f"{algorithm} in segments of {segment}", codec)
-    return Plan(codec, algorithm, coder, raw, 1 if codec is None else codec.block, segment, text, fingerprint(text))
+    block = 1 if codec is None else codec.block
+    return Plan(codec, algorithm, coder, raw, block, segment, text, fingerprint(text), summands)
 
 
 def _choose(

@@ -23,7 +23,7 @@ from .transports.network import Network
 from .units import duration, parse_bytes, parse_seconds, parse_speed
 from .ways import kind_of, short, way_of
 
-_OPTIONS = ("rate", "bits", "block", "precision", "tolerance")
+_OPTIONS = ("rate", "bits", "block", "norm", "rounding", "format", "precision", "tolerance")
 _VERBS = ("encode", "decode", "accumulate", "recode")
 
 
@@ -44,8 +44,11 @@ def add_parser(subparsers: Any) -> None:
     codec = parser.add_argument_group("codec")
     codec.add_argument("--codec", metavar="NAME", help="zfp, minmax, cast …; uncompressed is always shown, too")
     codec.add_argument("--rate", type=float, metavar="BITS", help="of zfp")
-    codec.add_argument("--bits", type=int, help="of minmax")
-    codec.add_argument("--block", type=int, help="of minmax")
+    codec.add_argument("--bits", type=int, help="of minmax and qsgd")
+    codec.add_argument("--block", type=int, help="of all but cast and zfp")
+    codec.add_argument("--norm", help="of qsgd: max or l2")
+    codec.add_argument("--rounding", help="of qsgd: stochastic or nearest")
+    codec.add_argument("--format", help="of fp8: e4m3 or e5m2")
     codec.add_argument("--precision", type=int, help="of zfp: wires are taken to be half as long as the values")
     codec.add_argument("--tolerance", type=float, help="of zfp: likewise")
     codec.add_argument("--cast", choices=DTYPES, help="format of --codec cast")

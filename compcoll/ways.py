@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .codecs import ZFP, Cast, Codec
+from .codecs import ZFP, Cast, Codec, IntSum, Sign
 from .model import RAW, SPARSE, VARIABLE, Way, raw
 from .sparse.base import Sparsifier
 
 _VALUES = 1 << 16
+_VOTE_BITS = 4.0  # of up to 7 ranks
 
 
 def kind_of(codec: Codec | None) -> str:
@@ -39,6 +40,10 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
     """
     if codec is None:
         return raw(itemsize)
+    if isinstance(codec, IntSum):
+        return Way(codec.name, codec.bits, itemsize)
+    if isinstance(codec, Sign) and codec.scale is None:
+        return Way(codec.name, _VOTE_BITS, itemsize)
     if isinstance(codec, Sparsifier):
         return Way(SPARSE, codec.expected_density * (32 + max(8 * itemsize, 32)), itemsize)
     if not codec.fixed_size:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compcoll.codecs import ZFP, Cast, Codec, MinMax
+from compcoll.codecs import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, Sign, TernGrad
 from compcoll.errors import InvalidArgument
 from compcoll.sparse import TopK
 
@@ -92,11 +92,28 @@ def loss_of(codec: Codec | None, dtype: str) -> Loss:
     if isinstance(codec, MinMax):
         # Half a level, and what the float arithmetic of lo + code · step rounds.
         return Loss(codec.block, 4 * rounding(computed), 0.5 * (1 + 2**-10) / (2**codec.bits - 1), 2.0**-126)
+    votes = isinstance(codec, Sign) and codec.scale is None
+    if isinstance(codec, QSGD | TernGrad | OneBit | Sign | FP8) and not votes:
+        tiny = 2.0**-900 if computed == "float64" else 2.0**-80
+        return Loss(codec.block, _of_largest(codec) + 4 * rounding(computed), absolute=2 * tiny)
     if isinstance(codec, ZFP):
         return _zfp(codec, computed)
     if isinstance(codec, TopK):
         return Loss(1, 1.0)  # what is not sent is lost
-    raise InvalidArgument(f"the benchmark knows no error bound of {codec!r}: it can check cast, minmax, topk and zfp")
+    raise InvalidArgument(f"the benchmark knows no error bound of {codec!r}: it can check compcoll's own")
+
+
+def _of_largest(codec: QSGD | TernGrad | OneBit | Sign | FP8) -> float:
+    """What a quantizer loses of a block's largest magnitude at most."""
+    if isinstance(codec, FP8):  # half a unit in the last place of 4 or 3 significant bits
+        return {"e4m3": 2.0**-4, "e5m2": 2.0**-3}[codec.format]
+    if isinstance(codec, OneBit | Sign):  # a mean of magnitudes
+        return 1.0
+    if isinstance(codec, TernGrad):
+        return 1.0
+    # A step up or down, or half a step; 2**-16 of it is where random bits end.
+    step = 2 * (math.sqrt(codec.block) if codec.norm == "l2" else 1.0) / (1 if codec.bits == 1 else 2**codec.bits - 2)
+    return step * (0.5 + 2**-16 if codec.rounding == "nearest" else 1.0 + 2**-16)
 
 
 def _zfp(codec: ZFP, computed: str) -> Loss:

@@ -71,8 +71,11 @@ def codec_options(codec: argparse._ArgumentGroup) -> None:
     codec.add_argument("--tolerance", type=float, help="zfp: largest absolute error")
     codec.add_argument("--precision", type=int, help="zfp: bit planes")
     codec.add_argument("--lossless", action="store_true", default=None, help="zfp: lose nothing")
-    codec.add_argument("--bits", type=int, help="minmax: bits of a code")
-    codec.add_argument("--block", type=int, help="minmax: values of a block")
+    codec.add_argument("--bits", type=int, help="minmax, qsgd: bits of a code")
+    codec.add_argument("--block", type=int, help="values of a block, but for cast and zfp")
+    codec.add_argument("--norm", choices=("max", "l2"), help="qsgd: of a block")
+    codec.add_argument("--rounding", choices=("stochastic", "nearest"), help="qsgd: to levels")
+    codec.add_argument("--format", choices=("e4m3", "e5m2"), help="fp8: the format on the wire")
     codec.add_argument("--density", type=float, help="topk: part of the elements to send")
     codec.add_argument("--select", choices=list(SELECTORS), help="topk: how they are found")
     codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
@@ -221,7 +224,20 @@ def _examples(*examples: str) -> str:
 
 def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
     """The codec that the arguments describe, or None."""
-    names = ("rate", "tolerance", "precision", "lossless", "bits", "block", "density", "select", "wire_dtype")
+    names = [
+        "rate",
+        "tolerance",
+        "precision",
+        "lossless",
+        "bits",
+        "block",
+        "norm",
+        "rounding",
+        "format",
+        "density",
+        "select",
+        "wire_dtype",
+    ]
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.codec in (None, "none"):
         if given:

@@ -28,6 +28,9 @@ USUAL = (
     get_codec("minmax"),
     get_codec("cast", dtype="float16"),
     get_codec("cast", dtype="bfloat16"),
+    get_codec("qsgd", bits=4),
+    get_codec("onebit"),
+    get_codec("fp8"),
 )
 """Measured unless one codec is asked for."""
 
@@ -45,7 +48,7 @@ class CodecRecord:
     implementation : str
         An instruction set of compcoll's kernels, or memcpy, zfpy, numpy or torch.
     operation : str
-        encode, decode or accumulate (decode and add).
+        encode, decode, accumulate (decode and add) or feedback (add what was lost, encode, keep what is lost).
     versus : dict
         This throughput by that of each other implementation.
     wrong : int
@@ -103,7 +106,7 @@ def _own(codec: Codec, x: Array, instruction_set: str, threads: int) -> Own:
     name = x.dtype.name
     coder = codec.coder(HostDevice(threads, instruction_set), name)
     stored = HostDevice.flat(x, name)
-    decoded, sums = np.empty_like(stored), stored.copy()
+    decoded, sums, residual = np.empty_like(stored), stored.copy(), HostDevice.zeros_residual(x.size, name)
     buffer = np.empty(coder.wire_nbytes(x.size), np.uint8)
     wire = buffer[: coder.encode(x.size, stored, (), buffer)]
     coder.decode(x.size, None, (wire,), decoded)
@@ -111,6 +114,7 @@ def _own(codec: Codec, x: Array, instruction_set: str, threads: int) -> Own:
         "encode": lambda: coder.encode(x.size, stored, (), buffer),
         "decode": lambda: coder.decode(x.size, None, (wire,), decoded),
         "accumulate": lambda: coder.decode(x.size, sums, (wire,), sums),
+        "feedback": lambda: coder.encode(x.size, stored, (), buffer, residual=residual),
     }
     exact, got = (array.view(x.dtype).astype(np.float64) for array in (stored, decoded))
     loss = loss_of(codec, name)

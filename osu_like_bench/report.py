@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,14 @@ def label(codec: Codec) -> str:
         return f"minmax bits={codec.bits}" + (f",block={codec.block}" if codec.block != MinMax().block else "")
     if isinstance(codec, TopK):
         return f"topk {codec.density:g} {codec.select}"
-    return f"cast {codec.dtype}" if isinstance(codec, Cast) else repr(codec)
+    if isinstance(codec, Cast):
+        return f"cast {codec.dtype}"
+    if not is_dataclass(codec):
+        return repr(codec)
+    options = {field.name: getattr(codec, field.name) for field in fields(codec) if field.name != "seed"}
+    usual = {field.name: field.default for field in fields(codec)}
+    given = [f"{name}={value}" for name, value in options.items() if value != usual[name] or name == "bits"]
+    return " ".join([codec.name, ",".join(given)]).rstrip()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 Operation = Callable[[], Any]
 Operations = Mapping[str, Operation]
 
-OPERATIONS = ("encode", "decode", "accumulate")
+OPERATIONS = ("encode", "decode", "accumulate", "feedback")
 
 
 def _zfpy(codec: Codec, x: Array) -> Operations:

@@ -33,6 +33,12 @@ CODECS = [
     compcoll.MinMax(bits=2, block=64),
     compcoll.Cast("float16"),
     compcoll.Cast("bfloat16"),
+    compcoll.QSGD(norm="l2"),
+    compcoll.QSGD(bits=3, block=64),
+    compcoll.TernGrad(),
+    compcoll.OneBit(),
+    compcoll.FP8(),
+    compcoll.FP8("e5m2", block=32),
 ]
 
 
@@ -168,9 +174,9 @@ def test_codecs(tmp_path: Path) -> None:
     zfp = next(r for r in found if r["codec"] == "zfp rate=8" and r["implementation"] == "portable")
     assert zfp["ratio"] == 4.0 and zfp["wrong"] == 0 and 0.01 < zfp["error"] < 0.2
     assert {"memcpy", "zfpy"} <= set(zfp["versus"])
-    assert {r["operation"] for r in found} == {"", "encode", "decode", "accumulate"}
+    assert {r["operation"] for r in found} == {"", "encode", "decode", "accumulate", "feedback"}
     sets = kernels - {"memcpy", "zfpy", "numpy", "torch"}
-    assert len(rows(done.stdout)) == 5 * 3 * len(sets)
+    assert len(rows(done.stdout)) == 8 * 4 * len(sets)
     with (tmp_path / "codecs.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(found)
 

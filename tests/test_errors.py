@@ -30,7 +30,7 @@ READ_ONLY = X.copy()
 READ_ONLY.flags.writeable = False
 
 REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
-    ({"codec": "zpf"}, UnknownCodec, r"unknown codec .zpf.: there are cast, .*minmax, .*zfp"),
+    ({"codec": "zpf"}, UnknownCodec, r"unknown codec .zpf.: there are cast, fp8, .*intsum, minmax, .*qsgd, .*zfp"),
     ({"codec": "zfp", "rte": 8}, InvalidArgument, r"no option 'rte': it takes lossless, precision, rate, tolerance"),
     ({"codec": "zfp", "rate": 2}, InvalidArgument, r"rate=2 bits per value is not in \(2, 64\]"),
     ({"codec": "zfp", "rate": 33}, InvalidArgument, r"rate=33 is out of range for float32: above 2, at most 32"),
@@ -46,6 +46,12 @@ REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
     ({"codec": "zfp", "tolerance": -1}, InvalidArgument, r"tolerance=-1"),
     ({"codec": "minmax", "bits": 9}, InvalidArgument, r"bits=9 must be an integer from 1 to 8"),
     ({"codec": "minmax", "block": 12}, InvalidArgument, r"block=12 must be a multiple of 8"),
+    ({"codec": "qsgd", "bits": 0}, InvalidArgument, r"qsgd: bits=0 must be an integer from 1 to 8"),
+    ({"codec": "qsgd", "norm": "l1"}, InvalidArgument, r'norm=\'l1\' is neither "l2" nor "max"'),
+    ({"codec": "qsgd", "rounding": "up"}, InvalidArgument, r"rounding='up' is neither"),
+    ({"codec": "terngrad", "seed": -1}, InvalidArgument, r"terngrad: seed=-1 must be an integer from 0"),
+    ({"codec": "onebit", "block": 1 << 17}, InvalidArgument, r"onebit: block=131072 must be .* 8 to 65536"),
+    ({"codec": "fp8", "format": "e3m4"}, InvalidArgument, r"fp8: format='e3m4' is neither"),
     ({"codec": "cast", "dtype": "float8"}, InvalidArgument, r"dtype='float8' is not one of float16"),
     ({"codec": "cast", "dtype": "float64"}, InvalidArgument, r"a float64 wire is wider than the float32 values"),
     ({"codec": MinMax(), "bits": 4}, InvalidArgument, r"options bits go with a codec's name"),
@@ -234,5 +240,6 @@ def test_codecs_are_values() -> None:
     assert repr(Cast("bfloat16")) == "Cast(dtype='bfloat16')"
     with pytest.raises(AttributeError):
         ZFP().rate = 9  # type: ignore[misc]
-    assert compcoll.list_codecs() == ["cast", "hybrid", "minmax", "randomk", "strom", "topk", "variance", "zfp"]
+    names = "cast fp8 hybrid intsum minmax onebit qsgd randomk sign strom terngrad topk variance zfp"
+    assert compcoll.list_codecs() == names.split()
     assert np.dtype(ml_dtypes.bfloat16).name == "bfloat16"

@@ -15,7 +15,7 @@ import pytest
 from loopback import World as LoopbackWorld
 from loopback import exact_sum, normals
 
-from compcoll import ZFP, Cast, Codec, MinMax, accuracy, explain, profile, tuning
+from compcoll import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, accuracy, explain, profile, tuning
 from compcoll.algorithms import choose
 from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument, ProfileError
@@ -120,7 +120,12 @@ def test_own_uncompressed_only_where_it_was_measured() -> None:
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling", "hierarchical"])
 @pytest.mark.parametrize(
-    "codec", [ZFP(rate=8), ZFP(rate=10), ZFP(rate=16), MinMax(8), MinMax(4), Cast("bfloat16")], ids=repr
+    "codec",
+    [
+        *(ZFP(rate=8), ZFP(rate=10), ZFP(rate=16), MinMax(8), MinMax(4), Cast("bfloat16"), OneBit(), FP8()),
+        *(QSGD(), QSGD(4, block=64, norm="l2"), QSGD(6, rounding="nearest")),
+    ],
+    ids=repr,
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_errors_are_as_estimated(algorithm: str, codec: Codec, dtype: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import World, exact_sum, magnitude, normals
 
-from compcoll import ZFP, Cast, Codec, ErrorFeedback, MinMax
+from compcoll import FP8, QSGD, ZFP, Cast, Codec, ErrorFeedback, MinMax, OneBit, Sign, TernGrad
 
 ALGORITHMS = ["ring", "recursive_doubling", "direct", "hierarchical"]
 CODECS: list[Codec | None] = [
@@ -25,6 +25,14 @@ CODECS: list[Codec | None] = [
     MinMax(bits=3, block=64),
     Cast("float16"),
     Cast("bfloat16"),
+    QSGD(norm="l2"),
+    QSGD(bits=8, block=64, seed=3),
+    QSGD(bits=5, rounding="nearest"),
+    TernGrad(),
+    OneBit(),
+    Sign(scale="mean"),
+    FP8(),
+    FP8("e5m2", block=32),
 ]
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 ROUNDING = {np.float32: 2.0**-23, np.float64: 2.0**-52, np.float16: 2.0**-10, ml_dtypes.bfloat16: 2.0**-7}
@@ -66,6 +74,13 @@ def one_encoding(codec: Codec | None, largest: float) -> float:
         return 2 * largest / (2**codec.bits - 1) * 0.5001
     if isinstance(codec, Cast):
         return largest * {"float16": 2.0**-11, "bfloat16": 2.0**-8}[codec.dtype] + 2.0**-24
+    if isinstance(codec, QSGD):
+        step = 2 / (2**codec.bits - 2) * (codec.block**0.5 if codec.norm == "l2" else 1)
+        return largest * step * (0.5001 if codec.rounding == "nearest" else 1.0001)
+    if isinstance(codec, TernGrad | OneBit | Sign):
+        return largest
+    if isinstance(codec, FP8):
+        return largest * {"e4m3": 2.0**-4, "e5m2": 2.0**-3}[codec.format]
     assert isinstance(codec, ZFP)
     if codec.tolerance is not None:
         return codec.tolerance
@@ -129,6 +144,7 @@ def test_in_place_and_out_give_the_same(algorithm: str, codec: Codec | None, siz
         [c.iallreduce(x, codec=codec, algorithm=algorithm, out=o) for c, x, o in zip(world.comms, inputs, outs)]
     )
     copies = [x.copy() for x in inputs]
+    world = World(size, ranks_per_node=2)  # random numbers depend on how many collectives came before
     world.loopback.run([c.iallreduce(x, codec=codec, algorithm=algorithm, out=x) for c, x in zip(world.comms, copies)])
     for a, b, c in zip(fresh, outs, copies):
         assert a.tobytes() == b.tobytes() == c.tobytes()
@@ -184,9 +200,15 @@ def test_no_allocation_in_the_steady_state(algorithm: str, codec: Codec | None) 
     assert all(len(comm._arenas._free) == 1 for comm in world.comms)
 
 
+FED = [
+    *(ZFP(rate=8), MinMax(bits=2), Cast("bfloat16"), ZFP(tolerance=0.5)),
+    *(QSGD(), QSGD(bits=3, rounding="nearest"), FP8()),
+]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
-@pytest.mark.parametrize("codec", [ZFP(rate=8), MinMax(bits=2), Cast("bfloat16"), ZFP(tolerance=0.5)], ids=repr)
+@pytest.mark.parametrize("codec", FED, ids=repr)
 def test_feedback_makes_up_for_the_loss(algorithm: str, size: int, codec: Codec) -> None:
     """The mean over many calls on the same values comes closer to the exact sum than a call without feedback."""
     inputs = normals(size, 3000)

@@ -13,8 +13,9 @@ import compcoll
 
 PACKAGE = Path(compcoll.__file__).parent
 
-PUBLIC = """ZFP Cast Codec Communicator CompcollError ErrorFeedback MinMax Request Stats allgather allgatherv allreduce
-alltoall bcast decode encode errors get_codec get_communicator iallreduce list_codecs reduce_scatter"""
+PUBLIC = """FP8 QSGD ZFP Cast Codec Communicator CompcollError ErrorFeedback IntSum MinMax OneBit Request Sign Stats
+TernGrad allgather allgatherv allreduce alltoall bcast decode encode errors get_codec get_communicator iallreduce
+list_codecs reduce_scatter"""
 
 # Each floor may import from itself and from those below it.
 FLOORS = [

@@ -47,8 +47,10 @@ class Job:
         Gives memory for wires, in bytes.
     stats : Stats
         Where seconds and bytes are added up.
-    itemsize : int
+    itemsize : float
         Bytes of an element, uncompressed.
+    draw : int
+        For codecs that round at random: the collective's number, in the upper 32 bits, and this rank's.
     """
 
     group: Group
@@ -60,7 +62,8 @@ class Job:
     stats: Stats
     scale: float = 1.0
     residual: Window | None = None
-    itemsize: int = 4
+    itemsize: float = 4
+    draw: int = 0
 
     def wire(self, segment: Segment) -> Wire:
         """Memory for the wire of one segment."""
@@ -79,12 +82,15 @@ class Job:
         own: bool = True,
         final: bool = False,
         share: int = 1,
+        team: int = 0,
     ) -> Pending | None:
         """Encode a segment: ``x`` (if ``own``) plus the decoded ``terms``.
 
-        ``final`` stores the decoded wire in ``out`` as well. ``share`` tells how many ranks make this same encoding of
-        values that are no longer their own: each then feeds back its share of the loss.
+        ``final`` stores the decoded wire in ``out`` as well. ``share`` tells how many ranks make this same encoding
+        of values that are no longer their own: each then feeds back its share of the loss, and all of the ``team``
+        take the same random numbers.
         """
+        draw = self.draw if share == 1 else self.draw >> 32 << 32 | share.bit_length() << 26 | team
         started = perf_counter()
         wire.nbytes = self.coder.encode(
             segment[1] - segment[0],
@@ -96,6 +102,8 @@ class Job:
             residual_scale=1.0 / share,
             decoded=self.out[segment] if final else None,
             scale=self.scale,
+            draw=draw,
+            position=segment[0],
         )
         self.stats.encode_seconds += perf_counter() - started
         return None
@@ -116,7 +124,7 @@ class Job:
     def isend(self, segment: Segment, wire: Wire, dest: int, group: Group | None = None) -> Pending:
         """Start sending the wire of a segment, in ``group`` if the job's is not the one."""
         self.stats.wire_nbytes += wire.nbytes
-        self.stats.raw_sent_nbytes += (segment[1] - segment[0]) * self.itemsize
+        self.stats.raw_sent_nbytes += int((segment[1] - segment[0]) * self.itemsize)
         return (group or self.group).isend(wire, dest)
 
 

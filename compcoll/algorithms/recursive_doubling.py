@@ -77,7 +77,8 @@ def _inside(job: Job, segments: list[Segment], inside: int, power: int, folded: 
             yield arrival
             pair = (wires[index], other) if own_first else (other, wires[index])
             if not last:
-                yield job.encode(segment, sums[index], pair, own=False, share=2 * distance)
+                share, team = 2 * distance, inside // (2 * distance)
+                yield job.encode(segment, sums[index], pair, own=False, share=share, team=team)
                 sends.append(job.isend(segment, sums[index], ranks[exchange + 1]))
                 continue
             yield job.decode(segment, pair)

@@ -1,9 +1,29 @@
 """Codecs: compression methods that know nothing of MPI."""
 
+from .additive import IntSum, Sign
 from .base import DTYPES, Codec, Coder
 from .cast import Cast
+from .fp8 import FP8
 from .minmax import MinMax
+from .onebit import OneBit
+from .qsgd import QSGD, TernGrad
 from .registry import as_codec, get_codec, list_codecs
 from .zfp import ZFP
 
-__all__ = ["DTYPES", "ZFP", "Cast", "Codec", "Coder", "MinMax", "as_codec", "get_codec", "list_codecs"]
+__all__ = [
+    "DTYPES",
+    "FP8",
+    "QSGD",
+    "ZFP",
+    "Cast",
+    "Codec",
+    "Coder",
+    "IntSum",
+    "MinMax",
+    "OneBit",
+    "Sign",
+    "TernGrad",
+    "as_codec",
+    "get_codec",
+    "list_codecs",
+]

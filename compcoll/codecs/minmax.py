@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..errors import InvalidArgument
-from .base import Coder, Device, whole
+from .base import Coder, Device, check_bits, check_block
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,8 @@ class MinMax:
     fixed_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for option in ("bits", "block"):
-            object.__setattr__(self, option, whole(f"minmax: {option}", getattr(self, option)))
-        if self.bits not in range(1, 9):
-            raise InvalidArgument(f"minmax: bits={self.bits!r} must be an integer from 1 to 8")
-        if self.block not in range(8, (1 << 20) + 1, 8):
-            raise InvalidArgument(f"minmax: block={self.block!r} must be a multiple of 8 from 8 to 1048576")
+        check_bits(self)
+        check_block(self)
 
     def coder(self, device: Device, dtype: str) -> Coder:
         return device.coder(("minmax", self.bits, self.block), dtype)

@@ -9,12 +9,18 @@ from typing import Any
 
 from ..errors import InvalidArgument, UnknownCodec
 from ..sparse.codecs import ALL as SPARSIFIERS
+from .additive import IntSum, Sign
 from .base import Codec
 from .cast import Cast
+from .fp8 import FP8
 from .minmax import MinMax
+from .onebit import OneBit
+from .qsgd import QSGD, TernGrad
 from .zfp import ZFP
 
-_OWN: dict[str, type[Any]] = {codec.name: codec for codec in (Cast, MinMax, ZFP, *SPARSIFIERS)}
+_OWN: dict[str, type[Any]] = {
+    codec.name: codec for codec in (Cast, FP8, IntSum, MinMax, OneBit, QSGD, Sign, TernGrad, ZFP, *SPARSIFIERS)
+}
 _GROUP = "compcoll.codecs"
 
 

@@ -49,6 +49,8 @@ class ZfpyCoder:
         residual_scale: float = 1.0,
         decoded: Array | None = None,
         scale: float = 1.0,
+        draw: int = 0,
+        position: int = 0,
     ) -> int:
         values = self._sum(n, add, wires, scale)
         if residual is not None and feed:

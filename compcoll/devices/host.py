@@ -13,10 +13,11 @@ from .. import _host, config
 from ..errors import InvalidBuffer, UnsupportedDType
 from .arrays import load, store
 from .host_selection import HostSelection
+from .summands import Integers, NumberCoder, Votes
 
 Array = npt.NDArray[Any]
 
-_KERNELS = ("cast", "zfp", "minmax")
+_KERNELS = ("cast", "zfp", "minmax", "qsgd", "onebit", "fp8")
 _STORAGE = ("float16", "bfloat16", "float32", "float64")
 _HALVES = ("float16", "bfloat16")
 _ndarray = np.ndarray
@@ -47,8 +48,12 @@ class HostCoder:
         residual_scale: float = 1.0,
         decoded: Array | None = None,
         scale: float = 1.0,
+        draw: int = 0,
+        position: int = 0,
     ) -> int:
-        self._coder.encode(n, add, scale, wires, residual, feed, residual_scale, wire, decoded, self._threads)
+        self._coder.encode(
+            n, add, scale, wires, residual, feed, residual_scale, draw, position, wire, decoded, self._threads
+        )
         return self.wire_nbytes(n)
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
@@ -69,7 +74,7 @@ class HostDevice:
     def __init__(self, threads: int = 1, instruction_set: str | None = None) -> None:
         self.threads = threads
         self.instruction_set = instruction_set or config.instruction_set(self.instruction_sets())
-        self._coders: dict[tuple[str, int, int, str], HostCoder] = {}
+        self._coders: dict[tuple[str, int, int, int, int, str], HostCoder] = {}
         self._names: dict[np.dtype[Any], str] = {}
 
     @property
@@ -82,12 +87,12 @@ class HostDevice:
         """Those that this CPU can run, slowest first."""
         return _host.instruction_sets()
 
-    def coder(self, kernel: tuple[str, int, int], dtype: str) -> HostCoder:
-        key = (*kernel, dtype)
+    def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> HostCoder:
+        key = (*kernel, variant, seed, dtype)
         if key not in self._coders:
             name, first, second = kernel
             index = self.instruction_sets().index(self.instruction_set)
-            coder = _host.Coder(_KERNELS.index(name), first, second, _STORAGE.index(dtype), index)
+            coder = _host.Coder(_KERNELS.index(name), first, second, variant, seed, _STORAGE.index(dtype), index)
             self._coders[key] = HostCoder(coder, self.threads)
         return self._coders[key]
 
@@ -99,6 +104,19 @@ class HostDevice:
     def as_bytes(x: Array) -> Array:
         """The memory of a one-dimensional array as bytes."""
         return x.view(np.uint8)
+
+    @staticmethod
+    def integers(bits: int, levels: int, block: int, dtype: str) -> Integers:
+        return Integers(bits, levels, block, dtype)
+
+    @staticmethod
+    def votes(ranks: int, block: int, dtype: str) -> Votes:
+        return Votes(ranks, block, dtype)
+
+    @staticmethod
+    def number_coder(numbers: Array, op: str) -> NumberCoder:
+        """Moves and combines numbers such as these, by ``"sum"`` or ``"max"``."""
+        return NumberCoder(numbers.dtype, op)
 
     @staticmethod
     def check_readable(x: Any, what: str) -> None:

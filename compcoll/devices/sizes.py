@@ -88,6 +88,8 @@ class SizesCoder:
         residual_scale: float = 1.0,
         decoded: Array | None = None,
         scale: float = 1.0,
+        draw: int = 0,
+        position: int = 0,
     ) -> int:
         terms = len(wires) + (add is not None)
         seconds = n * (self._encode if terms == 1 else self._recode + (terms - 2) * self._accumulate)

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 
 namespace compcoll {
 
@@ -16,17 +15,17 @@ std::atomic<bool> alone{false};  // see keep_to_one_thread
 template <class T>
 constexpr Storage storage_of = sizeof(T) == 8 ? Storage::float64 : Storage::float32;
 
-template <class T>
-const TileFunctions<T>& functions(const Kernels& kernels) {
-    if constexpr (sizeof(T) == 8) return kernels.f64;
-    else return kernels.f32;
+template <class T, class Sets>
+const auto& functions(const Sets& sets) {
+    if constexpr (sizeof(T) == 8) return sets.f64;
+    else return sets.f32;
 }
 
 // `one_pass`: nothing else is done with a tile, and longer ones make fewer calls.
 template <class T>
 size_t tile_length(const Coder& coder, bool one_pass) {
     const size_t length = (one_pass ? 16 : 1) * tile_nbytes / sizeof(T);
-    if (coder.codec != Codec::minmax) return length;
+    if (coder.codec == Codec::cast || coder.codec == Codec::zfp) return length;
     const size_t block = static_cast<size_t>(coder.config.second);
     return std::max(block, length / block * block);
 }
@@ -36,8 +35,8 @@ template <class T>
 class Tile {
 public:
     Tile(const Coder& coder, Storage storage, const Terms& terms, size_t begin, size_t n)
-        : coder_(coder), code_(functions<T>(*coder.kernels)), cast_(functions<T>(*coder.casts)), storage_(storage),
-          terms_(terms), begin_(begin), n_(n), offset_(wire_nbytes(coder.codec, coder.config, begin, sizeof(T))) {}
+        : coder_(coder), code_(functions<T>(*coder.kernels)), cast_(functions<T>(*coder.casts)),
+          sums_(functions<T>(*coder.sums)), storage_(storage), terms_(terms), begin_(begin), n_(n), offset_(wire_nbytes(coder.codec, coder.config, begin, sizeof(T))) {}
 
     bool stored_as_computed() const { return storage_ == storage_of<T>; }
 
@@ -45,11 +44,11 @@ public:
     uint8_t* array_at(uint8_t* array) const { return array + begin_ * storage_size(storage_); }
 
     void load(const uint8_t* array, T* values) const {
-        cast_.decode(array_at(array), n_, values, Config{static_cast<int>(storage_), 0});
+        cast_.decode(array_at(array), n_, values, Config{static_cast<int>(storage_)});
     }
 
     void store(const T* values, uint8_t* array) const {
-        cast_.encode(values, n_, array_at(array), Config{static_cast<int>(storage_), 0});
+        cast_.encode(values, n_, array_at(array), Config{static_cast<int>(storage_)});
     }
 
     void sum_terms(T* values) const {
@@ -72,34 +71,38 @@ public:
         }
     }
 
-    void encode(const T* values, uint8_t* wire) const { code_.encode(values, n_, wire + offset_, coder_.config); }
+    void encode(const T* values, uint8_t* wire, Draw draw) const {
+        Config config = coder_.config;
+        config.draw = draw.number;
+        config.position = draw.position + begin_;
+        code_.encode(values, n_, wire + offset_, config);
+    }
 
     void decode(const uint8_t* wire, T* values) const { code_.decode(wire + offset_, n_, values, coder_.config); }
 
     void multiply(T* values, double scale) const {
-        const T factor = static_cast<T>(scale);
-        if (factor == T(1)) return;
-        for (size_t i = 0; i < n_; ++i) values[i] *= factor;
+        if (static_cast<T>(scale) != T(1)) sums_.multiply(values, n_, static_cast<T>(scale));
     }
 
-    void add(const T* other, T* values) const {
-        for (size_t i = 0; i < n_; ++i) values[i] += other[i];
-    }
-
-    // A loss that is not finite (NaN, Inf or an overflowed cast) cannot be made up for later: it is dropped.
-    void keep_loss(const T* wanted, const T* got, T* kept, const Residual& residual) const {
-        const T factor = static_cast<T>(residual.scale);
-        for (size_t i = 0; i < n_; ++i) {
-            const T loss = (wanted[i] - got[i]) * factor;
-            const T finite = std::isfinite(loss) ? loss : T(0);
-            kept[i] = residual.feed ? finite : kept[i] + finite;
+    // The terms and what was lost before.
+    void sum_terms_and(const T* kept, T* values) const {
+        if (stored_as_computed() && terms_.scale == 1.0 && terms_.wires.empty()) {
+            sums_.add(reinterpret_cast<const T*>(array_at(terms_.add)), kept, n_, values);
+        } else {
+            sum_terms(values);
+            sums_.add(values, kept, n_, values);
         }
+    }
+
+    void keep_loss(const T* wanted, const T* got, T* kept, const Residual& residual) const {
+        sums_.keep_loss(wanted, got, n_, static_cast<T>(residual.scale), residual.feed, kept);
     }
 
 private:
     const Coder& coder_;
     const TileFunctions<T>& code_;
     const TileFunctions<T>& cast_;
+    const SumFunctions<T>& sums_;
     Storage storage_;
     const Terms& terms_;
     size_t begin_, n_, offset_;
@@ -132,8 +135,8 @@ void for_each_tile(size_t length, size_t n, int threads, Body body) {
 }
 
 template <class T>
-void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
-               uint8_t* decoded, int threads) {
+void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, Draw draw,
+               uint8_t* wire, uint8_t* decoded, int threads) {
     T* kept = reinterpret_cast<T*>(residual.values);
     const bool as_it_is = terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && storage == storage_of<T>;
     const size_t length = tile_length<T>(coder, as_it_is && decoded == nullptr);
@@ -141,11 +144,11 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
         const Tile<T> tile(coder, storage, terms, begin, m);
         T* values = scratch;
         if (as_it_is) {
-            tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire);
+            tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire, draw);
         } else {
-            tile.sum_terms(values);
-            if (kept != nullptr && residual.feed) tile.add(kept + begin, values);
-            tile.encode(values, wire);
+            if (kept != nullptr && residual.feed) tile.sum_terms_and(kept + begin, values);
+            else tile.sum_terms(values);
+            tile.encode(values, wire, draw);
         }
         if (kept == nullptr && decoded == nullptr) return;
         const bool in_place = decoded != nullptr && tile.stored_as_computed();
@@ -177,24 +180,29 @@ void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
 void keep_to_one_thread() { alone = true; }
 
 size_t wire_nbytes(Codec codec, Config config, size_t n, size_t value_size) {
+    const size_t first = static_cast<size_t>(config.first), block = static_cast<size_t>(config.second);
+    // Blocks of a header and packed codes; the last one may be shorter.
+    const auto blocks = [=](size_t header, size_t bits) {
+        const size_t rest = n % block;
+        return n / block * (header + block * bits / 8) + (rest ? header + (rest * bits + 7) / 8 : 0);
+    };
     switch (codec) {
         case Codec::cast: return n * storage_size(static_cast<Storage>(config.first));
-        case Codec::zfp: return ((n + 3) / 4 * static_cast<size_t>(config.first) + 63) / 64 * 8;
-        case Codec::minmax: {
-            const size_t bits = static_cast<size_t>(config.first), block = static_cast<size_t>(config.second);
-            const size_t record = 2 * value_size + block * bits / 8, rest = n % block;
-            return n / block * record + (rest ? 2 * value_size + (rest * bits + 7) / 8 : 0);
-        }
+        case Codec::zfp: return ((n + 3) / 4 * first + 63) / 64 * 8;
+        case Codec::minmax: return blocks(2 * value_size, first);
+        case Codec::qsgd: return blocks(value_size, first);
+        case Codec::onebit: return blocks(first * value_size, 1);
+        case Codec::fp8: return blocks(2, 8);
     }
     return 0;
 }
 
-void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
+void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, Draw draw, uint8_t* wire,
             uint8_t* decoded, int threads) {
     if (storage == Storage::float64)
-        encode_as<double>(coder, storage, n, terms, residual, wire, decoded, threads);
+        encode_as<double>(coder, storage, n, terms, residual, draw, wire, decoded, threads);
     else
-        encode_as<float>(coder, storage, n, terms, residual, wire, decoded, threads);
+        encode_as<float>(coder, storage, n, terms, residual, draw, wire, decoded, threads);
 }
 
 void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, int threads) {

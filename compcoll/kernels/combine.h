@@ -12,6 +12,7 @@ struct Coder {
     Config config;
     const Kernels* kernels;  // the codec's, for the instruction set in use
     const Kernels* casts;    // the cast codec's: loads and stores half precision
+    const Sums* sums;
 };
 
 // add · scale + D(wires[0]) + D(wires[1]) + …, in this order; `add` may be null.
@@ -32,8 +33,14 @@ struct Residual {
     double scale;     // of the loss that is stored
 };
 
+// Which random numbers an encoding takes, if any: the number of the draw, and where in the whole buffer the values begin.
+struct Draw {
+    uint64_t number;
+    uint64_t position;
+};
+
 // wire = E(terms [+ residual]);  decoded, unless null, = D(wire).
-void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, uint8_t* wire,
+void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, Draw draw, uint8_t* wire,
             uint8_t* decoded, int threads);
 
 // out = terms

@@ -49,13 +49,26 @@ bool supported([[maybe_unused]] InstructionSet set) {
 
 const Kernels& kernels_of(Codec codec, [[maybe_unused]] InstructionSet set) {
 #if defined(COMPCOLL_X86)
-    static const Kernels* const table[3][3] = {{&cast_portable, &cast_avx2, &cast_avx512},
-                                               {&zfp_portable, &zfp_avx2, &zfp_avx512},
-                                               {&minmax_portable, &minmax_avx2, &minmax_avx512}};
+    static const Kernels* const table[codec_count][3] = {{&cast_portable, &cast_avx2, &cast_avx512},
+                                                         {&zfp_portable, &zfp_avx2, &zfp_avx512},
+                                                         {&minmax_portable, &minmax_avx2, &minmax_avx512},
+                                                         {&qsgd_portable, &qsgd_avx2, &qsgd_avx512},
+                                                         {&onebit_portable, &onebit_avx2, &onebit_avx512},
+                                                         {&fp8_portable, &fp8_avx2, &fp8_avx512}};
     return *table[static_cast<int>(codec)][static_cast<int>(set)];
 #else
-    static const Kernels* const table[3] = {&cast_portable, &zfp_portable, &minmax_portable};
+    static const Kernels* const table[codec_count] = {&cast_portable, &zfp_portable,    &minmax_portable,
+                                                      &qsgd_portable, &onebit_portable, &fp8_portable};
     return *table[static_cast<int>(codec)];
+#endif
+}
+
+const Sums& sums_of([[maybe_unused]] InstructionSet set) {
+#if defined(COMPCOLL_X86)
+    static const Sums* const table[3] = {&sums_portable, &sums_avx2, &sums_avx512};
+    return *table[static_cast<int>(set)];
+#else
+    return sums_portable;
 #endif
 }
 
@@ -69,28 +82,23 @@ int in_range(const char* what, int value, int low, int high) {
 // One codec configuration on one element type: what a device calls.
 class HostCoder {
 public:
-    HostCoder(int codec, int first, int second, int storage, int instruction_set)
+    HostCoder(int codec, int first, int second, int variant, uint64_t seed, int storage, int instruction_set)
         : storage_(static_cast<Storage>(in_range("storage", storage, 0, 3))) {
-        coder_.codec = static_cast<Codec>(in_range("codec", codec, 0, 2));
-        const bool wide = storage_ == Storage::float64;
-        if (coder_.codec == Codec::cast) in_range("wire type", first, 0, wide ? 3 : 2);
-        if (coder_.codec == Codec::zfp) in_range("bits per block", first, wide ? 12 : 9, wide ? 256 : 128);
-        if (coder_.codec == Codec::minmax) {
-            in_range("bits", first, 1, 8);
-            if (in_range("block", second, 8, 1 << 20) % 8 != 0) throw nb::value_error("block must be a multiple of 8");
-        }
+        coder_.codec = static_cast<Codec>(in_range("codec", codec, 0, codec_count - 1));
+        coder_.config = Config{first, second, variant, seed};
+        check_config(coder_.config);
         const auto set = static_cast<InstructionSet>(in_range("instruction set", instruction_set, 0, 2));
         if (!supported(set)) throw nb::value_error("this CPU lacks the instruction set asked for");
-        coder_.config = Config{first, second};
         coder_.kernels = &kernels_of(coder_.codec, set);
         coder_.casts = &kernels_of(Codec::cast, set);
+        coder_.sums = &sums_of(set);
     }
 
     size_t wire_nbytes(size_t n) const { return compcoll::wire_nbytes(coder_.codec, coder_.config, n, value_size()); }
 
     void encode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires,
-                std::optional<Writable> residual, bool feed, double residual_scale, Writable wire,
-                std::optional<Writable> decoded, int threads) const {
+                std::optional<Writable> residual, bool feed, double residual_scale, uint64_t draw, uint64_t position,
+                Writable wire, std::optional<Writable> decoded, int threads) const {
         const Terms terms = checked(n, add, add_scale, wires);
         require("wire", wire.nbytes(), wire_nbytes(n));
         if (residual) require("residual", residual->nbytes(), n * value_size());
@@ -100,7 +108,7 @@ public:
         auto* decoded_bytes = decoded ? static_cast<uint8_t*>(decoded->data()) : nullptr;
         auto* wire_bytes = static_cast<uint8_t*>(wire.data());
         nb::gil_scoped_release released;
-        compcoll::encode(coder_, storage_, n, terms, kept, wire_bytes, decoded_bytes, threads);
+        compcoll::encode(coder_, storage_, n, terms, kept, Draw{draw, position}, wire_bytes, decoded_bytes, threads);
     }
 
     void decode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires, Writable out,
@@ -114,6 +122,20 @@ public:
     }
 
 private:
+    void check_config(const Config& config) const {
+        const bool wide = storage_ == Storage::float64;
+        const int first = config.first;
+        switch (coder_.codec) {
+            case Codec::cast: in_range("wire type", first, 0, wide ? 3 : 2); return;
+            case Codec::zfp: in_range("bits per block", first, wide ? 12 : 9, wide ? 256 : 128); return;
+            case Codec::minmax: in_range("bits", first, 1, 8); break;
+            case Codec::qsgd: in_range("bits", first, 1, 8); in_range("variant", config.variant, 0, 3); break;
+            case Codec::onebit: in_range("reconstruction values", first, 1, 2); break;
+            case Codec::fp8: in_range("exponent bits", first, 4, 5); break;
+        }
+        if (in_range("block", config.second, 8, 1 << 20) % 8 != 0) throw nb::value_error("block must be a multiple of 8");
+    }
+
     size_t value_size() const { return storage_ == Storage::float64 ? 8 : 4; }
 
     static void require(const char* what, size_t given, size_t needed) {
@@ -156,12 +178,12 @@ NB_MODULE(_host, m) {
     }, "Names of the instruction sets that this CPU can run, slowest first; a coder takes their index.");
     bind_sparse(m);
     nb::class_<HostCoder>(m, "Coder")
-        .def(nb::init<int, int, int, int, int>(), nb::arg("codec"), nb::arg("first"), nb::arg("second"),
-             nb::arg("storage"), nb::arg("instruction_set"))
+        .def(nb::init<int, int, int, int, uint64_t, int, int>(), nb::arg("codec"), nb::arg("first"), nb::arg("second"),
+             nb::arg("variant"), nb::arg("seed"), nb::arg("storage"), nb::arg("instruction_set"))
         .def("wire_nbytes", &HostCoder::wire_nbytes, nb::arg("n"))
         .def("encode", &HostCoder::encode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
-             nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("wire"), nb::arg("decoded").none(),
-             nb::arg("threads"))
+             nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("draw"), nb::arg("position"),
+             nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
         .def("decode", &HostCoder::decode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
              nb::arg("out"), nb::arg("threads"));
 }

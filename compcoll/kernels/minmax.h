@@ -15,7 +15,7 @@
 // flush subnormals to zero. For the same reason a bound that is -0 or subnormal is sent as +0.
 #pragma once
 
-#include "portable.h"
+#include "floats.h"
 
 namespace compcoll {
 
@@ -24,46 +24,15 @@ struct MinMaxLimits;
 
 template <>
 struct MinMaxLimits<float> {
-    using Bits = uint32_t;
-    static constexpr int fraction_bits = 23;
     static constexpr int tiny_below = 37;  // biased exponent of r: 2^-90
     static constexpr int huge_from = 252;  // 2^125
 };
 
 template <>
 struct MinMaxLimits<double> {
-    using Bits = uint64_t;
-    static constexpr int fraction_bits = 52;
     static constexpr int tiny_below = 123;  // 2^-900
     static constexpr int huge_from = 2044;  // 2^1021
 };
-
-template <class T>
-COMPCOLL_HD int biased_exponent(T value) {
-    using Limits = MinMaxLimits<T>;
-    constexpr int exponent_mask = (1 << (sizeof(T) * 8 - 1 - Limits::fraction_bits)) - 1;
-    return static_cast<int>(bits_as<typename Limits::Bits>(value) >> Limits::fraction_bits) & exponent_mask;
-}
-
-template <class T>
-COMPCOLL_HD bool is_finite(T value) {
-    constexpr int all_ones = (1 << (sizeof(T) * 8 - 1 - MinMaxLimits<T>::fraction_bits)) - 1;
-    return biased_exponent(value) != all_ones;
-}
-
-template <class T>
-COMPCOLL_HD T quiet_nan() {
-    using Bits = typename MinMaxLimits<T>::Bits;
-    constexpr int fraction_bits = MinMaxLimits<T>::fraction_bits;
-    constexpr Bits all_but_sign = ~Bits(0) >> 1;
-    return bits_as<T>(static_cast<Bits>(all_but_sign >> (fraction_bits - 1) << (fraction_bits - 1)));
-}
-
-// +0 for zeros and subnormal numbers, by the bits.
-template <class T>
-COMPCOLL_HD T without_subnormals(T value) {
-    return biased_exponent(value) == 0 ? T(0) : value;
-}
 
 // The bounds of a block as its record holds them.
 template <class T>
@@ -72,7 +41,7 @@ struct Bounds {
 
     COMPCOLL_HD bool finite() const { return is_finite(lo) && is_finite(hi); }
     COMPCOLL_HD bool equal() const {
-        using Bits = typename MinMaxLimits<T>::Bits;
+        using Bits = typename FloatFormat<T>::Bits;
         return bits_as<Bits>(lo) == bits_as<Bits>(hi);
     }
     COMPCOLL_HD bool huge() const { return biased_exponent(hi - lo) >= MinMaxLimits<T>::huge_from; }
@@ -122,25 +91,5 @@ struct Dequantizer {
         return huge ? T(8) * (value < top ? value : top) : value;
     }
 };
-
-// Eight codes, one a byte, to 8·bits adjacent bits: pairs, then fours, then all eight are pushed together.
-template <int bits>
-COMPCOLL_HD uint64_t packed(uint64_t codes) {
-    constexpr int gap = 8 - bits;
-    codes = (codes & 0x00ff00ff00ff00ffu) | ((codes & 0xff00ff00ff00ff00u) >> gap);
-    codes = (codes & 0x0000ffff0000ffffu) | ((codes & 0xffff0000ffff0000u) >> (2 * gap));
-    return (codes & 0x00000000ffffffffu) | ((codes & 0xffffffff00000000u) >> (4 * gap));
-}
-
-// The inverse of packed, whatever lies above the 8·bits bits.
-template <int bits>
-COMPCOLL_HD uint64_t unpacked(uint64_t word) {
-    constexpr int gap = 8 - bits;
-    constexpr uint64_t one = (uint64_t(1) << bits) - 1, two = (uint64_t(1) << (2 * bits)) - 1, four = (uint64_t(1) << (4 * bits)) - 1;
-    constexpr uint64_t every_second = one * 0x0001000100010001u, every_fourth = two * 0x0000000100000001u;
-    word = (word & four) | ((word & (four << (4 * bits))) << (4 * gap));
-    word = (word & every_fourth) | ((word & (every_fourth << (2 * bits))) << (2 * gap));
-    return (word & every_second) | ((word & (every_second << bits)) << gap);
-}
 
 }  // namespace compcoll

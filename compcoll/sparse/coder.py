@@ -105,6 +105,8 @@ class SparseCoder:
         residual_scale: float = 1.0,
         decoded: Array | None = None,
         scale: float = 1.0,
+        draw: int = 0,
+        position: int = 0,
     ) -> int:
         fed = residual is not None and feed
         values = residual if fed else self.kernels.zeros(n)

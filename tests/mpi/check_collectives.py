@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 import compcoll
-from compcoll import ZFP, Cast, Communicator, ErrorFeedback, MinMax
+from compcoll import FP8, QSGD, ZFP, Cast, Communicator, ErrorFeedback, IntSum, MinMax, OneBit, Sign
 
 ALGORITHMS = ["ring", "recursive_doubling", "direct", "hierarchical", "auto"]
 CODECS: list[tuple[Any, float]] = [
@@ -21,6 +21,9 @@ CODECS: list[tuple[Any, float]] = [
     (ZFP(tolerance=1e-3), 1e-2),
     (MinMax(), 0.02),
     (Cast("float16"), 2e-3),
+    (QSGD(bits=8, rounding="nearest"), 0.04),
+    (OneBit(), 4.0),
+    (FP8(), 0.25),
 ]
 
 
@@ -120,6 +123,26 @@ def check_other_collectives(comm: MPI.Intracomm) -> None:
     counts = np.arange(4, dtype=np.int64) + rank
     np.testing.assert_array_equal(compcoll.allgather(counts, comm=comm), [np.arange(4) + r for r in range(p)])
     np.testing.assert_array_equal(compcoll.bcast(counts, p - 1, comm=comm), np.arange(4) + p - 1)
+
+
+def check_numbers_are_added_by_any_algorithm(comm: MPI.Intracomm) -> None:
+    """MPI's own included: its integers add up to the same bits as ours."""
+    for n in (0, 5, 70001):
+        x, expected = normals(comm, n)
+        results = []
+        for algorithm in [*ALGORITHMS[:4], "native"]:
+            for codec in (IntSum(), Sign()):
+                result = compcoll.allreduce(x, codec=codec, algorithm=algorithm, comm=comm)
+                assert_same_bits(comm, result)
+                results.append(result)
+            stats = compcoll.get_communicator(comm).stats
+            assert stats is not None and stats.codec == repr(Sign())
+        for result in results[::2]:
+            assert_close(result, expected, 1e-3, comm.size)
+            assert result.tobytes() == results[0].tobytes()
+        votes = np.sign(np.sum([np.sign(y) for y in comm.allgather(x)], axis=0))
+        for result in results[1::2]:
+            np.testing.assert_array_equal(result, votes)
 
 
 def check_stats(comm: MPI.Intracomm) -> None:

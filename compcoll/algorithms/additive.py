@@ -1,0 +1,42 @@
+"""Sums of numbers that stand for values: any allreduce adds them, and nothing is encoded again.
+
+The ranks first agree, by a small allreduce of maxima, on what the numbers of each block stand for. A value is encoded
+once, however far its number travels, and integers are added exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..codecs.base import Array, Summands
+from ..request import Steps
+
+Reduce = Callable[[Any, str], Steps]
+"""Reduces an array of numbers in place by ``"sum"`` or ``"max"``, over all ranks."""
+
+
+def allreduce(
+    x: Array, out: Array, scale: float, residual: Array | None, summands: Summands, agree: Reduce, add: Reduce
+) -> Steps:
+    """Sum all ranks' buffers.
+
+    Parameters
+    ----------
+    x, out : array
+        This rank's values, and where the result goes.
+    scale : float
+        Factor of the values.
+    residual : array or None
+        What encodings lose, for error feedback.
+    summands : Summands
+        Values to numbers, and back.
+    agree, add : callable
+        Reduce what ranks agree on, and the numbers.
+    """
+    agreed, numbers = summands.agreed(len(x)), summands.numbers(len(x))
+    summands.survey(x, scale, residual, agreed)
+    yield from agree(agreed, "max")
+    summands.encode(x, scale, residual, agreed, numbers)
+    yield from add(numbers, "sum")
+    summands.decode(numbers, agreed, out)

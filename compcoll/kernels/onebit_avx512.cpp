@@ -1,0 +1,3 @@
+#include "onebit_tiles.h"
+
+const compcoll::Kernels compcoll::onebit_avx512 = compcoll::these_kernels;

@@ -1,0 +1,3 @@
+#include "onebit_tiles.h"
+
+const compcoll::Kernels compcoll::onebit_portable = compcoll::these_kernels;

@@ -1,0 +1,212 @@
+// The onebit codec's loops. Each onebit_*.cpp compiles them for its instruction set: everything here is in an unnamed
+// namespace, so that the linker never takes one set's function for another's.
+#pragma once
+
+#include "blocks.h"
+#include "onebit.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace compcoll {
+namespace {
+
+// ---- sign bits, and values by sign bits ----
+
+// Of `count` values at once: their sign bits, and the choice between two values by bits. The last values of a block, fewer
+// than that, take the general way to the same result.
+#if defined(__AVX512F__)
+template <class T>
+struct SignVector;
+template <>
+struct SignVector<float> {
+    static constexpr size_t count = 16;
+    using Mask = uint16_t;
+    static Mask signs(const float* values) { return _mm512_movepi32_mask(_mm512_loadu_si512(values)); }
+    template <bool add>
+    static void choose(Mask mask, Reconstruction<float> by_sign, const float* base, float* values) {
+        const __m512 chosen = _mm512_mask_blend_ps(mask, _mm512_set1_ps(by_sign.positive), _mm512_set1_ps(by_sign.negative));
+        _mm512_storeu_ps(values, add ? _mm512_add_ps(_mm512_loadu_ps(base), chosen) : chosen);
+    }
+};
+template <>
+struct SignVector<double> {
+    static constexpr size_t count = 8;
+    using Mask = uint8_t;
+    static Mask signs(const double* values) { return _mm512_movepi64_mask(_mm512_loadu_si512(values)); }
+    template <bool add>
+    static void choose(Mask mask, Reconstruction<double> by_sign, const double* base, double* values) {
+        const __m512d chosen = _mm512_mask_blend_pd(mask, _mm512_set1_pd(by_sign.positive), _mm512_set1_pd(by_sign.negative));
+        _mm512_storeu_pd(values, add ? _mm512_add_pd(_mm512_loadu_pd(base), chosen) : chosen);
+    }
+};
+#elif defined(__AVX2__)
+template <class T>
+struct SignVector;
+template <>
+struct SignVector<float> {
+    static constexpr size_t count = 8;
+    using Mask = uint8_t;
+    static Mask signs(const float* values) { return static_cast<Mask>(_mm256_movemask_ps(_mm256_loadu_ps(values))); }
+    template <bool add>
+    static void choose(Mask mask, Reconstruction<float> by_sign, const float* base, float* values) {
+        const __m256i own_bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(mask), own_bit), own_bit);
+        const __m256 chosen = _mm256_blendv_ps(
+            _mm256_set1_ps(by_sign.positive), _mm256_set1_ps(by_sign.negative), _mm256_castsi256_ps(set));
+        _mm256_storeu_ps(values, add ? _mm256_add_ps(_mm256_loadu_ps(base), chosen) : chosen);
+    }
+};
+template <>
+struct SignVector<double> {
+    static constexpr size_t count = 8;
+    using Mask = uint8_t;
+    static Mask signs(const double* values) {
+        return static_cast<Mask>(_mm256_movemask_pd(_mm256_loadu_pd(values)) |
+                                 _mm256_movemask_pd(_mm256_loadu_pd(values + 4)) << 4);
+    }
+    template <bool add>
+    static void choose(Mask mask, Reconstruction<double> by_sign, const double* base, double* values) {
+        for (size_t i = 0; i < 8; i += 4, mask = static_cast<Mask>(mask >> 4)) {
+            const __m256i own_bit = _mm256_setr_epi64x(1, 2, 4, 8);
+            const __m256i set = _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_set1_epi64x(mask), own_bit), own_bit);
+            const __m256d chosen = _mm256_blendv_pd(
+                _mm256_set1_pd(by_sign.positive), _mm256_set1_pd(by_sign.negative), _mm256_castsi256_pd(set));
+            _mm256_storeu_pd(values + i, add ? _mm256_add_pd(_mm256_loadu_pd(base + i), chosen) : chosen);
+        }
+    }
+};
+#endif
+
+template <class T>
+uint8_t sign_bit(const T* value) {
+    using Bits = typename FloatFormat<T>::Bits;
+    return static_cast<uint8_t>(load<Bits>(value) >> (8 * sizeof(T) - 1));
+}
+
+template <class T>
+void write_signs(const T* values, size_t n, uint8_t* wire) {
+    size_t i = 0;
+#if defined(__AVX2__)
+    using Vector = SignVector<T>;
+    for (; i + Vector::count <= n; i += Vector::count) store(wire + i / 8, Vector::signs(values + i));
+#endif
+    alignas(64) uint8_t codes[slice];
+    for (size_t m = 0; i < n; i += m) {
+        m = smaller(slice, n - i);
+        for (size_t j = 0; j < m; ++j) codes[j] = sign_bit(values + i + j);
+        pack<1>(codes, m, wire + i / 8);
+    }
+}
+
+template <bool add, class T>
+void read_signs(const uint8_t* wire, size_t n, Reconstruction<T> by_sign, const T* base, T* values) {
+    size_t i = 0;
+#if defined(__AVX2__)
+    using Vector = SignVector<T>;
+    for (; i + Vector::count <= n; i += Vector::count)
+        Vector::template choose<add>(load<typename Vector::Mask>(wire + i / 8), by_sign, base + i, values + i);
+#endif
+    using Bits = typename FloatFormat<T>::Bits;
+    const Bits positive = bits_as<Bits>(by_sign.positive), difference = positive ^ bits_as<Bits>(by_sign.negative);
+    alignas(64) uint8_t codes[slice];
+    for (size_t m = 0; i < n; i += m) {
+        m = smaller(slice, n - i);
+        unpack<1>(wire + i / 8, m, codes);
+        SAME_OR_APART for (size_t j = 0; j < m; ++j)
+            put<add>(values + i + j, base + i + j, bits_as<T>(static_cast<Bits>(positive ^ (difference & (0 - Bits(codes[j]))))));
+    }
+}
+
+// ---- one block ----
+
+template <class T>
+SignedSums signed_sums(const T* values, size_t n, FixedPoint<T> fixed) {
+    SignedSums sums{0, 0, 0};
+    for (size_t i = 0; i < n; i += slice) {  // within a slice 32 bits suffice
+        const size_t m = smaller(slice, n - i);
+        int32_t all = 0, positive = 0;
+        for (size_t j = 0; j < m; ++j) {
+            const int32_t q = fixed.of(load<T>(values + i + j));
+            all += q;
+            positive += q > 0 ? q : 0;
+        }
+        sums.positive += positive;
+        sums.negative += all - positive;
+    }
+    return sums;
+}
+
+inline int64_t count_bits(const uint8_t* wire, size_t nbytes) {
+    int64_t count = 0;
+    size_t i = 0;
+    for (; i + 8 <= nbytes; i += 8) count += __builtin_popcountll(load<uint64_t>(wire + i));
+    for (; i < nbytes; ++i) count += __builtin_popcountll(wire[i]);
+    return count;
+}
+
+template <class T>
+constexpr size_t header_nbytes(int reconstructions) {
+    return static_cast<size_t>(reconstructions) * sizeof(T);
+}
+
+template <class T>
+void encode_block(const T* values, size_t n, int reconstructions, uint8_t* record) {
+    const size_t signs_nbytes = (n + 7) / 8;
+    uint8_t* wire = record + header_nbytes<T>(reconstructions);
+    const T largest = largest_magnitude(values, n);
+    Reconstruction<T> by_sign{T(0), T(0)};
+    if (!is_finite(largest) || is_tiny(largest)) {
+        if (!is_finite(largest)) by_sign = {quiet_nan<T>(), quiet_nan<T>()};
+        std::memset(wire, 0, signs_nbytes);
+    } else {
+        if (n * sizeof(T) <= prefetched_nbytes) prefetch(values, n, n);  // the next block
+        SignedSums sums = signed_sums(values, n, FixedPoint<T>(largest));
+        write_signs(values, n, wire);
+        sums.negatives = count_bits(wire, signs_nbytes);
+        const auto count = static_cast<int64_t>(n);
+        by_sign = reconstructions == 2 ? sums.of_each_sign(count, largest) : sums.of_magnitudes(count, largest);
+    }
+    store(record, by_sign.positive);
+    if (reconstructions == 2) store(record + sizeof(T), by_sign.negative);
+}
+
+template <bool add, class T>
+void decode_block(const uint8_t* record, size_t n, int reconstructions, const T* base, T* values) {
+    const T positive = load<T>(record);
+    const Reconstruction<T> by_sign{positive, reconstructions == 2 ? load<T>(record + sizeof(T)) : -positive};
+    if (!is_finite(by_sign.positive) || !is_finite(by_sign.negative)) return fill<add>(quiet_nan<T>(), n, base, values);
+    read_signs<add>(record + header_nbytes<T>(reconstructions), n, by_sign, base, values);
+}
+
+// ---- tiles ----
+
+template <class T>
+void encode(const T* values, size_t n, uint8_t* wire, Config config) {
+    const size_t block = static_cast<size_t>(config.second);
+    for (size_t i = 0; i < n; i += block) {
+        encode_block(values + i, smaller(block, n - i), config.first, wire);
+        wire += header_nbytes<T>(config.first) + block / 8;
+    }
+}
+
+template <bool add, class T>
+void decode_tile(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
+    const size_t block = static_cast<size_t>(config.second);
+    for (size_t i = 0; i < n; i += block) {
+        decode_block<add>(wire, smaller(block, n - i), config.first, base + i, values + i);
+        wire += header_nbytes<T>(config.first) + block / 8;
+    }
+}
+
+template <class T>
+void decode(const uint8_t* wire, size_t n, T* values, Config config) {
+    decode_tile<false, T>(wire, n, values, values, config);
+}
+
+constexpr Kernels these_kernels = {{encode<float>, decode<float>, decode_tile<true, float>},
+                                   {encode<double>, decode<double>, decode_tile<true, double>}};
+
+}  // namespace
+}  // namespace compcoll

@@ -1,0 +1,65 @@
+// The qsgd codec's arithmetic: each value is rounded to one of evenly spaced levels between -norm and norm of its block, up
+// or down at random so that its mean is the value, or to the nearest. (TernGrad is this with 2 bits and the largest
+// magnitude for a norm.)
+//
+// Record of a block of m values:  h (little endian);  m codes of `bits` bits, first code in the lowest bits,
+// ceil(m·bits/8) bytes, unused bits zero. A code c stands for (2c - levels)·h, where levels = 2^bits - 2, so that one code
+// stands for 0; with 1 bit levels = 1, and the codes stand for -h and h.
+//
+//   block                       h on the wire                       code of x
+//   holds NaN or Inf            NaN                                 0; every value is NaN
+//   largest magnitude is tiny   0                                   0; every value is +0
+//   otherwise                   norm/levels, or a bit less where    ⌊(t + u) / 2^16⌋ with t = ⌊x·(2^15/h) + 2^15·levels + 1/2⌋
+//                               levels·h would be infinite          between 0 and 2^16·levels, u: 16 random bits, or 2^15
+//
+// norm = the largest magnitude M; or the root of the sum of squares, made of integers so that no order of additions matters:
+// with 2^e <= M < 2^(e+1) and q = ⌊|x|·2^(20-e)⌋ it is max(√(Σ q²)·2^-20, M/2^e)·2^e. Any norm of at least M keeps the mean.
+#pragma once
+
+#include "magnitude.h"
+
+#if !defined(__CUDACC_RTC__)
+#include <cmath>
+#endif
+
+namespace compcoll {
+
+// Bits of a variant.
+constexpr int qsgd_euclidean = 1, qsgd_nearest = 2;
+
+COMPCOLL_HD constexpr int qsgd_levels(int bits) { return bits == 1 ? 1 : (1 << bits) - 2; }
+
+// h of a block with that largest magnitude, which is finite and not tiny, and that norm / 2^e of it.
+template <class T>
+COMPCOLL_HD T qsgd_half_step(T largest, double norm, int levels) {
+    using Bits = typename FloatFormat<T>::Bits;
+    const T h = static_cast<T>(norm / levels) * power_of_two<T>(exponent_of(largest));
+    const T most = bits_as<T>(static_cast<Bits>(bits_as<Bits>(greatest_finite<T>() / T(levels)) - 1));
+    return h < most ? h : most;
+}
+
+COMPCOLL_HD double root_of_squares(uint64_t sum) {
+    return sqrt(static_cast<double>(sum)) * (1.0 / (1 << FixedPoint<float>::fraction_bits));
+}
+
+template <class T>
+struct StochasticQuantizer {
+    T factor, middle;
+    int32_t top;
+
+    COMPCOLL_HD StochasticQuantizer(T h, int levels)
+        : factor(T(32768) / h), middle(T(32768 * levels) + T(0.5)), top(levels << 16) {}
+
+    COMPCOLL_HD uint8_t code(T x, uint16_t random) const {
+        const int32_t t = static_cast<int32_t>(x * factor + middle);
+        const int32_t low = t < 0 ? 0 : t, bounded = low > top ? top : low;
+        return static_cast<uint8_t>((bounded + random) >> 16);
+    }
+};
+
+template <class T>
+COMPCOLL_HD T qsgd_value(uint8_t code, T h, int levels) {
+    return static_cast<T>(2 * static_cast<int>(code) - levels) * h;
+}
+
+}  // namespace compcoll

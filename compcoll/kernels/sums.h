@@ -1,0 +1,40 @@
+// Additions around a codec: its input and what it loses. Each sums_*.cpp compiles them for its instruction set: everything
+// here is in an unnamed namespace, so that the linker never takes one set's function for another's.
+#pragma once
+
+#include "tile.h"
+#include "unaligned.h"
+
+namespace compcoll {
+namespace {
+
+template <class T>
+void multiply(T* values, size_t n, T factor) {
+    for (size_t i = 0; i < n; ++i) values[i] *= factor;
+}
+
+template <class T>
+void add(const T* a, const T* b, size_t n, T* sums) {
+    SAME_OR_APART for (size_t i = 0; i < n; ++i) sums[i] = load<T>(a + i) + load<T>(b + i);
+}
+
+// A loss that is not finite (NaN, Inf or an overflowed cast) cannot be made up for later: it is dropped.
+template <class T>
+T finite_loss(T wanted, T got, T factor) {
+    const T loss = (wanted - got) * factor;
+    return loss - loss == T(0) ? loss : T(0);
+}
+
+template <class T>
+void keep_loss(const T* __restrict wanted, const T* __restrict got, size_t n, T factor, bool feed, T* __restrict kept) {
+    if (feed) {
+        for (size_t i = 0; i < n; ++i) store(kept + i, finite_loss(wanted[i], load<T>(got + i), factor));
+    } else {
+        for (size_t i = 0; i < n; ++i) store(kept + i, load<T>(kept + i) + finite_loss(wanted[i], load<T>(got + i), factor));
+    }
+}
+
+constexpr Sums these_sums = {{multiply<float>, add<float>, keep_loss<float>}, {multiply<double>, add<double>, keep_loss<double>}};
+
+}  // namespace
+}  // namespace compcoll

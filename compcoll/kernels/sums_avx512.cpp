@@ -1,0 +1,3 @@
+#include "sums.h"
+
+const compcoll::Sums compcoll::sums_avx512 = compcoll::these_sums;
