@@ -32,8 +32,9 @@ def job_of(
             for job in current.values():
                 job.close()
             current.clear()
-            chosen = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-            names = [p["check"] for p in chosen if "check" in p and (p["mpi"], p["ranks"]) == (mpi, ranks)]
+            items = [item for item in request.session.items if getattr(item, "function", None) is test_check]
+            chosen = [item.callspec.params for item in items]
+            names = [p["check"] for p in chosen if (p["mpi"], p["ranks"]) == (mpi, ranks)]
             folder = tmp_path_factory.mktemp(f"{mpi.name}-n{ranks}-")
             current[mpi, ranks] = CheckJob(ranks, [name for name in names if name != THE_END], folder, mpi.prefix)
         return current[mpi, ranks]
