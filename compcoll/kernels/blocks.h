@@ -7,6 +7,7 @@
 #include "packing.h"
 #include "tile.h"
 #include "unaligned.h"
+#include "vectors.h"
 
 namespace compcoll {
 namespace {
@@ -74,28 +75,7 @@ struct Packing {
 constexpr Packing packings[] = {{pack<1>, unpack<1>}, {pack<2>, unpack<2>}, {pack<3>, unpack<3>}, {pack<4>, unpack<4>},
                                 {pack<5>, unpack<5>}, {pack<6>, unpack<6>}, {pack<7>, unpack<7>}};
 
-// ---- vectors, fills, prefetching ----
-
-#if defined(__AVX512F__)
-constexpr size_t vector_nbytes = 64;
-#elif defined(__AVX__)
-constexpr size_t vector_nbytes = 32;
-#else
-constexpr size_t vector_nbytes = 16;
-#endif
-
-template <class T>
-struct VectorOf;
-template <>
-struct VectorOf<float> {
-    typedef float Values __attribute__((vector_size(vector_nbytes)));
-    typedef uint32_t Bits __attribute__((vector_size(vector_nbytes)));
-};
-template <>
-struct VectorOf<double> {
-    typedef double Values __attribute__((vector_size(vector_nbytes)));
-    typedef uint64_t Bits __attribute__((vector_size(vector_nbytes)));
-};
+// ---- fills, prefetching ----
 
 template <bool add, class T>
 void fill(T value, size_t n, const T* base, T* values) {

@@ -5,6 +5,7 @@
 #include "sparse.h"
 #include "sparse_passes.h"
 #include "unaligned.h"
+#include "vectors.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -13,31 +14,10 @@
 namespace compcoll {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr size_t vector_nbytes = 64;
-#elif defined(__AVX__)
-constexpr size_t vector_nbytes = 32;
-#else
-constexpr size_t vector_nbytes = 16;
-#endif
-
-template <class T>
-struct VectorOf;
-template <>
-struct VectorOf<float> {
-    typedef float Values __attribute__((vector_size(vector_nbytes)));
-    typedef int32_t Bits __attribute__((vector_size(vector_nbytes)));
-};
-template <>
-struct VectorOf<double> {
-    typedef double Values __attribute__((vector_size(vector_nbytes)));
-    typedef int64_t Bits __attribute__((vector_size(vector_nbytes)));
-};
-
 template <class T>
 using Values = typename VectorOf<T>::Values;
 template <class T>
-using Lanes = typename VectorOf<T>::Bits;
+using Lanes = typename VectorOf<T>::Signed;
 
 template <class T>
 constexpr size_t lanes = vector_nbytes / sizeof(T);
