@@ -10,6 +10,7 @@ from typing import Any
 
 from .accuracy import affordable, encodings
 from .algorithms import choose
+from .codec_options import add_codec_options, given_options
 from .codecs import DTYPES, as_codec
 from .devices.host import HostDevice
 from .errors import CompcollError, InvalidArgument
@@ -20,7 +21,6 @@ from .units import duration, parse_bytes
 from .ways import short
 
 _ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-_OPTIONS = ("rate", "bits", "block", "norm", "rounding", "format", "precision", "tolerance", "cast")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,16 +34,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 16M")
     parser.add_argument("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--ranks-per-node", type=int, metavar="N", help="default: as in the profile, else 1")
-    parser.add_argument("--codec", metavar="NAME", help="zfp, minmax, cast …, or auto with --tolerance")
-    parser.add_argument("--rate", type=float, metavar="BITS", help="of zfp")
-    parser.add_argument("--bits", type=int, help="of minmax and qsgd")
-    parser.add_argument("--block", type=int, help="of all but cast and zfp")
-    parser.add_argument("--norm", help="of qsgd: max or l2")
-    parser.add_argument("--rounding", help="of qsgd: stochastic or nearest")
-    parser.add_argument("--format", help="of fp8: e4m3 or e5m2")
-    parser.add_argument("--precision", type=int, help="of zfp")
-    parser.add_argument("--tolerance", type=float, help="of zfp; with --codec auto the result's relative error")
-    parser.add_argument("--cast", choices=DTYPES, help="format of --codec cast")
+    add_codec_options(
+        parser,
+        "zfp, minmax, cast …, or auto with --tolerance",
+        tolerance="of zfp; with --codec auto the result's relative error",
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
     parser.add_argument("--collective", choices=sorted(choose.NAMES), default="allreduce", help="default: %(default)s")
     parser.add_argument(
@@ -67,9 +62,7 @@ def lines(args: argparse.Namespace) -> list[str]:
     device = HostDevice()
     profile = _profile(args.profile, device)
     world = _world(args, profile)
-    options = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
-    if "cast" in options:
-        options["dtype"] = options.pop("cast")
+    options = given_options(args)
     automatic = args.codec == choose.AUTO
     if automatic and (set(options) != {"tolerance"} or options["tolerance"] < 0):
         raise InvalidArgument("--codec auto goes with --tolerance, the result's relative error, and nothing else")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import simulation
+from .codec_options import add_codec_options, given_options
 from .codecs import DTYPES, Codec, as_codec
 from .devices.host import HostDevice
 from .errors import CompcollError, InvalidArgument
@@ -23,7 +24,6 @@ from .transports.network import Network
 from .units import duration, parse_bytes, parse_seconds, parse_speed
 from .ways import kind_of, short, way_of
 
-_OPTIONS = ("rate", "bits", "block", "norm", "rounding", "format", "precision", "tolerance")
 _VERBS = ("encode", "decode", "accumulate", "recode")
 
 
@@ -42,16 +42,12 @@ def add_parser(subparsers: Any) -> None:
     add("--patient", action="store_true", help="simulate millions of messages one by one, if need be: minutes")
     add("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
     codec = parser.add_argument_group("codec")
-    codec.add_argument("--codec", metavar="NAME", help="zfp, minmax, cast …; uncompressed is always shown, too")
-    codec.add_argument("--rate", type=float, metavar="BITS", help="of zfp")
-    codec.add_argument("--bits", type=int, help="of minmax and qsgd")
-    codec.add_argument("--block", type=int, help="of all but cast and zfp")
-    codec.add_argument("--norm", help="of qsgd: max or l2")
-    codec.add_argument("--rounding", help="of qsgd: stochastic or nearest")
-    codec.add_argument("--format", help="of fp8: e4m3 or e5m2")
-    codec.add_argument("--precision", type=int, help="of zfp: wires are taken to be half as long as the values")
-    codec.add_argument("--tolerance", type=float, help="of zfp: likewise")
-    codec.add_argument("--cast", choices=DTYPES, help="format of --codec cast")
+    add_codec_options(
+        codec,
+        "zfp, minmax, cast …; uncompressed is always shown, too",
+        precision="of zfp: wires are taken to be half as long as the values",
+        tolerance="of zfp: likewise",
+    )
     for verb in _VERBS:
         codec.add_argument(f"--{verb}", metavar="SPEED", help=f"its kernel's speed to {verb}, such as 6GB/s of values")
     network = parser.add_argument_group("network", "what is not given is the profile's")
@@ -119,10 +115,7 @@ def amount(nbytes: float) -> str:
 
 def _scenario(args: argparse.Namespace) -> tuple[Scenario, Codec | None]:
     profile = DEFAULTS if args.profile == "defaults" else load(Path(args.profile)).profile
-    options = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
-    if args.cast is not None:
-        options["dtype"] = args.cast
-    codec = as_codec(args.codec, options)
+    codec = as_codec(args.codec, given_options(args))
     network = Network(
         inside=_link(args.inside, args.inside_latency, profile.inside),
         between=_link(args.link, args.latency, profile.between),

@@ -21,7 +21,17 @@ list_codecs reduce_scatter"""
 FLOORS = [
     {"torch"},
     {"__init__", "__main__"},
-    {"tuning", "explain", "simulate", "simulation", "simulation_plot", "doctor", "selftest", "surroundings"},
+    {
+        "tuning",
+        "explain",
+        "simulate",
+        "simulation",
+        "simulation_plot",
+        "doctor",
+        "selftest",
+        "surroundings",
+        "codec_options",
+    },
     {"api"},
     {"communicator"},
     {"collectives"},
