@@ -169,11 +169,11 @@ class Communicator:
         """Start an allgather; see `compcoll.allgather`."""
         return self.start("allgather", x, out, (codec, algorithm, options))
 
-    def allgatherv(self, x: Any, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Any:
+    def allgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Any:
         """Join all ranks' arrays; see `compcoll.allgatherv`."""
         return self.call("allgatherv", x, (codec, algorithm, options))
 
-    def iallgatherv(self, x: Any, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Request:
+    def iallgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Request:
         """Start an allgatherv; see `compcoll.allgatherv`."""
         return self.start("allgatherv", x, (codec, algorithm, options))
 
