@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from .accuracy import feedback_converges
 from .algorithms import additive, bcast, choose, native, pairwise, sparse
+from .algorithms.gather import gather
 from .algorithms.job import Job, Window
 from .codecs.base import Codec
 from .codecs.registry import as_codec
@@ -24,7 +25,6 @@ from .plan import MOVED, Call, Plan, make_plan
 from .request import Steps
 from .sparse.base import Sparsifier
 from .sparse.coder import SparseCoder
-from .transports.base import Wire
 from .transports.mpi import MPITransport, operation_name
 
 _COUNT = struct.Struct("<q")
@@ -279,7 +279,8 @@ class Collectives:
 
     def _allgatherv(self, call: Prepared, means: Means) -> Steps:
         device, x, plan = self._device, call.result, call.recipe.plan
-        rows = yield from _exchange_counts(means, x.shape[0])
+        packed = yield from gather(means.group, _COUNT.pack(x.shape[0]))
+        rows = [_COUNT.unpack(own)[0] for own in packed]
         counts = [count * math.prod(x.shape[1:]) for count in rows]
         result = device.empty_like(x, (sum(rows), *x.shape[1:]))
         call.out = device.flat(result, device.dtype_name(x))
@@ -444,16 +445,3 @@ def _feedback_refused(plan: Plan, dtype: str) -> str:
 def _nothing() -> Steps:
     """No steps."""
     yield from ()
-
-
-def _exchange_counts(means: Means, own: int) -> Steps:
-    """Every rank's count."""
-    group = means.group
-    wires = {rank: Wire(means.take(_COUNT.size)) for rank in range(group.size)}
-    _COUNT.pack_into(wires[group.rank].buffer, 0, own)
-    others = [rank for rank in wires if rank != group.rank]
-    pending = [group.irecv(wires[rank], rank) for rank in others]
-    pending += [group.isend(wires[group.rank], rank) for rank in others]
-    for message in pending:
-        yield message
-    return [_COUNT.unpack_from(wire.buffer)[0] for wire in wires.values()]
