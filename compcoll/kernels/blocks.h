@@ -51,7 +51,7 @@ template <int bits>
 void pack(uint8_t* __restrict codes, size_t n, uint8_t* __restrict wire) {
     const size_t groups = n / 8, rest = n % 8;
     if (rest) std::memset(codes + n, 0, 8 - rest);
-    for (size_t g = 0; g < groups + (rest != 0); ++g) store(codes + 8 * g, packed<bits>(load<uint64_t>(codes + 8 * g)));
+    for (size_t g = 0; g < groups + (rest != 0); ++g) store(codes + 8 * g, packed(load<uint64_t>(codes + 8 * g), bits));
     for (size_t g = 0; g < groups; ++g) store_bytes<bits>(wire + bits * g, load<uint64_t>(codes + 8 * g));
     if (rest) std::memcpy(wire + bits * groups, codes + 8 * groups, (rest * bits + 7) / 8);
 }
@@ -64,7 +64,7 @@ void unpack(const uint8_t* __restrict wire, size_t n, uint8_t* __restrict codes)
         std::memset(codes + 8 * groups, 0, 8);
         std::memcpy(codes + 8 * groups, wire + bits * groups, (rest * bits + 7) / 8);
     }
-    for (size_t g = 0; g < groups + (rest != 0); ++g) store(codes + 8 * g, unpacked<bits>(load<uint64_t>(codes + 8 * g)));
+    for (size_t g = 0; g < groups + (rest != 0); ++g) store(codes + 8 * g, unpacked(load<uint64_t>(codes + 8 * g), bits));
 }
 
 struct Packing {

@@ -55,6 +55,39 @@ COMPCOLL_HD T without_subnormals(T value) {
     return biased_exponent(value) == 0 ? T(0) : value;
 }
 
+// Sums and products that keep subnormal numbers, also on a GPU whose compiler is told to flush them: for values that no
+// codec has brought into a normal range.
+COMPCOLL_HD double exact_sum(double a, double b) { return a + b; }
+COMPCOLL_HD double exact_product(double a, double b) { return a * b; }
+
+COMPCOLL_HD float exact_sum(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+#else
+    return a + b;
+#endif
+}
+
+COMPCOLL_HD float exact_product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+#else
+    return a * b;
+#endif
+}
+
+// What an encoding lost, times a factor. A loss that is not finite (NaN, Inf or an overflowed cast) cannot be made up for
+// later: it is dropped.
+template <class T>
+COMPCOLL_HD T finite_loss(T wanted, T got, T factor) {
+    const T loss = exact_product(exact_sum(wanted, -got), factor);
+    return loss - loss == T(0) ? loss : T(0);
+}
+
 // 2^exponent, which is a normal number.
 template <class T>
 COMPCOLL_HD T power_of_two(int exponent) {

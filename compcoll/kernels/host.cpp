@@ -12,7 +12,11 @@
 #include <vector>
 
 #include "combine.h"
+#include "crc32c.h"
+#include "gathered.h"
+#include "instruction_sets.h"
 #include "sparse_host.h"
+#include "summands_host.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -21,56 +25,6 @@ namespace {
 
 using Readable = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using Writable = nb::ndarray<nb::c_contig, nb::device::cpu>;
-
-enum class InstructionSet : int { portable = 0, avx2 = 1, avx512 = 2 };
-
-struct NamedSet {
-    const char* name;
-    InstructionSet set;
-};
-
-constexpr NamedSet all_sets[] = {{"portable", InstructionSet::portable},
-                                 {"avx2", InstructionSet::avx2},
-                                 {"avx512", InstructionSet::avx512}};
-
-bool supported([[maybe_unused]] InstructionSet set) {
-    if (set == InstructionSet::portable) return true;
-#if defined(COMPCOLL_X86)
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c");
-    if (set == InstructionSet::avx2) return avx2;
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni");
-#else
-    return false;
-#endif
-}
-
-const Kernels& kernels_of(Codec codec, [[maybe_unused]] InstructionSet set) {
-#if defined(COMPCOLL_X86)
-    static const Kernels* const table[codec_count][3] = {{&cast_portable, &cast_avx2, &cast_avx512},
-                                                         {&zfp_portable, &zfp_avx2, &zfp_avx512},
-                                                         {&minmax_portable, &minmax_avx2, &minmax_avx512},
-                                                         {&qsgd_portable, &qsgd_avx2, &qsgd_avx512},
-                                                         {&onebit_portable, &onebit_avx2, &onebit_avx512},
-                                                         {&fp8_portable, &fp8_avx2, &fp8_avx512}};
-    return *table[static_cast<int>(codec)][static_cast<int>(set)];
-#else
-    static const Kernels* const table[codec_count] = {&cast_portable, &zfp_portable,    &minmax_portable,
-                                                      &qsgd_portable, &onebit_portable, &fp8_portable};
-    return *table[static_cast<int>(codec)];
-#endif
-}
-
-const Sums& sums_of([[maybe_unused]] InstructionSet set) {
-#if defined(COMPCOLL_X86)
-    static const Sums* const table[3] = {&sums_portable, &sums_avx2, &sums_avx512};
-    return *table[static_cast<int>(set)];
-#else
-    return sums_portable;
-#endif
-}
 
 int in_range(const char* what, int value, int low, int high) {
     if (value < low || value > high)
@@ -176,7 +130,16 @@ NB_MODULE(_host, m) {
             if (supported(set)) names.emplace_back(name);
         return names;
     }, "Names of the instruction sets that this CPU can run, slowest first; a coder takes their index.");
+    m.def("crc32c", [](const Readable& bytes, bool portable) {
+        const auto* at = static_cast<const uint8_t*>(bytes.data());
+        const size_t n = bytes.nbytes();
+        const nb::gil_scoped_release released;
+        return portable ? crc32c_portable(at, n) : crc32c(at, n);
+    }, nb::arg("bytes"), nb::arg("portable") = false,
+       "CRC-32C of some memory; by the CPU's instruction, where it has one, unless `portable`.");
+    bind_gathered(m);
     bind_sparse(m);
+    bind_summands(m);
     nb::class_<HostCoder>(m, "Coder")
         .def(nb::init<int, int, int, int, uint64_t, int, int>(), nb::arg("codec"), nb::arg("first"), nb::arg("second"),
              nb::arg("variant"), nb::arg("seed"), nb::arg("storage"), nb::arg("instruction_set"))

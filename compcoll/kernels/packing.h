@@ -6,20 +6,18 @@
 namespace compcoll {
 
 // Eight codes, one a byte, to 8·bits adjacent bits: pairs, then fours, then all eight are pushed together.
-template <int bits>
-COMPCOLL_HD uint64_t packed(uint64_t codes) {
-    constexpr int gap = 8 - bits;
+COMPCOLL_HD uint64_t packed(uint64_t codes, int bits) {
+    const int gap = 8 - bits;
     codes = (codes & 0x00ff00ff00ff00ffu) | ((codes & 0xff00ff00ff00ff00u) >> gap);
     codes = (codes & 0x0000ffff0000ffffu) | ((codes & 0xffff0000ffff0000u) >> (2 * gap));
     return (codes & 0x00000000ffffffffu) | ((codes & 0xffffffff00000000u) >> (4 * gap));
 }
 
 // The inverse of packed, whatever lies above the 8·bits bits.
-template <int bits>
-COMPCOLL_HD uint64_t unpacked(uint64_t word) {
-    constexpr int gap = 8 - bits;
-    constexpr uint64_t one = (uint64_t(1) << bits) - 1, two = (uint64_t(1) << (2 * bits)) - 1, four = (uint64_t(1) << (4 * bits)) - 1;
-    constexpr uint64_t every_second = one * 0x0001000100010001u, every_fourth = two * 0x0000000100000001u;
+COMPCOLL_HD uint64_t unpacked(uint64_t word, int bits) {
+    const int gap = 8 - bits;
+    const uint64_t one = (uint64_t(1) << bits) - 1, two = (uint64_t(1) << (2 * bits)) - 1, four = (uint64_t(1) << (4 * bits)) - 1;
+    const uint64_t every_second = one * 0x0001000100010001u, every_fourth = two * 0x0000000100000001u;
     word = (word & four) | ((word & (four << (4 * bits))) << (4 * gap));
     word = (word & every_fourth) | ((word & (every_fourth << (2 * bits))) << (2 * gap));
     return (word & every_second) | ((word & (every_second << bits)) << gap);

@@ -36,4 +36,30 @@ COMPCOLL_HD To bits_as(const From& value) {
     return result;
 }
 
+// Zeros below the lowest one bit of a number that is not 0.
+COMPCOLL_HD int trailing_zeros(uint64_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __ffsll(static_cast<long long>(bits)) - 1;
+#else
+    return __builtin_ctzll(bits);
+#endif
+}
+
+COMPCOLL_HD int trailing_zeros(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __clz(static_cast<int>(__brev(bits)));
+#else
+    return __builtin_ctz(bits);
+#endif
+}
+
+// Zeros above the highest one bit of a number that is not 0.
+COMPCOLL_HD int leading_zeros(uint64_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __clzll(static_cast<long long>(bits));
+#else
+    return __builtin_clzll(bits);
+#endif
+}
+
 }  // namespace compcoll

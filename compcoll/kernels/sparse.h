@@ -4,7 +4,7 @@
 // values, and no comparison depends on how subnormal numbers are treated.
 #pragma once
 
-#include "portable.h"
+#include "floats.h"
 
 namespace compcoll {
 
@@ -28,6 +28,58 @@ struct FloatBits<double> {
 template <class T>
 COMPCOLL_HD typename FloatBits<T>::Bits magnitude_bits(T value) {
     return bits_as<typename FloatBits<T>::Bits>(value) & FloatBits<T>::all_but_sign;
+}
+
+// Conditions on a value; NaN and Inf meet them all. A threshold is given by the bits of a finite magnitude.
+template <class T>
+COMPCOLL_HD bool is_above(T value, typename FloatBits<T>::Bits threshold) {
+    return magnitude_bits(value) > threshold;
+}
+
+// |r| > threshold and r² > alpha · v, where v >= 0.
+template <class T>
+COMPCOLL_HD bool is_unambiguous(T r, T v, typename FloatBits<T>::Bits threshold, T alpha) {
+    const auto magnitude = magnitude_bits(r);
+    return magnitude > threshold && (magnitude >= FloatBits<T>::infinity ||
+                                     magnitude_bits(exact_product(r, r)) > magnitude_bits(exact_product(alpha, v)));
+}
+
+// A threshold's bits: what is not finite is above every one.
+template <class T>
+COMPCOLL_HD typename FloatBits<T>::Bits threshold_bits(double threshold) {
+    const auto bits = magnitude_bits(static_cast<T>(threshold));
+    return bits < FloatBits<T>::infinity ? bits : FloatBits<T>::infinity - 1;
+}
+
+// What is left of a value when some of it was sent; nothing where that is not finite.
+template <class T>
+COMPCOLL_HD T rest_of(T value, T sent) {
+    using Bits = typename FloatBits<T>::Bits;
+    const T negative = bits_as<T>(static_cast<Bits>(bits_as<Bits>(sent) ^ ~FloatBits<T>::all_but_sign));
+    const T rest = exact_sum(value, negative);
+    return magnitude_bits(rest) < FloatBits<T>::infinity ? rest : T(0);
+}
+
+// Moments are added up in T by so many lanes, the i-th value by lane i % moment_lanes, for so many values; then in double.
+template <class T>
+constexpr uint32_t moment_lanes = 256 / sizeof(T);
+template <class T>
+constexpr uint32_t moment_values = 65536 / sizeof(T);
+
+// A hash of 64 bits: the finalizer of splitmix64.
+// G. L. Steele, D. Lea, C. H. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
+COMPCOLL_HD uint64_t mixed(uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+// Where the i-th of so many runs of a stratified sample of n values begins.
+constexpr uint64_t sample_run = 16;
+COMPCOLL_HD uint64_t sample_begin(uint64_t n, uint64_t runs, uint64_t i) {
+    const uint64_t share = n / runs, slack = share - sample_run;
+    return share * i + (slack == 0 ? 0 : mixed(i) % (slack + 1));
 }
 
 // The 4-bit value code: sign and 3 bits of exponent below that of the largest magnitude sent.
@@ -63,15 +115,6 @@ COMPCOLL_HD T power_value(int code, int top) {
     const int power = top - (code & (power_codes - 1));
     const Unsigned bits = power < 1 ? 0 : static_cast<Unsigned>(power) << FloatBits<T>::mantissa;
     return bits_as<T>(bits | static_cast<Unsigned>(code >> 3) << (8 * sizeof(T) - 1));
-}
-
-// A hash of 64 bits: the finalizer of splitmix64.
-// G. L. Steele, D. Lea, C. H. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
-COMPCOLL_HD uint64_t mixed(uint64_t x) {
-    x += 0x9e3779b97f4a7c15;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    return x ^ (x >> 31);
 }
 
 // Element `index` of a random permutation of 0 … n - 1: a Feistel network over an even number of bits, applied again while it

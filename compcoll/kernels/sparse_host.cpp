@@ -64,15 +64,18 @@ public:
         return {m.sum, m.absolute, m.square, m.largest};
     }
 
+    // The threshold as kernels elsewhere are told it.
+    static uint64_t threshold_bits(double threshold) { return static_cast<uint64_t>(compcoll::threshold_bits<T>(threshold)); }
+
     size_t count(Values values, double threshold) const {
         const nb::gil_scoped_release released;
-        return pass_->count(values.data(), values.size(), finite(threshold));
+        return pass_->count(values.data(), values.size(), compcoll::threshold_bits<T>(threshold));
     }
 
     size_t compact(Values values, double threshold, IndicesOut indices) const {
         require(values.size() <= most_sparse_elements, "at most 2^32 values");
         const nb::gil_scoped_release released;
-        return pass_->compact(values.data(), values.size(), finite(threshold), indices.data(), indices.size());
+        return pass_->compact(values.data(), values.size(), compcoll::threshold_bits<T>(threshold), indices.data(), indices.size());
     }
 
     size_t unambiguous(Values values, Values variances, double alpha, double threshold, IndicesOut indices) const {
@@ -80,7 +83,7 @@ public:
         require(values.size() <= most_sparse_elements, "at most 2^32 values");
         const nb::gil_scoped_release released;
         return pass_->unambiguous(values.data(), variances.data(), values.size(), static_cast<T>(alpha),
-                                  finite(threshold), indices.data(), indices.size());
+                                  compcoll::threshold_bits<T>(threshold), indices.data(), indices.size());
     }
 
     double kth_largest(Values values, size_t k) const {
@@ -102,29 +105,28 @@ public:
         compcoll::sample(values.data(), values.size(), sampled.data(), sampled.size());
     }
 
-    // The indices whose values have a power code, and the biased exponent that codes refer to.
-    std::pair<size_t, int> powers(Values values, Indices indices, IndicesOut kept) const {
-        require_within(indices, values.size());
-        require(kept.size() >= indices.size(), "room for all indices is needed");
+    // The positions of values that have a power code, and the biased exponent that codes refer to.
+    std::pair<size_t, int> powers(Values values, IndicesOut kept) const {
+        require(kept.size() >= values.size(), "room for all positions is needed");
         int top = 0;
-        const auto value = [&](size_t i) { return values.data()[indices.data()[i]]; };
-        for (size_t i = 0; i < indices.size(); ++i)
-            if (magnitude_bits(value(i)) < FloatBits<T>::infinity) top = std::max(top, power_below(value(i)));
+        for (size_t i = 0; i < values.size(); ++i)
+            if (magnitude_bits(values.data()[i]) < FloatBits<T>::infinity) top = std::max(top, power_below(values.data()[i]));
         size_t count = 0;
-        for (size_t i = 0; i < indices.size(); ++i)
-            if (magnitude_bits(value(i)) < FloatBits<T>::infinity && power_code(value(i), top) >= 0)
-                kept.data()[count++] = indices.data()[i];
+        for (size_t i = 0; i < values.size(); ++i)
+            if (magnitude_bits(values.data()[i]) < FloatBits<T>::infinity && power_code(values.data()[i], top) >= 0)
+                kept.data()[count++] = static_cast<uint32_t>(i);
         return {count, top};
     }
 
-    size_t wire_nbytes(Values values, Indices indices, int index_format, int value_format) const {
-        const Chosen<T> chosen = checked(values, indices, index_format, value_format);
+    size_t wire_nbytes(uint64_t n, Indices indices, int index_format, int value_format) const {
+        const Chosen<T> chosen = checked(n, indices, nullptr, index_format, value_format);
         return sparse_nbytes(chosen, static_cast<IndexFormat>(index_format), static_cast<ValueFormat>(value_format));
     }
 
-    size_t write(Values values, Indices indices, int index_format, int value_format, double step, int top,
+    size_t write(uint64_t n, Indices indices, Values values, int index_format, int value_format, double step, int top,
                  Array<uint8_t> wire) const {
-        const Chosen<T> chosen = checked(values, indices, index_format, value_format);
+        require(indices.size() == values.size(), "as many indices as values are needed");
+        const Chosen<T> chosen = checked(n, indices, values.data(), index_format, value_format);
         const auto as_indices = static_cast<IndexFormat>(index_format);
         const auto as_values = static_cast<ValueFormat>(value_format);
         const size_t nbytes = sparse_nbytes(chosen, as_indices, as_values);
@@ -176,22 +178,13 @@ public:
         require_within(indices, out.size());
         for (size_t i = 0; i < indices.size(); ++i) {
             T& to = out.data()[indices.data()[i]];
-            const T rest = to - sent.data()[i];
-            to = magnitude_bits(rest) < FloatBits<T>::infinity ? rest : T(0);
+            to = rest_of(to, sent.data()[i]);
         }
     }
 
 private:
-    // What is not finite is above every threshold.
-    static T finite(double threshold) {
-        const T rounded = static_cast<T>(threshold);
-        constexpr auto infinity = FloatBits<T>::infinity;
-        return magnitude_bits(rounded) < infinity ? rounded : bits_as<T>(static_cast<typename FloatBits<T>::Bits>(infinity - 1));
-    }
-
-    static Chosen<T> checked(const Values& values, const Indices& indices, int index_format, int value_format) {
+    static Chosen<T> checked(uint64_t n, const Indices& indices, const T* values, int index_format, int value_format) {
         require(index_format >= 0 && index_format <= 3 && value_format >= 0 && value_format <= 2, "no such format");
-        const size_t n = values.size();
         require(n <= most_sparse_elements, "at most 2^32 values");
         const bool packed = index_format == static_cast<int>(IndexFormat::packed);
         require(!packed || (n <= most_packed_elements && value_format == static_cast<int>(ValueFormat::power)),
@@ -199,7 +192,7 @@ private:
         const uint32_t* at = indices.data();
         for (size_t i = 0; i < indices.size(); ++i)
             require(at[i] < n && (i == 0 || at[i] > at[i - 1]), "indices must be ascending and in range");
-        return {values.data(), at, indices.size(), n};
+        return {values, at, indices.size(), n};
     }
 
     static SparseHeader header_of(const Array<const uint8_t>& wire, uint64_t n) {
@@ -219,6 +212,7 @@ void bind(nb::module_& m, const char* name) {
     nb::class_<S>(m, name)
         .def(nb::init<int>(), nb::arg("instruction_set"))
         .def("moments", &S::moments, exact("values"))
+        .def_static("threshold_bits", &S::threshold_bits, nb::arg("threshold"))
         .def("count", &S::count, exact("values"), nb::arg("threshold"))
         .def("compact", &S::compact, exact("values"), nb::arg("threshold"), exact("indices"))
         .def("unambiguous", &S::unambiguous, exact("values"), exact("variances"), nb::arg("alpha"), nb::arg("threshold"),
@@ -226,11 +220,10 @@ void bind(nb::module_& m, const char* name) {
         .def("kth_largest", &S::kth_largest, exact("values"), nb::arg("k"))
         .def("largest", &S::largest, exact("values"), nb::arg("k"), exact("positions"))
         .def("sample", &S::sample, exact("values"), exact("sampled"))
-        .def("powers", &S::powers, exact("values"), exact("indices"), exact("kept"))
-        .def("wire_nbytes", &S::wire_nbytes, exact("values"), exact("indices"), nb::arg("index_format"),
-             nb::arg("value_format"))
-        .def("write", &S::write, exact("values"), exact("indices"), nb::arg("index_format"), nb::arg("value_format"),
-             nb::arg("step"), nb::arg("top"), exact("wire"))
+        .def("powers", &S::powers, exact("values"), exact("kept"))
+        .def("wire_nbytes", &S::wire_nbytes, nb::arg("n"), exact("indices"), nb::arg("index_format"), nb::arg("value_format"))
+        .def("write", &S::write, nb::arg("n"), exact("indices"), exact("values"), nb::arg("index_format"),
+             nb::arg("value_format"), nb::arg("step"), nb::arg("top"), exact("wire"))
         .def("read_count", &S::read_count, exact("wire"), nb::arg("n"))
         .def("read", &S::read, exact("wire"), nb::arg("n"), exact("indices"), exact("values"))
         .def("add", &S::add, exact("indices"), exact("values"), exact("out"))

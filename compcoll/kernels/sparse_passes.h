@@ -2,7 +2,7 @@
 // made in an order that does not depend on the length of vectors.
 #pragma once
 
-#include "portable.h"
+#include "sparse.h"
 
 namespace compcoll {
 
@@ -14,14 +14,16 @@ struct Moments {
 
 template <class T>
 struct PassFunctions {
+    using Threshold = typename FloatBits<T>::Bits;  // of a finite magnitude
+
     Moments (*moments)(const T* values, size_t n);
     // How many magnitudes are above the threshold, NaN and Inf among them.
-    size_t (*count)(const T* values, size_t n, T threshold);
+    size_t (*count)(const T* values, size_t n, Threshold threshold);
     // The indices of those, ascending, as far as they fit into `capacity`; returns how many there are.
-    size_t (*compact)(const T* values, size_t n, T threshold, uint32_t* indices, size_t capacity);
+    size_t (*compact)(const T* values, size_t n, Threshold threshold, uint32_t* indices, size_t capacity);
     // The same for values with |r| > threshold and r² > alpha · v, and those that are not finite.
-    size_t (*unambiguous)(
-        const T* values, const T* variances, size_t n, T alpha, T threshold, uint32_t* indices, size_t capacity);
+    size_t (*unambiguous)(const T* values, const T* variances, size_t n, T alpha, Threshold threshold, uint32_t* indices,
+                          size_t capacity);
 };
 
 struct Passes {

@@ -23,13 +23,11 @@ template <class T>
 constexpr size_t lanes = vector_nbytes / sizeof(T);
 // Values that a loop takes at once, in as many vectors as that needs.
 template <class T>
-constexpr size_t stride = 256 / sizeof(T);
+constexpr size_t stride = moment_lanes<T>;
 template <class T>
 constexpr size_t rows = stride<T> / lanes<T>;
 
 // ---- moments ----
-
-constexpr size_t sum_nbytes = 65536;  // of values whose lanes are added up in T before they go on in double
 
 template <class T>
 struct LaneSums {
@@ -65,7 +63,7 @@ template <class T>
 Moments moments(const T* values, size_t n) {
     Moments all{0, 0, 0, 0};
     typename FloatBits<T>::Bits largest = 0;
-    constexpr size_t block = sum_nbytes / sizeof(T);
+    constexpr size_t block = moment_values<T>;
     for (size_t begin = 0; begin < n; begin += block) {
         const size_t end = begin + block < n ? begin + block : n;
         LaneSums<T> sums;
@@ -94,7 +92,7 @@ struct Above {
     const T* values;
     typename FloatBits<T>::Bits threshold;
 
-    COMPCOLL_HD bool one(size_t i) const { return magnitude_bits(load<T>(values + i)) > threshold; }
+    COMPCOLL_HD bool one(size_t i) const { return is_above(load<T>(values + i), threshold); }
     COMPCOLL_HD Lanes<T> some(size_t i) const {
         return (load<Lanes<T>>(values + i) & FloatBits<T>::all_but_sign) > threshold;
     }
@@ -108,9 +106,7 @@ struct Unambiguous {
     T alpha;
 
     COMPCOLL_HD bool one(size_t i) const {
-        const T r = load<T>(values + i), v = load<T>(variances + i);
-        const auto magnitude = magnitude_bits(r);
-        return magnitude > threshold && (magnitude >= FloatBits<T>::infinity || r * r > alpha * v);
+        return is_unambiguous(load<T>(values + i), load<T>(variances + i), threshold, alpha);
     }
     COMPCOLL_HD Lanes<T> some(size_t i) const {
         const auto r = load<Values<T>>(values + i), v = load<Values<T>>(variances + i);
@@ -205,19 +201,19 @@ size_t compact_if(size_t n, const Condition& condition, uint32_t* indices, size_
 }
 
 template <class T>
-size_t count(const T* values, size_t n, T threshold) {
-    return count_of<T>(n, Above<T>{values, magnitude_bits(threshold)});
+size_t count(const T* values, size_t n, typename FloatBits<T>::Bits threshold) {
+    return count_of<T>(n, Above<T>{values, threshold});
 }
 
 template <class T>
-size_t compact(const T* values, size_t n, T threshold, uint32_t* indices, size_t capacity) {
-    return compact_if<T>(n, Above<T>{values, magnitude_bits(threshold)}, indices, capacity);
+size_t compact(const T* values, size_t n, typename FloatBits<T>::Bits threshold, uint32_t* indices, size_t capacity) {
+    return compact_if<T>(n, Above<T>{values, threshold}, indices, capacity);
 }
 
 template <class T>
-size_t unambiguous(
-    const T* values, const T* variances, size_t n, T alpha, T threshold, uint32_t* indices, size_t capacity) {
-    return compact_if<T>(n, Unambiguous<T>{values, variances, magnitude_bits(threshold), alpha}, indices, capacity);
+size_t unambiguous(const T* values, const T* variances, size_t n, T alpha, typename FloatBits<T>::Bits threshold,
+                   uint32_t* indices, size_t capacity) {
+    return compact_if<T>(n, Unambiguous<T>{values, variances, threshold, alpha}, indices, capacity);
 }
 
 constexpr Passes these_passes = {{moments<float>, count<float>, compact<float>, unambiguous<float>},

@@ -58,7 +58,7 @@ void write_sparse(
     store(wire + 16, chosen.n);
     store(wire + 24, static_cast<uint64_t>(chosen.count));
     uint8_t* at = wire + sparse_header_nbytes;
-    const auto value = [&chosen](size_t i) { return load<T>(chosen.values + chosen.indices[i]); };
+    const auto value = [&chosen](size_t i) { return load<T>(chosen.values + i); };
     if (indices == IndexFormat::packed) {
         for (size_t i = 0; i < chosen.count; ++i) {
             const auto code = static_cast<uint32_t>(power_code(value(i), top));
@@ -206,12 +206,8 @@ size_t largest(const T* values, size_t n, size_t k, uint32_t* positions) {
 
 template <class T>
 void sample(const T* values, size_t n, T* sampled, size_t m) {
-    constexpr size_t run = 16;
-    const size_t runs = m / run;
-    for (size_t i = 0; i < runs; ++i) {
-        const size_t begin = n / runs * i, slack = n / runs - run;
-        std::copy_n(values + begin + (slack == 0 ? 0 : mixed(i) % (slack + 1)), run, sampled + i * run);
-    }
+    const size_t runs = m / sample_run;
+    for (size_t i = 0; i < runs; ++i) std::copy_n(values + sample_begin(n, runs, i), sample_run, sampled + i * sample_run);
 }
 
 #define COMPCOLL_FOR(T)                                                                                              \

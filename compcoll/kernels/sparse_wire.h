@@ -24,16 +24,17 @@ enum class ValueFormat : uint8_t { full = 0, sign = 1, power = 2 };
 constexpr size_t sparse_header_nbytes = 32;
 constexpr uint64_t most_sparse_elements = uint64_t(1) << 32, most_packed_elements = uint64_t(1) << 28;
 
-// What is sent of a buffer: indices ascending and below n.
+// What is sent of a buffer of n elements: indices ascending and below n, and as many values.
 template <class T>
 struct Chosen {
-    const T* values;  // of the whole buffer
+    const T* values;
     const uint32_t* indices;
     size_t count;
     uint64_t n;
 };
 
-// Bytes of the wire with these formats. Where a power code or a packed index cannot hold what there is, it is not asked.
+// Bytes of the wire with these formats, whatever the values are. Where a power code or a packed index cannot hold what there
+// is, it is not asked.
 template <class T>
 size_t sparse_nbytes(const Chosen<T>& chosen, IndexFormat indices, ValueFormat values);
 

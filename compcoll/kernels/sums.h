@@ -2,6 +2,7 @@
 // here is in an unnamed namespace, so that the linker never takes one set's function for another's.
 #pragma once
 
+#include "floats.h"
 #include "tile.h"
 #include "unaligned.h"
 
@@ -16,13 +17,6 @@ void multiply(T* values, size_t n, T factor) {
 template <class T>
 void add(const T* a, const T* b, size_t n, T* sums) {
     SAME_OR_APART for (size_t i = 0; i < n; ++i) sums[i] = load<T>(a + i) + load<T>(b + i);
-}
-
-// A loss that is not finite (NaN, Inf or an overflowed cast) cannot be made up for later: it is dropped.
-template <class T>
-T finite_loss(T wanted, T got, T factor) {
-    const T loss = (wanted - got) * factor;
-    return loss - loss == T(0) ? loss : T(0);
 }
 
 template <class T>

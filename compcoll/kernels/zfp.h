@@ -49,6 +49,9 @@ template <class T> constexpr Unsigned<T> sign_bit = Unsigned<T>(1) << (Format<T>
 template <class T> constexpr Unsigned<T> quiet_nan =
     (Unsigned<T>(exponent_mask<T>) << Format<T>::mantissa_bits) | (Unsigned<T>(1) << (Format<T>::mantissa_bits - 1));
 
+template <class T>
+COMPCOLL_HD T power_of_two(int field) { return bits_as<T>(Unsigned<T>(field) << Format<T>::mantissa_bits); }
+
 // --- the common exponent ----------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -219,6 +222,15 @@ struct Bits {
             if (shift < 0 && shift > -64) bits |= word[w] << -shift;
         }
         return bits;
+    }
+
+    COMPCOLL_HD Bits without_first(int count) const {  // 0 … 63 bits
+        Bits rest;
+        for (int w = 0; w < W; ++w) {
+            rest.word[w] = word[w] >> count;
+            if (w + 1 < W) rest.word[w] |= word[w + 1] << 1 << (63 - count);
+        }
+        return rest;
     }
 
     COMPCOLL_HD void truncate(int length) {

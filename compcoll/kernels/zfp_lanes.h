@@ -31,9 +31,6 @@ struct Group {
 // --- values and coefficients -------------------------------------------------------------------------------------------------
 
 template <class T>
-inline T power_of_two(int field) { return bits_as<T>(zfp::Unsigned<T>(field) << zfp::Format<T>::mantissa_bits); }
-
-template <class T>
 void to_coefficients(const T* values, Group<T>& g) {
     using F = zfp::Format<T>;
     using U = zfp::Unsigned<T>;
@@ -56,7 +53,7 @@ void to_coefficients(const T* values, Group<T>& g) {
         rare |= int(e == F::lowest_exponent);
         g.live[b] = live ? ~uint64_t(0) : 0;
         g.header[b] = live ? uint64_t(2 * e + 3) : uint64_t(large);
-        g.scale[b] = power_of_two<T>(live ? 2 * bias + F::planes - 3 - e : 0);
+        g.scale[b] = zfp::power_of_two<T>(live ? 2 * bias + F::planes - 3 - e : 0);
     }
     g.any_rare = rare != 0;
     for (int b = 0; b < group_blocks; ++b) {
@@ -83,7 +80,7 @@ void from_coefficients(Group<T>& g, const T* base, T* values) {
     }
     for (int b = 0; b < group_blocks; ++b) {
         const int field = int(g.header[b] >> 1);
-        g.scale[b] = power_of_two<T>(g.live[b] ? field - (F::planes - 2) : 0);
+        g.scale[b] = zfp::power_of_two<T>(g.live[b] ? field - (F::planes - 2) : 0);
     }
     for (int b = 0; b < group_blocks; ++b) {
         const U nan = g.header[b] == 1 ? zfp::quiet_nan<T> : U(0);
@@ -95,28 +92,7 @@ void from_coefficients(Group<T>& g, const T* base, T* values) {
     }
 }
 
-// --- coefficients and strings: sixteen planes of four coefficients are a 4 × 16 bit matrix, transposed top plane first ---------
-// A bit's address in the word has six binary digits. Exchanging two of them moves bits by a constant distance. From address
-// (coefficient, bit) to (15 - bit, coefficient) there are four exchanges, each of which also complements both digits.
-
-inline uint64_t exchange(uint64_t x, int distance, uint64_t mask) {
-    const uint64_t difference = (x >> distance ^ x) & mask;
-    return x ^ difference ^ difference << distance;
-}
-
-inline uint64_t planes_first(uint64_t x) {
-    x = exchange(x, 40, 0x0000000000ff00ff);  // digits 5 and 3
-    x = exchange(x, 10, 0x0033003300330033);  // digits 3 and 1
-    x = exchange(x, 20, 0x00000f0f00000f0f);  // digits 4 and 2
-    return exchange(x, 5, 0x0505050505050505);  // digits 2 and 0
-}
-
-inline uint64_t coefficients_first(uint64_t x) {
-    x = exchange(x, 5, 0x0505050505050505);
-    x = exchange(x, 20, 0x00000f0f00000f0f);
-    x = exchange(x, 10, 0x0033003300330033);
-    return exchange(x, 40, 0x0000000000ff00ff);
-}
+// --- coefficients and strings -------------------------------------------------------------------------------------------------
 
 template <class T>
 void to_strings(Group<T>& g, int rows) {

@@ -1,15 +1,13 @@
-// ZFP's embedded coding on a processor: a block's bit planes, as one string of bits, to and from its code, by table.
-//
-// The *string* of a block is its planes from the most significant one, four bits a plane, sixteen planes a word. Coding it:
-// leading empty planes are one 0 each, counted at once; then a table takes two planes (or eight bits of code) a step; and as
-// soon as the third coefficient is significant, code and string are the same bits. The tables are made from encode_plane and
-// decode_plane, so the code is defined in one place.
+// ZFP's embedded coding on a processor: strings (zfp_strings.h) to and from codes, 64 blocks together.
 #pragma once
 
-#include "zfp.h"
+#include "zfp_strings.h"
 
 namespace compcoll {
 namespace {  // each instruction set has its own copy
+
+constexpr Table encode_table = make_encode_table();
+constexpr Table decode_table = make_decode_table();
 
 constexpr int group_blocks = 64;  // blocks coded together; they fill maxbits whole words, whatever maxbits is
 
@@ -24,62 +22,6 @@ inline void put(uint64_t* words, size_t stride, int at, uint64_t bits) {
     word[0] |= bits << at % 64;
     word[stride] |= bits >> 1 >> (63 - at % 64);
 }
-
-constexpr uint64_t low_bits(int count) { return count >= 64 ? ~uint64_t(0) : count > 0 ? (uint64_t(1) << count) - 1 : 0; }
-
-// A table entry has fields that stay apart when two entries are added. `significant` stands where it is part of the next index;
-// three and four coefficients have the same code.
-constexpr uint32_t significant_mask = 3 << 8;
-constexpr uint32_t all_significant = significant_mask;
-
-constexpr uint32_t entry_of(uint32_t bits, int length, int significant, int planes) {
-    return bits << 16 | uint32_t(planes) << 12 | uint32_t(significant < 3 ? significant : 3) << 8 | uint32_t(length);
-}
-constexpr int length_in(uint32_t entry) { return int(entry & 63); }             // bits of code
-constexpr int string_bits_in(uint32_t entry) { return int(entry >> 10 & 60); }  // bits of string, four a plane
-constexpr uint32_t bits_in(uint32_t entry) { return entry >> 16; }
-
-struct Table {
-    uint32_t entry[4 * 256];
-};
-
-constexpr Table make_encode_table() {
-    Table table{};
-    for (uint32_t index = 0; index < 4 * 256; ++index) {
-        const zfp::PlaneCode first = zfp::encode_plane(index & 15, int(index >> 8));
-        const zfp::PlaneCode second = zfp::encode_plane(index >> 4 & 15, first.significant);
-        table.entry[index] = entry_of(first.bits | second.bits << first.length, first.length + second.length,
-                                      second.significant, 2);
-    }
-    return table;
-}
-
-// As many whole planes as eight bits of code hold, at most four. The longest code of a plane has seven bits.
-constexpr Table make_decode_table() {
-    Table table{};
-    for (uint32_t index = 0; index < 4 * 256; ++index) {
-        uint32_t string = 0;
-        int length = 0, significant = int(index >> 8), planes = 0;
-        while (planes < 4) {
-            const zfp::Plane plane = zfp::decode_plane((index & 255) >> length, significant, 64);
-            if (length + plane.length > 8) break;
-            string |= plane.bits << 4 * planes++;
-            length += plane.length, significant = plane.significant;
-        }
-        table.entry[index] = entry_of(string, length, significant, planes);
-    }
-    return table;
-}
-
-constexpr Table encode_table = make_encode_table();
-constexpr Table decode_table = make_decode_table();
-
-// The largest of the four fixed-point values has its top bit set, and the transform shrinks it to no less than a quarter: at
-// most four leading planes of a block are empty. Foreign bits may have more; the decoders below leave those to decode_block.
-constexpr int most_empty_planes = 7;
-
-// Planes that a code of `bits` bits can hold: the empty ones take a bit each, the others two or more.
-constexpr int most_planes(int bits) { return most_empty_planes + 1 + (bits - most_empty_planes) / 2; }
 
 // --- codes that fit one word, header included --------------------------------------------------------------------------------
 // Blocks whose code fits one word are tried with two steps first. Those that need more are then taken in fours, in lockstep: a
@@ -151,18 +93,6 @@ inline void encode_short(const uint64_t* string, int start, int maxbits, uint64_
         slow += encode_four<one_row>(string, start, maxbits, codes, longer.block + i);
     mostly_long = 2 * slow * together > group_blocks;
 }
-
-// Where the budget ends a search, zeros were read for the missing bits, and the one was found in the last place: it belongs where
-// the search stopped. `over` is how many missing bits were read (nothing happens without), `done` how long the string is.
-inline __attribute__((always_inline)) void cut_search(uint64_t& low, uint64_t& high, int done, int over) {
-    uint64_t& last = high != 0 ? high : low;
-    const int top = 63 - __builtin_clzll(last | 1), plane = (top + (high != 0 ? 64 : 0)) / 4;
-    const int missing = over - (done - 4 - 4 * plane);  // planes after the last one with a bit have four bits of code
-    const uint64_t moved = uint64_t(1) << top ^ uint64_t(1) << ((top - missing) & 63);
-    last ^= moved & (0 - uint64_t((top % 4 == 3) & (missing > 0)));
-}
-
-inline int empty_planes(uint64_t code) { return __builtin_ctzll(code | uint64_t(1) << 63); }
 
 // The strings, of one or two rows, of four codes of `budget` bits each, with zeros above. Returns whether two steps were too few.
 template <bool one_row>

@@ -1,0 +1,286 @@
+// What CUDA kernels share: their parameters, memory of any alignment, and the sums of terms that each thread encodes or stores.
+//
+// A thread works on `many` consecutive values, the unit in which codes are packed and random numbers come: eight, or ZFP's
+// four. Which of the values exist is told by a count; what does not exist is neither read nor written.
+#pragma once
+
+#include "cast.h"
+#include "floats.h"
+
+#if defined(__CUDACC__)
+#define COMPCOLL_UNROLL _Pragma("unroll")
+#define COMPCOLL_ROLLED _Pragma("unroll 1")
+#else
+#define COMPCOLL_UNROLL
+#define COMPCOLL_ROLLED
+#endif
+
+namespace compcoll {
+
+constexpr int most_wires = 16;  // of one launch
+
+// All that a launch is told; `_PARAMETERS` of devices/launches.py.
+struct Parameters {
+    int64_t n, blocks;   // values, and the codec's blocks of them
+    const uint8_t* add;  // or null
+    double scale;        // of `add`
+    uint8_t* out;        // the wire, or the decoded sum
+    uint8_t* residual;   // or null: of the type that is computed with
+    double residual_scale;
+    uint8_t* decoded;  // or null
+    uint64_t seed, draw, position;
+    int32_t first, second, variant;
+    int32_t feed;
+    int32_t add_storage, out_storage;
+    int32_t wire_count;
+    int32_t team;  // log2 of how many threads encode one block; more than 32 are a thread block
+    const uint8_t* wires[most_wires];
+};
+static_assert(sizeof(Parameters) == 120 + 8 * most_wires, "launches.py knows another layout");
+
+// Which element types there are; the numbers are those of tile.h.
+constexpr int float16_storage = 0, bfloat16_storage = 1, float32_storage = 2;
+template <class T>
+constexpr int computed_storage = sizeof(T) == 8 ? 3 : 2;
+
+COMPCOLL_HD int64_t storage_nbytes(int storage) { return storage < float32_storage ? 2 : storage == float32_storage ? 4 : 8; }
+
+__device__ __forceinline__ int64_t first_thread() { return int64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ int64_t all_threads() { return int64_t(gridDim.x) * blockDim.x; }
+
+// ---- memory of any alignment ------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ bool is_aligned(const void* at, int nbytes) {
+    return (reinterpret_cast<size_t>(at) & static_cast<size_t>(nbytes - 1)) == 0;
+}
+
+// 1 to 8 bytes, zeros above: in one piece where that is possible, else in the largest pieces that are aligned.
+__device__ __forceinline__ uint64_t load_bytes(const uint8_t* from, int count) {
+    if (count == 4 && is_aligned(from, 4)) return *reinterpret_cast<const uint32_t*>(from);
+    if (count == 8 && is_aligned(from, 8)) return *reinterpret_cast<const uint64_t*>(from);
+    if (count == 2 && is_aligned(from, 2)) return *reinterpret_cast<const uint16_t*>(from);
+    if (count == 1) return *from;
+    uint64_t bits = 0;
+    if (count == 8 && is_aligned(from, 4)) {
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(from);
+        return words[0] | uint64_t(words[1]) << 32;
+    } else if (count % 2 == 0 && is_aligned(from, 2)) {
+        COMPCOLL_ROLLED for (int i = 0; i < count; i += 2) bits |= uint64_t(*reinterpret_cast<const uint16_t*>(from + i)) << 8 * i;
+    } else {
+        COMPCOLL_ROLLED for (int i = 0; i < count; ++i) bits |= uint64_t(from[i]) << 8 * i;
+    }
+    return bits;
+}
+
+__device__ __forceinline__ void store_bytes(uint8_t* to, uint64_t bits, int count) {
+    if (count == 4 && is_aligned(to, 4)) {
+        *reinterpret_cast<uint32_t*>(to) = uint32_t(bits);
+    } else if (count == 8 && is_aligned(to, 8)) {
+        *reinterpret_cast<uint64_t*>(to) = bits;
+    } else if (count == 2 && is_aligned(to, 2)) {
+        *reinterpret_cast<uint16_t*>(to) = uint16_t(bits);
+    } else if (count == 8 && is_aligned(to, 4)) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(to);
+        words[0] = uint32_t(bits), words[1] = uint32_t(bits >> 32);
+    } else if (count % 2 == 0 && is_aligned(to, 2)) {
+        COMPCOLL_ROLLED for (int i = 0; i < count; i += 2) *reinterpret_cast<uint16_t*>(to + i) = uint16_t(bits >> 8 * i);
+    } else {
+        COMPCOLL_ROLLED for (int i = 0; i < count; ++i) to[i] = uint8_t(bits >> 8 * i);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ T load_value(const uint8_t* from) {
+    return bits_as<T>(static_cast<typename FloatFormat<T>::Bits>(load_bytes(from, sizeof(T))));
+}
+
+template <class T>
+__device__ __forceinline__ void store_value(uint8_t* to, T value) {
+    store_bytes(to, bits_as<typename FloatFormat<T>::Bits>(value), sizeof(T));
+}
+
+// 8, 16, 32 … bytes at once: four bytes a word, 16 bytes an instruction.
+template <int words>
+__device__ __forceinline__ void load_words(const uint8_t* from, uint32_t (&to)[words]) {
+    if constexpr (words == 2) {
+        const uint2 part = *reinterpret_cast<const uint2*>(from);
+        to[0] = part.x, to[1] = part.y;
+    } else {
+        COMPCOLL_UNROLL for (int i = 0; i < words; i += 4) {
+            const uint4 part = reinterpret_cast<const uint4*>(from)[i / 4];
+            to[i] = part.x, to[i + 1] = part.y, to[i + 2] = part.z, to[i + 3] = part.w;
+        }
+    }
+}
+
+template <int words>
+__device__ __forceinline__ void store_words(uint8_t* to, const uint32_t (&from)[words]) {
+    if constexpr (words == 2) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(from[0], from[1]);
+    } else {
+        COMPCOLL_UNROLL for (int i = 0; i < words; i += 4)
+            reinterpret_cast<uint4*>(to)[i / 4] = make_uint4(from[i], from[i + 1], from[i + 2], from[i + 3]);
+    }
+}
+
+// `count` of `many` elements as bits, zeros for the others. Elements are aligned as such.
+template <class E, int many>
+__device__ __forceinline__ void load_elements(const uint8_t* from, int count, E (&to)[many]) {
+    constexpr int nbytes = many * sizeof(E), words = nbytes / 4, per_word = sizeof(E) < 4 ? 4 / sizeof(E) : 1, bits = 8 * sizeof(E);
+    if (count == many && is_aligned(from, nbytes < 16 ? nbytes : 16)) {
+        uint32_t word[words];
+        load_words(from, word);
+        COMPCOLL_UNROLL for (int i = 0; i < many; ++i) {
+            if constexpr (sizeof(E) == 8) to[i] = static_cast<E>(word[2 * i] | uint64_t(word[2 * i + 1]) << 32);
+            else to[i] = static_cast<E>(word[i / per_word] >> i % per_word * bits);
+        }
+    } else {
+        COMPCOLL_UNROLL for (int i = 0; i < many; ++i) to[i] = i < count ? reinterpret_cast<const E*>(from)[i] : E(0);
+    }
+}
+
+template <class E, int many>
+__device__ __forceinline__ void store_elements(uint8_t* to, int count, const E (&from)[many]) {
+    constexpr int nbytes = many * sizeof(E), words = nbytes / 4, per_word = sizeof(E) < 4 ? 4 / sizeof(E) : 1, bits = 8 * sizeof(E);
+    if (count == many && is_aligned(to, nbytes < 16 ? nbytes : 16)) {
+        uint32_t word[words] = {};
+        COMPCOLL_UNROLL for (int i = 0; i < many; ++i) {
+            if constexpr (sizeof(E) == 8) word[2 * i] = uint32_t(from[i]), word[2 * i + 1] = uint32_t(from[i] >> 32);
+            else word[i / per_word] |= uint32_t(from[i]) << i % per_word * bits;
+        }
+        store_words(to, word);
+    } else {
+        COMPCOLL_UNROLL for (int i = 0; i < many; ++i)
+            if (i < count) reinterpret_cast<E*>(to)[i] = from[i];
+    }
+}
+
+// ---- values in memory of an element type ------------------------------------------------------------------------------------
+
+// Shorter formats of values that are computed on as T.
+template <class Half>
+COMPCOLL_HD uint16_t narrowed(float value) { return Half::narrowed(value); }
+template <class Half>
+COMPCOLL_HD uint16_t narrowed(double value) { return Half::narrowed(float_to_round_further(value)); }
+
+COMPCOLL_HD void assign(float& to, float value) { to = value; }
+COMPCOLL_HD void assign(double& to, float value) { to = double_of(value); }
+
+template <class Half, class T, int many>
+__device__ __forceinline__ void load_halves(const uint8_t* from, int count, T (&x)[many]) {
+    uint16_t bits[many];
+    load_elements(from, count, bits);
+    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) assign(x[i], Half::widened(bits[i]));
+}
+
+template <class Half, class T, int many>
+__device__ __forceinline__ void store_halves(uint8_t* to, int count, const T (&x)[many]) {
+    uint16_t bits[many];
+    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) bits[i] = narrowed<Half>(x[i]);
+    store_elements(to, count, bits);
+}
+
+// `count` of `many` values from the i-th on, as T; zeros for the others.
+template <class T, int many>
+__device__ __forceinline__ void load_values(const uint8_t* array, int storage, int64_t i, int count, T (&x)[many]) {
+    using Bits = typename FloatFormat<T>::Bits;
+    if (storage == computed_storage<T>) {
+        Bits bits[many];
+        load_elements(array + i * static_cast<int64_t>(sizeof(T)), count, bits);
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = bits_as<T>(bits[k]);
+        return;
+    }
+    const uint8_t* from = array + i * storage_nbytes(storage);
+    if (storage == float16_storage) return load_halves<Float16>(from, count, x);
+    if (storage == bfloat16_storage) return load_halves<BFloat16>(from, count, x);
+    if constexpr (sizeof(T) == 8) {
+        uint32_t bits[many];
+        load_elements(from, count, bits);
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) assign(x[k], bits_as<float>(bits[k]));
+    }
+}
+
+template <class T, int many>
+__device__ __forceinline__ void store_values(uint8_t* array, int storage, int64_t i, int count, const T (&x)[many]) {
+    using Bits = typename FloatFormat<T>::Bits;
+    if (storage == computed_storage<T>) {
+        Bits bits[many];
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) bits[k] = bits_as<Bits>(x[k]);
+        return store_elements(array + i * static_cast<int64_t>(sizeof(T)), count, bits);
+    }
+    uint8_t* to = array + i * storage_nbytes(storage);
+    if (storage == float16_storage) return store_halves<Float16>(to, count, x);
+    if (storage == bfloat16_storage) return store_halves<BFloat16>(to, count, x);
+    if constexpr (sizeof(T) == 8) {
+        uint32_t bits[many];
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) bits[k] = bits_as<uint32_t>(float_of(x[k]));
+        store_elements(to, count, bits);
+    }
+}
+
+// ---- sums of terms ----------------------------------------------------------------------------------------------------------
+
+// x = add · scale + D(wires[0]) + …, the `count` values from the i-th on.
+template <class Code, class T, int many>
+__device__ __forceinline__ void sum_terms(const Parameters& p, const Code& code, int64_t i, int count, T (&x)[many]) {
+    COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = T(0);
+    if (p.add != nullptr) {
+        load_values(p.add, p.add_storage, i, count, x);
+        const T scale = static_cast<T>(p.scale);
+        if (scale != T(1)) {
+            COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = exact_product(x[k], scale);
+        }
+    }
+    COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w) {
+        const bool first = w == 0 && p.add == nullptr;
+        T term[many];
+        code.decode(p.wires[w], i, count, term);
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = first ? term[k] : exact_sum(x[k], term[k]);
+    }
+}
+
+// What is to be encoded, and zeros after it. `plain`: an array as it is.
+template <bool plain, class Code, class T, int many>
+__device__ __forceinline__ void wanted(const Parameters& p, const Code& code, int64_t i, int count, T (&x)[many]) {
+    if constexpr (plain) {
+        load_values(p.add, p.add_storage, i, count, x);
+    } else {
+        sum_terms(p, code, i, count, x);
+        if (p.residual != nullptr && p.feed) {
+            T kept[many];
+            load_values(p.residual, computed_storage<T>, i, count, kept);
+            COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = exact_sum(x[k], kept[k]);
+        }
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = k < count ? x[k] : T(0);
+    }
+}
+
+// Keeps what the encoding lost, and stores what others will decode.
+template <class T, int many>
+__device__ __forceinline__ void conclude(const Parameters& p, int64_t i, int count, const T (&x)[many], const T (&got)[many]) {
+    if (p.residual != nullptr) {
+        const T scale = static_cast<T>(p.residual_scale);
+        T kept[many];
+        if (!p.feed) load_values(p.residual, computed_storage<T>, i, count, kept);
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) {
+            const T loss = finite_loss(x[k], got[k], scale);
+            kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
+        }
+        store_values(p.residual, computed_storage<T>, i, count, kept);
+    }
+    if (p.decoded != nullptr) store_values(p.decoded, p.out_storage, i, count, got);
+}
+
+// out = terms
+template <class Code>
+__device__ __forceinline__ void decode_all(const Parameters& p, const Code& code) {
+    constexpr int many = Code::many;
+    for (int64_t i = first_thread() * many; i < p.n; i += all_threads() * many) {
+        const int count = p.n - i < many ? static_cast<int>(p.n - i) : many;
+        typename Code::Value x[many];
+        sum_terms(p, code, i, count, x);
+        store_values(p.out, p.out_storage, i, count, x);
+    }
+}
+
+}  // namespace compcoll

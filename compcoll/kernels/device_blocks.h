@@ -1,0 +1,199 @@
+// Codecs whose blocks have a header, on a GPU: a team of threads encodes a block, eight values a thread at a time. What decides
+// the header are maxima and integer sums, which come out the same in whatever order a team takes them.
+//
+// Values of blocks of up to eight a thread are read once and stay in registers; those of larger blocks are read again.
+#pragma once
+
+#include "device.h"
+#include "packing.h"
+
+namespace compcoll {
+
+// Numbers as far as they go in 64 bits, the same for a float's 32.
+template <class T>
+struct SignedBits;
+template <>
+struct SignedBits<float> { using type = int32_t; };
+template <>
+struct SignedBits<double> { using type = int64_t; };
+
+// ---- teams ------------------------------------------------------------------------------------------------------------------
+
+constexpr int warp_threads = 32, most_warps = 8;
+
+struct Team {
+    int log_size, size, rank;
+    uint32_t lanes;  // of the warp, that belong to it
+    int turn = 0;
+
+    __device__ __forceinline__ explicit Team(int log_size) : log_size(log_size), size(1 << log_size), rank(static_cast<int>(threadIdx.x) & (size - 1)) {
+        const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+        lanes = size < warp_threads ? ((1u << size) - 1) << (lane & ~(size - 1)) : 0xffffffffu;
+    }
+
+    __device__ __forceinline__ int64_t index() const { return first_thread() >> log_size; }
+    __device__ __forceinline__ int64_t count() const { return all_threads() >> log_size; }
+
+    // Every thread gets combine(…) of what all have; combine is associative and commutative.
+    template <class Number, int many, class Combine>
+    __device__ __forceinline__ void reduce(Number (&number)[many], Combine combine) {
+        for (int distance = (size < warp_threads ? size : warp_threads) / 2; distance > 0; distance /= 2) {
+            COMPCOLL_UNROLL for (int k = 0; k < many; ++k)
+                number[k] = combine(number[k], __shfl_xor_sync(lanes, number[k], distance));
+        }
+        if (size <= warp_threads) return;
+        // Two buffers by turns: when one is written again, all have passed a barrier since they read it.
+        __shared__ Number of_warps[2][most_warps][many];
+        Number(&partial)[most_warps][many] = of_warps[turn];
+        turn ^= 1;
+        const int warp = static_cast<int>(threadIdx.x) / warp_threads;
+        if (threadIdx.x % warp_threads == 0) {
+            COMPCOLL_UNROLL for (int k = 0; k < many; ++k) partial[warp][k] = number[k];
+        }
+        __syncthreads();
+        for (int other = 0; other < size / warp_threads; ++other) {
+            COMPCOLL_UNROLL for (int k = 0; k < many; ++k)
+                number[k] = other == 0 ? partial[0][k] : combine(number[k], partial[other][k]);
+        }
+    }
+};
+
+struct Larger {
+    template <class Number>
+    __device__ __forceinline__ Number operator()(Number a, Number b) const { return a > b ? a : b; }
+};
+struct Sum {
+    template <class Number>
+    __device__ __forceinline__ Number operator()(Number a, Number b) const { return a + b; }
+};
+
+// ---- where blocks lie in a wire ---------------------------------------------------------------------------------------------
+
+struct Layout {
+    int block;  // values
+    int bits;   // of a code
+    int header_nbytes;
+    uint32_t eights;  // of a block
+
+    __device__ __forceinline__ Layout(int block, int bits, int header_nbytes)
+        : block(block), bits(bits), header_nbytes(header_nbytes), eights(static_cast<uint32_t>(block) / 8) {}
+
+    __device__ __forceinline__ int64_t record(int64_t index) const { return index * (header_nbytes + int64_t(eights) * bits); }
+
+    // The record that holds the i-th value, a multiple of 8, and that value's eight in it.
+    __device__ __forceinline__ int64_t record_of(int64_t i, int& eight) const {
+        const int64_t all = i / 8;
+        if (all >> 32 == 0) {  // 64-bit divisions are slow
+            const uint32_t index = static_cast<uint32_t>(all) / eights;
+            eight = static_cast<int>(static_cast<uint32_t>(all) - index * eights);
+            return record(index);
+        }
+        const int64_t index = all / eights;
+        eight = static_cast<int>(all - index * eights);
+        return record(index);
+    }
+
+    __device__ __forceinline__ int codes_nbytes(int count) const { return (count * bits + 7) / 8; }
+
+    __device__ __forceinline__ uint64_t load_codes(const uint8_t* record, int eight, int count) const {
+        const uint64_t word = load_bytes(record + header_nbytes + eight * bits, codes_nbytes(count));
+        return bits == 8 ? word : unpacked(word, bits);
+    }
+    __device__ __forceinline__ void store_codes(uint8_t* record, int eight, int count, uint64_t codes) const {
+        store_bytes(record + header_nbytes + eight * bits, bits == 8 ? codes : packed(codes, bits), codes_nbytes(count));
+    }
+};
+
+// ---- codecs: what `encode_blocks` and `decode_all` ask of them --------------------------------------------------------------
+// Header: what a record begins with. survey: into maxima, from which `header` comes, perhaps by way of sums. codes: one a byte,
+// zeros where no value is. values: of codes.
+
+COMPCOLL_HD uint8_t code_in(uint64_t codes, int k) { return static_cast<uint8_t>(codes >> 8 * k); }
+
+template <class Code>
+struct BlockCodec {
+    static constexpr int many = 8;
+    Layout layout;
+
+    __device__ __forceinline__ explicit BlockCodec(const Layout& layout) : layout(layout) {}
+
+    template <class T>
+    __device__ __forceinline__ void decode(const uint8_t* wire, int64_t i, int count, T (&x)[many]) const {
+        const Code& code = static_cast<const Code&>(*this);
+        int eight;
+        const uint8_t* record = wire + layout.record_of(i, eight);
+        const auto header = code.load_header(record);
+        code.values(header, layout.load_codes(record, eight, count), x);
+    }
+};
+
+// Codecs that need maxima only.
+template <class Code>
+struct SurveyedCodec : BlockCodec<Code> {
+    static constexpr int sums_count = 1;  // and that one unused
+    using BlockCodec<Code>::BlockCodec;
+
+    template <class Maxima>
+    __device__ __forceinline__ static bool needs_sums(const Maxima&) { return false; }
+    template <class Values, class Maxima, class Sums>
+    __device__ __forceinline__ static void add_up(const Values&, const Maxima&, Sums&) {}
+};
+
+// ---- the loop ---------------------------------------------------------------------------------------------------------------
+
+constexpr int survey_pass = 0, sums_pass = 1, code_pass = 2;
+
+template <bool plain, class Code>
+__device__ __forceinline__ void encode_blocks(const Parameters& p, const Code& code) {
+    using T = typename Code::Value;
+    using Signed = typename Code::Signed;
+    Team team(p.team);
+    const int block = code.layout.block;
+    for (int64_t b = team.index(); b < p.blocks; b += team.count()) {
+        const int64_t begin = b * block;
+        const int length = p.n - begin < block ? static_cast<int>(p.n - begin) : block;
+        const int eights = (length + 7) / 8;
+        const bool read_again = eights > team.size;
+        uint8_t* record = p.out + code.layout.record(b);
+        T x[8];
+        Signed maxima[Code::maxima_count];
+        COMPCOLL_UNROLL for (int k = 0; k < Code::maxima_count; ++k) maxima[k] = Code::least;
+        int64_t sums[Code::sums_count] = {};
+        typename Code::Header header{};
+        const auto run = [&](int pass) {
+            if (pass == sums_pass && !code.needs_sums(maxima)) return;  // the whole team agrees
+            COMPCOLL_ROLLED for (int eight = team.rank; eight < eights; eight += team.size) {
+                const int64_t i = begin + 8 * eight;
+                const int count = length - 8 * eight < 8 ? length - 8 * eight : 8;
+                if (pass == survey_pass || read_again) wanted<plain>(p, code, i, count, x);
+                if (pass == survey_pass) {
+                    code.survey(x, count, maxima);
+                } else if (pass == sums_pass) {
+                    code.add_up(x, maxima, sums);
+                } else {
+                    const uint64_t codes = code.codes(header, x, count, i);
+                    code.layout.store_codes(record, eight, count, codes);
+                    if constexpr (!plain) {
+                        if (p.residual == nullptr && p.decoded == nullptr) continue;
+                        T got[8];
+                        code.values(header, codes, got);
+                        conclude(p, i, count, x, got);
+                    }
+                }
+            }
+            if (pass == survey_pass) team.reduce(maxima, Larger());
+            if (pass == sums_pass) team.reduce(sums, Sum());
+            if (pass != code_pass) header = code.header(maxima, sums, length);
+        };
+        if constexpr (plain) {
+            run(survey_pass);
+            run(sums_pass);
+            run(code_pass);
+        } else {  // `wanted`, by far the largest part of such a kernel, is there once
+            COMPCOLL_ROLLED for (int pass = survey_pass; pass <= code_pass; ++pass) run(pass);
+        }
+        if (team.rank == 0) code.store_header(record, header);
+    }
+}
+
+}  // namespace compcoll

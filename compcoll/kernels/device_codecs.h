@@ -1,0 +1,254 @@
+// The codecs whose blocks have a header, as device_blocks.h asks for them.
+#pragma once
+
+#include "device_blocks.h"
+#include "fp8.h"
+#include "minmax.h"
+#include "onebit.h"
+#include "philox.h"
+#include "qsgd.h"
+
+namespace compcoll {
+
+// The largest magnitude by its bits: NaN is larger than Inf.
+template <class T>
+__device__ __forceinline__ void survey_magnitudes(const T (&x)[8], typename SignedBits<T>::type (&maxima)[1]) {
+    using Signed = typename SignedBits<T>::type;
+    using Bits = typename FloatFormat<T>::Bits;
+    COMPCOLL_UNROLL for (int k = 0; k < 8; ++k)
+        maxima[0] = Larger()(maxima[0], static_cast<Signed>(bits_as<Bits>(x[k]) & (~Bits(0) >> 1)));
+}
+
+template <class T>
+struct MinMaxCode : SurveyedCodec<MinMaxCode<T>> {
+    using Value = T;
+    using Header = Bounds<T>;
+    using Signed = typename SignedBits<T>::type;
+    static constexpr int maxima_count = 2;
+    static constexpr Signed least = static_cast<Signed>(typename FloatFormat<T>::Bits(1) << (8 * sizeof(T) - 1));
+    int levels;
+
+    __device__ __forceinline__ explicit MinMaxCode(const Parameters& p)
+        : SurveyedCodec<MinMaxCode>(Layout(p.second, p.first, 2 * sizeof(T))), levels((1 << p.first) - 1) {}
+
+    // In the order of numbers, -0 below +0, and NaN beyond the infinities; its own inverse.
+    __device__ __forceinline__ static Signed ordered(Signed bits) {
+        return bits ^ (bits >> (8 * sizeof(T) - 1) & static_cast<Signed>(~typename FloatFormat<T>::Bits(0) >> 1));
+    }
+    __device__ __forceinline__ static void survey(const T (&x)[8], int count, Signed (&maxima)[2]) {
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
+            if (k >= count) continue;
+            const Signed number = ordered(bits_as<Signed>(x[k]));
+            maxima[0] = Larger()(maxima[0], number);
+            maxima[1] = Larger()(maxima[1], static_cast<Signed>(~number));
+        }
+    }
+    __device__ __forceinline__ Header header(const Signed (&maxima)[2], const int64_t (&)[1], int) const {
+        const T largest = bits_as<T>(ordered(maxima[0])), smallest = bits_as<T>(ordered(static_cast<Signed>(~maxima[1])));
+        return bounds_on_wire(smallest, largest, is_finite(largest) && is_finite(smallest));
+    }
+    __device__ __forceinline__ static void store_header(uint8_t* record, Header bounds) {
+        store_value(record, bounds.lo);
+        store_value(record + sizeof(T), bounds.hi);
+    }
+    __device__ __forceinline__ static Header load_header(const uint8_t* record) {
+        return {load_value<T>(record), load_value<T>(record + sizeof(T))};
+    }
+    template <bool huge>
+    __device__ __forceinline__ uint64_t quantized(Header bounds, const T (&x)[8], int count) const {
+        const Quantizer<T, huge> quantizer(bounds, levels);
+        uint64_t codes = 0;
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) codes |= uint64_t(k < count ? quantizer.code(x[k]) : 0) << 8 * k;
+        return codes;
+    }
+    __device__ __forceinline__ uint64_t codes(Header bounds, const T (&x)[8], int count, int64_t) const {
+        if (!bounds.finite() || bounds.equal()) return 0;
+        return bounds.huge() ? quantized<true>(bounds, x, count) : quantized<false>(bounds, x, count);
+    }
+    template <bool huge>
+    __device__ __forceinline__ void dequantized(Header bounds, uint64_t codes, T (&x)[8]) const {
+        const Dequantizer<T, huge> dequantizer(bounds, levels);
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = dequantizer.value(code_in(codes, k));
+    }
+    __device__ __forceinline__ void values(Header bounds, uint64_t codes, T (&x)[8]) const {
+        if (!bounds.finite() || bounds.equal()) {
+            const T value = bounds.finite() ? bounds.lo : quiet_nan<T>();
+            COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = value;
+        } else if (bounds.huge()) {
+            dequantized<true>(bounds, codes, x);
+        } else {
+            dequantized<false>(bounds, codes, x);
+        }
+    }
+};
+
+template <class T>
+struct QSGDCode : BlockCodec<QSGDCode<T>> {
+    using Value = T;
+    using Header = T;  // half the distance of levels
+    using Signed = typename SignedBits<T>::type;
+    static constexpr int maxima_count = 1, sums_count = 1;
+    static constexpr Signed least = 0;
+    int levels, variant;
+    uint64_t seed, draw, position;
+
+    __device__ __forceinline__ explicit QSGDCode(const Parameters& p)
+        : BlockCodec<QSGDCode>(Layout(p.second, p.first, sizeof(T))), levels(qsgd_levels(p.first)), variant(p.variant),
+          seed(p.seed), draw(p.draw), position(p.position) {}
+
+    __device__ __forceinline__ static void survey(const T (&x)[8], int, Signed (&maxima)[1]) { survey_magnitudes(x, maxima); }
+    __device__ __forceinline__ bool needs_sums(const Signed (&maxima)[1]) const {
+        const T largest = bits_as<T>(maxima[0]);
+        return variant & qsgd_euclidean && is_finite(largest) && !is_tiny(largest);
+    }
+    __device__ __forceinline__ static void add_up(const T (&x)[8], const Signed (&maxima)[1], int64_t (&sums)[1]) {
+        const FixedPoint<T> fixed(bits_as<T>(maxima[0]));
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) sums[0] += static_cast<int64_t>(fixed.square(x[k]));
+    }
+    __device__ __forceinline__ Header header(const Signed (&maxima)[1], const int64_t (&sums)[1], int) const {
+        const T largest = bits_as<T>(maxima[0]);
+        if (!is_finite(largest)) return quiet_nan<T>();
+        if (is_tiny(largest)) return T(0);
+        double norm = mantissa_of(largest);
+        if (variant & qsgd_euclidean) {
+            const double root = root_of_squares(static_cast<uint64_t>(sums[0]));
+            norm = root > norm ? root : norm;
+        }
+        return qsgd_half_step(largest, norm, levels);
+    }
+    __device__ __forceinline__ static void store_header(uint8_t* record, T h) { store_value(record, h); }
+    __device__ __forceinline__ static T load_header(const uint8_t* record) { return load_value<T>(record); }
+    __device__ __forceinline__ uint64_t codes(T h, const T (&x)[8], int count, int64_t i) const {
+        if (!is_finite(h) || biased_exponent(h) == 0) return 0;
+        const StochasticQuantizer<T> quantizer(h, levels);
+        uint32_t random[4] = {0x80008000, 0x80008000, 0x80008000, 0x80008000};
+        if (!(variant & qsgd_nearest)) {
+            const RandomBlock block(seed, draw, (position + static_cast<uint64_t>(i)) / 8);
+            COMPCOLL_UNROLL for (int w = 0; w < 4; ++w) random[w] = block.words[w];
+        }
+        uint64_t codes = 0;
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
+            const uint16_t own = static_cast<uint16_t>(random[k / 2] >> k % 2 * 16);
+            codes |= uint64_t(k < count ? quantizer.code(x[k], own) : 0) << 8 * k;
+        }
+        return codes;
+    }
+    __device__ __forceinline__ void values(T h, uint64_t codes, T (&x)[8]) const {
+        const bool plain = is_finite(h) && biased_exponent(h) != 0;
+        const T otherwise = is_finite(h) ? T(0) : quiet_nan<T>();
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = plain ? qsgd_value(code_in(codes, k), h, levels) : otherwise;
+    }
+};
+
+template <class T>
+struct OneBitCode : BlockCodec<OneBitCode<T>> {
+    using Value = T;
+    using Header = Reconstruction<T>;
+    using Signed = typename SignedBits<T>::type;
+    using Bits = typename FloatFormat<T>::Bits;
+    static constexpr int maxima_count = 1, sums_count = 2;
+    static constexpr int positive_bits = 42;  // of 2^20 values below 2^21; how many are negative stands above
+    static constexpr Signed least = 0;
+    int reconstructions;
+
+    __device__ __forceinline__ explicit OneBitCode(const Parameters& p)
+        : BlockCodec<OneBitCode>(Layout(p.second, 1, p.first * static_cast<int>(sizeof(T)))), reconstructions(p.first) {}
+
+    __device__ __forceinline__ static bool is_negative(T x) { return bits_as<Bits>(x) >> (8 * sizeof(T) - 1) != 0; }
+
+    __device__ __forceinline__ static void survey(const T (&x)[8], int, Signed (&maxima)[1]) { survey_magnitudes(x, maxima); }
+    __device__ __forceinline__ static bool needs_sums(const Signed (&maxima)[1]) {
+        const T largest = bits_as<T>(maxima[0]);
+        return is_finite(largest) && !is_tiny(largest);
+    }
+    __device__ __forceinline__ static void add_up(const T (&x)[8], const Signed (&maxima)[1], int64_t (&sums)[2]) {
+        const FixedPoint<T> fixed(bits_as<T>(maxima[0]));
+        int32_t all = 0, positive = 0, negatives = 0;
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {  // what does not exist is +0
+            const int32_t q = fixed.of(x[k]);
+            all += q;
+            positive += q > 0 ? q : 0;
+            negatives += is_negative(x[k]);
+        }
+        sums[0] += positive + (int64_t(negatives) << positive_bits);
+        sums[1] += all - positive;
+    }
+    __device__ __forceinline__ Header header(const Signed (&maxima)[1], const int64_t (&sums)[2], int count) const {
+        const T largest = bits_as<T>(maxima[0]);
+        if (!is_finite(largest)) return {quiet_nan<T>(), quiet_nan<T>()};
+        if (is_tiny(largest)) return {T(0), T(0)};
+        const SignedSums all{sums[0] & ((int64_t(1) << positive_bits) - 1), sums[1], sums[0] >> positive_bits};
+        return reconstructions == 2 ? all.of_each_sign(int64_t(count), largest) : all.of_magnitudes(int64_t(count), largest);
+    }
+    __device__ __forceinline__ void store_header(uint8_t* record, Header by_sign) const {
+        store_value(record, by_sign.positive);
+        if (reconstructions == 2) store_value(record + sizeof(T), by_sign.negative);
+    }
+    __device__ __forceinline__ Header load_header(const uint8_t* record) const {
+        const T positive = load_value<T>(record);
+        return {positive, reconstructions == 2 ? load_value<T>(record + sizeof(T)) : -positive};
+    }
+    // Blocks without a mean have no signs.
+    __device__ __forceinline__ uint64_t codes(Header by_sign, const T (&x)[8], int count, int64_t) const {
+        const bool tiny = bits_as<Bits>(by_sign.positive) << 1 == 0 && bits_as<Bits>(by_sign.negative) << 1 == 0;
+        if (tiny || !is_finite(by_sign.positive)) return 0;
+        uint64_t codes = 0;
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) codes |= uint64_t(k < count && is_negative(x[k])) << 8 * k;
+        return codes;
+    }
+    __device__ __forceinline__ void values(Header by_sign, uint64_t codes, T (&x)[8]) const {
+        const bool finite = is_finite(by_sign.positive) && is_finite(by_sign.negative);
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k)
+            x[k] = !finite ? quiet_nan<T>() : code_in(codes, k) ? by_sign.negative : by_sign.positive;
+    }
+};
+
+template <class T>
+struct FP8Code : SurveyedCodec<FP8Code<T>> {
+    using Value = T;
+    using Header = int;  // biased exponent of the largest magnitude
+    using Signed = typename SignedBits<T>::type;
+    static constexpr int maxima_count = 1;
+    static constexpr Signed least = 0;
+    bool e4m3;
+
+    __device__ __forceinline__ explicit FP8Code(const Parameters& p)
+        : SurveyedCodec<FP8Code>(Layout(p.second, 8, 2)), e4m3(p.first == E4M3::exponent_bits) {}
+
+    __device__ __forceinline__ static void survey(const T (&x)[8], int, Signed (&maxima)[1]) { survey_magnitudes(x, maxima); }
+    __device__ __forceinline__ static Header header(const Signed (&maxima)[1], const int64_t (&)[1], int) {
+        const T largest = bits_as<T>(maxima[0]);
+        return is_tiny(largest) ? 0 : biased_exponent(largest);
+    }
+    __device__ __forceinline__ static void store_header(uint8_t* record, int exponent) { store_bytes(record, uint64_t(exponent), 2); }
+    __device__ __forceinline__ static int load_header(const uint8_t* record) { return static_cast<int>(load_bytes(record, 2)); }
+
+    template <class Format>
+    __device__ __forceinline__ static uint64_t codes_in(int exponent, const T (&x)[8], int count) {
+        const BlockScale<T, Format> scale{exponent};
+        if (scale.is_zero() || scale.is_nan()) return 0;
+        const T factor = scale.down();
+        const int32_t most = scale.most();
+        uint64_t codes = 0;
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k)
+            codes |= uint64_t(k < count ? Format::narrowed(to_round_further(x[k] * factor), most) : 0) << 8 * k;
+        return codes;
+    }
+    template <class Format>
+    __device__ __forceinline__ static void values_in(int exponent, uint64_t codes, T (&x)[8]) {
+        const BlockScale<T, Format> scale{exponent};
+        const bool plain = !scale.is_nan() && !scale.is_zero();
+        const T factor = plain ? scale.up() : T(0), otherwise = scale.is_nan() ? quiet_nan<T>() : T(0);
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k)
+            x[k] = plain ? widened_as(Format::widened(code_in(codes, k)), T()) * factor : otherwise;
+    }
+    __device__ __forceinline__ uint64_t codes(int exponent, const T (&x)[8], int count, int64_t) const {
+        return e4m3 ? codes_in<E4M3>(exponent, x, count) : codes_in<E5M2>(exponent, x, count);
+    }
+    __device__ __forceinline__ void values(int exponent, uint64_t codes, T (&x)[8]) const {
+        if (e4m3) values_in<E4M3>(exponent, codes, x);
+        else values_in<E5M2>(exponent, codes, x);
+    }
+};
+
+}  // namespace compcoll

@@ -1,0 +1,176 @@
+// Sparsification on a GPU: the passes over a whole buffer, from and to which few elements are taken and added. Of `Parameters`
+// they use
+//
+//   moments   add: values → out: for each `moment_values` of them and each lane sum, sum of magnitudes, of squares, the largest
+//   sample    add: values → out: runs of `sample_run`, n values in all; `position`: how many there are
+//   count     add: values, seed: bits of the threshold; residual: second moments or null, residual_scale: alpha
+//             → out: for each tile how many elements meet the condition
+//   place     n tiles; out: those counts → how many come before each tile; decoded: how many there are
+//   compact   as count, and wires[0]: how many come before each tile → out: indices, ascending, as far as `position` of them
+//   take      add: values, wires[0]: n indices → out
+//   put       add: n values or null for zeros, wires[0]: n indices or null for all → out
+//   add       add: n values, wires[0]: n indices → out: added to
+//   subtract  the same → out: what is left
+//
+// A tile is what a thread block of 256 threads takes, eight values each. Whoever adds or subtracts gives each index once.
+#pragma once
+
+#include "device.h"
+#include "sparse.h"
+
+namespace compcoll {
+
+constexpr int tile_threads = 256, tile_values = 8 * tile_threads;
+
+// How many come before this thread's, and how many there are in the thread block: once a kernel.
+__device__ __forceinline__ uint32_t before_thread(uint32_t count, uint32_t& all) {
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+    uint32_t below = 0;
+    for (int distance = 1; distance < 32; distance *= 2) {  // count: of as many neighbours
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, count, distance);
+        if (thread & distance) below += other;
+        count += other;
+    }
+    __shared__ uint32_t of_warps[tile_threads / 32];
+    if (thread % 32 == 0) of_warps[warp] = count;
+    __syncthreads();
+    all = 0;
+    for (int other = 0; other < tile_threads / 32; ++other) {
+        if (other < warp) below += of_warps[other];
+        all += of_warps[other];
+    }
+    return below;
+}
+
+// One bit for each of this thread's eight values that meets the condition; `first` is the first of them.
+template <class T>
+__device__ __forceinline__ uint32_t met(const Parameters& p, int64_t& first, uint32_t& how_many) {
+    const auto threshold = static_cast<typename FloatBits<T>::Bits>(p.seed);
+    first = int64_t(blockIdx.x) * tile_values + 8 * static_cast<int>(threadIdx.x);
+    uint32_t bits = 0;
+    how_many = 0;
+    if (first >= p.n) return bits;
+    const int count = p.n - first < 8 ? static_cast<int>(p.n - first) : 8;
+    T x[8], v[8] = {};
+    load_values(p.add, computed_storage<T>, first, count, x);
+    if (p.residual != nullptr) load_values(p.residual, computed_storage<T>, first, count, v);
+    COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
+        const bool meets = p.residual == nullptr ? is_above(x[k], threshold)
+                                                 : is_unambiguous(x[k], v[k], threshold, static_cast<T>(p.residual_scale));
+        if (k < count && meets) bits |= 1u << k, ++how_many;
+    }
+    return bits;
+}
+
+template <class T>
+__device__ __forceinline__ void count_elements(const Parameters& p) {
+    int64_t first;
+    uint32_t own, all;
+    met<T>(p, first, own);
+    before_thread(own, all);
+    if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(p.out)[blockIdx.x] = all;
+}
+
+// One thread block, each thread of which takes as many neighbouring tiles.
+__device__ __forceinline__ void place_tiles(const Parameters& p) {
+    uint32_t* counts = reinterpret_cast<uint32_t*>(p.out);
+    const int64_t share = (p.n + tile_threads - 1) / tile_threads, begin = share * static_cast<int>(threadIdx.x);
+    const int64_t end = begin + share < p.n ? begin + share : p.n;
+    uint32_t own = 0, all;
+    for (int64_t tile = begin; tile < end; ++tile) own += counts[tile];
+    uint32_t before = before_thread(own, all);
+    for (int64_t tile = begin; tile < end; ++tile) {
+        const uint32_t count = counts[tile];
+        counts[tile] = before;
+        before += count;
+    }
+    if (threadIdx.x == 0) *reinterpret_cast<uint32_t*>(p.decoded) = all;
+}
+
+template <class T>
+__device__ __forceinline__ void compact_elements(const Parameters& p) {
+    int64_t first;
+    uint32_t own, all;
+    const uint32_t bits = met<T>(p, first, own);
+    uint64_t at = reinterpret_cast<const uint32_t*>(p.wires[0])[blockIdx.x] + uint64_t(before_thread(own, all));
+    uint32_t* indices = reinterpret_cast<uint32_t*>(p.out);
+    COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
+        if ((bits >> k & 1) == 0) continue;
+        if (at < p.position) indices[at] = static_cast<uint32_t>(first + k);
+        ++at;
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void add_up_lanes(const Parameters& p) {
+    using Bits = typename FloatBits<T>::Bits;
+    const T* values = reinterpret_cast<const T*>(p.add);
+    T* sums = reinterpret_cast<T*>(p.out);
+    for (int64_t i = first_thread(); i < p.blocks * moment_lanes<T>; i += all_threads()) {
+        const int64_t block = i / moment_lanes<T>, begin = block * moment_values<T>;
+        const int64_t end = begin + moment_values<T> < p.n ? begin + moment_values<T> : p.n;
+        T sum = 0, absolute = 0, square = 0;
+        Bits largest = 0;
+        for (int64_t at = begin + i % moment_lanes<T>; at < end; at += moment_lanes<T>) {
+            const T value = values[at];
+            const Bits magnitude = magnitude_bits(value);
+            if (magnitude >= FloatBits<T>::infinity) continue;
+            sum = exact_sum(sum, value);
+            absolute = exact_sum(absolute, bits_as<T>(magnitude));
+            square = exact_sum(square, exact_product(value, value));
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        sums[4 * i] = sum, sums[4 * i + 1] = absolute, sums[4 * i + 2] = square, sums[4 * i + 3] = bits_as<T>(largest);
+    }
+}
+
+// work(i) for each of n elements.
+template <class Work>
+__device__ __forceinline__ void for_each_element(const Parameters& p, const Work& work) {
+    for (int64_t i = first_thread(); i < p.n; i += all_threads()) work(i);
+}
+
+template <class T>
+__device__ __forceinline__ void sample_elements(const Parameters& p) {
+    const T* values = reinterpret_cast<const T*>(p.add);
+    T* sampled = reinterpret_cast<T*>(p.out);
+    const uint64_t runs = static_cast<uint64_t>(p.n) / sample_run;
+    for_each_element(p, [&](int64_t i) {
+        const uint64_t run = static_cast<uint64_t>(i) / sample_run;
+        sampled[i] = values[sample_begin(p.position, runs, run) + static_cast<uint64_t>(i) % sample_run];
+    });
+}
+
+template <class T>
+__device__ __forceinline__ void take_elements(const Parameters& p) {
+    const T* values = reinterpret_cast<const T*>(p.add);
+    const uint32_t* indices = reinterpret_cast<const uint32_t*>(p.wires[0]);
+    T* taken = reinterpret_cast<T*>(p.out);
+    for_each_element(p, [&](int64_t i) { taken[i] = values[indices[i]]; });
+}
+
+template <class T>
+__device__ __forceinline__ void put_elements(const Parameters& p) {
+    const T* values = reinterpret_cast<const T*>(p.add);
+    const uint32_t* indices = reinterpret_cast<const uint32_t*>(p.wires[0]);
+    T* out = reinterpret_cast<T*>(p.out);
+    for_each_element(p, [&](int64_t i) { out[indices == nullptr ? i : indices[i]] = values == nullptr ? T(0) : values[i]; });
+}
+
+template <class T>
+__device__ __forceinline__ void add_elements(const Parameters& p) {
+    const T* values = reinterpret_cast<const T*>(p.add);
+    const uint32_t* indices = reinterpret_cast<const uint32_t*>(p.wires[0]);
+    T* out = reinterpret_cast<T*>(p.out);
+    for_each_element(p, [&](int64_t i) { out[indices[i]] = exact_sum(out[indices[i]], values[i]); });
+}
+
+template <class T>
+__device__ __forceinline__ void subtract_elements(const Parameters& p) {
+    const T* sent = reinterpret_cast<const T*>(p.add);
+    const uint32_t* indices = reinterpret_cast<const uint32_t*>(p.wires[0]);
+    T* out = reinterpret_cast<T*>(p.out);
+    for_each_element(p, [&](int64_t i) { out[indices[i]] = rest_of(out[indices[i]], sent[i]); });
+}
+
+}  // namespace compcoll

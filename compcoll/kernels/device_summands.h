@@ -1,0 +1,164 @@
+// Codecs whose numbers are added as they are, on a GPU. Of `Parameters` they use
+//
+//   survey     add · scale + residual → out: the bits of each block's largest magnitude
+//   encode     the same, and what was agreed on in wires[0] → out: numbers; residual: what they lose
+//   decode     wires[0] agreed, wires[1] numbers → out
+//   combine    add, or nothing, and wires → out, and decoded if there is one; first: 0 adds, 1 takes the maximum
+//
+// with blocks of `second` values, `first` levels or ranks, and numbers of `variant` bytes, or votes of as many bits.
+#pragma once
+
+#include "device_blocks.h"
+#include "summands.h"
+
+namespace compcoll {
+
+template <class T>
+__device__ __forceinline__ void load_fed(const Parameters& p, int64_t i, int count, T (&x)[8]) {
+    load_values(p.add, p.add_storage, i, count, x);
+    const T scale = static_cast<T>(p.scale);
+    if (scale != T(1)) {
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = exact_product(x[k], scale);
+    }
+    if (p.residual != nullptr) {
+        T kept[8];
+        load_values(p.residual, computed_storage<T>, i, count, kept);
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = exact_sum(x[k], kept[k]);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void survey_blocks(const Parameters& p) {
+    using Signed = typename SignedBits<T>::type;
+    Team team(p.team);
+    for (int64_t b = team.index(); b < p.blocks; b += team.count()) {
+        const int64_t begin = b * p.second;
+        const int length = p.n - begin < p.second ? static_cast<int>(p.n - begin) : p.second;
+        Signed maxima[1] = {0};
+        COMPCOLL_ROLLED for (int at = 8 * team.rank; at < length; at += 8 * team.size) {
+            T x[8];
+            load_fed(p, begin + at, length - at < 8 ? length - at : 8, x);
+            survey_magnitudes(x, maxima);
+        }
+        team.reduce(maxima, Larger());
+        if (team.rank == 0) store_value(p.out + b * static_cast<int64_t>(sizeof(T)), bits_as<T>(maxima[0]));
+    }
+}
+
+template <class T>
+__device__ __forceinline__ T agreed_on(const Parameters& p, int64_t i) {
+    const uint32_t block = static_cast<uint32_t>(p.second);
+    const int64_t b = i >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(i) / block) : i / p.second;
+    return load_value<T>(p.wires[0] + b * static_cast<int64_t>(sizeof(T)));
+}
+
+// work(i, count) for each eight values.
+template <class Work>
+__device__ __forceinline__ void for_eights(const Parameters& p, const Work& work) {
+    for (int64_t i = first_thread() * 8; i < p.n; i += all_threads() * 8)
+        work(i, p.n - i < 8 ? static_cast<int>(p.n - i) : 8);
+}
+
+template <class T, class Number>
+__device__ __forceinline__ void encode_integers(const Parameters& p) {
+    for_eights(p, [&](int64_t i, int count) {
+        T x[8];
+        load_fed(p, i, count, x);
+        const IntegerSteps<T> steps(agreed_on<T>(p, i), p.first);
+        Number numbers[8];
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
+            const T level = steps.level(x[k]);
+            numbers[k] = static_cast<Number>(static_cast<int32_t>(level));
+            x[k] = steps.lost(x[k], level);
+        }
+        store_elements(p.out + i * static_cast<int64_t>(sizeof(Number)), count, numbers);
+        if (p.residual != nullptr) store_values(p.residual, computed_storage<T>, i, count, x);
+    });
+}
+
+template <class T, class Number, class Signed>
+__device__ __forceinline__ void decode_integers(const Parameters& p) {
+    for_eights(p, [&](int64_t i, int count) {
+        Number numbers[8];
+        load_elements(p.wires[1] + i * static_cast<int64_t>(sizeof(Number)), count, numbers);
+        const IntegerSteps<T> steps(agreed_on<T>(p, i), p.first);
+        T x[8];
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = steps.value(static_cast<Signed>(numbers[k]));
+        store_values(p.out, p.out_storage, i, count, x);
+    });
+}
+
+// Eight fields of at most 8 bits are so many bytes.
+template <class T>
+__device__ __forceinline__ void encode_votes(const Parameters& p) {
+    const int width = p.variant;
+    for_eights(p, [&](int64_t i, int count) {
+        T x[8];
+        load_values(p.add, p.add_storage, i, count, x);
+        uint32_t votes[8];
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) votes[k] = k < count ? vote(x[k]) : 0;
+        if (width > 16) return store_elements(p.out + 4 * i, count, votes);
+        if (width > 8) {
+            uint16_t numbers[8];
+            COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) numbers[k] = static_cast<uint16_t>(votes[k]);
+            return store_elements(p.out + 2 * i, count, numbers);
+        }
+        uint64_t fields = 0;
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) fields |= uint64_t(votes[k]) << width * k;
+        store_bytes(p.out + i / 8 * width, fields, (width * count + 7) / 8);
+    });
+}
+
+template <class T>
+__device__ __forceinline__ void decode_votes(const Parameters& p) {
+    const int width = p.variant;
+    const uint32_t ranks = static_cast<uint32_t>(p.first);
+    for_eights(p, [&](int64_t i, int count) {
+        uint32_t votes[8];
+        if (width > 16) {
+            load_elements(p.wires[1] + 4 * i, count, votes);
+        } else if (width > 8) {
+            uint16_t numbers[8];
+            load_elements(p.wires[1] + 2 * i, count, numbers);
+            COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) votes[k] = numbers[k];
+        } else {
+            const uint64_t fields = load_bytes(p.wires[1] + i / 8 * width, (width * count + 7) / 8);
+            COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) votes[k] = static_cast<uint32_t>(fields >> width * k) & ((1u << width) - 1);
+        }
+        const bool finite = is_finite(agreed_on<T>(p, i));
+        T x[8];
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = finite ? verdict<T>(votes[k], ranks) : quiet_nan<T>();
+        store_values(p.out, p.out_storage, i, count, x);
+    });
+}
+
+template <class Number, class Combine>
+__device__ __forceinline__ void combine_as(const Parameters& p, Combine combine) {
+    constexpr int many = 16 / sizeof(Number);
+    for (int64_t i = first_thread() * many; i < p.n; i += all_threads() * many) {
+        const int count = p.n - i < many ? static_cast<int>(p.n - i) : many;
+        const int64_t at = i * static_cast<int64_t>(sizeof(Number));
+        Number all[many];
+        if (p.add != nullptr) load_elements(p.add + at, count, all);
+        COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w) {
+            Number one[many];
+            load_elements(p.wires[w] + at, count, one);
+            const bool first = w == 0 && p.add == nullptr;
+            COMPCOLL_UNROLL for (int k = 0; k < many; ++k) all[k] = first ? one[k] : static_cast<Number>(combine(all[k], one[k]));
+        }
+        store_elements(p.out + at, count, all);
+        if (p.decoded != nullptr) store_elements(p.decoded + at, count, all);
+    }
+}
+
+__device__ __forceinline__ void combine_numbers(const Parameters& p) {
+    if (p.first == 0) {
+        if (p.variant == 1) return combine_as<uint8_t>(p, Sum());
+        if (p.variant == 2) return combine_as<uint16_t>(p, Sum());
+        return combine_as<uint32_t>(p, Sum());
+    }
+    if (p.variant == 4) return combine_as<uint32_t>(p, Larger());
+    combine_as<uint64_t>(p, Larger());
+}
+
+}  // namespace compcoll

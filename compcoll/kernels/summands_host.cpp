@@ -1,0 +1,113 @@
+// compcoll._host.Summands32 and Summands64: values as numbers that any allreduce adds, on NumPy memory.
+#include "summands_host.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "instruction_sets.h"
+
+namespace nb = nanobind;
+using namespace compcoll;
+
+namespace {
+
+template <class T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const char* what) {
+    if (!condition) throw nb::value_error(what);
+}
+
+template <class T>
+class Summands {
+public:
+    using Bits = typename FloatFormat<T>::Bits;
+
+    Summands(int instruction_set, size_t block) : block_(block) {
+        require(instruction_set >= 0 && instruction_set <= 2 && supported(static_cast<InstructionSet>(instruction_set)),
+                "this CPU lacks the instruction set asked for");
+        require(block > 0 && block % 8 == 0, "block must be a multiple of 8");
+        const SummandPasses& passes = summands_of(static_cast<InstructionSet>(instruction_set));
+        if constexpr (sizeof(T) == 8) pass_ = &passes.f64;
+        else pass_ = &passes.f32;
+    }
+
+    void survey(const Array<const T>& values, const Array<Bits>& largest) const {
+        require_blocks(values.size(), largest.size());
+        const nb::gil_scoped_release released;
+        pass_->survey(values.data(), values.size(), block_, largest.data());
+    }
+
+    void to_levels(const Array<const T>& values, const Array<const Bits>& largest, int32_t levels, int nbytes,
+                   const Array<uint8_t>& numbers, const std::optional<Array<T>>& lost) const {
+        const size_t n = values.size();
+        require_blocks(n, largest.size());
+        require_numbers(nbytes, n, numbers.size());
+        require(!lost || lost->size() == n, "lost must be as long as the values");
+        T* const lost_values = lost ? lost->data() : nullptr;
+        const nb::gil_scoped_release released;
+        pass_->to_levels(values.data(), n, block_, largest.data(), levels, nbytes, numbers.data(), lost_values);
+    }
+
+    void from_levels(const Array<const uint8_t>& numbers, int nbytes, const Array<const Bits>& largest, int32_t levels,
+                     const Array<T>& values) const {
+        require_blocks(values.size(), largest.size());
+        require_numbers(nbytes, values.size(), numbers.size());
+        const nb::gil_scoped_release released;
+        pass_->from_levels(numbers.data(), nbytes, values.size(), block_, largest.data(), levels, values.data());
+    }
+
+    void to_votes(const Array<const T>& values, int width, const Array<uint8_t>& numbers) const {
+        require_fields(width, values.size(), numbers.size());
+        const nb::gil_scoped_release released;
+        pass_->to_votes(values.data(), values.size(), width, numbers.data());
+    }
+
+    void from_votes(const Array<const uint8_t>& numbers, int width, uint32_t ranks, const Array<const Bits>& largest,
+                    const Array<T>& values) const {
+        require_blocks(values.size(), largest.size());
+        require_fields(width, values.size(), numbers.size());
+        const nb::gil_scoped_release released;
+        pass_->from_votes(numbers.data(), width, ranks, values.size(), block_, largest.data(), values.data());
+    }
+
+private:
+    void require_blocks(size_t n, size_t count) const {
+        require(count == (n + block_ - 1) / block_, "one largest magnitude a block is needed");
+    }
+    static void require_numbers(int nbytes, size_t n, size_t given) {
+        require(nbytes == 1 || nbytes == 2 || nbytes == 4, "numbers must have 1, 2 or 4 bytes");
+        require(given == n * static_cast<size_t>(nbytes), "one number a value is needed");
+    }
+    static void require_fields(int width, size_t n, size_t given) {
+        require(width == 2 || width == 4 || width == 8 || width == 16 || width == 32, "fields must have 2, 4, 8, 16 or 32 bits");
+        require(given == (n * static_cast<size_t>(width) + 7) / 8, "one field a value is needed");
+    }
+
+    const SummandFunctions<T>* pass_;
+    size_t block_;
+};
+
+template <class T>
+void bind(nb::module_& m, const char* name) {
+    using Bound = Summands<T>;
+    nb::class_<Bound>(m, name)
+        .def(nb::init<int, size_t>(), nb::arg("instruction_set"), nb::arg("block"))
+        .def("survey", &Bound::survey, nb::arg("values"), nb::arg("largest"))
+        .def("to_levels", &Bound::to_levels, nb::arg("values"), nb::arg("largest"), nb::arg("levels"), nb::arg("nbytes"),
+             nb::arg("numbers"), nb::arg("lost").none())
+        .def("from_levels", &Bound::from_levels, nb::arg("numbers"), nb::arg("nbytes"), nb::arg("largest"), nb::arg("levels"),
+             nb::arg("values"))
+        .def("to_votes", &Bound::to_votes, nb::arg("values"), nb::arg("width"), nb::arg("numbers"))
+        .def("from_votes", &Bound::from_votes, nb::arg("numbers"), nb::arg("width"), nb::arg("ranks"), nb::arg("largest"),
+             nb::arg("values"));
+}
+
+}  // namespace
+
+void compcoll::bind_summands(nb::module_& m) {
+    bind<float>(m, "Summands32");
+    bind<double>(m, "Summands64");
+}

@@ -1,0 +1,3 @@
+#include "summand_tiles.h"
+
+const compcoll::SummandPasses compcoll::summands_portable = compcoll::these_summands;
