@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +21,14 @@ Array = npt.NDArray[Any]
 
 _KERNELS = ("cast", "zfp", "minmax", "qsgd", "onebit", "fp8")
 _STORAGE = ("float16", "bfloat16", "float32", "float64")
-_HALVES = ("float16", "bfloat16")
-_ndarray = np.ndarray
+_HALVES = frozenset(("float16", "bfloat16"))
+_CHECKSUM = struct.Struct("<I")
+ndarray = np.ndarray
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError("compcoll's kernels need the GIL, which was switched off: unset PYTHON_GIL, or give no -X gil=0")
 
 
 class HostCoder:
@@ -58,6 +65,12 @@ class HostCoder:
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
         self._coder.decode(n, add, scale, wires, out, self._threads)
+
+
+def _apart(x: Array, y: Array) -> bool:
+    """Whether two arrays are known to share no memory, without NumPy's slower search: different ones own it."""
+    owner, other = (x if x.base is None else x.base), (y if y.base is None else y.base)
+    return owner is not other and type(owner) is type(other) is ndarray and owner.base is other.base is None
 
 
 class HostDevice:
@@ -106,17 +119,36 @@ class HostDevice:
         return x.view(np.uint8)
 
     @staticmethod
-    def integers(bits: int, levels: int, block: int, dtype: str) -> Integers:
-        return Integers(bits, levels, block, dtype)
+    def seal(wire: Array) -> None:
+        """Store in the last 4 bytes of a wire the CRC-32C of those before."""
+        _CHECKSUM.pack_into(wire.data, wire.nbytes - _CHECKSUM.size, _host.crc32c(wire[: -_CHECKSUM.size]))
 
     @staticmethod
-    def votes(ranks: int, block: int, dtype: str) -> Votes:
-        return Votes(ranks, block, dtype)
+    def sealed(wire: Array) -> bool:
+        """Whether the last 4 bytes still are that."""
+        told: tuple[int] = _CHECKSUM.unpack_from(wire.data, wire.nbytes - _CHECKSUM.size)
+        return told[0] == _host.crc32c(wire[: -_CHECKSUM.size])
+
+    def integers(self, bits: int, levels: int, block: int, dtype: str) -> Integers:
+        return Integers(bits, levels, block, dtype, self.instruction_sets().index(self.instruction_set))
+
+    def votes(self, ranks: int, block: int, dtype: str) -> Votes:
+        return Votes(ranks, block, dtype, self.instruction_sets().index(self.instruction_set))
 
     @staticmethod
     def number_coder(numbers: Array, op: str) -> NumberCoder:
         """Moves and combines numbers such as these, by ``"sum"`` or ``"max"``."""
         return NumberCoder(numbers.dtype, op)
+
+    @staticmethod
+    def gathers(dtype: str, op: str) -> bool:
+        """Whether `gathered` takes that element type and operation."""
+        return _host.Gathered.reducible(dtype, op)
+
+    @staticmethod
+    def gathered(memory: bytearray, ranks: int, rank: int, n: int, dtype: str, op: str) -> _host.Gathered:
+        """Small arrays of all ranks, this one's first, and their reduction in rank order: the same bits everywhere."""
+        return _host.Gathered(memory, ranks, rank, n, dtype, op)
 
     @staticmethod
     def check_readable(x: Any, what: str) -> None:
@@ -135,43 +167,39 @@ class HostDevice:
         """The element type, the flat input, the result and the flat result of a collective, whose result has ``shape``
         (x's if None); the flat result is the flat input where they share memory.
         """
-        dtype = self._names.get(x.dtype) if type(x) is _ndarray and x.flags.c_contiguous else None
+        dtype = self._names.get(x.dtype) if type(x) is ndarray and x.flags.c_contiguous else None
         if dtype is None:
             self.check_readable(x, "x")
             dtype = self.dtype_name(x)
         if shape is None:
             shape = x.shape
-        flat = x if x.ndim == 1 and dtype not in _HALVES else self.flat(x, dtype)
+        flat = self.flat(x, dtype)
         if out is None:
             out = np.empty(shape, x.dtype)
-        elif self.check_writable(out, x, shape):
+        elif not (
+            type(out) is ndarray
+            and out.dtype is x.dtype
+            and out.shape == shape
+            and out.flags.carray
+            and (out is x or _apart(x, out) or not np.may_share_memory(out, x))
+        ):
+            self.check_writable(out, x, shape)
+            if np.may_share_memory(out, x):
+                return dtype, flat, out, flat
+        if out is x:
             return dtype, flat, out, flat
-        return dtype, flat, out, out if flat is x and out.ndim == 1 else self.flat(out, dtype)
+        return dtype, flat, out, self.flat(out, dtype)
 
     @classmethod
-    def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> bool:
-        """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input.
-
-        Returns
-        -------
-        bool
-            Whether it is the input's memory.
-        """
-        if not (type(out) is _ndarray and out.dtype is x.dtype and out.shape == shape and out.flags.carray):
-            # Rarely: what exactly is wrong, if anything.
-            cls.check_readable(out, "out")
-            if out.shape != shape or out.dtype != x.dtype:
-                raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
-            if not out.flags.writeable:
-                raise InvalidBuffer("out is read-only")
-        if out is x:
-            return True
-        owners = out.base is None and x.base is None
-        if owners or not np.may_share_memory(out, x):
-            return False
-        if out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes:
+    def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> None:
+        """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input."""
+        cls.check_readable(out, "out")
+        if out.shape != shape or out.dtype != x.dtype:
+            raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
+        if not out.flags.writeable:
+            raise InvalidBuffer("out is read-only")
+        if np.may_share_memory(out, x) and (out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes):
             raise InvalidBuffer("out overlaps x without being x: give x itself, or memory of its own")
-        return True
 
     def dtype_name(self, x: Array) -> str:
         """The element type's name: "float32", "bfloat16", "int64" …"""
@@ -185,13 +213,17 @@ class HostDevice:
     @staticmethod
     def flat(x: Array, dtype: str) -> Array:
         """The memory of an array, one-dimensional, as kernels take it: halves as uint16."""
-        if dtype in _HALVES:
-            return x.reshape(-1).view(np.uint16)
-        return x if x.ndim == 1 else x.reshape(-1)
+        flat = x if x.ndim == 1 else x.ravel()  # a view, as reshape is: three times as fast
+        return flat.view(np.uint16) if dtype in _HALVES else flat
 
     @staticmethod
     def empty_like(x: Array, shape: tuple[int, ...]) -> Array:
         return np.empty(shape, x.dtype)
+
+    @staticmethod
+    def holds(array: Any) -> bool:
+        """Whether an array is in host memory."""
+        return isinstance(array, np.ndarray)
 
     @staticmethod
     def empty_bytes(nbytes: int) -> Array:

@@ -41,6 +41,18 @@ class HostSelection:
     def zeros(self, n: int) -> Array:
         return np.zeros(n, self.dtype)
 
+    def clear(self, out: Array) -> None:
+        out[:] = 0
+
+    def multiply(self, values: Array, factor: float) -> None:
+        values *= factor
+
+    def plus(self, target: Array, source: Array, factor: float = 1.0) -> None:
+        target += source if factor == 1.0 else source * factor
+
+    def put(self, indices: Array, values: Array | None, out: Array) -> None:
+        out[indices] = 0 if values is None else values
+
     def above(self, values: Array, threshold: float, most: int) -> tuple[Array | None, int]:
         indices = np.empty(min(values.size, most) + _SLACK, np.uint32)
         count = self._kernels.compact(values, threshold, indices)
@@ -64,7 +76,8 @@ class HostSelection:
         return sampled
 
     def take(self, values: Array, indices: Array) -> Array:
-        return values[indices]
+        taken: Array = values.take(indices)
+        return taken
 
     def random(self, n: int, k: int, key: int) -> Array:
         indices = np.empty(k, np.uint32)
@@ -74,9 +87,9 @@ class HostSelection:
     def union(self, first: Array, second: Array) -> Array:
         return np.union1d(first, second) if second.size else first
 
-    def powers(self, values: Array, indices: Array) -> tuple[Array, int]:
-        kept = np.empty_like(indices)
-        count, top = self._kernels.powers(values, indices, kept)
+    def powers(self, values: Array) -> tuple[Array, int]:
+        kept = np.empty(values.size, np.uint32)
+        count, top = self._kernels.powers(values, kept)
         return kept[:count], top
 
     def finite(self, values: Array) -> bool:

@@ -8,24 +8,78 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import _host
 from .arrays import load, store
 
 Array = npt.NDArray[Any]
 
-_TINY = {"float32": 2.0**-80, "float64": 2.0**-900}
+
+def integer_levels(levels: int, dtype: str) -> int:
+    """So many levels, or as many as the type that is computed with holds exactly: a higher one would overflow sums."""
+    spare = max(levels.bit_length() - (53 if dtype == "float64" else 24), 0)
+    return levels >> spare << spare
 
 
-class _Blocks:
-    """Values in blocks, the last one of which may be shorter."""
+def field_bits(ranks: int) -> int:
+    """Width of a field that holds the votes of so many ranks."""
+    return next(width for width in (2, 4, 8, 16, 32) if 2 * ranks < 1 << width)
+
+
+class Blocks:
+    """Values in blocks, the last one of which may be shorter, on any device: the ranks agree on one number for each."""
 
     def __init__(self, block: int, dtype: str) -> None:
+        wide = dtype == "float64"
         self._block = block
-        self._dtype = dtype
-        self._computed = np.dtype("float64" if dtype == "float64" else "float32")
-        self._bits = np.dtype("uint64" if dtype == "float64" else "uint32")
+        self._computed = np.dtype("float64" if wide else "float32")
+        self.agreed_dtype = np.dtype("uint64" if wide else "uint32")
 
-    def agreed(self, n: int) -> Array:
-        return np.empty(-(-n // self._block), self._bits)
+    def agreed(self, n: int) -> int:
+        return -(-n // self._block)
+
+
+class InIntegers(Blocks):
+    """An integer for each value."""
+
+    per_value = 1.0
+    feedback = True
+    is_sum = True
+
+    def __init__(self, bits: int, levels: int, block: int, dtype: str) -> None:
+        super().__init__(block, dtype)
+        self.number_dtype = np.dtype(f"int{bits}")
+        self._nbytes = bits // 8
+        self._levels = integer_levels(levels, dtype)
+
+    def numbers(self, n: int) -> int:
+        return n
+
+
+class InVotes(Blocks):
+    """A field of a number for each value."""
+
+    feedback = False
+    is_sum = False
+
+    def __init__(self, ranks: int, block: int, dtype: str) -> None:
+        super().__init__(block, dtype)
+        self._ranks = ranks
+        self._width = field_bits(ranks)
+        self.number_dtype = np.dtype(f"uint{max(self._width, 8)}")
+        self._fields = max(8 // self._width, 1)
+        self.per_value = 1.0 / self._fields
+
+    def numbers(self, n: int) -> int:
+        return -(-n // self._fields)
+
+
+class _OnHost(Blocks):
+    """By the passes of the CPU's kernels."""
+
+    def _bind(self, dtype: str, instruction_set: int) -> None:
+        self._dtype = dtype
+        wide = dtype == "float64"
+        self._passes = (_host.Summands64 if wide else _host.Summands32)(instruction_set, self._block)
 
     def _values(self, add: Array, scale: float, residual: Array | None) -> Array:
         values: Array = load(add, self._dtype)
@@ -36,17 +90,16 @@ class _Blocks:
 
     def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
         """The bits of the largest magnitude of each block: those of NaN are larger than those of Inf."""
-        if not agreed.size:
-            return
-        magnitudes = np.abs(self._values(add, scale, residual)).view(self._bits)
-        agreed[:] = np.maximum.reduceat(magnitudes, np.arange(0, magnitudes.size, self._block))
+        self._passes.survey(self._values(add, scale, residual), agreed)
 
-    def _spread_out(self, of_blocks: Array, n: int) -> Array:
-        values: Array = np.repeat(of_blocks, self._block)[:n]
-        return values
+    def _decode(self, out: Array, decode: Callable[[Array], None]) -> None:
+        values = out if out.dtype == self._computed else np.empty(out.size, self._computed)
+        decode(values)
+        if values is not out:
+            store(values, out, self._dtype)
 
 
-class Integers(_Blocks):
+class Integers(InIntegers, _OnHost):
     """Values as integers: multiples of a step that the ranks agreed on.
 
     Parameters
@@ -59,50 +112,24 @@ class Integers(_Blocks):
         Values that share a step.
     dtype : str
         Element type.
+    instruction_set : int
+        Index of one of the device's.
     """
 
-    per_value = 1.0
-    feedback = True
-    is_sum = True
-
-    def __init__(self, bits: int, levels: int, block: int, dtype: str) -> None:
-        super().__init__(block, dtype)
-        self._integer = np.dtype(f"int{bits}")
-        self._levels = levels
-
-    def numbers(self, n: int) -> Array:
-        return np.empty(n, self._integer)
-
-    def _steps(self, agreed: Array) -> Array:
-        """Of each block: NaN where something was not finite, 0 where all is tiny."""
-        largest = agreed.view(self._computed)
-        steps: Array = largest / self._computed.type(self._levels)
-        steps[largest < _TINY[self._computed.name]] = 0
-        steps[~np.isfinite(largest)] = np.nan
-        return steps
+    def __init__(self, bits: int, levels: int, block: int, dtype: str, instruction_set: int) -> None:
+        super().__init__(bits, levels, block, dtype)
+        self._bind(dtype, instruction_set)
 
     def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
-        values, steps = self._values(add, scale, residual), self._steps(agreed)
-        usable = steps > 0
-        inverse = np.divide(1, steps, out=np.zeros_like(steps), where=usable)
-        with np.errstate(invalid="ignore", over="ignore"):
-            levels = np.rint(values * self._spread_out(inverse, values.size))
-        levels[~np.isfinite(levels)] = 0
-        np.clip(levels, -self._levels, self._levels, out=levels)
-        numbers[:] = levels
-        if residual is not None:
-            with np.errstate(invalid="ignore", over="ignore"):
-                lost = values - levels * self._spread_out(steps, values.size)
-            lost[~np.isfinite(lost)] = 0
-            residual[:] = lost
+        values = self._values(add, scale, residual)
+        self._passes.to_levels(values, agreed, self._levels, self._nbytes, numbers.view(np.uint8), residual)
 
     def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
-        with np.errstate(over="ignore"):
-            values = numbers.astype(self._computed) * self._spread_out(self._steps(agreed), numbers.size)
-        store(values, out, self._dtype)
+        of, levels = numbers.view(np.uint8), self._levels
+        self._decode(out, lambda values: self._passes.from_levels(of, self._nbytes, agreed, levels, values))
 
 
-class Votes(_Blocks):
+class Votes(InVotes, _OnHost):
     """Signs as numbers that count: 0 against, 1 for neither, 2 in favour, in fields as wide as all ranks' sum needs.
 
     Parameters
@@ -113,40 +140,20 @@ class Votes(_Blocks):
         Values that share a mark for what is not finite.
     dtype : str
         Element type.
+    instruction_set : int
+        Index of one of the device's.
     """
 
-    feedback = False
-    is_sum = False
-
-    def __init__(self, ranks: int, block: int, dtype: str) -> None:
-        super().__init__(block, dtype)
-        self._ranks = ranks
-        self._width = next(width for width in (2, 4, 8, 16, 32) if 2 * ranks < 1 << width)
-        self._number = np.dtype(f"uint{max(self._width, 8)}")
-        self._fields = max(8 // self._width, 1)
-        self.per_value = 1.0 / self._fields
-
-    def numbers(self, n: int) -> Array:
-        return np.empty(-(-n // self._fields), self._number)
+    def __init__(self, ranks: int, block: int, dtype: str, instruction_set: int) -> None:
+        super().__init__(ranks, block, dtype)
+        self._bind(dtype, instruction_set)
 
     def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
-        values = load(add, self._dtype)
-        votes = np.zeros(numbers.size * self._fields, self._number)
-        # NaN is neither: its block is marked.
-        votes[: values.size] = (values >= 0).view(np.uint8) + (values > 0).view(np.uint8)
-        fields = votes.reshape(-1, self._fields)
-        numbers[:] = fields[:, 0]
-        for index in range(1, self._fields):
-            numbers |= fields[:, index] << np.uint8(index * self._width)
+        self._passes.to_votes(load(add, self._dtype), self._width, numbers.view(np.uint8))
 
     def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
-        counts = np.empty((numbers.size, self._fields), np.int64)
-        for index in range(self._fields):
-            field = numbers >> self._number.type(index * self._width) if self._fields > 1 else numbers
-            counts[:, index] = field & self._number.type(2**self._width - 1)
-        values = np.sign(counts.reshape(-1)[: out.size] - self._ranks).astype(self._computed)
-        values[self._spread_out(~np.isfinite(agreed.view(self._computed)), out.size)] = np.nan
-        store(values, out, self._dtype)
+        of, width = numbers.view(np.uint8), self._width
+        self._decode(out, lambda values: self._passes.from_votes(of, width, self._ranks, agreed, values))
 
 
 class NumberCoder:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from ..errors import CompcollError
 from ..request import Pending
 
 
@@ -21,15 +22,21 @@ class Wire:
         Whether that is always the whole buffer.
     message : object
         Of the transport's, kept with the wire.
+    staging : Wire or None
+        In pinned host memory, for a buffer in device memory that travels by way of the host.
+    ready : object
+        The device's event after which the bytes are there; None: they are.
     """
 
-    __slots__ = ("buffer", "exact", "message", "nbytes")
+    __slots__ = ("buffer", "exact", "message", "nbytes", "ready", "staging")
 
     def __init__(self, buffer: Any, *, exact: bool = True) -> None:
         self.buffer = buffer
         self.nbytes: int = buffer.nbytes
         self.exact = exact
         self.message: Any = None
+        self.staging: Wire | None = None
+        self.ready: Any = None
 
     @property
     def content(self) -> Any:
@@ -92,6 +99,23 @@ class Transport(Protocol):
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent: ...
 
     def free(self) -> None: ...
+
+
+@runtime_checkable
+class Connection(Transport, Protocol):
+    """A transport among ranks that may give up or die."""
+
+    def announce(self, text: str) -> None:
+        """Tell all others, whatever they wait for, that this rank gives up, and why."""
+
+    def announced(self) -> Mapping[int, str]:
+        """What others have announced by now."""
+
+    def failure(self, error: BaseException) -> CompcollError | None:
+        """What an error of the transport's own says of the other ranks, if it does."""
+
+    def abandon(self) -> None:
+        """Wake up whoever waits for messages of this transport, where that is possible: nothing more will come."""
 
 
 class Group:

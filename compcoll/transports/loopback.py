@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ class Loopback:
         self._lock = threading.Lock()
         self._sends: dict[Key, deque[_Transfer]] = defaultdict(deque)
         self._receives: dict[Key, deque[_Transfer]] = defaultdict(deque)
+        self.announcements: dict[int, str] = {}
 
     def post(self, transfer: _Transfer, *, sending: bool) -> None:
         """Put one end of a message where the other finds it."""
@@ -146,6 +147,18 @@ class LoopbackTransport:
 
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
         return Reposted(lambda: self.irecv(wire, source, tag))
+
+    def announce(self, text: str) -> None:
+        self.world.announcements[self.rank] = text
+
+    def announced(self) -> Mapping[int, str]:
+        return {rank: text for rank, text in tuple(self.world.announcements.items()) if rank != self.rank}
+
+    def failure(self, error: BaseException) -> CompcollError | None:
+        return None
+
+    def abandon(self) -> None:
+        """Nobody sleeps."""
 
     def free(self) -> None:
         """Nothing to give back."""

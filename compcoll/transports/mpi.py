@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from ..errors import InvalidArgument
-from ..request import Pending, end_all
-from .base import Persistent, Transport, Wire
+from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, PeerTimeout, UnsupportedRecovery
+from ..request import Pending, end_all, keep_forever
+from .base import Connection, Persistent, Wire
 
 _OPERATIONS = {
     "sum": MPI.SUM,
@@ -25,6 +31,38 @@ _OPERATIONS = {
     "lxor": MPI.LXOR,
     "bxor": MPI.BXOR,
 }
+
+
+_ANNOUNCEMENT_TAG = 3  # of the four below those of collectives
+_ANNOUNCEMENT_NBYTES = 512
+_SECONDS_TO_LEARN = 0.5
+_FAILURES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+
+
+_SWITCH = "OMPI_MCA_mpi_ft_enable"  # of Open MPI's mpirun --with-ft ulfm
+
+
+def survives_failures() -> bool:
+    """Whether MPI lets the others go on when a rank has died: User-Level Failure Mitigation (MPI Forum, ULFM proposal).
+
+    Open MPI has it in every build since version 5, switched on when the job is started.
+    """
+    return os.environ.get(_SWITCH, "0") not in ("0", "false", "no")
+
+
+def check_recovery() -> None:
+    """Make sure that MPI can go on without a rank.
+
+    Raises
+    ------
+    UnsupportedRecovery
+        If it cannot.
+    """
+    if not survives_failures():
+        raise UnsupportedRecovery(
+            "MPI goes on without a rank only with User-Level Failure Mitigation, which is not switched on here: "
+            "start the job by Open MPI 5's mpirun --with-ft ulfm"
+        )
 
 
 def operation_name(op: Any) -> str:
@@ -55,7 +93,7 @@ class _Receiving:
         self.status = MPI.Status()
 
     def Test(self) -> bool:
-        if not self.request.Test(self.status):
+        if self.request and not self.request.Test(self.status):  # null when it has come
             return False
         self.wire.nbytes = self.status.Get_count(MPI.BYTE)
         return True
@@ -102,6 +140,7 @@ class MPITransport:
         self.size: int = self.comm.Get_size()
         self.nodes: Sequence[int] = self._find_nodes()
         self._persistent: list[MPI.Prequest] = []
+        self._announced: dict[int, str] = {}
 
     def _find_nodes(self) -> tuple[int, ...]:
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
@@ -165,6 +204,101 @@ class MPITransport:
         """Rank 0's value, on every rank. Collective."""
         return self.comm.bcast(value, root=0)
 
+    def settle(self, refused: CompcollError | None) -> None:
+        """Learn whether any rank refuses its settings; then all give this up. Collective.
+
+        Raises
+        ------
+        InvalidArgument
+            If another rank does.
+        """
+        texts = self.comm.allgather("" if refused is None else f"{type(refused).__name__}: {refused}")
+        refusals = [f"rank {rank} refused its settings: {text}" for rank, text in enumerate(texts) if text]
+        if not refusals:
+            return
+        self.free()
+        if refused is None:
+            raise InvalidArgument("; ".join(refusals))
+
+    def announce(self, text: str) -> None:
+        message = text.encode()[:_ANNOUNCEMENT_NBYTES].ljust(_ANNOUNCEMENT_NBYTES)
+        for rank in range(self.size):
+            if rank != self.rank:
+                with contextlib.suppress(MPI.Exception):  # to a rank that has died
+                    keep_forever((message, self.comm.Isend([message, MPI.BYTE], rank, _ANNOUNCEMENT_TAG)))
+
+    def announced(self) -> Mapping[int, str]:
+        status = MPI.Status()
+        while self.comm.Iprobe(MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG, status):
+            message = bytearray(_ANNOUNCEMENT_NBYTES)
+            self.comm.Recv([message, MPI.BYTE], status.source, _ANNOUNCEMENT_TAG)
+            self._announced[status.source] = message.decode(errors="ignore").rstrip()
+        return self._announced
+
+    def failure(self, error: BaseException) -> CompcollError | None:
+        if not isinstance(error, MPI.Exception):
+            return None
+        known = error.Get_error_class() in _FAILURES
+        if not known and not survives_failures():
+            return None
+        # Who is told that the communicator was given up learns a little later of the rank that has died.
+        deadline = time.monotonic() + _SECONDS_TO_LEARN
+        while not (failed := self._failed()) and time.monotonic() < deadline:
+            MPI.COMM_SELF.Iprobe()  # MPI learns nothing while nobody calls it
+            time.sleep(0.001)
+        if not failed:
+            return CommunicatorBroken("another rank has given this communicator up") if known else None
+        # Open MPI 5.0's own nonblocking collectives call the death of a rank MPI_ERR_OTHER at times.
+        return PeerFailed(f"rank {', '.join(map(str, failed))} of {self.size} has died", failed)
+
+    def _failed(self) -> tuple[int, ...]:
+        failed, own = self.comm.Get_failed(), self.comm.Get_group()
+        ranks = failed.Translate_ranks(list(range(failed.size)), own) if failed.size else []
+        failed.Free()
+        own.Free()
+        return tuple(sorted(ranks))
+
+    def abandon(self) -> None:
+        if survives_failures():
+            self.comm.Revoke()
+
+    def survivors(self, timeout: float) -> MPITransport:
+        """The same among the ranks that are alive. Collective among those.
+
+        Raises
+        ------
+        UnsupportedRecovery
+            If MPI cannot do without a rank.
+        PeerTimeout
+            If not all that are alive have come in time.
+        """
+        check_recovery()
+        self.comm.Revoke()
+        survivors = self._shrunk(timeout) if MPI.Query_thread() == MPI.THREAD_MULTIPLE else self.comm.Shrink()
+        assert isinstance(survivors, MPI.Intracomm)
+        survivors.Set_errhandler(MPI.ERRORS_RETURN)
+        transport = type(self)(survivors)
+        survivors.Free()
+        return transport
+
+    def _shrunk(self, timeout: float) -> MPI.Comm:
+        """In a thread, since it blocks until all have come: Open MPI 5.0's nonblocking one fails."""
+        told: Future[MPI.Comm] = Future()
+
+        def shrink() -> None:
+            try:
+                told.set_result(self.comm.Shrink())
+            except Exception as error:
+                told.set_exception(error)
+
+        threading.Thread(target=shrink, name="compcoll-shrink", daemon=True).start()
+        try:
+            return told.result(timeout)
+        except FutureTimeout:
+            raise PeerTimeout(
+                f"not all ranks that are alive have come to shrink the communicator in {timeout:g} s"
+            ) from None
+
     def free(self) -> None:
         """Give the private communicator back to MPI, unless MPI has ended already."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
@@ -219,10 +353,10 @@ def among(ranks: Sequence[int]) -> MPI.Intracomm:
     return comm
 
 
-def transport_of(comm: Any, *, threads: bool) -> Transport:
+def transport_of(comm: Any, *, threads: bool) -> Connection:
     """The transport for what a `Communicator` was given: an MPI communicator, None for COMM_WORLD, or a transport."""
     if comm is None:
         return MPITransport(MPI.COMM_WORLD, threads=threads)
-    if not isinstance(comm, MPI.Comm) and isinstance(comm, Transport):
+    if not isinstance(comm, MPI.Comm) and isinstance(comm, Connection):
         return comm
     return MPITransport(comm, threads=threads)

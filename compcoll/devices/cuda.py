@@ -1,0 +1,403 @@
+"""GPU memory: CuPy arrays and what DLPack or the CUDA Array Interface can hand over, and the CUDA kernels."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+from importlib import import_module
+from typing import Any, TypeVar
+
+import cupy
+import numpy as np
+from cupy.cuda import nvtx
+from cupy.cuda import runtime as api
+
+from .. import config
+from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDevice, UnsupportedDType
+from ..request import Pending
+from .arrays import NUMPY_DTYPES
+from .device_coder import DeviceCoder
+from .device_selection import SelectionKernels
+from .device_summands import DeviceIntegers, DeviceNumberCoder, DeviceVotes
+from .gpu import gpu_memory
+from .launches import CodecLaunches, Launch, Program
+from .streams import Streams
+
+Array = Any
+Coding = TypeVar("Coding")
+
+_TORCH_BFLOAT16 = "torch.bfloat16"
+
+_DEFAULT_STREAMS = {0: cupy.cuda.Stream.null, 1: cupy.cuda.Stream.null, 2: cupy.cuda.Stream.ptds}
+"""By CUDA's handles for them."""
+
+
+class _Handle:
+    """A stream of somebody else's."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+class _Done:
+    """An event as something that the host waits for."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: cupy.cuda.Event) -> None:
+        self._event = event
+
+    def Test(self) -> bool:
+        return bool(self._event.done)
+
+    def __repr__(self) -> str:
+        return "an event of the GPU"
+
+
+def _address(array: Array) -> int:
+    return int(array.data.ptr if isinstance(array, cupy.ndarray) else array.ctypes.data)
+
+
+def _ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that shows as a range of that name in a profile."""
+
+    @wraps(function)
+    def shown(*args: Any, **options: Any) -> Any:
+        nvtx.RangePush(f"compcoll {name}")
+        try:
+            return function(*args, **options)
+        finally:
+            nvtx.RangePop()
+
+    return shown
+
+
+def _in_profiles(coder: Coding, *names: str) -> Coding:
+    """A coder, or what has other methods, with its work as ranges in profiles if these were asked for."""
+    if config.nvtx():
+        for name in names or ("encode", "decode"):
+            setattr(coder, name, _ranged(name, getattr(coder, name)))
+    return coder
+
+
+class CudaRuntime:
+    """Streams, events, copies and kernels of one GPU (the contract is `compcoll.devices.streams.Runtime`).
+
+    Parameters
+    ----------
+    index : int
+        CUDA's number of the device.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.device = cupy.cuda.Device(index)
+        self._modules: dict[Program, cupy.RawModule] = {}
+        self._functions: dict[tuple[Program, str], cupy.RawKernel] = {}
+        self._scratch: dict[int, Array] = {}
+        self.launching = self.stream()
+
+    def stream(self) -> cupy.cuda.Stream:
+        with self.device:
+            return cupy.cuda.Stream(non_blocking=True)
+
+    def record(self, stream: cupy.cuda.Stream) -> cupy.cuda.Event:
+        with self.device:
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+            return event
+
+    def wait(self, stream: cupy.cuda.Stream, event: cupy.cuda.Event) -> None:
+        with self.device:
+            stream.wait_event(event)
+
+    def pending(self, event: cupy.cuda.Event) -> Pending:
+        return _Done(event)
+
+    def copy(self, source: Array, target: Array, nbytes: int, stream: cupy.cuda.Stream) -> None:
+        if nbytes:
+            with self.device:
+                api.memcpyAsync(_address(target), _address(source), nbytes, api.memcpyDefault, stream.ptr)
+
+    def device_bytes(self, nbytes: int) -> Array:
+        """Memory by cudaMalloc itself: MPI cannot share between processes what comes from pools."""
+        with self.device:
+            memory = cupy.cuda.Memory(max(nbytes, 1))
+            return cupy.ndarray(nbytes, np.uint8, cupy.cuda.MemoryPointer(memory, 0))
+
+    def pinned_bytes(self, nbytes: int) -> Array:
+        """Host memory that the GPU copies from and to by itself."""
+        with self.device:
+            memory = cupy.cuda.PinnedMemory(max(nbytes, 1))
+            return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
+
+    @staticmethod
+    def address(array: Array | None) -> int:
+        """Where an array in GPU memory begins; 0 for none."""
+        return 0 if array is None else int(array.data.ptr)
+
+    def scratch(self, nbytes: int) -> int:
+        """Memory for kernels on the stream of the moment, which use it one after the other."""
+        if not nbytes:
+            return 0
+        held = self._scratch.get(self.launching.ptr)
+        if held is None or held.nbytes < nbytes:
+            held = self._scratch[self.launching.ptr] = self.device_bytes(nbytes)
+        return self.address(held)
+
+    def launch(self, program: Program, launches: Sequence[Launch]) -> None:
+        with self.device, self.launching:
+            for function, grid, block, shared_nbytes, arguments in launches:
+                self._function(program, function)((grid,), (block,), arguments, shared_mem=shared_nbytes)
+
+    def _function(self, program: Program, name: str) -> cupy.RawKernel:
+        key = program, name
+        if key not in self._functions:
+            if program not in self._modules:
+                self._modules[program] = cupy.RawModule(code=program.source, options=program.options)
+            self._functions[key] = self._modules[program].get_function(name)
+        return self._functions[key]
+
+
+class CudaDevice:
+    """Memory and kernels of one GPU, for one communicator.
+
+    Parameters
+    ----------
+    index : int
+        CUDA's number of the device.
+
+    Attributes
+    ----------
+    name : str
+        What it is.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = f"cuda {names()[index]}"
+        self.runtime = CudaRuntime(index)
+        self.streams = Streams(self.runtime)
+        self._coders: dict[tuple[str, int, int, int, int, str], DeviceCoder] = {}
+        self._launching = threading.Lock()
+
+    def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
+        key = (*kernel, variant, seed, dtype)
+        if key not in self._coders:
+            launches = CodecLaunches(kernel, dtype, variant=variant, seed=seed)
+            self._coders[key] = _in_profiles(DeviceCoder(self.runtime, launches))
+        return self._coders[key]
+
+    def integers(self, bits: int, levels: int, block: int, dtype: str) -> DeviceIntegers:
+        return _in_profiles(DeviceIntegers(self.runtime, bits, levels, block, dtype))
+
+    def votes(self, ranks: int, block: int, dtype: str) -> DeviceVotes:
+        return _in_profiles(DeviceVotes(self.runtime, ranks, block, dtype))
+
+    def passes(self, dtype: str) -> SelectionKernels:
+        """Of sparsification, over values that are computed on as float32 or float64."""
+        return _in_profiles(SelectionKernels(self.runtime, dtype), "find", "take", "add", "subtract")
+
+    def number_coder(self, numbers: Array, op: str) -> DeviceNumberCoder:
+        """Moves and combines numbers such as these, by ``"sum"`` or ``"max"``."""
+        return _in_profiles(DeviceNumberCoder(self.runtime, numbers.dtype, op))
+
+    def caller(self, x: Any, stream: Any) -> cupy.cuda.Stream:
+        """The stream named by the caller, or the one on which whoever made ``x`` launches at present.
+
+        Raises
+        ------
+        InvalidArgument
+            If ``stream`` is none.
+        """
+        if stream is None:
+            if _is_torch(x):
+                handle = sys.modules["torch"].cuda.current_stream(self.index).cuda_stream
+            else:
+                with self.runtime.device:
+                    handle = cupy.cuda.get_current_stream().ptr
+        elif hasattr(stream, "__cuda_stream__"):
+            handle = stream.__cuda_stream__()[1]
+        else:
+            handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", stream))
+        if not isinstance(handle, int):
+            raise InvalidArgument(
+                f"stream={stream!r} is no CUDA stream: CuPy's, PyTorch's, or the handle as an integer"
+            )
+        if handle in _DEFAULT_STREAMS:
+            return _DEFAULT_STREAMS[handle]
+        with self.runtime.device:
+            return cupy.cuda.Stream.from_external(_Handle(handle))
+
+    def view(self, x: Any, what: str) -> tuple[str, Array]:
+        """The element type of an array on this GPU, and its memory as a CuPy array of one axis; nothing is copied.
+
+        Raises
+        ------
+        InvalidBuffer, UnsupportedDevice, UnsupportedDType
+            If it is on the host or on another GPU, managed, not C-contiguous, or not of numbers.
+        """
+        if not gpu_memory(x):
+            raise InvalidBuffer(
+                f"{what} is a {type(x).__module__}.{type(x).__qualname__} on the host, but the other arrays of this "
+                f"call are on CUDA device {self.index}: all must be on one device"
+            )
+        array, dtype = _as_cupy(x, what)
+        if not array.flags.c_contiguous:
+            raise InvalidBuffer(
+                f"{what} of shape {array.shape} and strides {array.strides} is not C-contiguous: make a copy that is"
+            )
+        if array.size:
+            found = api.pointerGetAttributes(array.data.ptr)
+            if found.type == api.memoryTypeManaged:
+                raise UnsupportedDevice(f"{what} is in managed memory: copy it to plain device memory")
+            if found.device != self.index:
+                raise UnsupportedDevice(
+                    f"{what} is on CUDA device {found.device}, but this communicator uses device {self.index}: "
+                    "use one communicator a device"
+                )
+        flat = array.reshape(-1)
+        return dtype, flat.view(np.uint16) if dtype in ("float16", "bfloat16") else flat
+
+    def flat_out(self, out: Any, x: Any, flat: Array, shape: tuple[int, ...]) -> Array:
+        """The memory of a result buffer; that of ``x`` itself, if it is the same.
+
+        Raises
+        ------
+        InvalidBuffer, UnsupportedDevice
+            If it does not fit, is on another device, or half overlaps the input.
+        """
+        dtype, memory = self.view(out, "out")
+        if tuple(out.shape) != shape or out.dtype != x.dtype:
+            raise InvalidBuffer(f"out is {dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
+        if memory.data.ptr == flat.data.ptr and memory.nbytes == flat.nbytes:
+            return flat
+        if memory.data.ptr < flat.data.ptr + flat.nbytes and flat.data.ptr < memory.data.ptr + memory.nbytes:
+            raise InvalidBuffer("out overlaps x without being x: give x itself, or memory of its own")
+        return memory
+
+    def empty_like(self, x: Any, shape: tuple[int, ...], caller: cupy.cuda.Stream, dtype: str | None = None) -> Any:
+        """A new array of x's kind, where there is a way to make one, else CuPy's: of x's element type or another."""
+        if _is_torch(x):
+            torch = sys.modules["torch"]
+            kind = x.dtype if dtype is None else getattr(torch, dtype)
+            if torch.cuda.current_stream(self.index).cuda_stream == caller.ptr:
+                return x.new_empty(shape, dtype=kind)
+            with torch.cuda.stream(torch.cuda.ExternalStream(caller.ptr, device=self.index)):
+                return x.new_empty(shape, dtype=kind)
+        with self.runtime.device, caller:
+            return cupy.empty(shape, x.dtype if dtype is None else NUMPY_DTYPES.get(dtype, dtype))
+
+    def given_back(self, result: Any, x: Any, caller: cupy.cuda.Stream) -> Any:
+        """A result as an array of x's kind: those of JAX and numba are made of CuPy's, without a copy, after the
+        caller's work.
+        """
+        kind = type(x).__module__.partition(".")[0]
+        with self.runtime.device, caller:
+            if kind in ("jax", "jaxlib"):
+                return import_module("jax.dlpack").from_dlpack(result)
+            if kind == "numba":
+                return import_module("numba.cuda").as_cuda_array(result, sync=False)
+        return result
+
+    @contextmanager
+    def launching_on(self, stream: cupy.cuda.Stream) -> Iterator[None]:
+        """Let kernels be launched on a stream, by one thread at a time."""
+        with self._launching:
+            self.runtime.launching = stream
+            yield
+
+    def to_host(self, x: Array, stream: cupy.cuda.Stream) -> Array:
+        """A copy in host memory, of what is there after the work on a stream."""
+        with self.runtime.device:
+            return x.get(stream=stream)
+
+    def from_host(self, source: Array, target: Array, stream: cupy.cuda.Stream) -> None:
+        """Copy from host memory, in a stream's order."""
+        with self.runtime.device:
+            target.set(source, stream=stream)
+
+    def zeros_residual(self, n: int, dtype: str) -> Array:
+        """A residual for ``n`` values: float64 for float64, else float32."""
+        with self.runtime.device:
+            zeros = cupy.zeros(n, np.float64 if dtype == "float64" else np.float32)
+            cupy.cuda.get_current_stream().synchronize()
+            return zeros
+
+    @staticmethod
+    def owns(coder: Any) -> bool:
+        """Whether a coder's kernels are this device's."""
+        return isinstance(coder, DeviceCoder)
+
+    @staticmethod
+    def holds(array: Any) -> bool:
+        """Whether an array is in a GPU's memory."""
+        return isinstance(array, cupy.ndarray)
+
+    @staticmethod
+    def shown(transport: Any) -> Any:
+        """The transport, with its sends as ranges in profiles if these were asked for."""
+        if config.nvtx():
+            transport.isend = _ranged("send", transport.isend)
+        return transport
+
+
+def _is_torch(x: Any) -> bool:
+    return "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor)
+
+
+def _as_cupy(x: Any, what: str) -> tuple[Array, str]:
+    """An array as CuPy's, and the name of its element type. Of PyTorch's bfloat16 the bits come as integers."""
+    if isinstance(x, cupy.ndarray):
+        array = x
+    else:
+        name = str(getattr(x, "dtype", ""))
+        try:
+            if _is_torch(x):
+                x = x.detach()
+                x = x.view(sys.modules["torch"].int16) if name == _TORCH_BFLOAT16 else x
+            array = cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
+        except Exception as error:
+            raise InvalidBuffer(f"{what}, a {type(x).__module__}.{type(x).__qualname__} of {name}: {error}") from error
+        if name == _TORCH_BFLOAT16:
+            return array, "bfloat16"
+    if array.dtype.kind not in "biufc" and array.dtype != NUMPY_DTYPES["bfloat16"]:
+        raise UnsupportedDType(f"elements of type {array.dtype} cannot be sent: numbers are needed")
+    return array, array.dtype.name
+
+
+def names() -> list[str]:
+    """What the GPUs here are called.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If CUDA finds none.
+    """
+    try:
+        return [api.getDeviceProperties(index)["name"].decode() for index in range(api.getDeviceCount())]
+    except api.CUDARuntimeError as error:
+        raise UnsupportedDevice(f"CuPy {cupy.__version__} finds no GPU: {error}") from error
+
+
+def device_of(x: Any, *, shared: bool = False) -> CudaDevice:
+    """The device on which an array is: one of its own, or that which all who say so share.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If CUDA finds none.
+    """
+    found = names()
+    index = int(x.__dlpack_device__()[1]) if hasattr(x, "__dlpack_device__") else int(cupy.asarray(x).device.id)
+    if index >= len(found):
+        raise UnsupportedDevice(f"an array on CUDA device {index}, but CuPy finds {', '.join(found)}")
+    return _shared(index) if shared else CudaDevice(index)
+
+
+_shared = lru_cache(CudaDevice)

@@ -1,0 +1,216 @@
+"""What overlaps in an allreduce of GPU memory: kernels, copies and messages of one call, on one clock.
+
+    launch/mpirun -n 2 python launch/gpu_timeline.py --json timeline.json
+
+For each length of segments a picture of rank 0 and, for each rank, how much of the shorter of the two, kernels and
+wire, is hidden behind the longer. The wire is copies to and from pinned memory, and messages from their start until
+they are known to be sent. The JSON is a trace for chrome://tracing or Perfetto, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from compcoll import Communicator, config
+
+LANES = ("encode", "decode", "copy", "send")
+KERNELS, WIRE = LANES[:2], LANES[2:]
+SEGMENTS = (1 << 20, 4 << 20, 16 << 20)
+
+_WARM_UP = 3
+_COLUMNS = 100
+
+Interval = tuple[float, float]
+
+
+class Span(NamedTuple):
+    """Something that took time: on `LANES`, in seconds of `perf_counter`."""
+
+    lane: str
+    begin: float
+    end: float
+
+
+def union(spans: Iterable[Span], lanes: Sequence[str]) -> list[Interval]:
+    """When something of these lanes was going on, without overlaps and in order."""
+    found: list[Interval] = []
+    for _, begin, end in sorted((span for span in spans if span.lane in lanes), key=lambda span: span.begin):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Of all together."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def both(one: Sequence[Interval], other: Sequence[Interval]) -> float:
+    """How long both were going on."""
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in other)
+
+
+def hidden(spans: Sequence[Span]) -> float:
+    """The part of the shorter of kernels and wire during which the other was going on, too."""
+    kernels, wire = union(spans, KERNELS), union(spans, WIRE)
+    shorter = min(length(kernels), length(wire))
+    return both(kernels, wire) / shorter if shorter else 0.0
+
+
+def picture(spans: Sequence[Span]) -> list[str]:
+    """A line for each lane: a mark where something was going on for at least half of a column's time."""
+    first, last = min(span.begin for span in spans), max(span.end for span in spans)
+    column = max((last - first) / _COLUMNS, 1e-9)
+    lines = []
+    for lane in LANES:
+        busy = union(spans, (lane,))
+        edges = [first + column * place for place in range(_COLUMNS + 1)]
+        parts = [both(busy, [pair]) / column for pair in pairwise(edges)]
+        lines.append(f"{lane:<8}" + "".join("#" if part >= 0.5 else "." if part else " " for part in parts))
+    return lines
+
+
+class _Sent:
+    """A message whose end is written down."""
+
+    def __init__(self, message: Any, spans: list[Span]) -> None:
+        self._message, self._spans = message, spans
+        self._begin, self._done = perf_counter(), False
+
+    def Test(self) -> bool:
+        if not self._done and self._message.Test():
+            self._done = True
+            self._spans.append(Span("send", self._begin, perf_counter()))
+        return self._done
+
+
+class Recorder:
+    """Writes down what the GPU of a communicator does, and which messages leave, inside a with block.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        That has had arrays of a GPU before.
+
+    Attributes
+    ----------
+    spans : list of Span
+        All of it, after the block.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        import cupy
+
+        assert communicator._gpu is not None
+        self._cuda = cupy.cuda
+        self._runtime, self._transport = communicator._gpu._here.runtime, communicator._gpu._transport
+        self._events: list[tuple[str, Any, Any]] = []
+        self.spans: list[Span] = []
+
+    def __enter__(self) -> Recorder:
+        runtime, transport = self._runtime, self._transport
+        launch, copy, isend = runtime.launch, runtime.copy, transport.isend
+
+        def launched(program: Any, launches: Any) -> None:
+            if launches:
+                lane = "decode" if launches[-1].function.startswith("decode") else "encode"
+                self._timed(lane, runtime.launching, lambda: launch(program, launches))
+
+        def copied(source: Any, target: Any, nbytes: int, stream: Any) -> None:
+            self._timed("copy", stream, lambda: copy(source, target, nbytes, stream))
+
+        runtime.launch, runtime.copy = launched, copied
+        transport.isend = lambda *message: _Sent(isend(*message), self.spans)
+        runtime.device.synchronize()
+        self._origin = self._event(self._cuda.Stream.null)
+        self._origin.synchronize()
+        self._started = perf_counter()
+        return self
+
+    def _event(self, stream: Any) -> Any:
+        with self._runtime.device:
+            event = self._cuda.Event()
+            event.record(stream)
+            return event
+
+    def _timed(self, lane: str, stream: Any, work: Any) -> None:
+        begin = self._event(stream)
+        work()
+        self._events.append((lane, begin, self._event(stream)))
+
+    def __exit__(self, *_: object) -> None:
+        del self._runtime.launch, self._runtime.copy, self._transport.isend
+        self._runtime.device.synchronize()
+        for lane, *ends in self._events:
+            begin, end = (self._cuda.get_elapsed_time(self._origin, event) / 1e3 for event in ends)
+            self.spans.append(Span(lane, self._started + begin, self._started + end))
+
+
+def record(n: int, segment: int, **options: Any) -> tuple[float, list[Span]]:
+    """Seconds of one allreduce of ``n`` float32 in segments of so many bytes, and its spans, on this rank."""
+    import cupy
+
+    os.environ[config.SEGMENT] = str(segment)
+    communicator = Communicator(**options)
+    x = cupy.asarray(np.random.default_rng(communicator.rank).standard_normal(n, dtype=np.float32))
+    out = cupy.empty_like(x)
+    for _ in range(_WARM_UP):
+        communicator.allreduce(x, out=out)
+    with Recorder(communicator) as recorder:
+        started = perf_counter()
+        communicator.allreduce(x, out=out)
+        recorder._runtime.device.synchronize()
+        seconds = perf_counter() - started
+    communicator.free()
+    return seconds, recorder.spans
+
+
+def main() -> None:
+    """Record, print, and write."""
+    from mpi4py import MPI
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--size", type=int, default=64 << 20, help="bytes of each rank's array (default: 64 MB)")
+    parser.add_argument("--json", help="where the trace goes")
+    arguments = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    results: list[dict[str, Any]] = []
+    trace: list[dict[str, Any]] = []
+    for segment in SEGMENTS:
+        told = comm.gather(record(arguments.size // 4, segment, codec="zfp", rate=8, algorithm="ring"))
+        for rank, (seconds, spans) in enumerate(told or []):
+            results.append(
+                {
+                    "segment": segment,
+                    "rank": rank,
+                    "ms": seconds * 1e3,
+                    "kernels_ms": length(union(spans, KERNELS)) * 1e3,
+                    "wire_ms": length(union(spans, WIRE)) * 1e3,
+                    "hidden": hidden(spans),
+                    "picture": picture(spans),
+                }
+            )
+            for lane, begin, end in spans:
+                place = {"pid": f"segments of {segment}, rank {rank}", "tid": lane}
+                trace.append({"name": lane, "ph": "X", "ts": begin * 1e6, "dur": (end - begin) * 1e6, **place})
+            if rank == 0:
+                print(f"segments of {segment}:", *picture(spans), sep="\n")
+            print("rank {rank}: {ms:.2f} ms, kernels {kernels_ms:.2f}, wire {wire_ms:.2f}, "
+                  "hidden {hidden:.0%}".format(**results[-1]))  # fmt: skip
+    if comm.rank == 0 and arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"traceEvents": trace, "results": results}, file)
+
+
+if __name__ == "__main__":
+    main()
