@@ -1,4 +1,4 @@
-"""Tensors as MPI sees them: memory, element types, reductions. All that depends on the device is in here.
+"""Tensors as MPI sees them: memory and element types. All that depends on the device is in here.
 
 Memory is handed to MPI as it is (``data_ptr``), never by ``Tensor.numpy()``, which marks a storage as not resizable.
 """
@@ -6,20 +6,18 @@ Memory is handed to MPI as it is (``data_ptr``), never by ``Tensor.numpy()``, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
-from torch.distributed import ReduceOp
 
-from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDevice, UnsupportedDType
+from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDevice
 
-_MPI_TYPES = {
+MPI_TYPES = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
     torch.complex64: MPI.C_FLOAT_COMPLEX,
@@ -34,15 +32,6 @@ _MPI_TYPES = {
     torch.uint64: MPI.UINT64_T,
     torch.bool: MPI.UINT8_T,
 }
-# MPI has no arithmetic for these: they are reduced in float32 and rounded once.
-_NARROW = {
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-}
 COMPRESSIBLE = {
     torch.float16: np.dtype(np.float16),
     torch.bfloat16: np.dtype(ml_dtypes.bfloat16),
@@ -50,37 +39,16 @@ COMPRESSIBLE = {
     torch.float64: np.dtype(np.float64),
 }
 
-_SUM, _AVG = ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG
-_PREMUL = ReduceOp.RedOpType.PREMUL_SUM
-_OPERATIONS = {
-    _SUM: MPI.SUM,
-    _AVG: MPI.SUM,
-    _PREMUL: MPI.SUM,
-    ReduceOp.RedOpType.PRODUCT: MPI.PROD,
-    ReduceOp.RedOpType.MIN: MPI.MIN,
-    ReduceOp.RedOpType.MAX: MPI.MAX,
-    ReduceOp.RedOpType.BAND: MPI.BAND,
-    ReduceOp.RedOpType.BOR: MPI.BOR,
-    ReduceOp.RedOpType.BXOR: MPI.BXOR,
-}
-_BITWISE = {ReduceOp.RedOpType.BAND, ReduceOp.RedOpType.BOR, ReduceOp.RedOpType.BXOR}
-_ORDERED = {ReduceOp.RedOpType.MIN, ReduceOp.RedOpType.MAX}
-# Of bytes that are 0 or 1, so that a sum of booleans is true where any is.
-_OF_BOOLEANS = {
-    _SUM: MPI.MAX,
-    ReduceOp.RedOpType.MAX: MPI.MAX,
-    ReduceOp.RedOpType.BOR: MPI.MAX,
-    ReduceOp.RedOpType.PRODUCT: MPI.MIN,
-    ReduceOp.RedOpType.MIN: MPI.MIN,
-    ReduceOp.RedOpType.BAND: MPI.MIN,
-    ReduceOp.RedOpType.BXOR: MPI.BXOR,
-}
-
 Message = list[Any]
 """What mpi4py takes: memory, count, element type."""
 
 _from_address = MPI.buffer.fromaddress
 _EMPTY = bytearray(0)
+
+
+def is_reachable(tensor: Any) -> bool:
+    """Whether it is a dense tensor in host memory."""
+    return isinstance(tensor, Tensor) and tensor.is_cpu and tensor.layout is torch.strided
 
 
 def check(tensor: Any) -> None:
@@ -93,7 +61,7 @@ def check(tensor: Any) -> None:
     UnsupportedDevice
         If it is not in host memory.
     """
-    if isinstance(tensor, Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
+    if is_reachable(tensor):
         return
     if not isinstance(tensor, Tensor):
         raise InvalidBuffer(f"a {type(tensor).__name__} was given: a torch.Tensor is needed")
@@ -113,17 +81,21 @@ def nbytes_of(tensor: Tensor) -> int:
     return int(tensor.numel()) * int(tensor.element_size())
 
 
+def memory_of(tensor: Tensor, nbytes: int) -> Any:
+    """A contiguous tensor's memory."""
+    return _from_address(tensor.data_ptr(), nbytes) if nbytes else _EMPTY
+
+
 def bytes_of(tensor: Tensor) -> Message:
     """A contiguous tensor's memory, as bytes."""
     nbytes = nbytes_of(tensor)
-    return [_from_address(tensor.data_ptr(), nbytes) if nbytes else _EMPTY, nbytes, MPI.BYTE]
+    return [memory_of(tensor, nbytes), nbytes, MPI.BYTE]
 
 
 def elements_of(tensor: Tensor) -> Message:
     """A contiguous tensor's memory, as elements that MPI can reduce."""
     count = tensor.numel()
-    memory = _from_address(tensor.data_ptr(), count * tensor.element_size()) if count else _EMPTY
-    return [memory, count, _MPI_TYPES[tensor.dtype]]
+    return [memory_of(tensor, count * tensor.element_size()), count, MPI_TYPES[tensor.dtype]]
 
 
 def array_of(tensor: Tensor) -> Any:
@@ -185,111 +157,6 @@ def _side_by_side(tensors: Sequence[Tensor]) -> bool:
             return False
         address += nbytes_of(tensor)
     return len(tensors) > 1
-
-
-class Reduction(NamedTuple):
-    """How tensors are reduced.
-
-    Attributes
-    ----------
-    name : str
-        Of the operation, for messages.
-    operation : mpi4py.MPI.Op
-        What MPI does.
-    kind : object
-        PyTorch's name of it.
-    factor : float or torch.Tensor or None
-        What each rank's values are multiplied by first.
-    """
-
-    name: str
-    operation: Any
-    kind: Any
-    factor: Any = None
-
-    @property
-    def linear(self) -> bool:
-        """Whether it is a sum or a mean."""
-        return self.kind in (_SUM, _AVG)
-
-    @property
-    def mean(self) -> bool:
-        return bool(self.kind == _AVG)
-
-
-def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
-    """What an operation of PyTorch does with elements of some type.
-
-    Raises
-    ------
-    InvalidArgument
-        If there is no such operation.
-    UnsupportedDType
-        If it cannot be done with them.
-    """
-    kind = getattr(op, "op", op)
-    if kind == _PREMUL:
-        return _reduction(kind, dtype)._replace(factor=op.factor)
-    return _reduction(kind, dtype)
-
-
-@cache
-def _reduction(kind: Any, dtype: torch.dtype) -> Reduction:
-    if kind not in _OPERATIONS:
-        raise InvalidArgument(f"{kind} is no reduction: there are {', '.join(kind.name for kind in _OPERATIONS)}")
-    name = kind.name
-    floating = dtype.is_floating_point or dtype.is_complex
-    if dtype is torch.bool:
-        if kind not in _OF_BOOLEANS:
-            raise UnsupportedDType(f"{name} of booleans: there are {', '.join(k.name for k in _OF_BOOLEANS)}")
-        return Reduction(name, _OF_BOOLEANS[kind], kind)
-    if (kind in _BITWISE and floating) or (kind in _ORDERED and dtype.is_complex):
-        raise UnsupportedDType(f"{name} of {dtype} elements is not defined")
-    if kind == _PREMUL and not floating:
-        raise UnsupportedDType(f"{name} of {dtype} elements: floating-point ones are needed")
-    if dtype not in _MPI_TYPES and dtype not in _NARROW and dtype is not torch.complex32:
-        raise UnsupportedDType(f"elements of type {dtype} cannot be reduced")
-    return Reduction(name, _OPERATIONS[kind], kind)
-
-
-def reduce_into(
-    source: Tensor, target: Tensor, reduction: Reduction, size: int, run: Callable[[Message, Message, Any], None]
-) -> None:
-    """Reduce memory in elements that MPI knows.
-
-    Parameters
-    ----------
-    source : torch.Tensor
-        Contiguous; not changed unless it is the target.
-    target : torch.Tensor
-        Contiguous, of the same element type: all of the result or, in a reduce_scatter, one rank's share.
-    reduction : Reduction
-        What to do.
-    size : int
-        Ranks, for the mean.
-    run : callable
-        Gets the message to send, the one to receive, and MPI's operation. Source and target are one message if both
-        are the same tensor.
-    """
-    same = source is target
-    if source.dtype is torch.complex32:
-        source, target = torch.view_as_real(source), torch.view_as_real(target)
-    values, result = source, target
-    if source.dtype in _NARROW:
-        values = source.float()
-        result = values if same else torch.empty(target.shape, dtype=torch.float32)
-    if reduction.factor is not None:
-        values = values * reduction.factor
-        result = values if same else result
-    outgoing = elements_of(values)
-    run(outgoing, outgoing if same else elements_of(result), reduction.operation)
-    if reduction.mean:
-        if result.dtype.is_floating_point or result.dtype.is_complex:
-            result.div_(size)
-        else:
-            result.div_(size, rounding_mode="trunc")
-    if result is not target:
-        target.copy_(result)
 
 
 def split_counts(sizes: Sequence[int], tensor: Tensor, ranks: int, which: str) -> list[int]:

@@ -1,67 +1,55 @@
 """What a process group asks of MPI: to agree on a call, then to run it, one at a time.
 
-A call has two phases. First the ranks agree: a nonblocking allreduce of 16 bytes tells whether all are there and make
-the same call. It is polled, so that it can time out, and no buffer is touched before it is over. Then MPI's blocking
-collective runs, several times as fast as its nonblocking one on large buffers. A rank that is stuck in there because
-another has died cannot be called back: `_Watch` ends the job when time is up.
+A call has two phases. First the ranks agree: short messages tell whether all are there and make the same call. They are
+polled, so that they can time out, and no buffer is touched before they are over. Then MPI's blocking collective runs,
+several times as fast as its nonblocking one on large buffers. A rank that is stuck in there because another has died
+cannot be called back: `_Watch` ends the job when time is up.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
-from ..algorithms.agree import fingerprint, table
-from ..errors import CollectiveMismatch, CommunicatorBroken, InvalidArgument, PeerTimeout
-from ..request import keep_forever
+from .. import config
+from ..algorithms.agree import Opening, Signature, agree, fingerprint, largest
+from ..devices.host import HostDevice
+from ..errors import CommunicatorBroken, InvalidArgument, PeerTimeout
+from ..request import give_way, keep_forever
+from ..transports.mpi import MPITransport
 
-_TEXT_NBYTES = 512
+_OPENING_TAG = 0  # and the next
+FREE_TAG = 2
+"""A tag that the channel itself does not use."""
+
 _TAGS = 32768  # MPI promises tags up to 32767
 _SPINS = 200
 _YIELDS = 2000
 _NAP = 50e-6
 
 
-class Call(NamedTuple):
-    """What a rank asks for.
-
-    Attributes
-    ----------
-    text : str
-        One line, equal on ranks whose calls belong together.
-    digest : int
-        Its fingerprint, 62 bits.
-    """
-
-    text: str
-    digest: int
-
-
 @lru_cache(maxsize=4096)
-def call(*words: Any) -> Call:
-    """The call that some words describe."""
-    text = " ".join(str(word) for word in words)
-    return Call(text, fingerprint(text) >> 2)
+def signature(*words: Any) -> Signature:
+    """What the other ranks are told of a call that some words describe."""
+    return Signature(" ".join(str(word) for word in words))
 
 
-def poll(test: Callable[[], bool], seconds: float) -> bool:
+def poll(test: Callable[[], bool], seconds: float, spins: int = _SPINS) -> bool:
     """Call ``test`` until it tells True, or so many seconds have passed; whether it did."""
-    for _ in range(_SPINS):
+    for _ in range(spins):
         if test():
             return True
     deadline = time.monotonic() + seconds
     for _ in range(_YIELDS):
         if test():
             return True
-        os.sched_yield()
+        give_way()
     while not test():
         if time.monotonic() > deadline:
             return False
@@ -103,7 +91,7 @@ class Channel:
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        Becomes the channel's.
+        Duplicated, collectively.
     seconds : float
         The time-out of calls that name none.
 
@@ -114,20 +102,25 @@ class Channel:
     """
 
     def __init__(self, comm: MPI.Intracomm, seconds: float) -> None:
-        self.comm = comm
-        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self.rank: int = comm.rank
-        self.size: int = comm.size
+        self._transport = MPITransport(comm, threads=True)
+        self.comm = self._transport.comm
+        self.rank, self.size = self._transport.rank, self._transport.size
         self.seconds = seconds
         self.broken: BaseException | None = None
-        self._own = np.zeros(2, np.int64)
-        self._most = np.zeros(2, np.int64)
-        self._outgoing = [self._own, 2, MPI.INT64_T]
-        self._incoming = [self._most, 2, MPI.INT64_T]
+        self._opening = Opening(self._transport, _OPENING_TAG)
         self._blocked = _watch().blocked
+        nodes = list(self._transport.nodes)
+        # Where other ranks wait for this core, they soon get it.
+        self._spins = _SPINS if nodes.count(nodes[self.rank]) <= config.cores() else 2
 
-    def agree(self, call: Call, seconds: float) -> None:
-        """Wait until all ranks have come here with the same call.
+    def gathered(self, n: int, nbytes: int, dtype: str, op: str) -> Any:
+        """Reduces small arrays that travel along while the ranks agree (`HostDevice.gathered`); None of what cannot."""
+        if self.size < 2 or nbytes > largest(self.size) or not HostDevice.gathers(dtype, op):
+            return None
+        return HostDevice.gathered(self._opening.arrays, self.size, self.rank, n, dtype, op)
+
+    def agree(self, signature: Signature, seconds: float, nbytes: int = 0) -> None:
+        """Wait until all ranks have come here with the same call, and so many bytes of each that travel along.
 
         Raises
         ------
@@ -138,59 +131,48 @@ class Channel:
         """
         if self.broken is not None:
             raise CommunicatorBroken(f"this process group cannot be used any more: {self.broken}") from self.broken
-        if self.size == 1:
-            return
-        own, most, digest = self._own, self._most, call.digest
-        own[0], own[1] = digest, -digest
-        test = self.comm.Iallreduce(self._outgoing, self._incoming, MPI.MAX).Test
-        started = time.monotonic()
-        if not (test() or poll(test, seconds)):
-            keep_forever((own, most))
-            passed = time.monotonic() - started
-            self.broken = PeerTimeout(f" Timed out after {passed:.3g} s: not all ranks came to {call.text}")
-            raise self.broken
-        if most[0] != digest or most[1] != -digest:
-            raise CollectiveMismatch(table(self._texts(call.text), self.rank))
+        try:
+            for message in agree(self._opening, signature, False, nbytes):
+                if message is not None and not message.Test() and not poll(message.Test, seconds, self._spins):
+                    keep_forever(self._opening)
+                    self.broken = PeerTimeout(
+                        f" Timed out after {seconds:.3g} s: not all ranks came to {signature.call}"
+                    )
+                    raise self.broken
+        except MPI.Exception as error:
+            raise self._broken_by(error, signature) from error
 
-    def run(self, call: Call, seconds: float, collective: Callable[..., Any], *arguments: Any) -> None:
+    def run(self, signature: Signature, seconds: float, collective: Callable[[], Any]) -> None:
         """Agree on a call, then run it.
 
         Parameters
         ----------
-        call : Call
+        signature : Signature
             What all ranks must have.
         seconds : float
-            Time-out of either phase; without one (0 or less) the channel's.
+            Time-out of either phase.
         collective : callable
-            One of MPI's blocking collectives, a method of ``comm``.
-        *arguments
-            For it.
+            Calls MPI's blocking ones.
         """
-        if seconds <= 0:
-            seconds = self.seconds
-        self.agree(call, seconds)
+        self.agree(signature, seconds)
         thread = threading.get_ident()
-        self._blocked[thread] = (time.monotonic(), seconds, call.text)
         try:
-            collective(*arguments)
+            self._blocked[thread] = (time.monotonic(), seconds, signature.call)
+            collective()
         except MPI.Exception as error:
-            self.broken = CommunicatorBroken(f"MPI failed in {call.text}: {error}")
-            raise self.broken from error
+            raise self._broken_by(error, signature) from error
         finally:
-            del self._blocked[thread]
+            self._blocked.pop(thread, None)
+
+    def _broken_by(self, error: MPI.Exception, signature: Signature) -> CommunicatorBroken:
+        self.broken = CommunicatorBroken(f"MPI failed in {signature.call}: {error}")
+        return self.broken
 
     def free(self) -> None:
         """Give the communicator back, unless something is still under way in it."""
-        if self.broken is None and not MPI.Is_finalized():
-            self.comm.Free()
+        if self.broken is None:
+            self._transport.free()
         self.broken = CommunicatorBroken("it was destroyed")
-
-    def _texts(self, text: str) -> list[str]:
-        """Every rank's line."""
-        own = np.frombuffer(text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES), np.uint8)
-        texts = np.empty((self.size, _TEXT_NBYTES), np.uint8)
-        self.comm.Allgather(own, texts)
-        return [bytes(line).decode(errors="ignore").rstrip() for line in texts]
 
 
 def world() -> tuple[int, int]:
@@ -212,7 +194,8 @@ def world() -> tuple[int, int]:
 def open_channel(ranks: list[int], seconds: float) -> Channel:
     """A channel among some ranks of MPI.COMM_WORLD, in the order given; only they call this."""
     group = MPI.COMM_WORLD.group.Incl(ranks)
-    tag = call("group", *ranks).digest % _TAGS
-    channel = Channel(MPI.COMM_WORLD.Create_group(group, tag), seconds)
+    comm = MPI.COMM_WORLD.Create_group(group, fingerprint(f"group {ranks}") % _TAGS)
     group.Free()
+    channel = Channel(comm, seconds)
+    comm.Free()
     return channel

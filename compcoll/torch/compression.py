@@ -13,7 +13,9 @@ from ..algorithms import choose
 from ..codecs.base import Codec
 from ..codecs.registry import as_codec
 from ..errors import InvalidArgument
-from .gradients import GradientCompression
+from ..feedback import ErrorFeedback
+from ..sparse import Sparsifier
+from .gradients import Feedback, GradientCompression
 from .policy import KINDS, SMALLEST, exact_parameters
 from .shards import ShardCompression
 
@@ -22,7 +24,7 @@ def compress(
     model: nn.Module,
     codec: str | Codec | None = "zfp",
     *,
-    feedback: bool = True,
+    feedback: Feedback = True,
     exclude: Iterable[str] | Callable[[str, nn.Parameter], bool] = KINDS,
     smallest: int = SMALLEST,
     algorithm: str = choose.AUTO,
@@ -40,9 +42,10 @@ def compress(
         Before its first backward pass. Of FSDP2's modules, the reduce-scatter of gradients is compressed.
     codec : str or Codec, optional
         As for `compcoll.allreduce`; None sends gradients as they are.
-    feedback : bool
+    feedback : bool or callable
         Whether what compression loses is added to the next step's gradients. Kept by parameter: for each compressed
-        one as much memory as its gradient.
+        one as much memory as its gradient. A callable makes another feedback than the codec's usual one, such as
+        ``partial(compcoll.sparse.DGCFeedback, 0.9)``: one is made for each bucket.
     exclude : iterable of str, or callable
         Gradients that stay exact: kinds (``"embeddings"``, ``"norms"``, ``"biases"``: the default) and patterns of
         parameters' names, such as ``"head.*"``; or a function of name and parameter that decides alone.
@@ -64,7 +67,7 @@ def compress(
     Raises
     ------
     InvalidArgument
-        If the model is not wrapped, or an option is not allowed.
+        If the model is not wrapped, or an option is not allowed, also by the codec: it is tried on a few zeros.
     HookTaken
         If something else reduces this model's gradients already.
     NotUnderMPI, ThreadsUnavailable
@@ -81,6 +84,15 @@ def compress(
     --------
     >>> model = DistributedDataParallel(model)
     >>> compression = compcoll.torch.compress(model, codec="zfp", rate=8)
+
+    The methods by variance need second moments of single samples:
+
+    >>> compression = compcoll.torch.compress(model, codec="variance", alpha=1.5)
+    >>> loss = compression.backward(nn.functional.cross_entropy, inputs, targets)  # in place of loss.backward()
+
+    See Also
+    --------
+    compcoll.torch.DGC : Deep Gradient Compression, which changes the optimizer, too.
     """
     if isinstance(model, DistributedDataParallel):
         module = model.module
@@ -97,5 +109,7 @@ def compress(
         choose.check(collective, algorithm)
     exact = exact_parameters(module, exclude, smallest)
     if module is model:
+        if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
+            raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard takes an ErrorFeedback's only")
         return ShardCompression(model, chosen, as_codec(parameters, {}), algorithm, exact, feedback=feedback)
     return GradientCompression(model, chosen, algorithm, exact, feedback=feedback)

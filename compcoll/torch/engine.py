@@ -7,6 +7,10 @@ thread's place and runs the line up to it, so that a call that is waited for at 
 A job submitted from inside a job or from a callback of its future runs at once, in front of the line (depth first): a
 communication hook that chains collectives by callbacks, like PyTorch's PowerSGD, then has the same order on all ranks,
 whether its callbacks run in the thread that submits or in the one that completes.
+
+Waking a thread costs more than a small collective. So the engine's thread, once it had work, looks for more every now
+and then before it sleeps, and a job is left for it to find; the less often, the longer others do all the jobs, since a
+look disturbs them. Whoever asks for a future will not run the job: then, and when it sleeps, the thread is woken.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch._C._distributed_c10d import Work as _Work
@@ -28,6 +32,7 @@ from torch.futures import Future
 from ..errors import CommunicatorBroken, PeerTimeout
 
 _SECONDS_AT_THE_END = 2.0
+_SHORTEST_NAP, _LONGEST_NAP, _LOOKS = 100e-6, 2e-3, 20
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -43,6 +48,31 @@ def _end_all() -> None:
         engine.close(_SECONDS_AT_THE_END)
 
 
+class Done(_Work):
+    """PyTorch's handle of operations that have ended, and well."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        pass
+
+    def get_future(self) -> Any:
+        """A `torch.futures.Future` of nothing, which has ended."""
+        future: Any = Future()
+        future.set_result(None)
+        return future
+
+
 class Work(_Work):
     """A job submitted to an `Engine`; PyTorch's handle of an asynchronous operation.
 
@@ -54,18 +84,19 @@ class Work(_Work):
         Where it runs.
     """
 
+    done = False
+    value: Any = None
+    error: BaseException | None = None
+    source = -1
+    _completion: Any = None
+    _future: Any = None
+
     def __init__(self, job: Callable[[], Any], engine: Engine) -> None:
         super().__init__()
         self.job: Callable[[], Any] | None = job
-        self.done = False
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.source = -1
         self._engine = engine
         self._ended = threading.Lock()
         self._ended.acquire()
-        self._completion: Any = None
-        self._future: Any = None
 
     def run(self) -> None:
         """Do the job. The engine calls this, once."""
@@ -148,6 +179,8 @@ class Work(_Work):
             ended = self.done
         if fresh and ended:
             self._completion.set_result(None)
+        elif not ended:
+            self._engine.ring()
         return self._future
 
     def _deliver(self, _: Any) -> Any:
@@ -175,6 +208,8 @@ class Engine:
         self._owner = 0
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._rung = False
+        self._asleep = True
+        self._used = False
         self._closed = False
         self._thread: threading.Thread | None = None
         _engines.add(self)
@@ -194,15 +229,27 @@ class Engine:
             With ``wait()`` and ``get_future()``.
         """
         work = self._enter(job)
-        if not work.done:
-            self._ring()
+        self._used = True
+        if self._asleep and not work.done:
+            self.ring()
         return work
 
-    def run(self, job: Callable[[], Any]) -> Work:
-        """Run a job and all those in front of it; in this thread unless another is at it already."""
-        work = self._enter(job)
-        work.wait()
-        return work
+    def run(self, job: Callable[[], Any]) -> Any:
+        """Run a job and all those in front of it; in this thread unless another is at it already.
+
+        Returns
+        -------
+        object
+            What the job returned.
+        """
+        if self._line or self._closed or not self._turn.acquire(False):
+            return self._enter(job).result()
+        self._owner = threading.get_ident()
+        try:
+            return job()
+        finally:
+            self._owner = 0
+            self._turn.release()
 
     def finish(self, work: Work, seconds: float = -1.0) -> None:
         """Wait for a job's end, and take part.
@@ -217,7 +264,7 @@ class Engine:
         elif seconds <= 0 and self._turn.acquire(blocking=False):
             self._own_and_drain(work)
         else:
-            self._ring()
+            self.ring()
             started = time.monotonic()
             if not work.await_end(seconds):
                 raise PeerTimeout(
@@ -258,8 +305,8 @@ class Engine:
         while self._line and (until is None or not until.done):
             self._line.popleft().run()
 
-    def _ring(self) -> None:
-        """Have the thread look at the line."""
+    def ring(self) -> None:
+        """Have the thread look at the line now."""
         if self._rung:
             return
         self._rung = True
@@ -271,8 +318,22 @@ class Engine:
                     self._thread.start()
 
     def _serve(self) -> None:
-        while self._bell.get():
-            self._rung = False
+        looks, nap, wanted = 0, _SHORTEST_NAP, True
+        while wanted or self._line:
+            nap = min(2 * nap, _LONGEST_NAP)
             if self._line:
                 self._turn.acquire()
                 self._own_and_drain(None)
+                nap = _SHORTEST_NAP
+            looks = 0 if self._used else looks + 1
+            self._used = False
+            # Who submits sees that the thread is asleep, or the thread sees the job.
+            self._asleep = looks > _LOOKS
+            if self._line:
+                continue
+            try:
+                wanted = self._bell.get(timeout=None if self._asleep else nap)
+                self._rung, looks = False, 0
+            except Empty:
+                pass
+            self._asleep = False

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..algorithms import choose
 from ..codecs.base import Codec
-from ..devices.host import HostDevice
-from ..errors import CollectiveMismatch, HookTaken, InvalidArgument
+from ..errors import HookTaken, InvalidArgument
 from ..feedback import ErrorFeedback
-from ..stats import Stats
+from ..sparse import Sparsifier, VarianceFeedback
 from .account import Account
-from .buffers import array_of
+from .bucket import Array, Bucket, Kept
+from .buffers import COMPRESSIBLE, array_of
 from .engine import Engine
 from .membership import check_alike, communicator_of
+from .moments import Loss, Moments, back_propagate, of_micro_batches, of_samples
 from .states import residuals_of, state_of
 
-Array = npt.NDArray[Any]
-
-_SEPARATE_NBYTES = 1 << 16
-"""Exact gradients of this size or more split what is compressed; smaller ones travel along as zeros."""
+Feedback = bool | Callable[[], ErrorFeedback]
+"""Whether there is any, of the kind that the codec needs; or what makes one of another kind."""
 
 
 class GradientCompression:
@@ -47,38 +46,48 @@ class GradientCompression:
         algorithm: str,
         exact: Mapping[str, bool],
         *,
-        feedback: bool,
+        feedback: Feedback,
     ) -> None:
         if model._comm_hooks:
             hook_there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
             raise HookTaken(f"this model has the communication hook {hook_there!r} already: DDP takes one, once")
         parameters = dict(model.module.named_parameters())
         device = next(iter(parameters.values())).device
+        make = _maker(codec, feedback)
+        told = None if make is None else make()
+        check_alike(
+            model.process_group,
+            device,
+            [
+                f"codec {codec!r}, algorithm {algorithm}, feedback {told!r}",
+                *(
+                    f"{name}: {list(p.shape)} of {p.dtype}, {'exact' if exact[name] else 'compressed'}"
+                    for name, p in parameters.items()
+                ),
+            ],
+        )
         communicator = communicator_of(model.process_group, device)
-        try:
-            check_alike(
-                communicator,
-                [
-                    f"codec {codec!r}, algorithm {algorithm}, feedback {feedback}",
-                    *(
-                        f"{name}: {list(p.shape)} of {p.dtype}, {'exact' if exact[name] else 'compressed'}"
-                        for name, p in parameters.items()
-                    ),
-                ],
-            )
-        except CollectiveMismatch:
-            communicator.free()
-            raise
         self.account = Account()
         self.exact = {name: codec is None or kept for name, kept in exact.items()}
         self._codec = codec
         self._algorithm = algorithm
         self._communicator = communicator
+        try:
+            self._try({COMPRESSIBLE[p.dtype] for name, p in parameters.items() if not self.exact[name]}, make)
+        except Exception:
+            communicator.free()
+            raise
         self._engine = Engine("compcoll-gradients")
+        self._model = model
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        self._residuals: dict[str, Array] | None = {} if feedback and codec is not None else None
-        self._buckets: dict[int, _Bucket] = {}
+        self._parameters = {name: parameters[name] for name, exact in self.exact.items() if not exact}
+        self._make = make
+        self._arrays = () if told is None else told.arrays
+        self._kept: Kept = {kind: {} for kind in self._arrays}
+        self._needs_moments = isinstance(told, VarianceFeedback)
+        self._moments: dict[str, Array] | None = None
+        self._buckets: dict[int, Bucket] = {}
 
         def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
             return self._start(bucket)
@@ -86,9 +95,91 @@ class GradientCompression:
         hook.__qualname__ = f"compcoll {codec!r}"
         model.register_comm_hook(None, hook)
 
+    @property
+    def codec(self) -> Codec | None:
+        """What compresses. Between two steps another of the same kind may be set, alike on all ranks: a warm-up's
+        ``compression.codec = TopK(density=warmup_density(epoch))``.
+        """
+        return self._codec
+
+    @codec.setter
+    def codec(self, codec: Codec) -> None:
+        if type(codec) is not type(self._codec):
+            raise InvalidArgument(f"codec={codec!r}: it can be replaced by one of the same kind, here {self._codec!r}")
+        self._codec = codec
+
+    def observe(self, moments: Mapping[str, Tensor]) -> None:
+        """Take the second moments of the coming backward pass, which the methods by variance decide by.
+
+        `backward` calls this; it is for second moments that were found otherwise.
+
+        Parameters
+        ----------
+        moments : mapping
+            For each compressed parameter, by name in the model, ``Σ (∇f_z / B)²`` over this rank's B samples z: a
+            tensor of its shape. What is not finite counts as 0, so that the element is sent.
+
+        Raises
+        ------
+        InvalidArgument
+            If the codec needs none, or a parameter's are not there or of another shape.
+        """
+        if not self._needs_moments:
+            raise InvalidArgument(f"{self._codec!r} decides by no second moments: there is nothing to observe")
+        self._moments = {}
+        for name, parameter in self._parameters.items():
+            if name not in moments or moments[name].shape != parameter.shape:
+                shape = list(moments[name].shape) if name in moments else "none"
+                raise InvalidArgument(f"second moments of {name!r}, {list(parameter.shape)}, are needed: got {shape}")
+            # In the order of memory, as buckets are.
+            kept = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+            kept.copy_(torch.nan_to_num(moments[name], nan=0.0, posinf=0.0))
+            self._moments[name] = array_of(kept.detach()).copy()
+
+    def backward(self, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None = None) -> Tensor:
+        """Find the mean gradient of a mini-batch and its samples' second moments, and have the gradient averaged: all
+        that ``loss(model(inputs), targets).backward()`` would do, for the methods by variance.
+
+        Exactly, by `torch.func`, one gradient for each sample: as much memory, and no layers that mix samples, such as
+        batch norms. Or from micro-batches, for any model: the second moments are then estimated without bias.
+
+        Parameters
+        ----------
+        loss : callable
+            Of outputs and targets: their mean loss.
+        inputs, targets : Tensor
+            One sample a row.
+        micro_batches : int, optional
+            2 or more, equal parts of the rows; by default every sample by itself.
+
+        Returns
+        -------
+        Tensor
+            The mean loss.
+
+        Raises
+        ------
+        InvalidArgument
+            If the codec needs no second moments, or the rows cannot be divided so.
+        """
+        if not self._needs_moments:
+            raise InvalidArgument(f"{self._codec!r} decides by no second moments: call backward() of the loss")
+        module: nn.Module = self._model.module
+        found: Moments
+        if micro_batches is None:
+            found = of_samples(module, loss, inputs, targets)
+        else:
+            found = of_micro_batches(module, loss, inputs, targets, micro_batches)
+        self.observe(found.second)
+        back_propagate(self._model, inputs, found.gradients)
+        return found.loss
+
     def state_dict(self) -> dict[str, Any]:
-        """What this rank's compression has lost so far, to be saved with the model: every rank's own."""
-        return state_of(self._communicator.rank, self._communicator.size, self._residuals or {})
+        """What this rank's compression has lost so far, and what else its feedback keeps: to be saved with the model,
+        by every rank its own.
+        """
+        residuals, more = self._kept.get("residual", {}), {kind: self._kept[kind] for kind in self._arrays[1:]}
+        return state_of(self._communicator.rank, self._communicator.size, residuals, **more)
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on with the losses of an earlier run.
@@ -104,29 +195,42 @@ class GradientCompression:
         InvalidArgument
             If they belong to another number of ranks, rank, or model.
         """
-        sizes = {name: shape.numel() for name, shape in self._shapes.items() if not self.exact[name]}
-        restored = residuals_of(states, self._communicator.rank, self._communicator.size, sizes)
-        if self._residuals is not None:
-            self._residuals = restored
-            self._buckets.clear()
-        elif restored:
+        rank, size, more = self._communicator.rank, self._communicator.size, self._arrays[1:]
+        sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
+        residuals = residuals_of(states, rank, size, sizes, more)
+        if residuals and self._make is None:
             raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
+        self._kept = {kind: residuals_of(states, rank, size, sizes, more, kind) for kind in more}
+        if self._make is not None:
+            self._kept["residual"] = residuals
+        self._buckets.clear()
 
     def __repr__(self) -> str:
-        feedback = self._residuals is not None
-        return f"GradientCompression({self._codec!r}, algorithm={self._algorithm!r}, feedback={feedback})"
+        feedback = None if self._make is None else self._make()
+        return f"{type(self).__name__}({self._codec!r}, algorithm={self._algorithm!r}, feedback={feedback!r})"
 
     def reset(self) -> None:
         """Forget what was lost and what was counted. Not during a backward pass."""
         self.account = Account()
-        if self._residuals is not None:
-            self._residuals = {}
-            self._buckets.clear()
+        self._kept = {kind: {} for kind in self._arrays}
+        self._moments = None
+        self._buckets.clear()
 
     def free(self) -> None:
         """Give back thread and communicator, when the model is trained no more. Collective."""
         self._engine.close()
         self._communicator.free()
+
+    def _try(self, dtypes: set[np.dtype[Any]], make: Callable[[], ErrorFeedback] | None) -> None:
+        """Refuse what the hook would: there errors reach the caller as text."""
+        algorithm = self._algorithm
+        if algorithm == choose.AUTO:  # which would not compress so little
+            algorithm = "sparse_ring" if isinstance(self._codec, Sparsifier) else "direct"
+        for dtype in sorted(dtypes, key=str):
+            feedback = None if make is None else make()
+            self._communicator.allreduce(
+                np.zeros(64, dtype), op="mean", feedback=feedback, codec=self._codec, algorithm=algorithm
+            )
 
     def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Put a bucket's averaging in the line."""
@@ -136,123 +240,30 @@ class GradientCompression:
         if known is None or known.names != names:
             # DDP makes its buckets anew after the first step; what was lost goes with the parameters.
             sizes = [gradient.numel() for gradient in bucket.gradients()]
-            known = _Bucket(names, sizes, array_of(gradients).dtype, self.exact, self._residuals)
+            known = Bucket(names, sizes, array_of(gradients).dtype, self.exact, self._make, self._kept)
             self._buckets[bucket.index()] = known
-        laid_out = known
+        laid_out, moments = known, self._moments
+        if self._needs_moments:
+            if moments is None:
+                raise InvalidArgument(f"{self._codec!r} needs second moments: use backward() of the compression")
+            if bucket.is_last():
+                self._moments = None
 
         def average() -> Tensor:
-            self._average(laid_out, array_of(gradients))
+            if moments is not None:
+                laid_out.observe(moments)
+            laid_out.average(array_of(gradients), self._communicator, self._codec, self._algorithm, self.account)
             return gradients
 
         return self._engine.submit(average).get_future()
 
-    def _average(self, bucket: _Bucket, values: Array) -> None:
-        """Average a bucket's gradients in place. In the engine's thread."""
-        communicator, codec, algorithm = self._communicator, self._codec, self._algorithm
-        exact = bucket.lift(values)
-        requests = []
-        for begin, end, feedback in bucket.spans:
-            part = values[begin:end]
-            request = communicator.iallreduce(
-                part, op="mean", out=part, feedback=feedback, codec=codec, algorithm=algorithm
-            )
-            requests.append(request)
-        for request in requests:
-            request.wait()
-            self._count(request.stats)
-        if exact is not None:
-            # The ranks are together by now, and MPI's blocking call is much faster than its nonblocking one.
-            communicator.allreduce(exact, op="mean", out=exact, codec=None)
-            self._count(communicator.stats)
-        bucket.put_back(values)
 
-    def _count(self, stats: Stats | None) -> None:
-        assert stats is not None
-        self.account.add(stats, 2 * (self._communicator.size - 1) / self._communicator.size)
-
-
-class _Bucket:
-    """How the gradients of a bucket of DDP's travel.
-
-    Parameters
-    ----------
-    names : tuple of str
-        Of its parameters, in their order.
-    sizes : sequence of int
-        Their elements; their gradients lie one behind the other.
-    dtype : numpy.dtype
-        Element type.
-    exact : mapping
-        Whether a parameter is exact, by name.
-    residuals : dict or None
-        What was lost, by name of the parameter; from now on views into memory that belongs to the bucket.
-    """
-
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        sizes: Sequence[int],
-        dtype: np.dtype[Any],
-        exact: Mapping[str, bool],
-        residuals: dict[str, Array] | None,
-    ) -> None:
-        self.names = names
-        self.spans: list[tuple[int, int, ErrorFeedback | None]] = []
-        self._holes: list[tuple[int, int]] = []
-        compressed: list[tuple[str, int, int]] = []
-        offset = 0
-        for name, size in zip(names, sizes, strict=True):
-            part = (name, offset, offset + size)
-            offset += size
-            if not exact[name]:
-                compressed.append(part)
-                continue
-            self._holes.append(part[1:])
-            if size * dtype.itemsize >= _SEPARATE_NBYTES:
-                self._add_span(compressed, dtype, residuals)
-                compressed = []
-        self._add_span(compressed, dtype, residuals)
-        # Halves are summed in float32: exactly, as far as a half shows.
-        wide = dtype if dtype.itemsize > 2 else np.dtype(np.float32)
-        held = sum(end - begin for begin, end in self._holes)
-        self._whole = held == offset and wide == dtype
-        self._exact = np.empty(0 if self._whole else held, wide)
-
-    def _add_span(
-        self, parts: list[tuple[str, int, int]], dtype: np.dtype[Any], residuals: dict[str, Array] | None
-    ) -> None:
-        if not parts:
-            return
-        begin, end = parts[0][1], parts[-1][2]
-        if residuals is None:
-            self.spans.append((begin, end, None))
-            return
-        feedback = ErrorFeedback()
-        kept = feedback.prepare(end - begin, dtype.name, HostDevice.zeros_residual)
-        for name, first, last in parts:
-            part = kept[first - begin : last - begin]
-            if name in residuals:
-                part[...] = residuals[name]
-            residuals[name] = part
-        self.spans.append((begin, end, feedback))
-
-    def lift(self, values: Array) -> Array | None:
-        """The exact gradients, if there are any; taken out of their places, which are left zero, unless all are."""
-        if self._whole:
-            return values
-        offset = 0
-        for begin, end in self._holes:
-            self._exact[offset : offset + end - begin] = values[begin:end]
-            values[begin:end] = 0
-            offset += end - begin
-        return self._exact if offset else None
-
-    def put_back(self, values: Array) -> None:
-        """Store the exact gradients' averages in their places."""
-        if self._whole:
-            return
-        offset = 0
-        with np.errstate(over="ignore"):
-            for begin, end in self._holes:
-                values[begin:end] = self._exact[offset : offset + end - begin]
-                offset += end - begin
+def _maker(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:
+    """What makes the feedback of a bucket."""
+    if codec is None or feedback is False:
+        return None
+    if feedback is True:
+        return codec.state if isinstance(codec, Sparsifier) else ErrorFeedback
+    if not callable(feedback) or not isinstance(feedback(), ErrorFeedback):
+        raise InvalidArgument(f"feedback={feedback!r}: True, False, or what makes an ErrorFeedback is needed")
+    return feedback

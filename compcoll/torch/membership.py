@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..communicator import Communicator
 from ..errors import CollectiveMismatch, NotUnderMPI, ThreadsUnavailable, UnsupportedDevice
@@ -36,8 +34,7 @@ def communicator_of(group: dist.ProcessGroup, device: torch.device) -> Communica
     """
     if device.type != "cpu":
         raise UnsupportedDevice(f"gradients on {device} cannot be compressed yet: only those on the CPU")
-    told = [torch.zeros(3, dtype=torch.int64) for _ in range(group.size())]
-    dist.all_gather(told, torch.tensor(standing(), dtype=torch.int64), group=group)
+    told = _gathered(torch.tensor(standing(), dtype=torch.int64), group, device)
     ranks, sizes, threads = (list(column) for column in zip(*(row.tolist() for row in told), strict=True))
     if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):
         raise NotUnderMPI(
@@ -57,20 +54,37 @@ def communicator_of(group: dist.ProcessGroup, device: torch.device) -> Communica
     return communicator
 
 
-def check_alike(communicator: Communicator, lines: list[str]) -> None:
+def check_alike(group: dist.ProcessGroup, device: torch.device, lines: list[str]) -> None:
     """Make sure that all ranks have the same lines of text. Collective.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        Any backend's.
+    device : torch.device
+        Where it has its tensors.
+    lines : list of str
+        This rank's.
 
     Raises
     ------
     CollectiveMismatch
         On every rank, with the first line in which they differ.
     """
-    text: Any = np.frombuffer("\n".join(lines).encode(), np.uint8)
-    sizes = communicator.allgather(np.array([text.size]))[:, 0]
-    texts = np.split(communicator.allgatherv(text), np.cumsum(sizes)[:-1])
-    all_lines = [bytes(one).decode().split("\n") for one in texts]
+    text = torch.frombuffer(bytearray("\n".join(lines).encode()), dtype=torch.uint8)
+    sizes = [int(size) for size in _gathered(torch.tensor([text.numel()]), group, device)]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: text.numel()] = text
+    texts = [one[:size] for one, size in zip(_gathered(padded, group, device), sizes, strict=True)]
+    all_lines = [bytes(one.tolist()).decode().split("\n") for one in texts]
     for number in range(max(map(len, all_lines))):
         told = [each[number] if number < len(each) else "(nothing)" for each in all_lines]
         if len(set(told)) > 1:
             table = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(told))
             raise CollectiveMismatch(f"the ranks' models or settings differ, first in this:\n{table}")
+
+
+def _gathered(values: Tensor, group: dist.ProcessGroup, device: torch.device) -> list[Tensor]:
+    parts = [torch.empty_like(values, device=device) for _ in range(group.size())]
+    dist.all_gather(parts, values.to(device), group=group)
+    return [part.cpu() for part in parts]

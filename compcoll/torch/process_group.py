@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 
 from ..errors import CollectiveMismatch, CommunicatorBroken
 from ..stats import Stats
-from .channel import Channel, call, open_channel
-from .engine import Engine, Work
+from .channel import Channel, open_channel, signature
+from .engine import Done, Engine, Work
 from .messages import Message, Messages, Together
 from .monitored_barrier import monitored_barrier
-from .operations import Operations, Prepared
+from .movements import Movements
 from .options import Options
+from .preparation import Prepared
+from .reductions import Reductions
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,18 +32,23 @@ def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _collective(prepare: Callable[..., tuple[Any, Prepared]]) -> Callable[..., Work]:
+def _collective(prepare: Callable[..., tuple[Any, Prepared]]) -> Callable[..., Work | Done]:
     """Make an operation of what gives its options and what to do: run in its turn, at once if the caller waits."""
 
     @_untraced
     @wraps(prepare)
-    def start(self: ProcessGroup, *arguments: Any, **options: Any) -> Work:
+    def start(self: ProcessGroup, *arguments: Any, **options: Any) -> Work | Done:
         try:
             opts, prepared = prepare(self, *arguments, **options)
         except Exception as error:
             self._refuse(prepare.__name__, error)
             raise
-        work = self._start(opts.asyncOp, opts.timeout.total_seconds(), prepared)
+        job = partial(self._run, prepared, opts.timeout.total_seconds())
+        work: Work | Done = self._done
+        if opts.asyncOp:
+            work = self.engine.submit(job)
+        else:
+            self.engine.run(job)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -72,7 +79,9 @@ class ProcessGroup(dist.ProcessGroup):
         self.channel = channel
         self.engine = Engine()
         self._messages = Messages(channel.comm.Dup(), channel.seconds)
-        self._operations = Operations(channel, options)
+        self._reductions = Reductions(channel, options)
+        self._movements = Movements(channel)
+        self._done = Done()
         self._coalesced: list[Any] | None = None
         self._alive = True
         self._parts: list[ProcessGroup] = []
@@ -81,11 +90,11 @@ class ProcessGroup(dist.ProcessGroup):
     @property
     def stats(self) -> Stats | None:
         """Of the compressed collective that ended last; None before the first."""
-        return self._operations.stats
+        return self._reductions.stats
 
     @_collective
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = c10d.AllreduceOptions()) -> Any:  # noqa: B008
-        return opts, self._operations.allreduce(tensors, opts.reduceOp)
+        return opts, self._reductions.allreduce(tensors, opts.reduceOp)
 
     @_collective
     def allreduce_coalesced(
@@ -93,11 +102,11 @@ class ProcessGroup(dist.ProcessGroup):
         tensors: Sequence[Tensor],
         opts: Any = c10d.AllreduceCoalescedOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.allreduce_coalesced(tensors, opts.reduceOp)
+        return opts, self._reductions.allreduce_coalesced(tensors, opts.reduceOp)
 
     @_collective
     def reduce(self, tensors: Sequence[Tensor], opts: Any = c10d.ReduceOptions()) -> Any:  # noqa: B008
-        return opts, self._operations.reduce(tensors, opts.reduceOp, opts.rootRank)
+        return opts, self._reductions.reduce(tensors, opts.reduceOp, opts.rootRank)
 
     @_collective
     def reduce_scatter(
@@ -106,11 +115,11 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Sequence[Tensor]],
         opts: Any = c10d.ReduceScatterOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.reduce_scatter(outputs, inputs, opts.reduceOp)
+        return opts, self._reductions.reduce_scatter(outputs, inputs, opts.reduceOp)
 
     @_collective
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = c10d.ReduceScatterOptions()) -> Any:  # noqa: B008
-        return opts, self._operations.reduce_scatter_single([output], [source], opts.reduceOp)
+        return opts, self._reductions.reduce_scatter_single([output], [source], opts.reduceOp)
 
     @_collective
     def reduce_scatter_single_coalesced(
@@ -119,11 +128,11 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         opts: Any = c10d.ReduceScatterOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.reduce_scatter_single(outputs, inputs, opts.reduceOp)
+        return opts, self._reductions.reduce_scatter_single(outputs, inputs, opts.reduceOp)
 
     @_collective
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = c10d.BroadcastOptions()) -> Any:  # noqa: B008
-        return opts, self._operations.broadcast(tensors, opts.rootRank)
+        return opts, self._movements.broadcast(tensors, opts.rootRank)
 
     @_collective
     def allgather(
@@ -132,7 +141,7 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         opts: Any = c10d.AllgatherOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.allgather(outputs, inputs)
+        return opts, self._movements.allgather(outputs, inputs)
 
     @_collective
     def allgather_coalesced(
@@ -141,11 +150,11 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         opts: Any = c10d.AllgatherOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.allgather_coalesced(outputs, inputs)
+        return opts, self._movements.allgather_coalesced(outputs, inputs)
 
     @_collective
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = c10d.AllgatherOptions()) -> Any:  # noqa: B008
-        return opts, self._operations.all_gather_single([output], [source])
+        return opts, self._movements.all_gather_single([output], [source])
 
     @_collective
     def all_gather_single_coalesced(
@@ -154,7 +163,7 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         opts: Any = c10d.AllgatherOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.all_gather_single(outputs, inputs)
+        return opts, self._movements.all_gather_single(outputs, inputs)
 
     @_collective
     def gather(
@@ -163,7 +172,7 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         opts: Any = c10d.GatherOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.gather(outputs, inputs, opts.rootRank)
+        return opts, self._movements.gather(outputs, inputs, opts.rootRank)
 
     @_collective
     def scatter(
@@ -172,7 +181,7 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Sequence[Tensor]],
         opts: Any = c10d.ScatterOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.scatter(outputs, inputs, opts.rootRank)
+        return opts, self._movements.scatter(outputs, inputs, opts.rootRank)
 
     @_collective
     def alltoall(
@@ -181,7 +190,7 @@ class ProcessGroup(dist.ProcessGroup):
         inputs: Sequence[Tensor],
         opts: Any = c10d.AllToAllOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.alltoall(outputs, inputs)
+        return opts, self._movements.alltoall(outputs, inputs)
 
     @_collective
     def all_to_all_single(
@@ -192,11 +201,11 @@ class ProcessGroup(dist.ProcessGroup):
         input_splits: Sequence[int],
         opts: Any = c10d.AllToAllOptions(),  # noqa: B008
     ) -> Any:
-        return opts, self._operations.all_to_all_single(output, source, output_splits, input_splits)
+        return opts, self._movements.all_to_all_single(output, source, output_splits, input_splits)
 
     @_collective
     def barrier(self, opts: Any = c10d.BarrierOptions()) -> Any:  # noqa: B008
-        return opts, self._operations.barrier()
+        return opts, self._movements.barrier()
 
     # The names that these had in earlier versions of PyTorch, which parts of it still call.
     _allgather_base = all_gather_single
@@ -274,7 +283,7 @@ class ProcessGroup(dist.ProcessGroup):
         self.engine.close(self.channel.seconds)
         if self.channel.broken is None:
             self._messages.free()
-        self._operations.free()
+        self._reductions.free()
         self.channel.free()
 
     def abort(self) -> None:
@@ -298,20 +307,23 @@ class ProcessGroup(dist.ProcessGroup):
             self._coalesced.append(message)
         return message
 
-    def _start(self, asynchronous: bool, seconds: float, prepared: Prepared) -> Work:
-        channel, (what, run, value) = self.channel, prepared
-
-        def job() -> Any:
-            channel.run(what, seconds, run)
-            return value
-
-        return self.engine.submit(job) if asynchronous else self.engine.run(job)
+    @_untraced
+    def _run(self, prepared: Prepared, seconds: float) -> Any:
+        signature, run, value, small = prepared
+        seconds = seconds if seconds > 0 else self.channel.seconds
+        if small is not None:
+            gathered, memory = small
+            self.channel.agree(signature, seconds, gathered.load(memory))
+            gathered.store(memory, memory)
+        elif run is not None:
+            self.channel.run(signature, seconds, run)
+        return value
 
     def _refuse(self, name: str, error: Exception) -> None:
         """Tell the other ranks, which wait in the same collective, that this one cannot take part."""
-        text = call(f"{name} refused: {type(error).__name__}: {error}", "by rank", self.rank())
+        refusal = signature(f"{name} refused: {type(error).__name__}: {error}", "by rank", self.rank())
         try:
-            self.engine.run(lambda: self.channel.agree(text, self.channel.seconds))
+            self.engine.run(partial(self.channel.agree, refusal, self.channel.seconds))
         except CollectiveMismatch as told:
             raise error from told
 

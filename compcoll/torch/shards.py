@@ -19,9 +19,10 @@ from ..devices.host import HostDevice
 from ..errors import HookTaken, InvalidArgument
 from ..feedback import ErrorFeedback
 from .account import Account
-from .buffers import COMPRESSIBLE, array_of, reduction_of
+from .buffers import COMPRESSIBLE, array_of
 from .engine import Engine, Work
 from .membership import check_alike, communicator_of
+from .reductions import reduction_of
 from .states import Residuals, residuals_of, state_of
 
 Array = npt.NDArray[Any]
@@ -76,9 +77,10 @@ class ShardCompression:
         self.algorithm = algorithm
         self.codec = codec
         self.parameters = parameters
-        self.communicator: Communicator = communicator_of(shared.pop(), groups[0].device)
+        process_group, device = shared.pop(), groups[0].device
         check_alike(
-            self.communicator,
+            process_group,
+            device,
             [
                 f"codec {codec!r}, parameters {parameters!r}, algorithm {algorithm}, feedback {feedback}",
                 *(
@@ -87,6 +89,7 @@ class ShardCompression:
                 ),
             ],
         )
+        self.communicator: Communicator = communicator_of(process_group, device)
         self._engine = Engine("compcoll-shards")
         self._scatters: list[_ReduceScatter] = []
         for group in groups:

@@ -1,0 +1,130 @@
+"""The low-rank factors of one gradient, and what they have lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+_CACHED = 1 << 17
+"""Elements of a matrix that a core's cache holds twice."""
+
+
+def matrix_shape(shape: torch.Size) -> tuple[int, int]:
+    """Rows and columns of a gradient as a matrix: its first dimension, and all others."""
+    return shape[0], math.prod(shape[1:])
+
+
+def worthwhile(shape: torch.Size, rank: int, rate: float) -> bool:
+    """Whether both factors together are smaller than the matrix, by more than this rate."""
+    if len(shape) < 2:
+        return False
+    rows, columns = matrix_shape(shape)
+    return rank <= min(rows, columns) and rows * columns > rate * rank * (rows + columns)
+
+
+class Gradient:
+    """One parameter's gradient: exact, or a product of a left factor (rows × rank) and a right one (rank × columns).
+
+    Arithmetic is in float32, or float64 for such gradients.
+
+    Parameters
+    ----------
+    name : str
+        The parameter's.
+    shape : torch.Size
+        Of the gradient.
+    dtype : torch.dtype
+        Of the gradient.
+    device : torch.device
+        Where it is.
+    rank : int
+        Columns of the left factor; 0 for an exact gradient.
+    feedback : bool
+        Whether what is lost is kept.
+
+    Attributes
+    ----------
+    left, right : torch.Tensor
+        Factors, the right one transposed. The same on all ranks.
+    residual : torch.Tensor or None
+        What this rank's part of the sums has lost so far, in the gradient's units; rows × columns.
+    """
+
+    def __init__(
+        self, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device, rank: int, *, feedback: bool
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.rank = rank
+        self.size = math.prod(shape)
+        self.nbytes = self.size * dtype.itemsize
+        real = dtype.to_real()
+        self.parts = 2 if dtype.is_complex else 1
+        self.dtype = real if real.itemsize > 4 else torch.float32
+        self.residual: Tensor | None = None
+        if not rank:
+            return
+        self.rows, self.columns = matrix_shape(shape)
+        self.left = torch.zeros(self.rows, rank, dtype=self.dtype, device=device)
+        self.right = torch.zeros(rank, self.columns, dtype=self.dtype, device=device)
+        if feedback:
+            self.residual = torch.zeros(self.rows, self.columns, dtype=self.dtype, device=device)
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Take both factors from a generator's normal numbers."""
+        for factor in (self.left, self.right):
+            factor.copy_(torch.randn(factor.shape, generator=generator, dtype=self.dtype))
+
+    def forget(self) -> None:
+        """Have nothing lost."""
+        if self.residual is not None:
+            self.residual.zero_()
+
+    def project_left(self, gradient: Tensor, right: Tensor, out: Tensor) -> None:
+        """The left factor, for a right one, of this rank's matrix: the gradient and what was lost."""
+        torch.mm(self._matrix(gradient), right.t(), out=out)
+        if self.residual is not None:
+            out.addmm_(self.residual, right.t())
+
+    def project_right(self, gradient: Tensor, left: Tensor, out: Tensor) -> None:
+        """The right factor, for a left one, of this rank's matrix."""
+        torch.mm(left.t(), self._matrix(gradient), out=out)
+        if self.residual is not None:
+            out.addmm_(left.t(), self.residual)
+
+    def finish(self, gradient: Tensor, left: Tensor, right: Tensor, sent: tuple[Tensor, Tensor] | None) -> None:
+        """Store a product as the gradient; what another product leaves of this rank's matrix will be what was lost.
+
+        Parameters
+        ----------
+        gradient : torch.Tensor
+            Replaced.
+        left, right : torch.Tensor
+            Factors of the mean.
+        sent : tuple of torch.Tensor, optional
+            Factors of what this rank's matrix gave to the mean. Without it losses stay as they are.
+        """
+        for rows in self._blocks():
+            part = gradient[rows]
+            if sent is not None and self.residual is not None:
+                kept = self.residual[rows]
+                kept.add_(part.reshape(kept.shape))
+                kept.addmm_(sent[0][rows], sent[1], alpha=-1)
+            if part.is_contiguous() and part.dtype == self.dtype:
+                torch.mm(left[rows], right, out=part.view(-1, self.columns))
+            else:
+                part.copy_(torch.mm(left[rows], right).view(part.shape))
+
+    def _matrix(self, gradient: Tensor) -> Tensor:
+        return gradient.reshape(self.rows, self.columns).to(self.dtype)
+
+    def _blocks(self) -> Iterator[slice]:
+        """Rows to be worked on together: on a CPU as many as stay in its cache from one pass to the next."""
+        step = self.rows
+        if self.left.device.type == "cpu":
+            step = max(_CACHED * torch.get_num_threads() // self.columns, 1)
+        for begin in range(0, self.rows, step):
+            yield slice(begin, begin + step)

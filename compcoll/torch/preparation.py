@@ -1,0 +1,97 @@
+"""What the collectives of a process group have in common before they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithms.agree import Signature
+from ..errors import InvalidArgument, InvalidBuffer
+from .buffers import check
+from .channel import Channel
+
+
+class Prepared(NamedTuple):
+    """A collective whose arguments are checked.
+
+    Attributes
+    ----------
+    signature : Signature
+        What all ranks must have.
+    run : callable or None
+        Does it, once all have agreed.
+    value : object
+        Of the future.
+    small : tuple or None
+        Instead of ``run``: what reduces small arrays that travel along while the ranks agree, and this rank's memory.
+    """
+
+    signature: Signature
+    run: Callable[[], Any] | None
+    value: Any
+    small: tuple[Any, Any] | None = None
+
+
+class Preparation:
+    """Prepares collectives: arguments are checked in the caller's thread, memory is touched when the job runs.
+
+    Parameters
+    ----------
+    channel : Channel
+        Between the ranks.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.comm = channel.comm
+        self.rank, self.size = channel.rank, channel.size
+
+    def root(self, root: int) -> int:
+        """A rank of this group.
+
+        Raises
+        ------
+        InvalidArgument
+            If it is none.
+        """
+        if not 0 <= root < self.size:
+            raise InvalidArgument(f"rank {root} is not in this group: 0 to {self.size - 1}")
+        return root
+
+    def one_each(self, parts: Sequence[Any], what: str) -> None:
+        """Refuse lists that have not one entry for each rank."""
+        if len(parts) != self.size:
+            raise InvalidBuffer(f"{what} has {len(parts)} entries: one for each of the {self.size} ranks is needed")
+
+
+def only(things: Sequence[Any]) -> Any:
+    """The one tensor or list of a call."""
+    if len(things) != 1:
+        raise InvalidBuffer(f"{len(things)} tensors or lists were given: a process group takes one for each process")
+    return things[0]
+
+
+def same_type(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The element type that tensors have in common.
+
+    Raises
+    ------
+    InvalidBuffer
+        If there are none, or several types.
+    """
+    if not tensors:
+        raise InvalidBuffer("no tensor was given")
+    for tensor in tensors:
+        check(tensor)
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise InvalidBuffer(f"tensors of one element type are needed, not of {', '.join(sorted(map(str, dtypes)))}")
+    return tensors[0].dtype
+
+
+def sizes_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Elements of each."""
+    return tuple(int(tensor.numel()) for tensor in tensors)

@@ -1,0 +1,418 @@
+"""The collectives that reduce: what PyTorch's operations do to elements, by MPI or compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from ..algorithms.agree import Signature
+from ..communicator import Communicator
+from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDType
+from ..stats import Stats
+from ..transports.mpi import operation_name
+from .buffers import (
+    COMPRESSIBLE,
+    MPI_TYPES,
+    Message,
+    Packed,
+    array_of,
+    check,
+    compressible,
+    elements_of,
+    is_reachable,
+    memory_of,
+    nbytes_of,
+    overlap,
+)
+from .channel import Channel, signature
+from .movements import gather_shares
+from .options import Options
+from .preparation import Preparation, Prepared, only, same_type, sizes_of
+
+# MPI has no arithmetic for these: they are reduced in float32 and rounded once.
+_NARROW = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+}
+
+_SUM, _AVG = ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG
+_PREMUL = ReduceOp.RedOpType.PREMUL_SUM
+_OPERATIONS = {
+    _SUM: MPI.SUM,
+    _AVG: MPI.SUM,
+    _PREMUL: MPI.SUM,
+    ReduceOp.RedOpType.PRODUCT: MPI.PROD,
+    ReduceOp.RedOpType.MIN: MPI.MIN,
+    ReduceOp.RedOpType.MAX: MPI.MAX,
+    ReduceOp.RedOpType.BAND: MPI.BAND,
+    ReduceOp.RedOpType.BOR: MPI.BOR,
+    ReduceOp.RedOpType.BXOR: MPI.BXOR,
+}
+_BITWISE = {ReduceOp.RedOpType.BAND, ReduceOp.RedOpType.BOR, ReduceOp.RedOpType.BXOR}
+_ORDERED = {ReduceOp.RedOpType.MIN, ReduceOp.RedOpType.MAX}
+# Of bytes that are 0 or 1, so that a sum of booleans is true where any is.
+_OF_BOOLEANS = {
+    _SUM: MPI.MAX,
+    ReduceOp.RedOpType.MAX: MPI.MAX,
+    ReduceOp.RedOpType.BOR: MPI.MAX,
+    ReduceOp.RedOpType.PRODUCT: MPI.MIN,
+    ReduceOp.RedOpType.MIN: MPI.MIN,
+    ReduceOp.RedOpType.BAND: MPI.MIN,
+    ReduceOp.RedOpType.BXOR: MPI.BXOR,
+}
+
+
+class Reduction(NamedTuple):
+    """How tensors are reduced.
+
+    Attributes
+    ----------
+    name : str
+        Of the operation, for messages.
+    operation : mpi4py.MPI.Op
+        What MPI does.
+    linear, mean, scaled : bool
+        Whether it is a sum or a mean; a mean; a sum of values that are multiplied first.
+    by_mpi : bool
+        Whether MPI does all of it.
+    factor : float or torch.Tensor or None
+        What each rank's values are multiplied by first.
+    """
+
+    name: str
+    operation: Any
+    linear: bool
+    mean: bool
+    scaled: bool
+    by_mpi: bool
+    factor: Any = None
+
+
+_known: dict[tuple[int, torch.dtype], Reduction] = {}
+
+
+def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
+    """What an operation of PyTorch does with elements of some type.
+
+    Raises
+    ------
+    InvalidArgument
+        If there is no such operation.
+    UnsupportedDType
+        If it cannot be done with them.
+    """
+    kind = getattr(op, "op", op)
+    key = int(kind), dtype  # PyTorch's names of operations are hashed and compared slowly
+    reduction = _known.get(key)
+    if reduction is None:
+        reduction = _known[key] = _reduction(kind, dtype)
+    return reduction._replace(factor=op.factor) if reduction.scaled else reduction
+
+
+def _reduction(kind: Any, dtype: torch.dtype) -> Reduction:
+    if kind not in _OPERATIONS:
+        raise InvalidArgument(f"{kind} is no reduction: there are {', '.join(kind.name for kind in _OPERATIONS)}")
+    name = kind.name
+    floating = dtype.is_floating_point or dtype.is_complex
+    if dtype is torch.bool:
+        if kind not in _OF_BOOLEANS:
+            raise UnsupportedDType(f"{name} of booleans: there are {', '.join(k.name for k in _OF_BOOLEANS)}")
+        return Reduction(name, _OF_BOOLEANS[kind], linear=False, mean=False, scaled=False, by_mpi=True)
+    if (kind in _BITWISE and floating) or (kind in _ORDERED and dtype.is_complex):
+        raise UnsupportedDType(f"{name} of {dtype} elements is not defined")
+    if kind == _PREMUL and not floating:
+        raise UnsupportedDType(f"{name} of {dtype} elements: floating-point ones are needed")
+    if dtype not in MPI_TYPES and dtype not in _NARROW and dtype is not torch.complex32:
+        raise UnsupportedDType(f"elements of type {dtype} cannot be reduced")
+    mean, scaled = kind == _AVG, kind == _PREMUL
+    by_mpi = dtype in MPI_TYPES and not mean and not scaled
+    return Reduction(name, _OPERATIONS[kind], mean or kind == _SUM, mean, scaled, by_mpi)
+
+
+def reduce_into(
+    source: Tensor, target: Tensor, reduction: Reduction, size: int, run: Callable[[Message, Message, Any], None]
+) -> None:
+    """Reduce memory in elements that MPI knows.
+
+    Parameters
+    ----------
+    source : torch.Tensor
+        Contiguous; not changed unless it is the target.
+    target : torch.Tensor
+        Contiguous, of the same element type: all of the result or, in a reduce_scatter, one rank's share.
+    reduction : Reduction
+        What to do.
+    size : int
+        Ranks, for the mean.
+    run : callable
+        Gets the message to send, the one to receive, and MPI's operation. Source and target are one message if both
+        are the same tensor.
+    """
+    same = source is target
+    if source.dtype is torch.complex32:
+        source, target = torch.view_as_real(source), torch.view_as_real(target)
+    values, result = source, target
+    if source.dtype in _NARROW:
+        values = source.float()
+        result = values if same else torch.empty(target.shape, dtype=torch.float32)
+    if reduction.factor is not None:
+        values = values * reduction.factor
+        result = values if same else result
+    outgoing = elements_of(values)
+    run(outgoing, outgoing if same else elements_of(result), reduction.operation)
+    if reduction.mean:
+        if result.dtype.is_floating_point or result.dtype.is_complex:
+            result.div_(size)
+        else:
+            result.div_(size, rounding_mode="trunc")
+    if result is not target:
+        target.copy_(result)
+
+
+class Way(NamedTuple):
+    """How equal allreduces run.
+
+    Attributes
+    ----------
+    reduction : Reduction
+        What is done, but for the factor.
+    compress : bool
+        Whether compressed.
+    signature : Signature
+        What other ranks are told.
+    nbytes : int
+        Of each tensor.
+    gathered : Gathered or None
+        Of small arrays, which travel along while the ranks agree.
+    """
+
+    reduction: Reduction
+    compress: bool
+    signature: Signature
+    nbytes: int
+    gathered: Any
+
+
+class _Strided:
+    """Takes and reduces a small tensor that is not contiguous."""
+
+    def __init__(self, gathered: Any) -> None:
+        self._gathered = gathered
+
+    def load(self, tensor: Tensor) -> int:
+        packed = tensor.contiguous()  # lives as long as its memory is used
+        return int(self._gathered.load(memory_of(packed, nbytes_of(packed))))
+
+    def store(self, tensor: Tensor, out: Tensor) -> None:
+        packed = torch.empty(out.shape, dtype=out.dtype)
+        self._gathered.store(None, memory_of(packed, nbytes_of(packed)))
+        out.copy_(packed)
+
+
+class Reductions(Preparation):
+    """Prepares reductions.
+
+    Parameters
+    ----------
+    channel : Channel
+        Between the ranks.
+    options : Options
+        What is compressed.
+    """
+
+    def __init__(self, channel: Channel, options: Options) -> None:
+        super().__init__(channel)
+        self._options = options
+        self._compressing: Communicator | None = None
+        self._way = lru_cache(maxsize=4096)(self._find_way)
+
+    @property
+    def stats(self) -> Stats | None:
+        """Of the compressed collective that ended last."""
+        return None if self._compressing is None else self._compressing.stats
+
+    def free(self) -> None:
+        """Give back what compresses."""
+        if self._compressing is not None and self.channel.broken is None:
+            self._compressing.free()
+        self._compressing = None
+
+    def allreduce(self, tensors: Sequence[Tensor], op: Any) -> Prepared:
+        tensor = only(tensors)
+        if not is_reachable(tensor):
+            if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
+                return self._sparse_allreduce(tensor, op)
+            check(tensor)
+        reduction, compress, what, nbytes, gathered = self._way(op, tensor.dtype, tensor.numel())
+        if not tensor.is_contiguous():
+            if gathered is not None:
+                return Prepared(what, None, tensors, (_Strided(gathered), tensor.detach()))
+            return Prepared(what, partial(self._allreduce_packed, tensors, reduction, compress), tensors)
+        if gathered is not None:
+            return Prepared(what, None, tensors, (gathered, memory_of(tensor, nbytes)))
+        if reduction.by_mpi and not compress:
+            whole = self.comm.Allreduce
+            return Prepared(what, partial(whole, MPI.IN_PLACE, elements_of(tensor), reduction.operation), tensors)
+        if reduction.scaled:
+            reduction = reduction_of(op, tensor.dtype)
+        return Prepared(what, partial(self._allreduce, tensor.detach(), reduction, compress), tensors)
+
+    def _find_way(self, op: Any, dtype: torch.dtype, count: int) -> Way:
+        reduction, nbytes, gathered = reduction_of(op, dtype), count * dtype.itemsize, None
+        compress = self._compress(dtype, reduction, nbytes)
+        what = signature("allreduce of", count, dtype, reduction.name, compress)
+        if reduction.by_mpi and not compress:
+            name = "uint8" if dtype is torch.bool else str(dtype).removeprefix("torch.")
+            gathered = self.channel.gathered(count, nbytes, name, operation_name(reduction.operation))
+        return Way(reduction, compress, what, nbytes, gathered)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], op: Any) -> Prepared:
+        dtype = same_type(tensors)
+        reduction = reduction_of(op, dtype)
+        nbytes = sum(map(nbytes_of, tensors))
+        compress = self._compress(dtype, reduction, nbytes)
+        what = signature("allreduce_coalesced of", sizes_of(tensors), dtype, reduction.name, compress)
+        return Prepared(what, partial(self._allreduce_packed, tensors, reduction, compress), tensors)
+
+    def reduce(self, tensors: Sequence[Tensor], op: Any, root: int) -> Prepared:
+        tensor = only(tensors)
+        check(tensor)
+        reduction, root = reduction_of(op, tensor.dtype), self.root(root)
+        what = signature("reduce of", tensor.numel(), tensor.dtype, reduction.name, "to", root)
+
+        def run() -> None:
+            packed = Packed([tensor], filled=True)
+            if self.rank != root:
+                nothing = packed.memory.new_empty(0)
+                to_root = lambda out, into, op: self.comm.Reduce(out, None, op, root)  # noqa: E731
+                reduce_into(packed.memory, nothing, reduction, self.size, to_root)
+                return
+            in_place = lambda out, into, op: self.comm.Reduce(MPI.IN_PLACE, into, op, root)  # noqa: E731
+            reduce_into(packed.memory, packed.memory, reduction, self.size, in_place)
+            packed.unpack()
+
+        return Prepared(what, run, tensors)
+
+    def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], op: Any) -> Prepared:
+        output, parts = only(outputs), only(inputs)
+        self.one_each(parts, "reduce_scatter's input list")
+        dtype = same_type([output, *parts])
+        sizes = sizes_of(parts)
+        if output.numel() != sizes[self.rank]:
+            raise InvalidBuffer(
+                f"reduce_scatter: the output has {output.numel()} elements, input {self.rank} has {sizes[self.rank]}"
+            )
+        reduction = reduction_of(op, dtype)
+        even = len(set(sizes)) == 1
+        compress = even and self._compress(dtype, reduction, sum(sizes) * output.element_size())
+        what = signature("reduce_scatter of", sizes, dtype, reduction.name, compress)
+
+        def run() -> None:
+            source, target = Packed(parts, filled=True), Packed([output], filled=False)
+            self._reduce_scatter(source.memory, target.memory, reduction, compress, None if even else sizes)
+            target.unpack()
+
+        return Prepared(what, run, outputs)
+
+    def reduce_scatter_single(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: Any) -> Prepared:
+        """Of one tensor, or of several in a coalesced call."""
+        dtype = same_type([*outputs, *inputs])
+        for output, source in zip(outputs, inputs, strict=True):
+            if source.numel() != output.numel() * self.size:
+                raise InvalidBuffer(
+                    "reduce_scatter: input tensor must be the same size as output size times world size: "
+                    f"{source.numel()} elements are not {self.size} x {output.numel()}"
+                )
+        reduction = reduction_of(op, dtype)
+        compress = [self._compress(dtype, reduction, nbytes_of(source)) for source in inputs]
+        what = signature("reduce_scatter_single of", sizes_of(inputs), dtype, reduction.name, any(compress))
+
+        def run() -> None:
+            for output, tensor, compressed in zip(outputs, inputs, compress, strict=True):
+                source, target = Packed([tensor], filled=True), Packed([output], filled=False)
+                self._reduce_scatter(source.memory, target.memory, reduction, compressed, None)
+                target.unpack()
+
+        return Prepared(what, run, outputs)
+
+    def _sparse_allreduce(self, tensor: Tensor, op: Any) -> Prepared:
+        if tensor.device.type != "cpu":
+            check(tensor)
+        reduction = reduction_of(op, tensor.dtype)
+        if reduction.name != "SUM" or not compressible(tensor):
+            raise UnsupportedDType(
+                f"{reduction.name} of sparse {tensor.dtype}: sums of floating-point elements are known"
+            )
+
+        def run() -> None:
+            own = tensor.detach().coalesce()
+            counted = np.empty(self.size, np.int64)
+            self.comm.Allgather(np.array([own._nnz()], np.int64), counted)
+            counts, dimensions, row = counted.tolist(), own.sparse_dim(), own.shape[own.sparse_dim() :]
+            places = own.indices().new_empty((sum(counts), dimensions))
+            values = own.values().new_empty((sum(counts), *row))
+            gather_shares(self.comm, own.indices().t().contiguous(), places, [n * dimensions for n in counts])
+            gather_shares(self.comm, own.values().contiguous(), values, [n * row.numel() for n in counts])
+            with torch.no_grad():
+                tensor.copy_(torch.sparse_coo_tensor(places.t(), values, own.shape).coalesce())
+
+        shape = "x".join(map(str, tensor.shape))
+        return Prepared(signature("allreduce of sparse", shape, tensor.dtype), run, [tensor])
+
+    def _allreduce(self, memory: Tensor, reduction: Reduction, compress: bool) -> None:
+        if compress:
+            x = array_of(memory)
+            self._communicator().allreduce(x, op="mean" if reduction.mean else "sum", out=x)
+            return
+        reduce_into(memory, memory, reduction, self.size, self._in_place)
+
+    def _in_place(self, outgoing: Message, incoming: Message, operation: Any) -> None:
+        self.comm.Allreduce(MPI.IN_PLACE, incoming, operation)
+
+    def _scatter_blocks(self, outgoing: Message, incoming: Message, operation: Any) -> None:
+        memory, _, kind = outgoing
+        self.comm.Reduce_scatter_block([memory, incoming[1], kind], incoming, operation)
+
+    def _allreduce_packed(self, tensors: Sequence[Tensor], reduction: Reduction, compress: bool) -> None:
+        packed = Packed(tensors, filled=True)
+        self._allreduce(packed.memory, reduction, compress)
+        packed.unpack()
+
+    def _reduce_scatter(
+        self, source: Tensor, target: Tensor, reduction: Reduction, compress: bool, sizes: Sequence[int] | None
+    ) -> None:
+        result = torch.empty_like(target) if overlap(source, target) else target
+        if compress:
+            x, out = array_of(source).reshape(self.size, -1), array_of(result).reshape(1, -1)
+            self._communicator().reduce_scatter(x, op="mean" if reduction.mean else "sum", out=out)
+        elif sizes is None:
+            reduce_into(source, result, reduction, self.size, self._scatter_blocks)
+        else:
+            scatter = self.comm.Reduce_scatter
+            uneven = lambda out, into, op: scatter(out, into, sizes, op)  # noqa: E731
+            reduce_into(source, result, reduction, self.size, uneven)
+        if result is not target:
+            target.copy_(result)
+
+    def _communicator(self) -> Communicator:
+        if self._compressing is None:
+            channel = self.channel
+            self._compressing = Communicator(self.comm, codec=self._options.codec, timeout=channel.seconds)
+        return self._compressing
+
+    def _compress(self, dtype: torch.dtype, reduction: Reduction, nbytes: int) -> bool:
+        options = self._options
+        if options.codec is None or self.size == 1:
+            return False
+        return nbytes >= max(options.min_bytes, 1) and reduction.linear and dtype in COMPRESSIBLE
