@@ -70,9 +70,10 @@ def allreduce(
 
     Parameters
     ----------
-    x : numpy.ndarray
-        This rank's values: C-contiguous, of any shape. Compressed: float16, bfloat16 (ml_dtypes), float32 or float64;
-        halves are added in float32, see docs/algorithms.md. Uncompressed: every type that MPI knows, and halves.
+    x : numpy.ndarray, cupy.ndarray, torch.Tensor on CUDA …
+        This rank's values, on the host or on a GPU (see docs/gpu.md): C-contiguous, of any shape. Compressed: float16,
+        bfloat16 (ml_dtypes), float32 or float64; halves are added in float32, see docs/algorithms.md. Uncompressed:
+        every type that MPI knows, and halves.
     op : str or mpi4py.MPI.Op
         ``"sum"`` or ``"mean"``; without a codec also ``"max"``, ``"min"``, ``"prod"``, the logical and bitwise ones
         and MPI's predefined operations.
@@ -84,21 +85,23 @@ def allreduce(
     algorithm : str
         ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``, ``"native"`` (MPI's own, uncompressed)
         ``"sparse_ring"``, ``"sparse_native"`` and ``"sparse_direct"`` for sparse codecs,
-        or ``"auto"``, which also does not compress where that would not pay: `Communicator.stats` tells.
+        or ``"auto"``, which also does not compress where that would not pay, and sends small arrays with the call's
+        first messages (``"dissemination"``): `Communicator.stats` tells.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
-    out : numpy.ndarray, optional
+    out : array, optional
         Where the result goes: an array like ``x``, or ``x`` itself.
     feedback : ErrorFeedback, optional
         Keeps what compression loses and adds it to the next call's values.
     **codec_options
-        Configuration of a codec given by name, such as ``rate=8``.
+        Configuration of a codec given by name, such as ``rate=8``; and ``timeout=``, seconds without progress after
+        which to give up. For arrays on a GPU also ``stream=``, the caller's stream, by default the current one.
 
     Returns
     -------
-    numpy.ndarray
-        The result, like ``x``: ``out`` if given. A `compcoll.sparse.SparseSum` with a sparse codec's
-        ``out_format="sparse"``.
+    array
+        The result, like ``x``: ``out`` if given. On a GPU it is there for what is launched on the caller's stream. A
+        `compcoll.sparse.SparseSum` with a sparse codec's ``out_format="sparse"``.
 
     Raises
     ------

@@ -15,19 +15,22 @@ class Arena:
         self._allocate = allocate
         self._slab = allocate(0)
         self._used = 0
+        self._beside: list[Any] = []
 
     def take(self, nbytes: int) -> Any:
         """Memory of ``nbytes`` bytes, until `reset`."""
         begin = self._used
         self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         if self._used > self._slab.nbytes:
-            return self._allocate(nbytes)
+            self._beside.append(memory := self._allocate(nbytes))  # kernels may need it longer than who took it
+            return memory
         return self._slab[begin : begin + nbytes]
 
     def reset(self) -> None:
         """Everything taken is free again."""
         if self._used > self._slab.nbytes:
             self._slab = self._allocate(self._used)
+            self._beside.clear()
         self._used = 0
 
 

@@ -7,22 +7,21 @@ import math
 import numbers
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from .accuracy import feedback_converges
+from . import config
 from .algorithms import additive, bcast, choose, native, pairwise, sparse
 from .algorithms.gather import gather
 from .algorithms.job import Job, Window
-from .codecs.base import Codec
-from .codecs.registry import as_codec
-from .errors import InvalidArgument, InvalidBuffer
+from .codecs.base import Coder
+from .errors import InvalidArgument, InvalidBuffer, WireCorrupted
 from .feedback import ErrorFeedback
 from .layout import Chunk, World, balanced_chunks, consecutive_chunks
 from .model import Profile
-from .plan import MOVED, Call, Plan, make_plan
-from .request import Steps
+from .plan import MOVED, Call, Plan, make_plan, with_checksum
+from .recipe import Asked, Checked, Compression, Means, Prepared, Recipe, compression, feedback_refused
+from .request import Steps, Turn
 from .sparse.base import Sparsifier
 from .sparse.coder import SparseCoder
 from .transports.mpi import MPITransport, operation_name
@@ -35,101 +34,6 @@ _REDUCTIONS = ("allreduce", "reduce_scatter")
 
 COPY = "copy"
 """The algorithm of every collective when there is one rank."""
-
-
-class Means(NamedTuple):
-    """What a running collective gets from its communicator.
-
-    Attributes
-    ----------
-    group : Group
-        The ranks.
-    take : callable
-        Gives memory, in bytes.
-    stats : Stats
-        The account to fill.
-    turn : Turn
-        For MPI's nonblocking collectives.
-    number : int
-        How many collectives the communicator began before.
-    """
-
-    group: Any
-    take: Any
-    stats: Any
-    turn: Any
-    number: int = 0
-
-
-class Recipe(NamedTuple):
-    """How calls with the same arguments run, apart from their buffers.
-
-    Attributes
-    ----------
-    plan : Plan
-        What was chosen.
-    run : callable
-        Makes the steps.
-    block : callable or None
-        Does it all in one go, from the flat input to the flat result, and may block in MPI.
-    detail : object
-        What ``run`` must know besides.
-    feedback_refused : str
-        Why the codec that was asked for takes no feedback; empty if it does.
-    """
-
-    plan: Plan
-    run: Callable[[Prepared, Means], Steps]
-    block: Callable[[Any, Any], None] | None
-    detail: Any
-    feedback_refused: str = ""
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A collective whose arguments are checked.
-
-    Attributes
-    ----------
-    x, out : array
-        The flat input and the flat result.
-    result : array
-        What the caller gets; of an allgatherv, which returns it, only what it is like.
-    residual : array, ErrorFeedback or None
-        What feedback adds; for a sparsifier the feedback itself.
-    """
-
-    recipe: Recipe
-    x: Any
-    out: Any
-    result: Any
-    residual: Any = None
-
-
-Asked = tuple[Any, str | None, dict[str, Any]]
-"""A call's codec (``...``: the communicator's), algorithm (None: the communicator's), and the codec's options."""
-
-
-class Compression(NamedTuple):
-    """A call's codec and algorithm, and the relative error that the result may have if the codec is to be chosen."""
-
-    codec: Codec | None
-    algorithm: str
-    tolerance: float | None = None
-
-
-def compression(codec: str | Codec | None, options: dict[str, Any], algorithm: str) -> Compression:
-    """What a call's arguments name."""
-    if not (isinstance(codec, str) and codec == choose.AUTO):
-        return Compression(as_codec(codec, options), algorithm)
-    tolerance = options.get("tolerance")
-    if set(options) != {"tolerance"}:
-        raise InvalidArgument(
-            f'codec="auto" takes tolerance=, the relative error that the result may have, and no more: not {options}'
-        )
-    if not isinstance(tolerance, numbers.Real) or not 0 <= float(tolerance) < math.inf:
-        raise InvalidArgument(f'codec="auto": tolerance={tolerance!r} must be a finite number, 0 or more')
-    return Compression(None, algorithm, float(tolerance))
 
 
 class Collectives:
@@ -149,6 +53,14 @@ class Collectives:
         What is known of the machines, the same on all ranks.
     world : World
         The ranks.
+    small : bytearray
+        Where all ranks' small arrays arrive with the opening.
+    follow : callable
+        Runs steps, of what is named, to their end, in so many seconds.
+    bounded : bool
+        Whether nothing may block in MPI, where no time-out ends it.
+    checksum : bool
+        Whether wires carry checksums.
     """
 
     def __init__(
@@ -159,6 +71,11 @@ class Collectives:
         default: Compression,
         profile: Profile,
         world: World,
+        small: bytearray,
+        *,
+        follow: Callable[[Steps, object, float | None], None],
+        bounded: bool,
+        checksum: bool,
     ) -> None:
         self._device = device
         self._rank = rank
@@ -167,15 +84,20 @@ class Collectives:
         self._default = default
         self._profile = profile
         self._world = world
+        self._small = small
+        self._follow = follow
+        self._bounded = bounded
+        self._checksum = checksum
         self._recipes: dict[tuple[Any, ...], Recipe] = {}
 
-    def allreduce(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Prepared:
+    def allreduce(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Checked:
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
         recipe = self._recipe("allreduce", flat, dtype, op, asked)
-        if isinstance(recipe.plan.codec, Sparsifier):
-            recipe.plan.codec.check_call(feedback, out)
+        chosen = recipe.plan.codec
+        if chosen is not None and isinstance(chosen, Sparsifier):
+            chosen.check_call(feedback, out)
         residual = None if feedback is None else self._residual(feedback, recipe, flat.size, dtype)
-        return Prepared(recipe, flat, flat_out, result, residual)
+        return recipe, flat, flat_out, result, residual
 
     def _allreduce(self, call: Prepared, means: Means) -> Steps:
         plan, n = call.recipe.plan, call.x.size
@@ -219,6 +141,8 @@ class Collectives:
             plan.summands,
             agree=partial(self._add_numbers, means, plan.segment, "recursive_doubling", 0),
             add=partial(self._add_numbers, means, plan.segment, plan.algorithm, x.itemsize / plan.summands.per_value),
+            take=means.take,
+            timeline=means.timeline,
         )
 
     def _add_numbers(
@@ -229,24 +153,33 @@ class Collectives:
         if self._size == 1:
             return _nothing()
         if algorithm == choose.NATIVE:
-            by_mpi = self._by_mpi().reductions("allreduce", op)
-            return native.Reduction(*by_mpi, device, numbers.dtype.name, 1.0).steps(numbers, numbers, means.turn)
-        coder = device.number_coder(numbers, op)
+            return self._numbers_by_mpi(means, numbers, op)
+        coder: Coder = device.number_coder(numbers, op)
+        if self._checksum:
+            coder = with_checksum(coder, device)
 
         def cut(parts: int) -> tuple[Chunk, ...]:
-            return balanced_chunks(len(numbers), parts, 1, segment)
+            return balanced_chunks(numbers.size, parts, 1, segment)
 
         chunks, window = cut(choose.parts(algorithm, self._size)), Window(numbers)
-        job = Job(means.group, coder, window, window, chunks, means.take, means.stats, itemsize=raw_nbytes)
+        job = Job(
+            *(means.group, coder, window, window, chunks, means.take, means.stats),
+            itemsize=raw_nbytes,
+            timeline=means.timeline,
+        )
         return choose.allreduce(algorithm, job, coder, cut)
 
-    def reduce_scatter(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Prepared:
+    def _numbers_by_mpi(self, means: Means, numbers: Any, op: str) -> Steps:
+        start = self._by_mpi().reductions("allreduce", op)[1]
+        return native.move(start(numbers, numbers), means.turn)
+
+    def reduce_scatter(self, x: Any, op: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Checked:
         self._device.check_readable(x, "x")
         shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
         dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
         recipe = self._recipe("reduce_scatter", flat, dtype, op, asked)
         residual = None if feedback is None else self._residual(feedback, recipe, flat.size, dtype)
-        return Prepared(recipe, flat, flat_out, result, residual)
+        return recipe, flat, flat_out, result, residual
 
     def _reduce_scatter(self, call: Prepared, means: Means) -> Steps:
         plan, n = call.recipe.plan, call.out.size
@@ -254,10 +187,10 @@ class Collectives:
         job.out.offset = self._rank * n
         return choose.REDUCE_SCATTER[plan.algorithm](job)
 
-    def allgather(self, x: Any, out: Any, asked: Asked) -> Prepared:
+    def allgather(self, x: Any, out: Any, asked: Asked) -> Checked:
         self._device.check_readable(x, "x")
         dtype, flat, result, flat_out = self._device.buffers(x, (self._size, *x.shape), out)
-        return Prepared(self._recipe("allgather", flat, dtype, MOVED, asked), flat, flat_out, result)
+        return self._recipe("allgather", flat, dtype, MOVED, asked), flat, flat_out, result, None
 
     def _allgather(self, call: Prepared, means: Means) -> Steps:
         plan, x, out = call.recipe.plan, call.x, call.out
@@ -267,7 +200,7 @@ class Collectives:
         job.x.offset = self._rank * x.size
         return choose.ALLGATHER[plan.algorithm](job)
 
-    def allgatherv(self, x: Any, asked: Asked) -> Prepared:
+    def allgatherv(self, x: Any, asked: Asked) -> Checked:
         device = self._device
         device.check_readable(x, "x")
         if x.ndim == 0:
@@ -275,14 +208,16 @@ class Collectives:
         dtype = device.dtype_name(x)
         flat, rows = device.flat(x, dtype), f"rows of shape {x.shape[1:]}"
         recipe = self._recipe("allgatherv", flat, dtype, MOVED, asked, detail=rows, uneven=True)
-        return Prepared(recipe, flat, None, x)
+        return recipe, flat, None, x, None
 
     def _allgatherv(self, call: Prepared, means: Means) -> Steps:
         device, x, plan = self._device, call.result, call.recipe.plan
         packed = yield from gather(means.group, _COUNT.pack(x.shape[0]))
         rows = [_COUNT.unpack(own)[0] for own in packed]
+        if min(rows) < 0:
+            raise WireCorrupted(f"some rank announced a negative number of rows: {rows}")
         counts = [count * math.prod(x.shape[1:]) for count in rows]
-        result = device.empty_like(x, (sum(rows), *x.shape[1:]))
+        result = self._empty(call, means, (sum(rows), *x.shape[1:]))
         call.out = device.flat(result, device.dtype_name(x))
         if plan.algorithm == choose.NATIVE:
             yield from native.move(self._by_mpi().iallgatherv(call.x, call.out, counts), means.turn)
@@ -294,12 +229,16 @@ class Collectives:
             yield from choose.ALLGATHER[plan.algorithm](job)
         return result
 
-    def bcast(self, x: Any, root: int, out: Any, asked: Asked) -> Prepared:
+    def _empty(self, call: Prepared, means: Means, shape: tuple[int, ...]) -> Any:
+        """Memory for a result whose shape was not known when the call was prepared."""
+        return self._device.empty_like(call.result, shape)
+
+    def bcast(self, x: Any, root: int, out: Any, asked: Asked) -> Checked:
         if not isinstance(root, numbers.Integral) or root not in range(self._size):
             raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
         recipe = self._recipe("bcast", flat, dtype, MOVED, asked, detail=f"root {root}")
-        return Prepared(recipe._replace(detail=root), flat, flat_out, result)
+        return recipe._replace(detail=root), flat, flat_out, result, None
 
     def _bcast(self, call: Prepared, means: Means) -> Steps:
         plan, root = call.recipe.plan, call.recipe.detail
@@ -310,12 +249,12 @@ class Collectives:
         chunks = balanced_chunks(call.x.size, 1, plan.block, plan.segment)
         return bcast.bcast(self._job(means, call, chunks), root)
 
-    def alltoall(self, x: Any, out: Any, asked: Asked) -> Prepared:
+    def alltoall(self, x: Any, out: Any, asked: Asked) -> Checked:
         dtype, flat, result, flat_out = self._device.buffers(x, None, out)
         self._split(x.shape, "alltoall")
         if flat_out is flat:
             raise InvalidBuffer("alltoall cannot work in place: give an out of its own")
-        return Prepared(self._recipe("alltoall", flat, dtype, MOVED, asked), flat, flat_out, result)
+        return self._recipe("alltoall", flat, dtype, MOVED, asked), flat, flat_out, result, None
 
     def _alltoall(self, call: Prepared, means: Means) -> Steps:
         if call.recipe.plan.algorithm == choose.NATIVE:
@@ -325,6 +264,11 @@ class Collectives:
 
     def _copy(self, call: Prepared, means: Means) -> Steps:
         self._device.copy(call.x, call.out)
+        yield None
+
+    @staticmethod
+    def _reduce_gathered(call: Prepared, means: Means) -> Steps:
+        call.recipe.gathered.store(call.x, call.out)
         yield None
 
     @staticmethod
@@ -351,24 +295,37 @@ class Collectives:
         try:
             return self._recipes[key]
         except (KeyError, TypeError):  # new, or made of what cannot be a key and will be refused
+            options = dict(options)
+            timeout = options.pop("timeout", None)
+            if timeout is not None:
+                config.timeout(timeout)
             chosen = self._compression(codec, algorithm or self._default.algorithm, options)
             op = operation_name(op) if collective in _REDUCTIONS else MOVED
             call = Call(
-                collective, n, dtype, flat.itemsize, op, chosen.codec, chosen.algorithm, detail, chosen.tolerance
+                collective,
+                n,
+                dtype,
+                flat.itemsize,
+                op,
+                chosen.codec,
+                chosen.algorithm,
+                detail,
+                chosen.tolerance,
+                self._checksum,
             )
-            recipe = self._make(call)
+            recipe = self._make(call, timeout)._replace(timeout=timeout)
             if len(self._recipes) >= _MOST_RECIPES:
                 self._recipes.clear()
             with contextlib.suppress(TypeError):
                 self._recipes[key] = recipe
             return recipe
 
-    def _make(self, call: Call) -> Recipe:
+    def _make(self, call: Call, timeout: float | None) -> Recipe:
         device, mpi, op = self._device, self._mpi, call.op
         plan = make_plan(call, device=device, profile=self._profile, world=self._world, native=mpi is not None)
         run = getattr(self, f"_{call.collective}")
         scale = 1.0 / self._size if op == "mean" else 1.0
-        refused, summands = _feedback_refused(plan, call.dtype), plan.summands
+        refused, summands = feedback_refused(plan, call.dtype), plan.summands
         if self._size == 1 and plan.algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
             plan = plan._replace(codec=None, algorithm=COPY, summands=None)
             if call.n < 0:
@@ -376,12 +333,21 @@ class Collectives:
             return Recipe(plan, self._copy, device.copy, None, refused)
         if summands is not None:
             return Recipe(plan, self._add, None, scale, refused)
+        if plan.algorithm == choose.DISSEMINATION:
+            gathered = device.gathered(self._small, self._size, self._rank, call.n, call.dtype, op)
+            return Recipe(plan, self._reduce_gathered, gathered.store, None, refused, gathered)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
             return Recipe(plan, run, None, scale, refused)
         reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)
-        return Recipe(plan, self._reduce, reduction.block, reduction)
+        block = reduction.block
+        if self._bounded or timeout is not None:
+
+            def block(x: Any, out: Any) -> None:
+                self._follow(reduction.steps(x, out, Turn(None)), plan, timeout)
+
+        return Recipe(plan, self._reduce, block, reduction)
 
     def _by_mpi(self) -> MPITransport:
         assert self._mpi is not None  # else no plan names MPI's own
@@ -398,6 +364,8 @@ class Collectives:
         if recipe.feedback_refused:
             raise InvalidArgument(recipe.feedback_refused)
         residual = feedback.prepare(n, dtype, self._device.zeros_residual)
+        if not self._device.holds(residual):
+            raise InvalidBuffer("feedback holds the losses of arrays on another device: use one feedback a buffer")
         if isinstance(recipe.plan.codec, Sparsifier):
             return feedback
         return residual if recipe.plan.codec is not None else None
@@ -427,19 +395,8 @@ class Collectives:
             residual=None if call.residual is None else Window(call.residual),
             itemsize=call.x.itemsize,
             draw=means.number % 2**32 << 32 | self._rank,
+            timeline=means.timeline,
         )
-
-
-def _feedback_refused(plan: Plan, dtype: str) -> str:
-    """Why feedback cannot go with a plan's codec; empty if it can."""
-    if plan.summands is not None and not plan.summands.feedback:
-        return f"feedback with {plan.codec!r}: a vote loses nothing that could be fed back"
-    if plan.codec is None or feedback_converges(plan.codec, dtype):
-        return ""
-    return (
-        f"feedback with {plan.codec!r} would grow without end, since rounding to steps that large loses more "
-        "than there is: use more bits, smaller blocks, norm='max', rounding to nearest, or no feedback"
-    )
 
 
 def _nothing() -> Steps:

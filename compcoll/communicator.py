@@ -7,27 +7,38 @@ from typing import Any, NoReturn
 
 from . import config
 from .algorithms import choose
-from .algorithms.agree import Opening, agree, fingerprint
+from .algorithms.agree import Opening, Signature, agree
 from .arena import Arena, ArenaPool
+from .calls import Calls
 from .codecs.base import Codec
-from .collectives import Collectives, Means, Prepared, compression
-from .devices.host import HostDevice
-from .errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument
-from .feedback import ErrorFeedback
+from .collectives import Collectives
+from .device_collectives import DeviceCollectives
+from .devices.gpu import cuda_device, gpu_memory
+from .devices.host import HostDevice, ndarray
+from .errors import (
+    CollectiveMismatch,
+    CommunicatorBroken,
+    CompcollError,
+    InvalidArgument,
+    UnsupportedRecovery,
+)
 from .layout import World
 from .plan import Plan
 from .profile import profile_for
-from .request import Engine, Request, Steps, Turn, anything_under_way, keep_forever
+from .recipe import Checked, Means, Prepared, compression
+from .request import Engine, Request, Steps, Turn, keep_forever, under_way
+from .roll_call import RollCall
 from .stats import Stats
-from .transports.base import Group, Transport
+from .transports.base import Connection, Group
+from .transports.gpu_aware import gpu_awareness
 from .transports.mpi import MPITransport, transport_of
 
-_OPENING_TAG = 0
+_OPENING_TAG = 0  # and the next
 _TAGS_EACH = 4  # a collective's phases may overlap
 _MOST_IN_FLIGHT = 32768 // _TAGS_EACH - 1  # MPI promises tags up to 32767
 
 
-class Communicator:
+class Communicator(Calls):
     """Compressed collectives among the ranks of an MPI communicator.
 
     Every collective is called by all ranks, in the same order, with the same arguments. The first messages of each
@@ -35,11 +46,15 @@ class Communicator:
     is touched, and the communicator stays usable.
 
     The methods take the arguments of the functions of the same name in `compcoll`, less ``comm``; without ``codec=``
-    and ``algorithm=`` they use the communicator's. Those with an i in front return a `Request`.
+    and ``algorithm=`` they use the communicator's. Those with an i in front return a `Request`. All take ``timeout=``,
+    as the communicator does, for themselves.
+
+    When a rank is late, or has died, or fails halfway, everybody raises an error that tells so, and the communicator
+    cannot be used any more: see `shrink` and docs/reliability.md.
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm or Transport, optional
+    comm : mpi4py.MPI.Intracomm or Connection, optional
         Duplicated, collectively; MPI.COMM_WORLD by default. A transport of another kind is taken as it is.
     codec : str or Codec, optional
         What collectives compress with unless they name a codec; nothing by default.
@@ -49,7 +64,12 @@ class Communicator:
         Whether collectives under way advance when the caller waits or tests, or by a thread of their own. With
         ``"nap"`` a wait leaves the core to other threads, for a little more latency.
     timeout : float, optional
-        Seconds without progress after which a wait gives up; by default COMPCOLL_TIMEOUT, or 1800.
+        Seconds without progress after which a wait gives up; by default COMPCOLL_TIMEOUT, or 1800. When given, here or
+        by the variable, MPI's own reductions are bounded by it, too, and take a little longer.
+    checksum : bool
+        Whether encoded segments carry a CRC-32C, so that bits that change on their way raise `WireCorrupted`. MPI's own
+        collectives have none: they are then refused, and never chosen. Of arrays on a GPU, wires are sealed and looked
+        at in pinned host memory.
     **codec_options
         Configuration of a codec given by name.
 
@@ -67,139 +87,71 @@ class Communicator:
         algorithm: str = choose.AUTO,
         progress: str = "wait",
         timeout: float | None = None,
+        checksum: bool = False,
         **codec_options: Any,
     ) -> None:
-        if progress not in ("wait", "nap", "thread"):
-            raise InvalidArgument(f'progress={progress!r} is none of "wait", "nap" and "thread"')
-        threaded = progress == "thread"
-        seconds = config.timeout(timeout)
-        default = compression(codec, codec_options, algorithm)
+        self._settings: dict[str, Any] = {
+            "codec": codec,
+            "algorithm": algorithm,
+            "progress": progress,
+            "timeout": timeout,
+            "checksum": checksum,
+            **codec_options,
+        }
         self._stats: Stats | None = None
         self._at_once: tuple[str, Plan, int, float] | None = None
-        self._transport: Transport = transport_of(comm, threads=threaded)
+        threaded = progress == "thread"
+        self._transport: Connection = transport_of(comm, threads=threaded)
+        mpi = self._transport if isinstance(self._transport, MPITransport) else None
         self.rank, self.size = self._transport.rank, self._transport.size
         neighbours = list(self._transport.nodes).count(self._transport.nodes[self.rank])
-        device = HostDevice(config.threads(neighbours))
-        mpi = self._transport if isinstance(self._transport, MPITransport) else None
+        try:
+            if progress not in ("wait", "nap", "thread"):
+                raise InvalidArgument(f'progress={progress!r} is none of "wait", "nap" and "thread"')
+            if not isinstance(checksum, bool):
+                raise InvalidArgument(f"checksum={checksum!r}: True or False is needed")
+            seconds, self._debug = config.timeout(timeout), config.debug()
+            default = compression(codec, codec_options, algorithm)
+            device = HostDevice(config.threads(neighbours))
+        except CompcollError as error:
+            if mpi is not None:
+                mpi.settle(error)
+            raise
+        if mpi is not None:
+            mpi.settle(None)
         profile = profile_for(self._transport, device.name)
         world = World.of(self._transport.nodes)
-        self._collectives = Collectives(device, self.rank, mpi, default, profile, world)
-        crowded = neighbours > config.cores()
-        self._engine = Engine(seconds, threaded=threaded, crowded=crowded, naps=progress == "nap")
-        self._arenas = ArenaPool(device.empty_bytes)
         self._opening = Opening(self._transport, _OPENING_TAG)
+        self._roll_call = RollCall(self._transport)
+        # Between nodes a look at the network costs more than the core that a waiting rank lends to others.
+        crowded = neighbours > config.cores() or world.nodes > 1
+        self._engine = Engine(seconds, self._roll_call, threaded=threaded, crowded=crowded, naps=progress == "nap")
+        self._collectives = Collectives(
+            device,
+            self.rank,
+            mpi,
+            default,
+            profile,
+            world,
+            self._opening.arrays,
+            follow=self._engine.follow,
+            bounded=timeout is not None or config.timeout_is_set(),
+            checksum=checksum,
+        )
+        self._arenas = ArenaPool(device.empty_bytes)
         self._sequence = 0
         self._broken: BaseException | None = None
         self._turn: Turn | None = None
+        self._gpu: DeviceCollectives | None = None
 
     @property
     def stats(self) -> Stats | None:
         """Account of the collective that ended last; None before the first."""
         if self._at_once is not None:  # an account that nobody reads is not made
             collective, plan, nbytes, seconds = self._at_once
-            self._stats, self._at_once = _account(collective, plan, nbytes), None
+            self._stats, self._at_once = self._account(collective, plan, nbytes), None
             self._stats.total_seconds = seconds
         return self._stats
-
-    def allreduce(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Reduce all ranks' arrays; see `compcoll.allreduce`."""
-        return self.call("allreduce", x, op, out, feedback, (codec, algorithm, options))
-
-    def iallreduce(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> Request:
-        """Start an allreduce; see `compcoll.iallreduce`."""
-        return self.start("allreduce", x, op, out, feedback, (codec, algorithm, options))
-
-    def reduce_scatter(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> Any:
-        """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
-        return self.call("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
-
-    def ireduce_scatter(
-        self,
-        x: Any,
-        *,
-        op: Any = "sum",
-        out: Any = None,
-        feedback: ErrorFeedback | None = None,
-        codec: Any = ...,
-        algorithm: str | None = None,
-        **options: Any,
-    ) -> Request:
-        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
-        return self.start("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
-
-    def allgather(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Any:
-        """Stack all ranks' arrays; see `compcoll.allgather`."""
-        return self.call("allgather", x, out, (codec, algorithm, options))
-
-    def iallgather(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Request:
-        """Start an allgather; see `compcoll.allgather`."""
-        return self.start("allgather", x, out, (codec, algorithm, options))
-
-    def allgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Any:
-        """Join all ranks' arrays; see `compcoll.allgatherv`."""
-        return self.call("allgatherv", x, (codec, algorithm, options))
-
-    def iallgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Request:
-        """Start an allgatherv; see `compcoll.allgatherv`."""
-        return self.start("allgatherv", x, (codec, algorithm, options))
-
-    def bcast(
-        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Any:
-        """Give every rank the root's array; see `compcoll.bcast`."""
-        return self.call("bcast", x, root, out, (codec, algorithm, options))
-
-    def ibcast(
-        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Request:
-        """Start a broadcast; see `compcoll.bcast`."""
-        return self.start("bcast", x, root, out, (codec, algorithm, options))
-
-    def alltoall(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Any:
-        """Exchange blocks; see `compcoll.alltoall`."""
-        return self.call("alltoall", x, out, (codec, algorithm, options))
-
-    def ialltoall(
-        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
-    ) -> Request:
-        """Start an alltoall; see `compcoll.alltoall`."""
-        return self.start("alltoall", x, out, (codec, algorithm, options))
 
     def free(self) -> None:
         """Finish what is under way and give the private MPI communicator back, collectively."""
@@ -209,39 +161,111 @@ class Communicator:
         self._engine.close()
         self._broken = CommunicatorBroken("it was freed")
 
+    def shrink(self) -> Communicator:
+        """A communicator of the ranks that are alive, with the settings of this one, which is used no more. Collective
+        among those ranks; they keep their order.
+
+        Some of them may have finished the collective in which a rank died, and others not: agree, by a collective of
+        the new communicator, on where to go on. Error feedback is the caller's, and goes on as it is.
+
+        Raises
+        ------
+        UnsupportedRecovery
+            If MPI cannot go on without a rank: start the job by Open MPI 5's ``mpirun --with-ft ulfm``.
+        PeerTimeout
+            If not all ranks that are alive come in time.
+
+        References
+        ----------
+        W. Bland et al., "Post-failure recovery of MPI communication capability: Design and rationale", International
+        Journal of High Performance Computing Applications 27(3), 2013 (ULFM).
+        """
+        if not isinstance(self._transport, MPITransport):
+            raise UnsupportedRecovery(f"{type(self._transport).__name__} cannot go on without a rank: MPI can")
+        survivors = self._transport.survivors(self._engine.timeout)
+        self._break(CommunicatorBroken("it was shrunk"))
+        self._engine.close()
+        return Communicator(survivors, **self._settings)
+
     def call(self, collective: str, *arguments: Any) -> Any:
         """Run a collective with the arguments that `Collectives` takes."""
-        prepared = self._prepare(collective, arguments)
-        if prepared.recipe.block is None:
-            return self._run(collective, prepared).wait()
-        return self._run_at_once(collective, prepared)
+        checked = self._check(collective, arguments)
+        (plan, run, block, _, _, gathered, timeout), x, out, result, _ = checked
+        if block is None:
+            return self._wait(self._run(collective, Prepared(*checked)))
+        # May block in MPI, and does unless some rank has other collectives to advance meanwhile.
+        started = perf_counter()
+        opening, engine = self._opening, self._engine
+        self._sequence += 1
+        try:
+            if self._turn is not None:
+                engine.drive(Turn(self._turn).Test, timeout, lambda: "the openings before")
+                self._turn = None
+            nbytes = 0 if gathered is None else gathered.load(x)
+            signature = plan.signature.here() if self._debug else plan.signature
+            engine.follow(agree(opening, signature, bool(under_way), nbytes), plan, timeout)
+            if opening.anybody_busy:
+                engine.follow(run(Prepared(*checked), Means(None, None, None, Turn(None))), plan, timeout)
+            else:
+                block(x, out)
+        except CollectiveMismatch:
+            raise
+        except BaseException as error:
+            failure = self._break(error, checked)
+            if failure is error:
+                raise
+            raise failure from error
+        self._at_once = collective, plan, x.nbytes, perf_counter() - started
+        return result
 
     def start(self, collective: str, *arguments: Any) -> Request:
         """Start a collective with the arguments that `Collectives` takes."""
-        return self._run(collective, self._prepare(collective, arguments))
+        return self._run(collective, Prepared(*self._check(collective, arguments)))
 
-    def _prepare(self, collective: str, arguments: tuple[Any, ...]) -> Prepared:
+    def _wait(self, request: Request) -> Any:
+        """The result of a request that nobody else has."""
+        try:
+            return request.wait()
+        except BaseException as error:
+            if not request.done:
+                self._break(error)
+            raise
+
+    def _check(self, collective: str, arguments: tuple[Any, ...]) -> Checked:
         """Check the arguments; a refusal is told to all ranks, which wait in the same collective."""
         if self._broken is not None:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken!r}") from self._broken
+        x = arguments[0]
         try:
-            prepared: Prepared = getattr(self._collectives, collective)(*arguments)
+            checked: Checked
+            if type(x) is ndarray or not gpu_memory(x):
+                checked = getattr(self._collectives, collective)(*arguments)
+            else:
+                checked = self._on_gpu(x).check(collective, arguments)
         except Exception as error:
             self._refuse(collective, error)
-        return prepared
+        return checked
+
+    def _on_gpu(self, x: Any) -> DeviceCollectives:
+        """The collectives on the GPU of the first array that was in one's memory."""
+        if self._gpu is None:
+            direct = isinstance(self._transport, MPITransport) and gpu_awareness().aware
+            self._gpu = DeviceCollectives(cuda_device(x), self._collectives, self._transport, direct=direct)
+        return self._gpu
 
     def _refuse(self, collective: str, error: Exception) -> NoReturn:
-        text = f"{collective} refused: {type(error).__name__}: {error}"
+        signature = Signature(f"{collective} refused: {type(error).__name__}: {error}", f"by rank {self.rank}")
+        self._sequence += 1
         arena, turn = self._arenas.acquire(), self._next_turn()
         request = Request(
-            self._open(turn, text, fingerprint(f"{text} by rank {self.rank}"), self._next_tag()),
+            self._open(turn, signature),
             Stats(collective, None, "refused"),
             self._engine,
             release=lambda failure: self._settle(turn, arena, failure),
         )
         self._engine.start(request)
         try:
-            request.wait()
+            self._wait(request)
         except CompcollError as told:
             raise error from told
         raise error
@@ -251,58 +275,47 @@ class Communicator:
             self._engine.drain()
         number = self._sequence
         plan, arena, tag, turn = prepared.recipe.plan, self._arenas.acquire(), self._next_tag(), self._next_turn()
-        stats = _account(collective, plan, prepared.x.nbytes)
+        stats = self._account(collective, plan, prepared.x.nbytes)
+        signature = plan.signature.here() if self._debug else plan.signature
 
         def steps() -> Steps:
-            yield from self._open(turn, plan.text, plan.digest, tag)
+            yield from self._open(turn, signature, prepared)
             if plan.algorithm not in choose.BY_MPI:
                 turn.use()
             means = Means(Group(self._transport, tag), arena.take, stats, turn, number)
             result = yield from prepared.recipe.run(prepared, means)
             return prepared.result if result is None else result
 
-        def release(error: BaseException | None) -> None:
+        def release(error: BaseException | None) -> BaseException | None:
             self._stats, self._at_once = stats, None
-            self._settle(turn, arena, error, prepared)
+            return self._settle(turn, arena, error, prepared)
 
-        request = Request(steps(), stats, self._engine, release=release)
+        request = Request(steps(), stats, self._engine, release=release, timeout=prepared.recipe.timeout)
         self._engine.start(request)
         return request
 
-    def _open(self, turn: Turn, text: str, digest: int, tag: int) -> Steps:
+    def _open(self, turn: Turn, signature: Signature, prepared: Prepared | None = None) -> Steps:
         yield turn
-        yield from agree(self._opening, text, digest, True, tag)
+        gathered = None if prepared is None else prepared.recipe.gathered
+        nbytes = 0 if prepared is None or gathered is None else gathered.load(prepared.x)
+        yield from agree(self._opening, signature, True, nbytes)
 
-    def _run_at_once(self, collective: str, prepared: Prepared) -> Any:
-        """Run what may block in MPI; it does unless some rank has other collectives to advance meanwhile."""
-        started = perf_counter()
-        plan, run, block, _, _ = prepared.recipe
-        opening, engine, tag = self._opening, self._engine, self._next_tag()
-        try:
-            if self._turn is not None:
-                engine.drive(Turn(self._turn).Test, None, lambda: "the openings before")
-                self._turn = None
-            engine.follow(agree(opening, plan.text, plan.digest, anything_under_way(), tag))
-            if block is None or opening.anybody_busy:
-                engine.follow(run(prepared, Means(None, None, None, Turn(None))))
-            else:
-                block(prepared.x, prepared.out)
-        except CollectiveMismatch:
-            raise
-        except BaseException as error:
-            self._broken = error
-            keep_forever((opening, prepared))
-            raise
-        self._at_once = collective, plan, prepared.x.nbytes, perf_counter() - started
-        return prepared.result
-
-    def _settle(self, turn: Turn, arena: Arena, error: BaseException | None, *buffers: Any) -> None:
+    def _settle(self, turn: Turn, arena: Arena, error: BaseException | None, *buffers: Any) -> BaseException | None:
         turn.use()
         if error is None or isinstance(error, CollectiveMismatch):
             self._arenas.release(arena)
-        else:
+            return error
+        return self._break(error, arena, *buffers)
+
+    def _break(self, error: BaseException, *buffers: Any) -> BaseException:
+        """Nothing goes on after this error: tell the others. What it means, if it says something of them."""
+        keep_forever((self._opening, *buffers))
+        if self._broken is None:
+            error = self._transport.failure(error) or error
             self._broken = error
-            keep_forever((self._opening, arena, *buffers))
+            self._roll_call.tell(error)
+            self._engine.fail(error)
+        return error
 
     def _next_tag(self) -> int:
         self._sequence += 1
@@ -312,7 +325,10 @@ class Communicator:
         turn = self._turn = Turn(self._turn)
         return turn
 
-
-def _account(collective: str, plan: Plan, nbytes: int) -> Stats:
-    unknown = -1 if plan.algorithm in choose.BY_MPI else 0
-    return Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, nbytes, unknown)
+    def _account(self, collective: str, plan: Plan, nbytes: int) -> Stats:
+        stats = Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, nbytes)
+        if plan.algorithm == choose.NATIVE:
+            stats.wire_nbytes = -1
+        elif plan.algorithm == choose.DISSEMINATION:
+            stats.wire_nbytes = stats.raw_sent_nbytes = (self.size - 1) * nbytes
+        return stats

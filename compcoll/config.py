@@ -12,8 +12,11 @@ THREADS = "COMPCOLL_THREADS"
 INSTRUCTION_SET = "COMPCOLL_INSTRUCTION_SET"
 SEGMENT = "COMPCOLL_SEGMENT"
 PROFILE = "COMPCOLL_PROFILE"
+DEBUG = "COMPCOLL_DEBUG"
 CODEC = "COMPCOLL_CODEC"
 RATE = "COMPCOLL_RATE"
+GPU_AWARE = "COMPCOLL_GPU_AWARE"
+NVTX = "COMPCOLL_NVTX"
 
 NO_PROFILE = "defaults"
 
@@ -44,6 +47,19 @@ def timeout(given: float | None = None) -> float:
     return given
 
 
+def timeout_is_set() -> bool:
+    """Whether the environment has a time-out."""
+    return bool(os.environ.get(TIMEOUT))
+
+
+def debug() -> bool:
+    """Whether to tell where in the program each collective was called (COMPCOLL_DEBUG=1, default no)."""
+    text = os.environ.get(DEBUG) or "0"
+    if text not in ("0", "1"):
+        raise InvalidArgument(f"{DEBUG}={text!r} in the environment: 0 or 1 is needed")
+    return text == "1"
+
+
 def threads(local_ranks: int) -> int:
     """Threads for each kernel (COMPCOLL_THREADS, else this process's share of the cores that it may run on)."""
     return int(_number(THREADS, max(cores() // max(local_ranks, 1), 1), 1))
@@ -54,9 +70,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def segment_nbytes(nodes: int = 1) -> int:
-    """Uncompressed bytes of a segment, the unit of overlap (COMPCOLL_SEGMENT, default 1 MiB; 512 KiB between nodes)."""
-    return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else DEFAULT_SEGMENT_BETWEEN_NODES, 1))
+def segment_nbytes(nodes: int = 1, ratio: float = 1.0) -> int:
+    """Uncompressed bytes of a segment, the unit of overlap.
+
+    COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB, and up to 2 MiB where less than a quarter
+    of them is sent: messages then have 128 KiB.
+    """
+    between = int(min(max(ratio / 4, 1.0), 4.0) * DEFAULT_SEGMENT_BETWEEN_NODES)
+    return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else between, 1))
 
 
 def profile() -> str:
@@ -73,6 +94,23 @@ def codec() -> tuple[str | None, dict[str, Any]]:
         raise InvalidArgument(f"{RATE} is set in the environment, but {CODEC} is not")
     rate = _number(RATE, 0.0, 0.0)
     return name, {"rate": int(rate) if rate.is_integer() else rate}
+
+
+def _switch(variable: str) -> bool | None:
+    text = os.environ.get(variable)
+    if text not in (None, "", "0", "1"):
+        raise InvalidArgument(f"{variable}={text!r} in the environment: 0 or 1 is needed")
+    return text == "1" if text else None
+
+
+def gpu_aware() -> bool | None:
+    """Whether MPI takes memory of GPUs (COMPCOLL_GPU_AWARE); None if nobody said so."""
+    return _switch(GPU_AWARE)
+
+
+def nvtx() -> bool:
+    """Whether profiles are to show what runs when (COMPCOLL_NVTX, default no)."""
+    return bool(_switch(NVTX))
 
 
 def instruction_set(supported: list[str]) -> str:

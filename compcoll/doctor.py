@@ -16,7 +16,7 @@ from . import config
 from .devices.host import HostDevice
 from .errors import CompcollError
 from .layout import World
-from .surroundings import Launcher, binding, cpu, cuda_of_mpi, launcher, loaded_networks, settings, versions
+from .surroundings import Launcher, binding, cpu, launcher, loaded_networks, settings, versions
 
 if TYPE_CHECKING:
     from .transports.mpi import MPITransport
@@ -293,18 +293,17 @@ def _ping_pong(transport: MPITransport, partner: int) -> tuple[float, float]:
 
 
 def _gpu(report: Report) -> None:
-    """What is known of GPUs; compcoll works on host memory."""
-    said = cuda_of_mpi()
-    kinds = report.facts.get("mpi_memory_kinds")
-    if kinds:
-        told, aware = f"its mpi_memory_alloc_kinds are {kinds}", "cuda" in kinds
-    elif said is not None:
-        told, aware = f"its MPIX_Query_cuda_support says {'yes' if said else 'no'}", said
-    else:
-        told, aware = "it does not say", False
-    cupy = "installed" if report.facts["packages"].get("cupy") else "not installed"
-    text = f"not used: buffers are NumPy arrays; CuPy is {cupy}; MPI is {'' if aware else 'not known to be '}GPU-aware"
-    report.add("GPU", f"{text} ({told})", gpu_aware=aware, gpu_aware_by=told)
+    """Which GPUs there are, and how their memory reaches other ranks."""
+    from .devices.gpu import gpus
+    from .transports.gpu_aware import gpu_awareness
+
+    names, why = gpus()
+    known = _try(report, gpu_awareness, f"set {config.GPU_AWARE} right, or unset it")
+    if known is None:
+        return
+    way = "takes their memory" if known.aware else "does not take their memory: wires go through pinned host memory"
+    text = ", ".join(names) if names else f"none ({why})"
+    report.add("GPU", f"{text}; MPI {way} ({known.how})", gpus=names, gpu_aware=known.aware, gpu_aware_by=known.how)
 
 
 def _sums(report: Report, transport: MPITransport) -> None:

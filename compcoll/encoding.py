@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from . import config
-from .codecs.base import DTYPES, Codec
+from .codecs.base import DTYPES, Codec, Coder
 from .codecs.registry import as_codec
+from .devices.arrays import NUMPY_DTYPES
+from .devices.gpu import cuda_device, gpu_memory
 from .devices.host import HostDevice
 from .errors import InvalidArgument, InvalidBuffer, UnsupportedDType
+from .sparse.base import Sparsifier
+
+_TORCH = "torch."
 
 
 def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
@@ -19,8 +25,8 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
 
     Parameters
     ----------
-    x : numpy.ndarray
-        C-contiguous; float16, bfloat16, float32 or float64.
+    x : numpy.ndarray, or an array of a GPU
+        C-contiguous; float16, bfloat16, float32 or float64. Of a GPU's: what collectives take (docs/gpu.md).
     codec : str or Codec
         A codec or its name.
     **codec_options
@@ -28,46 +34,107 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
 
     Returns
     -------
-    numpy.ndarray of uint8
-        The wire, as a collective would send it.
+    array of uint8
+        The wire, as a collective would send it: in ``x``'s memory, and on a GPU ordered as kernels launched by the
+        caller are.
 
     Examples
     --------
     >>> wire = compcoll.encode(x, codec="zfp", rate=8)
     >>> y = compcoll.decode(wire, x.shape, x.dtype, codec="zfp", rate=8)
     """
-    device = HostDevice(config.threads(1))
+    chosen = _named(codec, codec_options)
+    if gpu_memory(x):
+        return _encode_there(x, chosen)
+    device = _host()
     device.check_readable(x, "x")
-    coder = _named(codec, codec_options).coder(device, _compressible(device.dtype_name(x)))
-    wire = device.empty_bytes(coder.wire_nbytes(x.size))
-    nbytes = coder.encode(x.size, device.flat(x, device.dtype_name(x)), (), wire)
-    return wire[:nbytes]
+    name = _compressible(device.dtype_name(x))
+    return _encoded(device, chosen.coder(device, name), device.flat(x, name))
 
 
 def decode(
     wire: Any, shape: int | tuple[int, ...], dtype: Any, /, codec: str | Codec = "zfp", **codec_options: Any
 ) -> Any:
-    """Decode the wire of an array of that shape and element type; ``codec`` as it was for `encode`.
+    """Decode the wire of an array of that shape and element type; ``codec`` as it was for `encode`. The result is in
+    the wire's memory: a ``numpy.ndarray``, or on a GPU a ``torch.Tensor`` of a tensor, else a ``cupy.ndarray``.
 
     Raises
     ------
     InvalidBuffer
         If the wire has not the length that these arguments call for.
     """
-    device = HostDevice(config.threads(1))
-    device.check_readable(wire, "wire")
-    out = np.empty(shape, dtype)
-    name = _compressible(device.dtype_name(out))
     chosen = _named(codec, codec_options)
+    name = _compressible(str(dtype)[len(_TORCH) :] if str(dtype).startswith(_TORCH) else np.dtype(dtype).name)
+    lengths = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if gpu_memory(wire):
+        return _decode_there(wire, lengths, name, chosen)
+    device = _host()
+    device.check_readable(wire, "wire")
+    out = np.empty(lengths, NUMPY_DTYPES[name])
     coder = chosen.coder(device, name)
-    n, expected = math.prod(out.shape), coder.wire_nbytes(out.size)
-    if wire.dtype != np.uint8 or wire.nbytes > expected or (chosen.fixed_size and wire.nbytes != expected):
-        raise InvalidBuffer(
-            f"wire has {wire.nbytes} bytes of {wire.dtype}, but {chosen!r} writes "
-            f"{'' if chosen.fixed_size else 'at most '}{expected} bytes of uint8 for {n} values of {name}"
-        )
-    coder.decode(n, None, (wire.reshape(-1),), device.flat(out, name))
+    _check_length(wire.dtype.name, wire.nbytes, chosen, coder, out.size, name)
+    coder.decode(out.size, None, (wire.reshape(-1),), device.flat(out, name))
     return out
+
+
+def _encode_there(x: Any, codec: Codec) -> Any:
+    device: Any = cuda_device(x, shared=True)
+    caller = device.caller(x, None)
+    name, flat = device.view(x, "x")
+    coder = _kernels(device, codec, _compressible(name))
+    if coder is None:  # no kernels there: by way of the host
+        host = _host()
+        content = _encoded(host, codec.coder(host, name), device.to_host(flat, caller))
+        wire = device.empty_like(x, content.shape, caller, "uint8")
+        device.from_host(content, device.view(wire, "wire")[1], caller)
+        return wire
+    wire = device.empty_like(x, (coder.wire_nbytes(flat.size),), caller, "uint8")
+    with device.launching_on(caller):
+        coder.encode(flat.size, flat, (), device.view(wire, "wire")[1])
+    return wire
+
+
+def _decode_there(wire: Any, shape: tuple[int, ...], name: str, codec: Codec) -> Any:
+    device: Any = cuda_device(wire, shared=True)
+    caller = device.caller(wire, None)
+    kind, flat = device.view(wire, "wire")
+    coder, host = _kernels(device, codec, name), _host()
+    n = math.prod(shape)
+    _check_length(kind, flat.nbytes, codec, codec.coder(host, name), n, name)
+    out = device.empty_like(wire, shape, caller, name)
+    memory = device.view(out, "out")[1]
+    if coder is None:
+        values = np.empty(n, memory.dtype)
+        codec.coder(host, name).decode(n, None, (device.to_host(flat, caller),), values)
+        device.from_host(values, memory, caller)
+    else:
+        with device.launching_on(caller):
+            coder.decode(n, None, (flat,), memory)
+    return out
+
+
+def _host() -> HostDevice:
+    return HostDevice(config.threads(1))
+
+
+def _kernels(device: Any, codec: Codec, dtype: str) -> Coder | None:
+    """The codec bound to a GPU, if it has kernels there."""
+    coder = None if isinstance(codec, Sparsifier) else codec.coder(device, dtype)
+    return coder if device.owns(coder) else None
+
+
+def _encoded(device: HostDevice, coder: Coder, flat: Any) -> Any:
+    wire = device.empty_bytes(coder.wire_nbytes(flat.size))
+    return wire[: coder.encode(flat.size, flat, (), wire)]
+
+
+def _check_length(kind: str, nbytes: int, codec: Codec, coder: Coder, n: int, dtype: str) -> None:
+    expected = coder.wire_nbytes(n)
+    if kind != "uint8" or nbytes > expected or (codec.fixed_size and nbytes != expected):
+        raise InvalidBuffer(
+            f"wire has {nbytes} bytes of {kind}, but {codec!r} writes "
+            f"{'' if codec.fixed_size else 'at most '}{expected} bytes of uint8 for {n} values of {dtype}"
+        )
 
 
 def _named(codec: str | Codec, options: dict[str, Any]) -> Codec:

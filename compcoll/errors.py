@@ -11,10 +11,13 @@
     ├── UnsupportedDevice (RuntimeError)    memory of a device that compcoll cannot reach
     ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not belong together, or one rank refused its own
     ├── PeerTimeout (TimeoutError)          a rank did not send what it should have in time
+    ├── PeerFailed (RuntimeError)           a rank has died
     ├── CommunicatorBroken (RuntimeError)   used after a collective had failed halfway
+    ├── UnsupportedRecovery (RuntimeError)  MPI cannot go on without a rank that has died
     ├── NotUnderMPI (RuntimeError)          PyTorch's ranks are not the ranks of one MPI job
     ├── ThreadsUnavailable (RuntimeError)   MPI was initialised without MPI_THREAD_MULTIPLE
     ├── HookTaken (RuntimeError)            something else reduces this model's gradients already
+    ├── GradientsPending (RuntimeError)     gradients are used, or added to, while they are being averaged
     ├── WireCorrupted (ValueError)          received bytes that no encoder writes
     └── ProfileError (ValueError)           a stored profile that cannot be read, used or written
 """
@@ -55,11 +58,39 @@ class CollectiveMismatch(CompcollError, RuntimeError):
 
 
 class PeerTimeout(CompcollError, TimeoutError):
-    """A rank did not send what it should have in time."""
+    """A rank did not send what it should have in time.
+
+    Attributes
+    ----------
+    missing : tuple of int
+        Ranks that did not answer when all were asked what they wait for.
+    """
+
+    def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class PeerFailed(CompcollError, RuntimeError):
+    """A rank has died. What survives can go on: see `Communicator.shrink`.
+
+    Attributes
+    ----------
+    failed : tuple of int
+        The ranks that are known to have died.
+    """
+
+    def __init__(self, message: str, failed: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.failed = failed
 
 
 class CommunicatorBroken(CompcollError, RuntimeError):
     """The communicator was used after one of its collectives had failed halfway."""
+
+
+class UnsupportedRecovery(CompcollError, RuntimeError):
+    """MPI cannot go on without a rank that has died."""
 
 
 class NotUnderMPI(CompcollError, RuntimeError):
@@ -72,6 +103,10 @@ class ThreadsUnavailable(CompcollError, RuntimeError):
 
 class HookTaken(CompcollError, RuntimeError):
     """Something else reduces this model's gradients already."""
+
+
+class GradientsPending(CompcollError, RuntimeError):
+    """Gradients are used, or added to, while they are being averaged."""
 
 
 class WireCorrupted(CompcollError, ValueError):

@@ -75,6 +75,7 @@ def lines(args: argparse.Namespace) -> list[str]:
         _ITEMSIZES[args.dtype],
         affordable(args.dtype) if automatic else [] if codec is None else [codec],
         tolerance=options.get("tolerance") if automatic else None,
+        small=choose.is_small(args.collective, args.dtype, "sum", nbytes, world, device),
     )
     found = choose.options(question, profile, world, device)
     chosen = choose.best(found)

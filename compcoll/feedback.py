@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
 from .errors import InvalidBuffer
 
+_VERSION = 1
+"""Of what `ErrorFeedback.state_dict` gives: another one when its meaning changes."""
+
 
 class Incoming(Protocol):
-    """A call's values, not yet added to anything."""
+    """A call's values, not yet added to anything.
+
+    Attributes
+    ----------
+    scale : float
+        What they are multiplied with before they are added: a mean divides by the number of ranks.
+    kernels : Selection
+        Passes over arrays such as the feedback's.
+    """
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def kernels(self) -> Any: ...
 
     def add_to(self, target: Any, factor: float = 1.0) -> None:
-        """Add them, times a factor, to an array of a residual's type."""
+        """Add them, times the scale and a factor, to an array of a residual's type."""
 
     def norm(self) -> float:
-        """The Euclidean norm of those that are finite."""
+        """The Euclidean norm of those that are finite, as the caller gave them."""
 
 
 class ErrorFeedback:
@@ -24,6 +41,8 @@ class ErrorFeedback:
 
     Attributes
     ----------
+    arrays : tuple of str
+        The names of the arrays kept, ``residual`` the first of them: all are as long as the buffer.
     residual : array or None
         The loss kept: float64 for float64 buffers, else float32; None before the first call. Losses that are not
         finite are dropped.
@@ -36,7 +55,7 @@ class ErrorFeedback:
     Speech DNNs", Interspeech 2014.
     """
 
-    _arrays: tuple[str, ...] = ("residual",)
+    arrays: ClassVar[tuple[str, ...]] = ("residual",)
 
     def __init__(self) -> None:
         self.residual: Any = None
@@ -44,10 +63,13 @@ class ErrorFeedback:
         self._dtype = ""
         self._zeros: Callable[[int, str], Any] | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def reset(self) -> None:
         """Forget everything so far."""
         self.calls = 0
-        for name in self._arrays:
+        for name in self.arrays:
             setattr(self, name, None)
 
     def prepare(self, n: int, dtype: str, zeros: Callable[[int, str], Any]) -> Any:
@@ -61,10 +83,10 @@ class ErrorFeedback:
         self._zeros = zeros
         if self.residual is None:
             self._dtype = dtype
-            for name in self._arrays:
+            for name in self.arrays:
                 if getattr(self, name) is None:
                     setattr(self, name, zeros(n, dtype))
-        for name in self._arrays:
+        for name in self.arrays:
             size = getattr(self, name).size
             if size != n or self._dtype != dtype:
                 raise InvalidBuffer(
@@ -78,7 +100,7 @@ class ErrorFeedback:
         if self.residual is None:
             return
         assert self._zeros is not None
-        for name in self._arrays:
+        for name in self.arrays:
             old, new = getattr(self, name), self._zeros(n, self._dtype)
             kept = min(n, old.size)
             new[:kept] = old[:kept]
@@ -86,30 +108,33 @@ class ErrorFeedback:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything kept, as copies: what `load_state_dict` takes."""
-        arrays = {name: getattr(self, name) for name in self._arrays}
+        arrays = {name: getattr(self, name) for name in self.arrays}
         copies = {name: None if array is None else array.copy() for name, array in arrays.items()}
-        return {"dtype": self._dtype, "calls": self.calls, **copies}
+        return {"version": _VERSION, "dtype": self._dtype, "calls": self.calls, **copies}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave.
 
         Raises
         ------
         InvalidBuffer
-            If it is another kind's, or holds values that are not finite.
+            If it is another kind's, of another version, cut, or holds values that are not finite.
         """
-        wanted = {"dtype", "calls", *self._arrays}
-        if set(state) != wanted:
-            raise InvalidBuffer(f"the state has {', '.join(sorted(state))}: {', '.join(sorted(wanted))} are needed")
-        sizes = {None if state[name] is None else state[name].shape for name in self._arrays}
+        wanted = {"version", "dtype", "calls", *self.arrays}
+        if not isinstance(state, Mapping) or set(state) != wanted:
+            given = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else repr(type(state))
+            raise InvalidBuffer(f"the state has {given}: {', '.join(sorted(wanted))} are needed")
+        if state["version"] != _VERSION:
+            raise InvalidBuffer(f"the state is of version {state['version']!r}: this release reads {_VERSION}")
+        sizes = {None if state[name] is None else state[name].shape for name in self.arrays}
         if len(sizes) != 1:
             raise InvalidBuffer(f"the state's arrays differ in shape: {', '.join(map(str, sizes))}")
-        for name in self._arrays:
+        for name in self.arrays:
             array = state[name]
             if array is not None and not bool(((array - array) == 0).all()):
                 raise InvalidBuffer(f"the state's {name} holds NaN or Inf")
         self._dtype, self.calls = state["dtype"], state["calls"]
-        for name in self._arrays:
+        for name in self.arrays:
             setattr(self, name, None if state[name] is None else state[name].copy())
 
     def accumulate(self, incoming: Incoming) -> Any:

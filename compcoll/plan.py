@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from . import config
 from .accuracy import affordable
 from .algorithms import choose
-from .algorithms.agree import fingerprint
+from .algorithms.agree import Signature
 from .codecs.base import DTYPES, Codec, Coder, Summands
 from .codecs.cast import Cast
+from .codecs.checksum import CheckedCoder
 from .errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
 from .layout import World
 from .model import Profile
 from .sparse.base import Sparsifier
+from .sparse.coder import SparseCoder
+from .ways import segment_nbytes, way_of
 
 SUMS = ("sum", "mean")
 """The operations that can be compressed."""
@@ -44,6 +46,8 @@ class Call(NamedTuple):
         What else all ranks must agree on, such as the root.
     tolerance : float or None
         With codec="auto": the relative error that the result may have.
+    checksum : bool
+        Whether wires carry checksums.
     """
 
     collective: str
@@ -55,6 +59,7 @@ class Call(NamedTuple):
     algorithm: str
     detail: str = ""
     tolerance: float | None = None
+    checksum: bool = False
 
 
 class Plan(NamedTuple):
@@ -72,8 +77,8 @@ class Plan(NamedTuple):
         Moves values uncompressed, for the parts of an algorithm that do.
     block, segment : int
         Elements of a block of the codec, and of a segment.
-    text, digest : str, int
-        One line on the call, and its fingerprint: equal on all ranks when the calls belong together.
+    signature : Signature
+        What other ranks are told of the call.
     summands : Summands or None
         Of an additive codec: the algorithm then adds numbers, and ``coder`` moves values as they are.
     """
@@ -84,9 +89,16 @@ class Plan(NamedTuple):
     raw: Coder | None
     block: int
     segment: int
-    text: str
-    digest: int
+    signature: Signature
     summands: Summands | None = None
+
+    def __str__(self) -> str:
+        return self.signature.call
+
+
+def with_checksum(coder: Coder, device: Any) -> Coder:
+    """A coder whose wires carry checksums."""
+    return coder.checked() if isinstance(coder, SparseCoder) else CheckedCoder(coder, device)
 
 
 def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native: bool) -> Plan:
@@ -112,16 +124,19 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
     """
     choose.check(call.collective, call.algorithm)
     _check_operation(call)
+    checksum = call.checksum and world.size > 1
+    native = native and not checksum
     movable = call.dtype in DTYPES and call.op in (*SUMS, MOVED)
     algorithm, codec = call.algorithm, call.codec
     bind = getattr(codec, "summands", None) if call.collective == "allreduce" else None
     summands: Summands | None = bind(device, call.dtype, world.size) if bind else None
+    by_mpi = native and (summands is None or summands.is_sum)
+    nbytes = call.n * call.itemsize
+    small = not checksum and choose.is_small(call.collective, call.dtype, call.op, nbytes, world, device)
     if algorithm == choose.AUTO and not movable:
-        algorithm, codec = choose.NATIVE, None
+        algorithm, codec = choose.DISSEMINATION if small else choose.NATIVE, None
     elif algorithm == choose.AUTO or call.tolerance is not None:
-        algorithm, codec = _choose(
-            call, movable, device, profile, world, native and (summands is None or summands.is_sum)
-        )
+        algorithm, codec = _choose(call, movable, device, profile, world, native=by_mpi, small=small)
     if codec is None:
         summands = None  # it does not pay
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
@@ -129,11 +144,17 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
             f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
             f"choose from whole buffers, go by {', '.join(choose.SPARSE)}, and no other codec does"
         )
-    segment = max(config.segment_nbytes(world.nodes) // call.itemsize, 1)
+    if checksum and algorithm in choose.BY_MPI:
+        raise InvalidArgument(
+            f"checksum=True: MPI's own {call.collective} of {call.dtype} carries none: use another algorithm, on "
+            f"{', '.join(DTYPES)}, or a communicator without checksums"
+        )
+    way = way_of(codec, device, call.dtype, call.itemsize)
+    segment = max(segment_nbytes(codec, way, world.nodes) // call.itemsize, 1)
     if algorithm == choose.NATIVE:
         _check_native(call, None if summands else codec, native)
-        text = _line(call, algorithm)
-        return Plan(codec, algorithm, None, None, 1, segment, text, fingerprint(text), summands)
+    if algorithm in (choose.NATIVE, choose.DISSEMINATION):
+        return Plan(codec, algorithm, None, None, 1, segment, Signature(_line(call, algorithm)), summands)
     if not movable:
         raise UnsupportedDType(
             f"algorithm {algorithm!r} moves {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
@@ -141,15 +162,17 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         )
     raw = Cast(call.dtype).coder(device, call.dtype)
     coder = raw if codec is None or summands else codec.coder(device, call.dtype)
+    if checksum:
+        raw, coder = with_checksum(raw, device), with_checksum(coder, device)
     if algorithm in choose.BY_MPI and not native:
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
-    text = _line(call, f"{algorithm} in segments of {segment}", codec)
+    signature = Signature(_line(call, f"{algorithm} in segments of {segment}", codec))
     block = 1 if codec is None else codec.block
-    return Plan(codec, algorithm, coder, raw, block, segment, text, fingerprint(text), summands)
+    return Plan(codec, algorithm, coder, raw, block, segment, signature, summands)
 
 
 def _choose(
-    call: Call, movable: bool, device: Any, profile: Profile, world: World, native: bool
+    call: Call, movable: bool, device: Any, profile: Profile, world: World, *, native: bool, small: bool
 ) -> tuple[str, Codec | None]:
     """The algorithm and the codec of a call that leaves either open: a function of what all ranks know alike."""
     if not movable:
@@ -171,8 +194,9 @@ def _choose(
         # Where MPI's own is no choice, what was asked for is done.
         plain=by_mpi or call.codec is None,
         tolerance=call.tolerance,
+        small=small,
     )
-    option = choose.best(choose.options(question, profile, world, device, config.segment_nbytes(world.nodes)))
+    option = choose.best(choose.options(question, profile, world, device))
     return option.algorithm, option.codec
 
 
@@ -185,7 +209,7 @@ def _line(call: Call, algorithm: str, codec: Codec | None = None) -> str:
         algorithm += " without codec" if codec is None else f" with {codec!r}"
     values = [call.op, "of"] if call.op else []
     values += [str(call.n)] * (call.n >= 0) + [call.dtype]
-    parts = [" ".join(values), asked, algorithm, call.detail]
+    parts = [" ".join(values), asked, algorithm, call.detail, "with checksums" * call.checksum]
     return f"{call.collective}({', '.join(part for part in parts if part)})"
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
 from functools import lru_cache
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-from .errors import PeerTimeout
+from .errors import CompcollError
 from .stats import Stats
 
 
@@ -26,6 +25,16 @@ class Pending(Protocol):
 
 Steps = Generator[Pending | None, None, Any]
 """An algorithm: yields what it must wait for (None: nothing on this device), returns the result."""
+
+
+class Peers(Protocol):
+    """The other ranks, when something goes wrong."""
+
+    def gave_up(self) -> bool:
+        """Whether some other rank has given up."""
+
+    def ask(self, waiting: str, limit: float) -> CompcollError:
+        """Give up, after so many seconds or since another rank did: tell all others, and find out who is missing."""
 
 
 class Turn:
@@ -64,26 +73,28 @@ def keep_forever(thing: Any) -> None:
 
 
 # MPI knows one progress for all communicators, and so do we: a rank that waits in one must advance the others.
-_busy: set[Engine] = set()
+under_way: set[Engine] = set()
+"""The engines of this process that have collectives to advance."""
+
 _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
 _LOOKS, _NAP = 20, 50e-6
 
-
-def anything_under_way() -> bool:
-    """Whether some communicator of this process has collectives to advance."""
-    return bool(_busy)
+give_way = ctypes.CDLL(None).sched_yield
+"""Lets others have the core, and this rank's other threads the GIL: before Python 3.12 os.sched_yield keeps that."""
 
 
 def end_all() -> None:
     """End every engine: before MPI does, or the interpreter. What is under way may end within two seconds."""
     for engine in tuple(_all):
         engine.close()
-    for engine in tuple(_busy):
-        with contextlib.suppress(Exception):
-            engine.drain(_SECONDS_AT_THE_END)
+    deadline = time.monotonic() + _SECONDS_AT_THE_END
+    for engine in tuple(under_way):
+        if (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(Exception):
+                engine.drain(left)
 
 
 @lru_cache(maxsize=1)
@@ -104,12 +115,24 @@ class Engine:
         Whether other ranks wait for this core: a waiting rank then soon lets them have it.
     naps : bool
         Whether what waits sleeps in between: for a thread beside others that have work for the core.
+    peers : Peers
+        Asked when a wait takes too long.
     """
 
-    def __init__(self, timeout: float, *, threaded: bool = False, crowded: bool = False, naps: bool = False) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        peers: Peers,
+        *,
+        threaded: bool = False,
+        crowded: bool = False,
+        naps: bool = False,
+    ) -> None:
         self.timeout = timeout
+        self._peers = peers
         self._spins = 2 if crowded or naps else 50
-        self._naps = naps
+        # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
+        self._naps = naps or (crowded and threaded)
         self.active: list[Request] = []
         self.lock = threading.RLock()
         self._work = threading.Event()
@@ -125,23 +148,23 @@ class Engine:
         """Begin a collective."""
         with self.lock:
             self.active.append(request)
+            under_way.add(self)
             request._advance()
             if request.done:
-                self.active.remove(request)
+                self._forget_ended()
                 return
-            _busy.add(self)
         self._work.set()
 
     def advance(self) -> bool:
         """Let each collective go on as far as it can; tells whether any did."""
         moved = False
         with self.lock:
+            ended = False
             for request in tuple(self.active):
                 moved = request._advance() or moved
-                if request.done:
-                    self.active.remove(request)
-            if not self.active:
-                _busy.discard(self)
+                ended = ended or request.done
+            if ended:
+                self._forget_ended()
         return moved
 
     def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
@@ -149,14 +172,15 @@ class Engine:
 
         Raises
         ------
-        PeerTimeout
-            If nothing moves for ``timeout`` seconds: all that is under way in this communicator ends with this error.
+        PeerTimeout, PeerFailed, CommunicatorBroken
+            If nothing moves for ``timeout`` seconds, or another rank has given up: all that is under way in this
+            communicator ends with this error.
         """
         limit = self.timeout if timeout is None else timeout
         idle, deadline = 0, 0.0
         while not finished():
             moved = False
-            for engine in tuple(_busy):
+            for engine in tuple(under_way):
                 moved = engine.advance() or moved
             if moved:
                 idle = 0
@@ -164,23 +188,31 @@ class Engine:
             idle += 1
             if idle == 1:
                 deadline = time.monotonic() + limit
-            elif idle & 0xFF == 0 and time.monotonic() > deadline:
-                self._give_up(PeerTimeout(f"nothing came for {limit:g} s: {waiting()}"))
+            elif idle & 0xFF == 0 and (time.monotonic() > deadline or self._peers.gave_up()):
+                if finished():  # just now, with an error of its own, which was the reason to give up
+                    return
+                error = self._peers.ask(waiting(), limit)
+                self.fail(error)
+                raise error
             if self._naps and idle > _LOOKS:
                 time.sleep(_NAP)
             elif idle > self._spins:
-                os.sched_yield()
+                give_way()
 
-    def _give_up(self, error: PeerTimeout) -> NoReturn:
+    def fail(self, error: BaseException) -> None:
+        """End all that is under way with this error."""
         with self.lock:
-            for request in self.active:
+            for request in tuple(self.active):
                 request._finish(None, error)
-            self.active.clear()
-            _busy.discard(self)
-        raise error
+            self._forget_ended()
 
-    def follow(self, steps: Steps) -> None:
-        """Run some steps to their end."""
+    def _forget_ended(self) -> None:
+        self.active[:] = [request for request in self.active if not request.done]
+        if not self.active:
+            under_way.discard(self)
+
+    def follow(self, steps: Steps, waiting: object = "a blocking collective", timeout: float | None = None) -> None:
+        """Run some steps to their end; each may take as long as a wait."""
         for pending in steps:
             if pending is None:
                 continue
@@ -188,7 +220,7 @@ class Engine:
             while not pending.Test():
                 spins += 1
                 if spins > self._spins:
-                    self.drive(pending.Test, None, lambda: "a blocking collective")
+                    self.drive(pending.Test, timeout, lambda: str(waiting))
                     break
 
     def drain(self, timeout: float | None = None) -> None:
@@ -225,9 +257,16 @@ class Request:
     """
 
     def __init__(
-        self, steps: Steps, stats: Stats, engine: Engine, *, release: Callable[[BaseException | None], None]
+        self,
+        steps: Steps,
+        stats: Stats,
+        engine: Engine,
+        *,
+        release: Callable[[BaseException | None], BaseException | None],
+        timeout: float | None = None,
     ) -> None:
         self.stats = stats
+        self.timeout = timeout
         self.done = False
         self.steps = 0
         self.waiting_for: Pending | None = None
@@ -236,6 +275,7 @@ class Request:
         self._release = release
         self._result: Any = None
         self._error: BaseException | None = None
+        self._finished = False  # and about to be done
         self._started = time.perf_counter()
         self._blocked = 0.0
 
@@ -259,17 +299,19 @@ class Request:
         Parameters
         ----------
         timeout : float, optional
-            Seconds without any progress after which to give up; the communicator's by default.
+            Seconds without any progress after which to give up; by default those of the call, or the communicator's.
 
         Raises
         ------
         PeerTimeout
             If nothing came for that long: the communicator cannot be used any more.
+        PeerFailed
+            If a rank has died, and MPI tells.
         CompcollError
             If the collective ended with an error.
         """
         if not self.done:
-            self._engine.drive(lambda: self.done, timeout, self.describe)
+            self._engine.drive(lambda: self.done, self.timeout if timeout is None else timeout, self.describe)
         if self._error is not None:
             raise self._error
         return self._result
@@ -280,7 +322,7 @@ class Request:
 
     def _advance(self) -> bool:
         """Go on until something must be waited for; whether there was any progress."""
-        if self.done:
+        if self._finished:
             return False
         pending, steps = self.waiting_for, self.steps
         try:
@@ -292,18 +334,23 @@ class Request:
                 pending = self.waiting_for = next(self._steps)
         except StopIteration as end:
             self._finish(end.value, None)
-        except BaseException as error:
+        except Exception as error:
             self._finish(None, error)
-            if not isinstance(error, Exception):
-                raise
+        except BaseException as error:
+            # An interrupt while the steps waited has left them as they were.
+            if getattr(self._steps, "gi_frame", None) is None:
+                self._finish(None, error)
+            raise
         else:
             if not self._blocked:
                 self._blocked = time.perf_counter()
         return self.steps != steps
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
-        self._result, self._error = result, error
+        if self._finished:
+            return
+        self._finished = True
         self.waiting_for = None
         self.stats.total_seconds = time.perf_counter() - self._started
-        self._release(error)
+        self._result, self._error = result, self._release(error)
         self.done = True

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .algorithms import choose
-from .algorithms.agree import Opening, agree
+from .algorithms.agree import Opening, Signature, agree
 from .algorithms.job import Job, Window
 from .codecs.base import Codec
 from .devices.host import HostDevice
@@ -220,7 +220,7 @@ def opening(ranks: int, network: Network) -> Account:
     """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "rotation"
     simulated = Simulated(ranks, network, symmetry)
-    return simulated.run([agree(Opening(t, 0), "", 2, busy=False, tag=1) for t in simulated.transports])
+    return simulated.run([agree(Opening(t, 0), Signature(""), busy=False) for t in simulated.transports])
 
 
 def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int:

@@ -22,11 +22,15 @@ class Stats:
     wire_format : str
         For sparse wires, how this rank's indices and values travelled.
     wire_nbytes : int
-        Bytes that this rank sent; -1 where MPI's own collective moved them and does not tell.
+        Bytes that this rank sent; -1 where MPI's own collective moved them and does not tell, but for
+        ``sparse_native`` what a rank sends on average at least.
     raw_sent_nbytes : int
         Bytes that this rank would have sent without a codec, by the same algorithm.
+    device : str
+        Where codecs ran: ``"host"``, or the device's name.
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float
-        Host time spent encoding, decoding, waiting for other ranks, and from start to end.
+        Host time spent encoding, decoding, waiting for other ranks, and from start to end; of a GPU's kernels what
+        launching them took.
     """
 
     collective: str
@@ -40,6 +44,7 @@ class Stats:
     wait_seconds: float = 0.0
     total_seconds: float = 0.0
     wire_format: str = ""
+    device: str = "host"
 
     @property
     def ratio(self) -> float:

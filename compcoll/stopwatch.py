@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from types import TracebackType
+from typing import Any
 
 from .transports.mpi import MPITransport
 
@@ -37,24 +38,33 @@ class Stopwatch:
         """Whether that much time is left. Collective."""
         return bool(self._transport.tell(time.perf_counter() + seconds < self._deadline))
 
-    def seconds(self, work: Callable[[], None], budget: float) -> float:
-        """The median over repetitions of what the slowest rank takes. Collective.
+    def seconds(self, work: Callable[[], Any], budget: float) -> float:
+        """What `each` says of one thing."""
+        return self.each([work], budget)[0]
+
+    def each(self, works: Sequence[Callable[[], Any]], budget: float) -> list[float]:
+        """The medians over repetitions of what the slowest rank takes, of things that take turns: none of them finds
+        its memory in the caches because it was the last to run. Collective.
 
         Parameters
         ----------
-        work : callable
+        works : sequence of callable
             What is timed; done once before.
         budget : float
-            Seconds that this may take, about; but three repetitions there are.
+            Seconds that all of this may take, about; but three repetitions there are.
         """
-        work()
-        once = self._slowest([self._once(work, 1)])[0]
-        row, repetitions = self._transport.tell(
-            (max(int(_SHORTEST / max(once, 1e-9)), 1), min(max(int(budget / max(once, _SHORTEST)), 3), _MOST))
+        for work in works:
+            work()
+        once = self._slowest([self._once(work, 1) for work in works])
+        rows = [max(int(_SHORTEST / max(seconds, 1e-9)), 1) for seconds in once]
+        turn = sum(max(seconds, _SHORTEST) for seconds in once)
+        repetitions = min(max(int(budget / turn), 3), _MOST)
+        times = self._slowest(
+            [self._once(work, row) for _ in range(repetitions) for work, row in zip(works, rows, strict=True)]
         )
-        return median(self._slowest([self._once(work, row) for _ in range(repetitions)]))
+        return [median(times[index :: len(works)]) for index in range(len(works))]
 
-    def _once(self, work: Callable[[], None], row: int) -> float:
+    def _once(self, work: Callable[[], Any], row: int) -> float:
         self._transport.comm.Barrier()
         started = time.perf_counter()
         for _ in range(row):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import config
+from .transports.gpu_aware import mapped_files
 
 PACKAGES = ("compcoll", "numpy", "ml_dtypes", "zfpy", "mpi4py", "cupy", "torch", "tqdm", "matplotlib")
 
@@ -98,19 +98,8 @@ def cpu() -> tuple[str, list[str]]:
 
 def loaded_networks() -> list[str]:
     """Communication libraries that are in this process; that they are does not mean that MPI uses them."""
-    paths = _mapped()
+    paths = mapped_files()
     return [name for key, name in _NETWORKS.items() if any(f"lib{key}" in Path(path).name for path in paths)]
-
-
-def cuda_of_mpi() -> bool | None:
-    """What MPIX_Query_cuda_support says; None if MPI lacks it."""
-    for path in _mapped():
-        if Path(path).name.startswith(("libmpi.so", "libmpich.so", "libmpi_abi.so")):
-            try:
-                return bool(ctypes.CDLL(path).MPIX_Query_cuda_support())
-            except (OSError, AttributeError):
-                return None
-    return None
 
 
 def settings(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str], dict[str, str]]:
@@ -137,12 +126,3 @@ def binding(cores: Sequence[Sequence[int]], present: int) -> str:
     if all(len(each) == present for each in cores):
         return "not bound"
     return "bound to part of the cores" if len({tuple(each) for each in cores}) == 1 else "bound to shared cores"
-
-
-def _mapped() -> list[str]:
-    """Files that this process has mapped."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    return sorted({line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line})

@@ -7,7 +7,6 @@ then measure what each of them gets.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 import warnings
@@ -29,13 +28,14 @@ from .layout import World
 from .model import DEFAULTS, RAW, Link, Profile, Speed, Timing, formula, raw
 from .model_parts import MANY_RANKS
 from .profile import Stored, load, path_of, place_of, save
+from .request import give_way
 from .sparse.base import Sparsifier
 from .stopwatch import Bar, Stopwatch
 from .transports.base import Wire
 from .transports.mpi import MPITransport, transport_of
 from .ways import kind_of, way_of
 
-SIZES = (256, 4096, 32768, 131072, 524288, 2097152, 8388608, 16777216)
+SIZES = (256, 4096, 32768, 131072, 262144, 524288, 1048576, 2097152, 8388608, 16777216)
 """Bytes of the allreduces that are timed."""
 
 _SEGMENT = 1 << 20
@@ -48,12 +48,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "tune",
         help="measure links, codecs and MPI, and store a profile for algorithm=auto (under mpirun)",
-        description="Measures links, codecs and MPI's own allreduce among the ranks that it is started on, in at most "
-        "15 seconds, and stores a profile by which auto chooses from then on. With one rank: codecs only.",
+        description="Measures links, codecs and MPI's own allreduce among the ranks that it is started on, in half a "
+        "minute or so, and stores a profile by which auto chooses from then on. With one rank: codecs only.",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to store it (default: where auto looks)")
     parser.add_argument(
-        "--seconds", type=float, default=12.0, help="no measurement begins after so long (default: %(default)g)"
+        "--seconds", type=float, default=30.0, help="no measurement begins after so long (default: %(default)g)"
     )
     parser.set_defaults(run=run)
 
@@ -201,7 +201,7 @@ def _complete(pending: list[Any]) -> None:
         while not message.Test():
             spins += 1
             if spins > 40:
-                os.sched_yield()
+                give_way()
 
 
 def _link(transport: MPITransport, watch: Stopwatch, partners: dict[int, int]) -> Link:
@@ -260,31 +260,22 @@ def _timings(
     names += ["hierarchical"] if 1 < world.per_node < world.size else []
     series: list[tuple[str, Codec | None, float]] = [("native", None, 32.0)]
     series += [(name, codec, bits) for name in names for codec, bits in ((None, 32.0), (ZFP(rate=8), 8.0))]
-    points: list[list[tuple[int, float]]] = [[] for _ in series]
+    rows: list[tuple[int, list[float]]] = []
     row = 0.0
     for index, nbytes in enumerate(SIZES):
-        if index and not watch.affords(5 * row):
+        if index and not watch.affords(1.2 * row * nbytes / SIZES[index - 1]):
             break
         begun = time.perf_counter()
         x = np.random.default_rng(transport.rank).standard_normal(nbytes // 4).astype(np.float32)
         out = np.empty_like(x)
-        for done, (name, codec, _) in enumerate(series):
-            bar.show(0.3 + 0.7 * (index + done / len(series)) / len(SIZES), f"{name}, {nbytes} bytes")
-            work = partial(_reduce, comm, transport, x, out, name, codec)
-            points[done].append((nbytes, watch.seconds(work, 0.06)))
+        bar.show(0.3 + 0.7 * index / len(SIZES), f"allreduces of {nbytes} bytes")
+        works = [partial(comm.allreduce, x, out=out, algorithm=name, codec=codec) for name, codec, _ in series]
+        rows.append((nbytes, watch.each(works, 0.15 * len(works))))
         row = time.perf_counter() - begun
     return tuple(
-        Timing(name, kind_of(codec), bits, world, tuple(known))
-        for (name, codec, bits), known in zip(series, points, strict=True)
-        if known
+        Timing(name, kind_of(codec), bits, world, tuple((nbytes, seconds[index]) for nbytes, seconds in rows))
+        for index, (name, codec, bits) in enumerate(series)
     )
-
-
-def _reduce(comm: Communicator, transport: MPITransport, x: Any, out: Any, name: str, codec: Codec | None) -> None:
-    if name == "native":
-        transport.reductions("allreduce", "sum")[0](x, out)
-    else:
-        comm.allreduce(x, out=out, algorithm=name, codec=codec)
 
 
 def _call(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import config
 from .codecs import ZFP, Cast, Codec, IntSum, Sign
 from .model import RAW, SPARSE, VARIABLE, Way, raw
 from .sparse.base import Sparsifier
@@ -50,6 +51,13 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
         return Way(kind_of(codec), 4.0 * itemsize, itemsize)
     bits = 8 * codec.coder(device, dtype).wire_nbytes(_VALUES) / _VALUES
     return Way(kind_of(codec), bits, itemsize)
+
+
+def segment_nbytes(codec: Codec | None, way: Way, nodes: int) -> int:
+    """Uncompressed bytes of a segment of values that travel this way: longer where codecs of fixed size send little."""
+    additive = isinstance(codec, IntSum) or (isinstance(codec, Sign) and codec.scale is None)
+    longer = codec is not None and codec.fixed_size and not additive
+    return config.segment_nbytes(nodes, way.ratio if longer else 1.0)
 
 
 def short(codec: Codec | None) -> str:

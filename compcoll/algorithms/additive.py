@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..codecs.base import Array, Summands
+from ..devices.streams import Timeline
 from ..request import Steps
 
 Reduce = Callable[[Any, str], Steps]
@@ -17,7 +18,15 @@ Reduce = Callable[[Any, str], Steps]
 
 
 def allreduce(
-    x: Array, out: Array, scale: float, residual: Array | None, summands: Summands, agree: Reduce, add: Reduce
+    x: Array,
+    out: Array,
+    scale: float,
+    residual: Array | None,
+    summands: Summands,
+    agree: Reduce,
+    add: Reduce,
+    take: Callable[[int], Array],
+    timeline: Timeline | None = None,
 ) -> Steps:
     """Sum all ranks' buffers.
 
@@ -33,10 +42,26 @@ def allreduce(
         Values to numbers, and back.
     agree, add : callable
         Reduce what ranks agree on, and the numbers.
+    take : callable
+        Gives memory, in bytes.
+    timeline : Timeline or None
+        Of a device whose kernels are done later.
     """
-    agreed, numbers = summands.agreed(len(x)), summands.numbers(len(x))
+
+    def memory(count: int, dtype: Any) -> Array:
+        return take(count * dtype.itemsize).view(dtype)
+
+    def after_all() -> None:
+        if timeline is not None:
+            timeline.encoding((), of_result=True)
+
+    agreed = memory(summands.agreed(x.size), summands.agreed_dtype)
+    numbers = memory(summands.numbers(x.size), summands.number_dtype)
+    after_all()
     summands.survey(x, scale, residual, agreed)
     yield from agree(agreed, "max")
+    after_all()
     summands.encode(x, scale, residual, agreed, numbers)
     yield from add(numbers, "sum")
+    after_all()
     summands.decode(numbers, agreed, out)

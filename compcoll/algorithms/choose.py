@@ -14,13 +14,17 @@ from ..model import Profile, predict, raw
 from ..model_parts import MANY_RANKS
 from ..request import Steps
 from ..sparse.base import Sparsifier
-from ..ways import way_of
+from ..ways import segment_nbytes, way_of
 from . import direct, hierarchical, recursive_doubling, ring, sparse
+from .agree import largest
 from .job import Job
 
 AUTO = "auto"
 NATIVE = "native"
 HIERARCHICAL = "hierarchical"
+
+DISSEMINATION = "dissemination"
+"""How ``"auto"`` reduces small arrays: they travel with the opening of the allreduce (see `agree`)."""
 
 ALLREDUCE: Mapping[str, Callable[[Job], Steps]] = {
     "ring": ring.allreduce,
@@ -77,6 +81,8 @@ class Question(NamedTuple):
         Whether our own algorithms may send the values as they are.
     tolerance : float or None
         The relative error that the result may have.
+    small : bool
+        Whether the arrays may travel with the opening.
     """
 
     collective: str
@@ -88,6 +94,7 @@ class Question(NamedTuple):
     native: bool = True
     plain: bool = True
     tolerance: float | None = None
+    small: bool = False
 
 
 class Option(NamedTuple):
@@ -117,7 +124,12 @@ def check(collective: str, algorithm: str) -> None:
         raise UnknownAlgorithm(f"{collective} has no algorithm {algorithm!r}: there are {AUTO}, {', '.join(allowed)}")
 
 
-def options(question: Question, profile: Profile, world: World, device: Any, segment: int = 1 << 20) -> list[Option]:
+def is_small(collective: str, dtype: str, op: str, nbytes: int, world: World, device: Any) -> bool:
+    """Whether a collective is an allreduce whose arrays can travel with its opening."""
+    return collective == "allreduce" and world.size > 1 and nbytes <= largest(world.size) and device.gathers(dtype, op)
+
+
+def options(question: Question, profile: Profile, world: World, device: Any) -> list[Option]:
     """Every way to run it, with what the model predicts: MPI's own first.
 
     Parameters
@@ -130,17 +142,17 @@ def options(question: Question, profile: Profile, world: World, device: Any, seg
         The ranks.
     device : Device
         Binds codecs.
-    segment : int
-        Uncompressed bytes of a segment.
     """
     found = []
-    for algorithm in (NATIVE, *(name for name in NAMES[question.collective] if name != NATIVE)):
+    own = [name for name in NAMES[question.collective] if name != NATIVE]
+    for algorithm in [NATIVE, *[DISSEMINATION] * question.small, *own]:
         ways: list[tuple[Codec | None, Any]] = [(None, raw(question.itemsize))]
-        if algorithm != NATIVE:
+        if algorithm in own:
             ways += [(codec, way_of(codec, device, question.dtype, question.itemsize)) for codec in question.codecs]
         if question.collective == "allreduce":
             ways = [(codec, way) for codec, way in ways if isinstance(codec, Sparsifier) == (algorithm in SPARSE)]
         for codec, way in ways:
+            segment = segment_nbytes(codec, way, world.nodes)
             seconds = predict(profile, question.collective, algorithm, question.nbytes, world, way, segment)
             error = relative_error(codec, question.dtype, question.collective, algorithm, world)
             refused = _refused(question, profile, world, algorithm, codec, error)
@@ -169,6 +181,8 @@ def _refused(
         return f"above {MANY_RANKS} ranks"
     if algorithm == HIERARCHICAL and (world.nodes == 1 or world.per_node == 1):
         return "one level only"
+    if algorithm == DISSEMINATION:
+        return ""
     if codec is None and question.native and not profile.measured(world):
         return "not measured here"
     if codec is None and question.itemsize < 4 and algorithm != "direct" and question.collective == "allreduce":
@@ -177,7 +191,8 @@ def _refused(
 
 
 def best(found: Sequence[Option]) -> Option:
-    """The fastest of the options that may be chosen: MPI's own unless another is clearly faster.
+    """The fastest of the options that may be chosen: MPI's own, or what travels with the opening, unless another is
+    clearly faster.
 
     Of others that are about as fast, the one with the smallest error.
 
@@ -190,9 +205,9 @@ def best(found: Sequence[Option]) -> Option:
     if not allowed:
         raise UnknownAlgorithm("; ".join(f"{option.algorithm}: {option.refused}" for option in found))
     least = min(option.seconds for option in allowed)
-    native = next((option for option in allowed if option.algorithm == NATIVE), None)
-    if native is not None and CLEARLY * native.seconds <= least:
-        return native
+    usual = [option for option in allowed if option.algorithm in (NATIVE, DISSEMINATION)]
+    if usual and CLEARLY * (fastest := min(usual, key=lambda option: option.seconds)).seconds <= least:
+        return fastest
     close = [option for option in allowed if CLEARLY * option.seconds <= least]
     return min(close, key=lambda option: (math.inf if option.error is None else option.error, option.seconds))
 

@@ -1,4 +1,4 @@
-"""Gathering bytes: few of every rank, or wires whose lengths everybody knows.
+"""Gathering bytes: few of every rank, with checksums, or wires whose lengths everybody knows.
 
 J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS
 8(11), 1997, for the former.
@@ -6,18 +6,30 @@ J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multipor
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 
+from ..errors import WireCorrupted
 from ..layout import segments
 from ..request import Pending, Steps
 from ..transports.base import Group, Wire
 from .job import Inbox
 
+_CHECKSUM_NBYTES = 4
 _AHEAD = 8  # receives posted beyond the one waited for
 
 
 def gather(group: Group, own: bytes) -> Steps:
-    """Every rank's bytes, as many of each, in ⌈log2 p⌉ messages that double in length."""
+    """Every rank's bytes, as many of each, in ⌈log2 p⌉ messages that double in length.
+
+    They tell of lengths that are then believed: so they always carry checksums.
+
+    Raises
+    ------
+    WireCorrupted
+        If they are not what was sent.
+    """
+    own += zlib.crc32(own).to_bytes(_CHECKSUM_NBYTES, "little")
     p, rank, length = group.size, group.rank, len(own)
     memory = memoryview(bytearray(p * length))
     memory[:length] = own
@@ -29,7 +41,15 @@ def gather(group: Group, own: bytes) -> Steps:
         yield arriving
         yield sending
         known += count
-    return [bytes(memory[slot * length : (slot + 1) * length]) for slot in ((r - rank) % p for r in range(p))]
+    slots = [memory[slot * length : (slot + 1) * length] for slot in ((r - rank) % p for r in range(p))]
+    return [_checked(bytes(slot), source) for source, slot in enumerate(slots)]
+
+
+def _checked(told: bytes, source: int) -> bytes:
+    text, checksum = told[:-_CHECKSUM_NBYTES], told[-_CHECKSUM_NBYTES:]
+    if zlib.crc32(text).to_bytes(_CHECKSUM_NBYTES, "little") != checksum:
+        raise WireCorrupted(f"the {len(text)} bytes that rank {source} tells everybody have changed on their way")
+    return text
 
 
 def ring(

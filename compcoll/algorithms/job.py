@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from ..codecs.base import Array, Coder
+from ..devices.streams import Timeline
 from ..layout import Chunk, Segment
 from ..request import Pending
 from ..stats import Stats
@@ -51,6 +52,8 @@ class Job:
         Bytes of an element, uncompressed.
     draw : int
         For codecs that round at random: the collective's number, in the upper 32 bits, and this rank's.
+    timeline : Timeline or None
+        Of a device whose kernels are done later.
     """
 
     group: Group
@@ -64,10 +67,15 @@ class Job:
     residual: Window | None = None
     itemsize: float = 4
     draw: int = 0
+    timeline: Timeline | None = None
 
     def wire(self, segment: Segment) -> Wire:
         """Memory for the wire of one segment."""
-        return Wire(self.take(self.coder.wire_nbytes(segment[1] - segment[0])), exact=self.coder.fixed_size)
+        nbytes, exact = self.coder.wire_nbytes(segment[1] - segment[0]), self.coder.fixed_size
+        wire = Wire(self.take(nbytes), exact=exact)
+        if self.timeline is not None and self.timeline.stage is not None:
+            wire.staging = Wire(self.timeline.stage(nbytes), exact=exact)
+        return wire
 
     def wires(self, chunk: Iterable[Segment]) -> list[Wire]:
         """Memory for the wires of some segments."""
@@ -84,7 +92,7 @@ class Job:
         share: int = 1,
         team: int = 0,
     ) -> Pending | None:
-        """Encode a segment: ``x`` (if ``own``) plus the decoded ``terms``.
+        """Encode a segment: ``x`` (if ``own``) plus the decoded ``terms``; on a device, before the wire leaves.
 
         ``final`` stores the decoded wire in ``out`` as well. ``share`` tells how many ranks make this same encoding
         of values that are no longer their own: each then feeds back its share of the loss, and all of the ``team``
@@ -92,6 +100,8 @@ class Job:
         """
         draw = self.draw if share == 1 else self.draw >> 32 << 32 | share.bit_length() << 26 | team
         started = perf_counter()
+        if self.timeline is not None:
+            self.timeline.encoding(terms, of_result=self.x.array is self.out.array)
         wire.nbytes = self.coder.encode(
             segment[1] - segment[0],
             self.x[segment] if own else None,
@@ -105,12 +115,18 @@ class Job:
             draw=draw,
             position=segment[0],
         )
+        if self.timeline is not None:
+            self.timeline.encoded(wire)
         self.stats.encode_seconds += perf_counter() - started
         return None
 
     def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
-        """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``."""
+        """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``: on a device some time before the
+        collective's end.
+        """
         started = perf_counter()
+        if self.timeline is not None:
+            self.timeline.decoding(terms, adding=own)
         self.coder.decode(
             segment[1] - segment[0],
             self.x[segment] if own else None,

@@ -99,7 +99,7 @@ class SparseJob:
         """The wire of a contribution."""
         started = perf_counter()
         wire = Wire(self.take(self.coder.nbytes_of(chosen)))
-        self.coder.write(chosen, 0, chosen.values.size, wire.buffer)
+        self.coder.write(chosen, 0, chosen.n, wire.buffer)
         self.stats.encode_seconds += perf_counter() - started
         return wire
 
@@ -148,6 +148,9 @@ def sparse_native(job: SparseJob) -> Steps:
     start = job.start
     assert start is not None and job.turn is not None
     yield from by_mpi.move(start(own.content, everybody, lengths), job.turn)
+    # MPI does not tell what a rank sends: every wire must reach p - 1 others, which is this much for each on average.
+    p = job.group.size
+    job.account(round((p - 1) / p * sum(lengths)), (p - 1) * job.n)
     for rank, nbytes in enumerate(lengths):
         job.read(rank, Wire(everybody[begin : begin + nbytes]), job.n)
         begin += nbytes
@@ -284,8 +287,7 @@ def allreduce(algorithm: str, job: SparseJob, out: Array, result: Any) -> Steps:
         summed = None
     else:
         indices, values = job.coder.kernels.merged(parts)
-        job.coder.stored(values, out[: indices.size])
-        summed = SparseSum(indices, result.reshape(-1)[: indices.size].copy(), result.shape)
+        summed = SparseSum(indices, job.coder.stored(values), result.shape)
     job.stats.decode_seconds += perf_counter() - started
     return summed
 

@@ -16,9 +16,9 @@ class IntSum:
     """Send integers, and add those: a value is rounded once, however many ranks there are.
 
     First all ranks agree on the largest magnitude in each block, by a small allreduce of maxima. It becomes the
-    highest of ``(2**(bits - 1) - 1) // ranks`` levels, so that no sum overflows; values are rounded to the nearest
-    level. The integers then go through any allreduce, MPI's own included. An element's error is at most half a level
-    for each rank.
+    highest of ``(2**(bits - 1) - 1) // ranks`` levels (cut to 24 significant bits, which float32 holds), so that no
+    sum overflows; values are rounded to the nearest level. The integers then go through any allreduce, MPI's own
+    included. An element's error is at most half a level for each rank.
 
     Blocks that hold NaN or Inf on some rank become NaN; blocks whose values are all below 2**-80 (float64: 2**-900)
     become 0. Only allreduce can use it.

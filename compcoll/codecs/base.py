@@ -110,6 +110,8 @@ class Summands(Protocol):
 
     Attributes
     ----------
+    agreed_dtype, number_dtype : numpy.dtype
+        Of what ranks agree on, and of numbers.
     per_value : float
         Numbers for each value.
     feedback : bool
@@ -118,15 +120,17 @@ class Summands(Protocol):
         Whether the result is a sum: if not, an uncompressed one never takes its place.
     """
 
+    agreed_dtype: Any
+    number_dtype: Any
     per_value: float
     feedback: bool
     is_sum: bool
 
-    def agreed(self, n: int) -> Array:
-        """Memory for what ranks agree on for ``n`` values."""
+    def agreed(self, n: int) -> int:
+        """How many things ranks agree on for ``n`` values."""
 
-    def numbers(self, n: int) -> Array:
-        """Memory for the numbers of ``n`` values."""
+    def numbers(self, n: int) -> int:
+        """How many numbers ``n`` values are."""
 
     def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
         """Store what this rank's values ask for; the ranks' maximum is what all will use."""

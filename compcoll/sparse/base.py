@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -24,6 +25,8 @@ OUT_FORMATS = ("dense", "sparse")
 
 class Selection(Protocol):
     """A device's passes over a buffer of values that are computed on: float64 for float64, else float32.
+
+    Buffers are in the device's memory; indices, samples and what is taken of a buffer in the host's.
 
     Thresholds are for magnitudes; NaN and Inf are above every finite one.
 
@@ -58,7 +61,19 @@ class Selection(Protocol):
 
     def take(self, values: Array, indices: Array) -> Array: ...
 
+    def put(self, indices: Array, values: Array | None, out: Array) -> None:
+        """``out[indices] = values``, or 0."""
+
     def zeros(self, n: int) -> Array: ...
+
+    def clear(self, out: Array) -> None:
+        """``out = 0``"""
+
+    def multiply(self, values: Array, factor: float) -> None:
+        """``values *= factor``"""
+
+    def plus(self, target: Array, source: Array, factor: float = 1.0) -> None:
+        """``target += source · factor``"""
 
     def random(self, n: int, k: int, key: int) -> Array:
         """The indices of k of n elements at random, ascending."""
@@ -69,16 +84,24 @@ class Selection(Protocol):
     def finite(self, values: Array) -> bool:
         """Whether all are."""
 
-    def powers(self, values: Array, indices: Array) -> tuple[Array, int]:
-        """The indices whose values have a power code, and the exponent that codes refer to."""
+    def powers(self, values: Array) -> tuple[Array, int]:
+        """The positions of values that have a power code, and the exponent that codes refer to."""
 
-    def wire_nbytes(self, values: Array, indices: Array, index_format: int, value_format: int) -> int:
-        """Length of the wire of these elements."""
+    def wire_nbytes(self, n: int, indices: Array, index_format: int, value_format: int) -> int:
+        """Length of the wire of these elements of n."""
 
     def write(
-        self, values: Array, indices: Array, index_format: int, value_format: int, step: float, top: int, wire: Array
+        self,
+        n: int,
+        indices: Array,
+        values: Array,
+        index_format: int,
+        value_format: int,
+        step: float,
+        top: int,
+        wire: Array,
     ) -> int:
-        """Write the wire of these elements of a buffer; its length."""
+        """Write the wire of these elements of n; its length."""
 
     def read(self, wire: Array, n: int) -> tuple[Array, Array]:
         """Indices and values of a wire; `WireCorrupted` for all that is not one of n elements."""
@@ -115,7 +138,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sparsifier:
+class Sparsifier(ABC):
     """A method that sends some elements of a buffer, as indices and values.
 
     Parameters
@@ -124,6 +147,11 @@ class Sparsifier:
         Format of the indices; by default the shortest.
     out_format : {"dense", "sparse"}
         What an allreduce returns: an array like the input, or a `SparseSum`.
+
+    Attributes
+    ----------
+    state : type of ErrorFeedback
+        What it keeps from call to call, at the least.
     """
 
     wire: str = "auto"
@@ -133,6 +161,7 @@ class Sparsifier:
     block: ClassVar[int] = 1
     fixed_size: ClassVar[bool] = False
     value_format: ClassVar[int] = FULL
+    state: ClassVar[type[ErrorFeedback]] = ErrorFeedback
 
     def __post_init__(self) -> None:
         if self.wire not in ("auto", *WIRES):
@@ -167,9 +196,9 @@ class Sparsifier:
         if out is not None and self.out_format == "sparse":
             raise InvalidArgument('out_format="sparse" returns indices and values of its own: give no out')
 
+    @abstractmethod
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
         """Choose what to send; elements that are not finite always are."""
-        raise NotImplementedError
 
     def settle(self, kernels: Selection, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
         """Account for what was sent."""

@@ -28,6 +28,13 @@ def _density(name: str, value: object) -> float:
     return number
 
 
+def _all_above(kernels: Selection, values: Array, threshold: float) -> Array:
+    indices, count = kernels.above(values, threshold, values.size // 16)
+    if indices is None:
+        indices, _ = kernels.above(values, threshold, count)
+    return indices
+
+
 def _wanted(density: float, n: int) -> int:
     return min(math.ceil(density * n), n)
 
@@ -116,9 +123,7 @@ class RandomK(Sparsifier):
         n = values.size
         calls = 0 if feedback is None else feedback.calls
         indices = kernels.random(n, _wanted(self.density, n), self.seed << 32 | calls & 0xFFFFFFFF)
-        infinite, _ = kernels.above(values, math.inf, n)
-        assert infinite is not None
-        return Choice(kernels.union(indices, infinite))
+        return Choice(kernels.union(indices, _all_above(kernels, values, math.inf)))
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class Strom(Sparsifier):
     Parameters
     ----------
     threshold : float
-        The τ of the paper, in the values' unit.
+        The τ of the paper, in the values' unit; of a mean, after they were divided by the number of ranks.
     wire, out_format
         As of `TopK`; not ``"packed"``.
 
@@ -150,15 +155,13 @@ class Strom(Sparsifier):
         object.__setattr__(self, "threshold", _above_zero("strom: threshold", self.threshold))
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
-        room = values.size // 16
-        indices, count = kernels.above(values, self.threshold, room)
-        if indices is None:
-            indices, _ = kernels.above(values, self.threshold, count)
-        return Choice(indices, self.threshold)
+        return Choice(_all_above(kernels, values, self.threshold), self.threshold)
 
 
 class _NeedsVariance(Sparsifier):
     """What works on second moments."""
+
+    state: ClassVar[type[ErrorFeedback]] = VarianceFeedback
 
     def check_call(self, feedback: ErrorFeedback | None, out: Any) -> None:
         super().check_call(feedback, out)
@@ -219,9 +222,9 @@ class Variance(_NeedsVariance):
 
     def settle(self, kernels: Selection, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
         assert isinstance(feedback, VarianceFeedback)
-        feedback.decay(self.zeta, indices)
-        feedback.residual[indices] = 0
-        feedback.variance[indices] = 0
+        feedback.decay(kernels, self.zeta, indices)
+        kernels.put(indices, None, feedback.residual)
+        kernels.put(indices, None, feedback.variance)
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,7 @@ class Hybrid(_NeedsVariance):
     Parameters
     ----------
     threshold : float
-        The τ of Strom's method, in the values' unit.
+        The τ of Strom's method, as of `Strom`.
     alpha, zeta : float
         As of `Variance`.
     wire, out_format
@@ -266,9 +269,10 @@ class Hybrid(_NeedsVariance):
         step = self.threshold
         magnitudes = abs(kernels.take(feedback.residual, indices))
         left = kernels.take(feedback.variance, indices) - 2 * magnitudes * step + step * step
-        feedback.decay(self.zeta, indices)
+        feedback.decay(kernels, self.zeta, indices)
         # Comparisons with what is not finite are false: nothing is left there.
-        feedback.variance[indices] = left * (left > 0) * (magnitudes < math.inf) if kernels.finite(left) else 0
+        left = left * (left > 0) * (magnitudes < math.inf) if kernels.finite(left) else None
+        kernels.put(indices, left, feedback.variance)
         feedback.sent(kernels, indices, sent)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..codecs.base import DTYPES, Array, Coder
+from ..codecs.checksum import NBYTES, opened
+from ..devices.arrays import NUMPY_DTYPES, store
 from ..errors import InvalidBuffer
 from ..feedback import ErrorFeedback
 from .base import FULL, MOST_ELEMENTS, MOST_PACKED, POWER, WIRES, Selection, Sparsifier
@@ -21,18 +23,21 @@ class Chosen(NamedTuple):
 
     Attributes
     ----------
-    values : array
-        The whole buffer that they were chosen from.
+    n : int
+        Of how many.
     indices : array of uint32
-        Which.
+        Which, ascending.
+    values : array
+        What they are.
     index_format, value_format : int
         How they travel.
     step, top : float, int
         What signs and power codes refer to.
     """
 
-    values: Array
+    n: int
     indices: Array
+    values: Array
     index_format: int
     value_format: int
     step: float
@@ -48,15 +53,16 @@ class _Incoming:
     """A call's values, for a feedback."""
 
     def __init__(self, coder: SparseCoder, n: int, x: Array, scale: float) -> None:
-        self._coder, self._n, self._x, self._scale = coder, n, x, scale
+        self._coder, self._n, self._x, self.scale = coder, n, x, scale
+        self.kernels = coder.kernels
 
     def add_to(self, target: Any, factor: float = 1.0) -> None:
-        self._coder.accumulate(self._n, self._x, target, self._scale * factor)
+        self._coder.accumulate(self._n, self._x, target, self.scale * factor)
 
     def norm(self) -> float:
-        values = self._coder.kernels.zeros(self._n)
-        self.add_to(values)
-        return math.sqrt(self._coder.kernels.moments(values)[2])
+        values = self.kernels.zeros(self._n)
+        self._coder.accumulate(self._n, self._x, values, 1.0)
+        return math.sqrt(self.kernels.moments(values)[2])
 
 
 class SparseCoder:
@@ -72,13 +78,17 @@ class SparseCoder:
         Where arrays are.
     dtype : str
         Element type.
+    checksum : bool
+        Whether wires end with a checksum, which is looked at before anything else.
     """
 
     fixed_size = False
 
-    def __init__(self, sparsifier: Sparsifier, device: Any, dtype: str) -> None:
+    def __init__(self, sparsifier: Sparsifier, device: Any, dtype: str, *, checksum: bool = False) -> None:
         computed = "float64" if dtype == "float64" else "float32"
         self.sparsifier = sparsifier
+        self._device, self._dtype = device, dtype
+        self._seal_nbytes = NBYTES if checksum else 0
         self.kernels: Selection = device.selection(computed)
         self._direct = dtype == computed
         self._itemsize = 8 if computed == "float64" else 4
@@ -87,11 +97,19 @@ class SparseCoder:
         self._as_bytes = device.as_bytes
         self._empty_bytes = device.empty_bytes
 
+    def checked(self) -> SparseCoder:
+        """The same, with checksums."""
+        return SparseCoder(self.sparsifier, self._device, self._dtype, checksum=True)
+
+    def on(self, device: Any) -> SparseCoder:
+        """The same on another device."""
+        return SparseCoder(self.sparsifier, device, self._dtype, checksum=self._seal_nbytes > 0)
+
     def wire_nbytes(self, n: int) -> int:
         """The longest wire of n values: with all of them sent, in the longest format that may be taken."""
         masks = -(-n // 8)
         indices = {"pairs": 4 * n, "packed": masks, "mask": masks, "runs": 2 * n + 2 * (n // 0xFFFF + 1), "auto": masks}
-        return _HEADER_NBYTES + indices[self.sparsifier.wire] + self._itemsize * n
+        return _HEADER_NBYTES + indices[self.sparsifier.wire] + self._itemsize * n + self._seal_nbytes
 
     def encode(
         self,
@@ -145,23 +163,29 @@ class SparseCoder:
         """Write the wire of those between two elements, as a buffer of its own; its length."""
         first, last = self.kernels.cuts(chosen.indices, [begin, end])
         indices = chosen.indices[first:last] - begin if begin else chosen.indices[first:last]
-        return self.kernels.write(
-            chosen.values[begin:end],
+        nbytes = self.kernels.write(
+            end - begin,
             indices.astype(chosen.indices.dtype, copy=False),
+            chosen.values[first:last],
             chosen.index_format,
             chosen.value_format,
             chosen.step,
             chosen.top,
             wire,
         )
+        if not self._seal_nbytes:
+            return nbytes
+        self._device.seal(wire[: nbytes + self._seal_nbytes])
+        return nbytes + self._seal_nbytes
 
     def nbytes_of(self, chosen: Chosen) -> int:
         """Length of the wire of them all."""
-        return self.kernels.wire_nbytes(chosen.values, chosen.indices, chosen.index_format, chosen.value_format)
+        nbytes = self.kernels.wire_nbytes(chosen.n, chosen.indices, chosen.index_format, chosen.value_format)
+        return nbytes + self._seal_nbytes
 
     def read(self, wire: Array, n: int) -> tuple[Array, Array]:
         """Indices and values of a wire of n elements."""
-        return self.kernels.read(wire, n)
+        return self.kernels.read(opened(self._device, wire, n) if self._seal_nbytes else wire, n)
 
     def settle(self, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
         """Let the feedback know what was sent."""
@@ -172,15 +196,17 @@ class SparseCoder:
         """Store the dense sum of sparse vectors, added in their order."""
         values = out if self._direct else self.kernels.zeros(n)
         if self._direct:
-            out[:] = 0
+            self.kernels.clear(out)
         for indices, sent in parts:
             self.kernels.add(indices, sent, values)
         if not self._direct:
             self._cast.decode(n, None, (self._as_bytes(values),), out)
 
-    def stored(self, values: Array, out: Array) -> None:
-        """Store values in the element type."""
-        self._cast.decode(values.size, None, (self._as_bytes(values),), out)
+    def stored(self, values: Array) -> Array:
+        """Values that are on the host, in the element type."""
+        out = self._empty_bytes(values.size * NUMPY_DTYPES[self._dtype].itemsize).view(NUMPY_DTYPES[self._dtype])
+        store(values, out, self._dtype)
+        return out
 
     def accumulate(self, n: int, x: Array, target: Array, scale: float) -> None:
         """``target += x · scale``."""
@@ -191,19 +217,19 @@ class SparseCoder:
         """Bytes that no wire of n elements exceeds, with at most so many of them sent."""
         count = n if count is None else min(n, count)
         indices = max(4 * count, -(-n // 8), 2 * count + 2 * (n // 0xFFFF + 1))
-        return _HEADER_NBYTES + indices + self._itemsize * count
+        return _HEADER_NBYTES + indices + self._itemsize * count + self._seal_nbytes
 
     def sent(self, chosen: Chosen) -> tuple[Array, Array]:
         """Indices and values as those see them who receive them."""
         if chosen.value_format == FULL:
-            return chosen.indices, self.kernels.take(chosen.values, chosen.indices)
+            return chosen.indices, chosen.values
         wire = self._empty_bytes(self.nbytes_of(chosen))
-        self.write(chosen, 0, chosen.values.size, wire)
-        return self.read(wire, chosen.values.size)
+        self.write(chosen, 0, chosen.n, wire)
+        return self.read(wire, chosen.n)
 
     def quantiles(self, chosen: Chosen, parts: int) -> list[int]:
         """The indices at which parts with as many elements would begin, but for the first."""
-        count, n = int(chosen.indices.size), int(chosen.values.size)
+        count, n = int(chosen.indices.size), chosen.n
         if count == 0:
             return [n * part // parts for part in range(1, parts)]
         return [int(chosen.indices[count * part // parts]) for part in range(1, parts)]
@@ -220,9 +246,7 @@ class SparseCoder:
             rest = kernels.without(indices.size, kept)
             left = (kernels.take(indices, rest), kernels.take(values, rest))
             indices, values = kernels.take(indices, kept), kernels.take(values, kept)
-        dense = kernels.zeros(n)
-        kernels.add(indices, values, dense)
-        return self._formatted(dense, indices, FULL, 0.0, 0), left
+        return self._formatted(n, indices, values, FULL, 0.0, 0), left
 
     def _sum(self, n: int, add: Array | None, wires: Sequence[Array], values: Array, scale: float) -> None:
         if add is not None:
@@ -233,22 +257,25 @@ class SparseCoder:
     def _chosen(self, values: Array, feedback: ErrorFeedback | None) -> Chosen:
         if values.size > MOST_ELEMENTS:
             raise InvalidBuffer(f"{values.size} elements: sparse wires hold at most {MOST_ELEMENTS}, send parts")
-        indices, step = self.sparsifier.choose(self.kernels, values, feedback)
+        kernels = self.kernels
+        indices, step = self.sparsifier.choose(kernels, values, feedback)
+        sent = kernels.take(values, indices)
         value_format, top = self.sparsifier.sent_values, 0
         # Neither signs nor powers of two hold what is not finite.
-        if value_format != FULL and not self.kernels.finite(self.kernels.take(values, indices)):
+        if value_format != FULL and not kernels.finite(sent):
             value_format = FULL
         if value_format == POWER:
-            indices, top = self.kernels.powers(values, indices)
-        return self._formatted(values, indices, value_format, step, top)
+            kept, top = kernels.powers(sent)
+            indices, sent = kernels.take(indices, kept), kernels.take(sent, kept)
+        return self._formatted(values.size, indices, sent, value_format, step, top)
 
-    def _formatted(self, values: Array, indices: Array, value_format: int, step: float, top: int) -> Chosen:
+    def _formatted(self, n: int, indices: Array, values: Array, value_format: int, step: float, top: int) -> Chosen:
         """With the index format asked for where it fits, else the shortest."""
-        n, asked = values.size, self.sparsifier.wire
+        asked = self.sparsifier.wire
         fits = [
             number for number in range(len(WIRES)) if number != _PACKED or (value_format == POWER and n <= MOST_PACKED)
         ]
         if asked != "auto" and WIRES.index(asked) in fits:
             fits = [WIRES.index(asked)]
-        shortest = min(fits, key=lambda number: self.kernels.wire_nbytes(values, indices, number, value_format))
-        return Chosen(values, indices, shortest, value_format, step, top)
+        shortest = min(fits, key=lambda number: self.kernels.wire_nbytes(n, indices, number, value_format))
+        return Chosen(n, indices, values, shortest, value_format, step, top)

@@ -22,8 +22,8 @@ class DGCFeedback(ErrorFeedback):
     momentum : float
         The m above, 0 to less than 1.
     clip : float, optional
-        Values are scaled down so that their Euclidean norm is at most this. DGC clips to the global threshold divided
-        by the square root of the number of ranks.
+        The call's values are scaled down so that their Euclidean norm is at most this. DGC clips to the global
+        threshold divided by the square root of the number of ranks.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class DGCFeedback(ErrorFeedback):
     2018, section 3.
     """
 
-    _arrays = ("residual", "velocity")
+    arrays = ("residual", "velocity")
 
     def __init__(self, momentum: float = 0.9, clip: float | None = None) -> None:
         super().__init__()
@@ -50,19 +50,22 @@ class DGCFeedback(ErrorFeedback):
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise InvalidArgument(f"DGCFeedback: clip={clip!r} must be finite and above 0")
 
+    def __repr__(self) -> str:
+        return f"DGCFeedback(momentum={self.momentum!r}, clip={self.clip!r})"
+
     def accumulate(self, incoming: Incoming) -> Any:
         factor = 1.0
         if self.clip is not None:
             norm = incoming.norm()
             factor = self.clip / norm if self.clip < norm < math.inf else 1.0
-        self.velocity *= self.momentum
+        incoming.kernels.multiply(self.velocity, self.momentum)
         incoming.add_to(self.velocity, factor)
-        self.residual += self.velocity
+        incoming.kernels.plus(self.residual, self.velocity)
         return self.residual
 
     def sent(self, kernels: Any, indices: Any, values: Any) -> None:
         super().sent(kernels, indices, values)
-        self.velocity[indices] = 0
+        kernels.put(indices, None, self.velocity)
 
 
 def warmup_density(epoch: int, density: float = 0.001, epochs: int = 5) -> float:
@@ -86,7 +89,8 @@ class VarianceFeedback(ErrorFeedback):
     """What the variance-based methods keep: accumulated means r and second moments v.
 
     Before each call `observe` takes the second moment of the buffer's samples: ``Σ (∇f_z / B)²`` over the B samples
-    z of the mini-batch, of which the call's values are the mean.
+    z of the mini-batch, of which the call's values are the mean. Where the call asks for the ranks' mean, r and v are
+    kept in its unit: divided by the number of ranks, and by its square.
 
     Attributes
     ----------
@@ -100,7 +104,7 @@ class VarianceFeedback(ErrorFeedback):
     See `compcoll.sparse.Variance`.
     """
 
-    _arrays = ("residual", "variance")
+    arrays = ("residual", "variance")
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,16 +127,19 @@ class VarianceFeedback(ErrorFeedback):
     def prepare(self, n: int, dtype: str, zeros: Callable[[int, str], Any]) -> Any:
         if self._observed is not None and self._observed.size != n:
             raise InvalidBuffer(f"{self._observed.size} second moments were observed, but this buffer has {n} elements")
-        return super().prepare(n, dtype, zeros)
+        residual = super().prepare(n, dtype, zeros)
+        if self._observed is not None and self._observed.dtype != residual.dtype:
+            self._observed = self._observed.astype(residual.dtype)
+        return residual
 
     def accumulate(self, incoming: Incoming) -> Any:
         if self._observed is not None:
-            self.variance += self._observed
+            incoming.kernels.plus(self.variance, self._observed, incoming.scale**2)
             self._observed = None
         return super().accumulate(incoming)
 
-    def decay(self, factor: float, sent: Any) -> None:
+    def decay(self, kernels: Any, factor: float, sent: Any) -> None:
         """Multiply v where nothing was sent."""
-        kept = self.variance[sent]
-        self.variance *= factor
-        self.variance[sent] = kept
+        kept = kernels.take(self.variance, sent)
+        kernels.multiply(self.variance, factor)
+        kernels.put(sent, kept, self.variance)

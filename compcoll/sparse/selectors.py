@@ -19,6 +19,8 @@ _WHOLE = 4096  # values that are not worth a sample
 _RUN = 16  # values next to each other in a sample
 _MIDDLE = 1.2  # of what is accepted, in units of k
 _FEWEST = 8  # elements of a sample that shall be above a threshold, else it tells too little
+_ENOUGH = 12  # of them, beyond which a longer sample costs more than it saves
+_LIGHT = 0.753  # mean magnitude by standard deviation: √½ of a Laplacian distribution, √(2/π) of a normal one
 _NARROW = 1e-6  # of the largest magnitude: an interval in which no further threshold is tried
 
 _NORMAL = NormalDist()
@@ -34,14 +36,14 @@ def exact(kernels: Selection, values: Array, k: int) -> Array:
     """
     n = values.size
     if n > _WHOLE and k < n // 2:
-        sampled = kernels.sample(values, _sampled(n))
+        sampled = kernels.sample(values, _sampled(n, k))
         expected = k * sampled.size / n
         rank = int(expected + 5 * math.sqrt(expected) + _RUN // 2)
         fit = _laplacian(kernels, sampled, min(1.1 * rank / sampled.size, 1.0))
         threshold = fit.threshold
         while rank < sampled.size:
             inside = (rank, rank + rank // 4 + 2)
-            bound = _bisected(lambda t: kernels.count(sampled, t), inside, 0.0, fit.largest, threshold, fit.normal)
+            bound = _bisected(lambda t: kernels.count(sampled, t), inside, 0.0, fit.largest, threshold, fit.second)
             bound = kernels.kth_largest(sampled, rank) if bound is None else bound
             found = _collect(kernels, values, bound, k)
             if found is not None:
@@ -96,51 +98,60 @@ def bisection(kernels: Selection, values: Array, k: int) -> Array:
 
 def ldte(kernels: Selection, values: Array, k: int) -> Array:
     """From k to 1.5 k, by LDTE-BS: the threshold that a Laplacian distribution of the same mean and variance would
-    have, then bisection. The estimate is made for the middle of what is accepted; where it finds too few, the tail is
-    lighter, and a normal distribution's threshold is tried before bisection.
+    have, then bisection. The estimate is made for the middle of what is accepted; a normal distribution's threshold is
+    tried before bisection, too, and first where the mean magnitude says that the tail is lighter.
 
-    Of a long buffer the moments and the first trials are a sample's, for about twice as many as wanted: a threshold
-    that is too low costs little, since the search goes on among what one pass over everything has collected.
+    Of longer buffers the moments are a sample's, and of long ones the first trials, too, for about twice as many as
+    wanted: a threshold that is too low costs little, since the search goes on among what one pass over everything has
+    collected.
     """
     n, most = values.size, max(3 * k // 2, k + 1)
     if n <= 4 * _SAMPLE:
-        fit = _laplacian(kernels, values, _MIDDLE * k / n)
-        return _searched(kernels, values, k, most, fit.mean, fit.largest, fit.threshold, fit)
-    sampled = kernels.sample(values, _sampled(n))
+        # Beyond a length half of the time goes into moments; a sixteenth tells them well enough for the first trial.
+        looked = values if n <= _SAMPLE else kernels.sample(values, n // 16 // _RUN * _RUN)
+        fit = _laplacian(kernels, looked, _MIDDLE * k / n)
+        tail = fit.largest if looked is values else 4 * max(fit.largest, fit.threshold)
+        return _searched(kernels, values, k, most, fit.mean, tail, fit.threshold, fit)
+    sampled = kernels.sample(values, _sampled(n, k))
     expected = k * sampled.size / n
     deviation = math.sqrt(expected)
     fit = _laplacian(kernels, sampled, min((expected + 4 * deviation) / sampled.size, 1.0))
     threshold = fit.threshold
     if expected >= _FEWEST:
         inside = (expected + 2 * deviation, expected + 6 * deviation)
-        tried = _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold, fit.normal)
+        tried = _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold, fit.second)
         threshold = threshold if tried is None else tried
     # The largest of the sample may not be everybody's.
     return _searched(kernels, values, k, most, fit.mean, 4 * max(fit.largest, threshold), threshold, fit)
 
 
 class _Fit(NamedTuple):
-    """A Laplacian distribution: the estimate ``b · ln(cosh(μ/b) / η)`` of a threshold, ``|μ|``, the largest magnitude
-    of the values, and b; the threshold of a normal distribution without mean.
+    """A distribution: the estimate of a threshold, ``b · ln(cosh(μ/b) / η)`` of a Laplacian one; ``|μ|``, the largest
+    magnitude of the values, and in which length the tail falls to 1/e there, b; the second threshold to try, of a
+    normal distribution without mean. The other way about where the tail is lighter.
     """
 
     threshold: float
     mean: float
     largest: float
     scale: float
-    normal: float
+    second: float
 
 
 def _laplacian(kernels: Selection, values: Array, density: float) -> _Fit:
-    total, _, squares, largest = kernels.moments(values)
+    total, magnitudes, squares, largest = kernels.moments(values)
     mean = total / values.size
     b = math.sqrt(max(squares / values.size - mean * mean, 0.0) / 2)
     if not 0 < b < math.inf:
         return _Fit(largest / 2, min(abs(mean), largest), largest, 0.0, 0.0)
     ratio = abs(mean) / b
     log_cosh = ratio + math.log1p(math.exp(-2 * ratio)) - math.log(2)
-    normal = math.sqrt(squares / values.size) * _NORMAL.inv_cdf(1 - density / 2)
-    return _Fit(min(b * (log_cosh - math.log(density)), largest), min(abs(mean), largest), largest, b, normal)
+    laplacian = min(b * (log_cosh - math.log(density)), largest)
+    wide = math.sqrt(squares / values.size)
+    normal = min(wide * _NORMAL.inv_cdf(1 - density / 2), largest)
+    if normal > 0 and magnitudes > _LIGHT * wide * values.size:
+        return _Fit(normal, min(abs(mean), largest), largest, wide * wide / normal, laplacian)
+    return _Fit(laplacian, min(abs(mean), largest), largest, b, normal)
 
 
 def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
@@ -148,9 +159,9 @@ def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
     return min(magnitudes / values.size, largest), largest
 
 
-def _sampled(n: int) -> int:
-    """Length of a sample of that many values."""
-    return min(n // 8, _SAMPLE) // _RUN * _RUN
+def _sampled(n: int, k: int) -> int:
+    """Length of a sample of n values, to find k of them."""
+    return max(min(n // 8, _SAMPLE, _ENOUGH * n // max(k, 1)), _RUN) // _RUN * _RUN
 
 
 def _room(values: Array, k: int) -> int:
@@ -207,7 +218,7 @@ def _searched(
 
     Where a count is known, the next trial goes by the fit's exponential tail.
     """
-    scale, second = (0.0, 0.0) if fit is None else (fit.scale, fit.normal)
+    scale, second = (0.0, 0.0) if fit is None else (fit.scale, fit.second)
     narrow, room = _NARROW * tail, _room(values, k)
     while tail - head > narrow:
         found, above = kernels.above(values, threshold, room)

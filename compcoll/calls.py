@@ -1,0 +1,121 @@
+"""The collectives as methods: of the same names and with the same arguments as the functions of `compcoll.api`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from .feedback import ErrorFeedback
+from .request import Request
+
+
+class Calls(ABC):
+    """The methods of a communicator; without ``codec=`` and ``algorithm=`` they use its own."""
+
+    @abstractmethod
+    def call(self, collective: str, *arguments: Any) -> Any:
+        """Run a collective with the arguments that `Collectives` takes."""
+
+    @abstractmethod
+    def start(self, collective: str, *arguments: Any) -> Request:
+        """Start a collective with the arguments that `Collectives` takes."""
+
+    def allreduce(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Reduce all ranks' arrays; see `compcoll.allreduce`."""
+        return self.call("allreduce", x, op, out, feedback, (codec, algorithm, options))
+
+    def iallreduce(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Request:
+        """Start an allreduce; see `compcoll.iallreduce`."""
+        return self.start("allreduce", x, op, out, feedback, (codec, algorithm, options))
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
+        return self.call("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
+
+    def ireduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Request:
+        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
+        return self.start("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
+
+    def allgather(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
+        """Stack all ranks' arrays; see `compcoll.allgather`."""
+        return self.call("allgather", x, out, (codec, algorithm, options))
+
+    def iallgather(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start an allgather; see `compcoll.allgather`."""
+        return self.start("allgather", x, out, (codec, algorithm, options))
+
+    def allgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Any:
+        """Join all ranks' arrays; see `compcoll.allgatherv`."""
+        return self.call("allgatherv", x, (codec, algorithm, options))
+
+    def iallgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Request:
+        """Start an allgatherv; see `compcoll.allgatherv`."""
+        return self.start("allgatherv", x, (codec, algorithm, options))
+
+    def bcast(
+        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
+        """Give every rank the root's array; see `compcoll.bcast`."""
+        return self.call("bcast", x, root, out, (codec, algorithm, options))
+
+    def ibcast(
+        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start a broadcast; see `compcoll.bcast`."""
+        return self.start("bcast", x, root, out, (codec, algorithm, options))
+
+    def alltoall(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
+        """Exchange blocks; see `compcoll.alltoall`."""
+        return self.call("alltoall", x, out, (codec, algorithm, options))
+
+    def ialltoall(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start an alltoall; see `compcoll.alltoall`."""
+        return self.start("alltoall", x, out, (codec, algorithm, options))

@@ -1,0 +1,93 @@
+"""Wires with checksums: whatever the codec, a changed bit is found out before anything is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..errors import WireCorrupted
+from .base import Array, Coder
+
+
+class Sealing(Protocol):
+    """What checksums need of a device."""
+
+    def seal(self, wire: Array) -> None:
+        """Store in the last 4 bytes the CRC-32C of those before."""
+
+    def sealed(self, wire: Array) -> bool:
+        """Whether the last 4 bytes still are that."""
+
+
+NBYTES = 4
+"""How much longer a wire becomes."""
+
+
+def opened(device: Sealing, wire: Array, n: int) -> Array:
+    """A sealed wire of n values, without its checksum.
+
+    Raises
+    ------
+    WireCorrupted
+        If the bytes are not those that were sealed.
+    """
+    if wire.nbytes < NBYTES or not device.sealed(wire):
+        raise WireCorrupted(
+            f"a wire of {wire.nbytes} bytes for {n} values has changed on its way: its checksum is wrong"
+        )
+    return wire[:-NBYTES]
+
+
+class CheckedCoder:
+    """A coder whose wires end with the CRC-32C of what another one writes (the contract is
+    `compcoll.codecs.base.Coder`). Forwarded wires keep theirs.
+
+    Parameters
+    ----------
+    coder : Coder
+        Of a codec.
+    device : Sealing
+        Where its wires are.
+    """
+
+    def __init__(self, coder: Coder, device: Sealing) -> None:
+        self._coder = coder
+        self._device = device
+        self.fixed_size = coder.fixed_size
+
+    def wire_nbytes(self, n: int) -> int:
+        return self._coder.wire_nbytes(n) + NBYTES
+
+    def encode(
+        self,
+        n: int,
+        add: Array | None,
+        wires: Sequence[Array],
+        wire: Array,
+        *,
+        residual: Array | None = None,
+        feed: bool = True,
+        residual_scale: float = 1.0,
+        decoded: Array | None = None,
+        scale: float = 1.0,
+        draw: int = 0,
+        position: int = 0,
+    ) -> int:
+        nbytes = self._coder.encode(
+            n,
+            add,
+            [opened(self._device, term, n) for term in wires],
+            wire[:-NBYTES],
+            residual=residual,
+            feed=feed,
+            residual_scale=residual_scale,
+            decoded=decoded,
+            scale=scale,
+            draw=draw,
+            position=position,
+        )
+        self._device.seal(wire[: nbytes + NBYTES])
+        return nbytes + NBYTES
+
+    def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
+        self._coder.decode(n, add, [opened(self._device, wire, n) for wire in wires], out, scale=scale)
