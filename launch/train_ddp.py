@@ -3,8 +3,12 @@
 
     mpirun -n 4 python launch/train_ddp.py --codec zfp --rate 8                  # a conv net, scikit-learn's digits
     mpirun -n 4 python launch/train_ddp.py --task text --codec minmax --bits 4   # a small GPT, Python's own library
+    mpirun -n 4 python launch/train_ddp.py --low-rank acpsgd --rank 4            # low-rank factors
+    mpirun -n 4 python launch/train_ddp.py --dgc 0.001 --warmup 4 --algorithm sparse_ring
+    mpirun -n 4 python launch/train_ddp.py --codec variance --alpha 1.5 --algorithm sparse_ring
     mpirun -n 4 python launch/train_ddp.py --task cifar10 --data FOLDER          # CIFAR-10, binary version, unpacked
     mpirun -n 4 python launch/train_ddp.py --checkpoint FOLDER --resume          # go on where FOLDER's last one ends
+    mpirun --with-ft ulfm -n 4 python launch/train_ddp.py --elastic              # go on without ranks that die
 
 With the same seed, ranks and options, two runs print the same losses, also when one of them was interrupted and
 resumed. One line an epoch: loss (nats) and accuracy on what was not trained on, the median step, megabytes that a rank
@@ -15,26 +19,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import os
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
-import compcoll.torch
 from compcoll.errors import CompcollError
-from compcoll.torch.account import Account
-from osu_like_bench.cli import chosen_codec, codec_options
 from osu_like_bench.errors import UsageError
+from osu_like_bench.parser import codec_options
 from osu_like_bench.report import Progress
-from osu_like_bench.training import checkpoint
-from osu_like_bench.training.processes import Place, share_cores, start
-from osu_like_bench.training.tasks import TASKS, judge, loss_of
+from osu_like_bench.training.elastic import ElasticTraining
+from osu_like_bench.training.processes import leave, place, share_cores, start
+from osu_like_bench.training.run import LOW_RANK, Training
+from osu_like_bench.training.tasks import TASKS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,10 +47,17 @@ def parser() -> argparse.ArgumentParser:
     task.add_argument("--task", choices=list(TASKS), default="digits", help="what to learn (default: %(default)s)")
     task.add_argument("--data", type=Path, metavar="FOLDER", help="where the task's data are, if it needs any")
     task.add_argument("--epochs", type=int, help="passes over the data (default: the task's)")
+    task.add_argument("--steps", type=int, help="end after so many, the learning rate's fall, too")
+    task.add_argument("--sgd", type=float, metavar="RATE", help="learn by SGD with momentum 0.9 instead")
     task.add_argument("--batch", type=int, help="examples of a rank in a step (default: the task's)")
     task.add_argument("--seed", type=int, default=0, help="of the model and of the examples' order (default: 0)")
     task.add_argument("--threads", type=int, help="threads of a rank (default: its share of the node's cores)")
     sums = top.add_argument_group("gradients")
+    sums.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on when ranks die (mpirun --with-ft ulfm): over MPI, after back-propagation",
+    )
     sums.add_argument("--backend", default="gloo", help="PyTorch's backend (default: %(default)s)")
     codec_options(sums)
     sums.add_argument(
@@ -58,6 +65,20 @@ def parser() -> argparse.ArgumentParser:
         default="ring",
         help="compcoll's, for compressed gradients (default: %(default)s; auto: what is fastest, compressed or not)",
     )
+    sums.add_argument("--dgc", type=float, metavar="DENSITY", help="Deep Gradient Compression, down to this density")
+    sums.add_argument(
+        "--warmup",
+        type=float,
+        default=0,
+        metavar="EPOCHS",
+        help="dgc: in which the density falls, in four steps (default: 0; the paper: 4)",
+    )
+    sums.add_argument("--clip", type=float, metavar="NORM", help="dgc: of each parameter's gradient")
+    sums.add_argument("--micro-batches", type=int, metavar="N", help="variance, hybrid: not from single samples")
+    sums.add_argument("--low-rank", choices=list(LOW_RANK), help="send low-rank factors; a codec is for those")
+    sums.add_argument("--rank", type=int, default=4, help="columns of the factors (default: %(default)s)")
+    sums.add_argument("--exact-steps", type=int, default=0, metavar="STEPS", help="steps before factors are sent")
+    sums.add_argument("--no-reuse", action="store_true", help="start each step from random factors")
     sums.add_argument("--no-feedback", action="store_true", help="forget what compression loses")
     sums.add_argument("--exclude", nargs="*", metavar="NAME", help="exact parameters: kinds, and patterns of names")
     keep = top.add_argument_group("results")
@@ -65,192 +86,45 @@ def parser() -> argparse.ArgumentParser:
     keep.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="and after so many steps")
     keep.add_argument("--stop-after", type=int, metavar="STEPS", help="end early, as if interrupted")
     keep.add_argument("--resume", action="store_true", help="go on from the last checkpoint, if there is one")
+    keep.add_argument("--gradients", type=Path, metavar="FILE.npy", help="write the last step's mean gradients")
     keep.add_argument("--json", type=Path, metavar="FILE", help="write what was printed as JSON")
     return top
-
-
-class Training:
-    """One run on this rank."""
-
-    def __init__(self, arguments: argparse.Namespace, place: Place) -> None:
-        self.arguments, self.place = arguments, place
-        self.task = TASKS[arguments.task](arguments.data)
-        self.batch = arguments.batch or self.task.batch
-        self.epochs = arguments.epochs or self.task.epochs
-        self.steps = self.task.steps(self.batch, place.size)
-        if not self.steps:
-            raise UsageError(f"{place.size} ranks with batches of {self.batch} need more examples than there are")
-        torch.manual_seed(arguments.seed)
-        self.model = DistributedDataParallel(self.task.model(), gradient_as_bucket_view=True)
-        self.optimizer = self.task.optimizer(self.model.parameters())
-        codec = chosen_codec(arguments)
-        self.compression = None
-        if codec is not None:
-            exclude = {} if arguments.exclude is None else {"exclude": arguments.exclude}
-            self.compression = compcoll.torch.compress(
-                self.model, codec, algorithm=arguments.algorithm, feedback=not arguments.no_feedback, **exclude
-            )
-        self.settle_buckets()
-        self.step = 0
-        self.stopped = False
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
-
-    def settle_buckets(self) -> None:
-        """DDP orders its buckets anew after the first backward pass, and sums depend on the order: have that over, so
-        that a resumed run's first step is like any other.
-        """
-        for _ in range(2):
-            examples = self.task.train
-            loss: Tensor = loss_of(self.model(examples.inputs[:1]), examples.targets[:1])
-            loss.backward()
-        if self.compression is not None:
-            self.compression.reset()
-
-    def run(self, progress: Progress) -> list[dict[str, Any]]:
-        """Train, and print a line for each epoch."""
-        progress.print(
-            f"# {self.task.name}: {sum(p.numel() for p in self.model.parameters())} parameters, "
-            f"{self.place.size} ranks, {self.arguments.backend}, "
-            f"{self.compression or 'no compression'}",
-            f"{'# Epoch':<9}{'Step':>7}{'Loss':>10}{'Accuracy':>11}{'ms a step':>11}{'MB a step':>11}{'Ratio':>8}",
-        )
-        lines = []
-        for epoch in range(self.step // self.steps, self.epochs):
-            seconds = self.train(epoch, progress)
-            if self.stopped:
-                break
-            lines.append(self.line(epoch, seconds))
-            progress.print(_text(lines[-1]))
-            self.save()
-        return lines
-
-    def train(self, epoch: int, progress: Progress) -> list[float]:
-        """The steps of an epoch that are still to be done; seconds of each."""
-        if self.compression is not None:
-            self.compression.account = Account()
-        seconds = []
-        self.model.train()
-        batches = self.task.batches(
-            self.batch,
-            self.place.rank,
-            self.place.size,
-            seed=self.arguments.seed,
-            epoch=epoch,
-            first=self.step - epoch * self.steps,
-        )
-        for examples in batches:
-            started = time.perf_counter()
-            self.set_rate()
-            self.optimizer.zero_grad()
-            loss: Tensor = loss_of(self.model(examples.inputs), examples.targets)
-            loss.backward()
-            self.optimizer.step()
-            seconds.append(time.perf_counter() - started)
-            self.step += 1
-            progress.step(f"epoch {epoch + 1}")
-            if self.step == self.arguments.stop_after:
-                self.stopped = True
-                break
-            if self.arguments.checkpoint_every and self.step % self.arguments.checkpoint_every == 0:
-                self.save()
-        return seconds
-
-    def set_rate(self) -> None:
-        """The learning rate rises over the first twentieth of all steps, and falls in a line to zero."""
-        part = self.step / (self.steps * self.epochs)
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * min((part + 1e-3) / 0.05, (1 - part) / 0.95)
-
-    def line(self, epoch: int, seconds: list[float]) -> dict[str, Any]:
-        """What an epoch has come to."""
-        self.model.eval()
-        sums = judge(self.model.module, self.task.test, self.place.rank, self.place.size)
-        dist.all_reduce(sums)
-        loss, right, count = sums.tolist()
-        line = {
-            "epoch": epoch + 1,
-            "step": self.step,
-            "loss": loss / count,
-            "accuracy": right / count,
-            "step_seconds": statistics.median(seconds) if seconds else None,
-        }
-        if self.compression is not None and seconds:
-            account = self.compression.account
-            line |= {
-                "wire_nbytes": account.wire_nbytes / len(seconds),
-                "ratio": account.ratio,
-                "calls": dict(account.calls),
-            }
-        return line
-
-    def save(self) -> None:
-        """Write a checkpoint, if one is wanted."""
-        if self.arguments.checkpoint is None:
-            return
-        common = {
-            "step": self.step,
-            "settings": self.settings(),
-            "model": self.model.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        own = {} if self.compression is None else self.compression.state_dict()
-        checkpoint.save(self.arguments.checkpoint, self.step, common, own)
-
-    def resume(self) -> bool:
-        """Go on from the last checkpoint; whether there was one."""
-        found = checkpoint.load(self.arguments.checkpoint)
-        if found is None:
-            return False
-        common, own = found
-        if common["settings"] != self.settings():
-            raise UsageError(f"the checkpoint is of {common['settings']}, but these are {self.settings()}")
-        self.step = common["step"]
-        self.model.module.load_state_dict(common["model"])
-        self.optimizer.load_state_dict(common["optimizer"])
-        if self.compression is not None and all(own):
-            self.compression.load_state_dict(own)
-        return True
-
-    def settings(self) -> dict[str, Any]:
-        """What must be the same for a run to be continued."""
-        return {"task": self.task.name, "seed": self.arguments.seed, "examples a step": self.batch * self.place.size}
-
-
-def _text(line: dict[str, Any]) -> str:
-    step, wire, ratio = line["step_seconds"], line.get("wire_nbytes"), line.get("ratio")
-    return (
-        f"{line['epoch']:<9}{line['step']:>7}{line['loss']:>10.4f}{line['accuracy']:>11.4f}"
-        + (f"{step * 1e3:>11.2f}" if step is not None else f"{'-':>11}")
-        + (f"{wire / 1e6:>11.3f}" if wire is not None else f"{'-':>11}")
-        + (f"{ratio:>8.2f}" if ratio is not None else f"{'-':>8}")
-    )
 
 
 def main() -> int:
     """Train; status 2 if the arguments were wrong."""
     top = parser()
     arguments = top.parse_args()
-    place = start(arguments.backend)
+    standing = place() if arguments.elastic else start(arguments.backend)
     try:
         if arguments.resume and arguments.checkpoint is None:
             raise UsageError("--resume needs --checkpoint FOLDER")
-        share_cores(place, arguments.threads)
-        training = Training(arguments, place)
-        if arguments.resume and training.resume() and place.rank == 0:
+        share_cores(standing, arguments.threads)
+        training = ElasticTraining(arguments, standing) if arguments.elastic else Training(arguments, standing)
+        if arguments.resume and training.resume() and standing.rank == 0:
             print(f"# resumed after step {training.step}")
-        progress = Progress(training.steps * training.epochs - training.step, quiet=place.rank != 0)
+        progress = Progress(training.last - training.step, quiet=standing.rank != 0)
         try:
-            lines = training.run(progress)
+            training.run(progress)
         finally:
             progress.close()
     except (UsageError, CompcollError) as error:
-        if place.rank == 0:
+        if standing.rank == 0:
             print(f"{top.prog}: error: {error}", file=sys.stderr)
-        dist.destroy_process_group()
+        if not arguments.elastic:
+            dist.destroy_process_group()
         return 2
-    if arguments.json is not None and place.rank == 0:
-        arguments.json.write_text(json.dumps({"settings": training.settings(), "epochs": lines}, indent=1) + "\n")
-    dist.destroy_process_group()
+    if arguments.gradients is not None and training.standing[0] == 0:
+        gradients = [p.grad.flatten() for p in training.module.parameters() if p.grad is not None]
+        np.save(arguments.gradients, torch.cat(gradients).numpy())
+    if arguments.json is not None and training.standing[0] == 0:
+        arguments.json.write_text(json.dumps(training.record(), indent=1) + "\n")
+    if training.standing[1] < standing.size:
+        # Open MPI 5.0's MPI_Finalize sometimes waits for ranks that have died.
+        sys.stdout.flush()
+        os._exit(0)
+    if not arguments.elastic:
+        leave()
     return 0
 
 

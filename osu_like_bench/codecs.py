@@ -38,6 +38,9 @@ MEMCPY = "memcpy"
 
 ITERATIONS, WARMUP, TIME_CAP = 51, 2, 0.4
 
+_CHECKED = 1 << 22
+"""Values of a GPU's result whose error is looked at: all would take the host longer than everything else together."""
+
 
 @dataclass(frozen=True)
 class CodecRecord:
@@ -53,6 +56,8 @@ class CodecRecord:
         This throughput by that of each other implementation.
     wrong : int
         Decoded elements outside the codec's bound.
+    copy_fraction : float
+        On a GPU: bytes that the kernel reads and writes at least, each second, by those of a copy there.
     """
 
     codec: str
@@ -72,6 +77,7 @@ class CodecRecord:
     error: float = 0.0
     wrong: int = 0
     versus: dict[str, float] = field(default_factory=dict)
+    copy_fraction: float = 0.0
 
 
 def chosen_sets(text: str) -> list[str]:
@@ -116,15 +122,19 @@ def _own(codec: Codec, x: Array, instruction_set: str, threads: int) -> Own:
         "accumulate": lambda: coder.decode(x.size, sums, (wire,), sums),
         "feedback": lambda: coder.encode(x.size, stored, (), buffer, residual=residual),
     }
-    exact, got = (array.view(x.dtype).astype(np.float64) for array in (stored, decoded))
-    loss = loss_of(codec, name)
+    return Own(operations, *_quality(codec, x, decoded.view(x.dtype), wire.nbytes))
+
+
+def _quality(codec: Codec, x: Array, decoded: Array, wire_nbytes: int) -> tuple[float, float, int]:
+    """Ratio, relative error, and elements outside the codec's bound."""
+    exact, got = x.astype(np.float64), decoded.astype(np.float64)
+    loss = loss_of(codec, x.dtype.name)
     difference = np.abs(got - exact)
     size = float(np.sqrt(np.sum(exact**2)))
     # Half-precision results are rounded once more.
     allowed = loss.spread_out(loss.of_blocks(exact), x.size) + (np.abs(got) * 2.0**-8 if x.itemsize == 2 else 0.0)
-    return Own(
-        operations,
-        x.nbytes / wire.nbytes,
+    return (
+        x.nbytes / wire_nbytes,
         float(np.sqrt(np.sum(difference**2))) / size if size else 0.0,
         int(np.count_nonzero(~(difference <= allowed))),
     )
@@ -215,6 +225,61 @@ def run(
             if name in own:
                 progress.print(row(records[-1], list(rivals)))
     return records
+
+
+def run_on_gpu(
+    codecs: Sequence[Codec], *, size: int, dtype: str, kind: str, seed: int, limits: Limits, progress: Progress
+) -> list[CodecRecord]:
+    """Measure some codecs in GPU memory, against a copy there; the arguments are those of `run`."""
+    from . import on_gpu
+
+    progress.print(_GPU_HEAD)
+    records: list[CodecRecord] = []
+    work, moved = on_gpu.copy_of(size)
+    copied = on_gpu.measure(work, limits)
+    per_second = moved / copied.median
+    x = data.make(kind, size // NUMPY_DTYPES[dtype].itemsize, dtype, (seed, 0))
+    for codec in codecs:
+        progress.step(repr(codec))
+        kernels = on_gpu.Kernels(codec, x)
+        checked = min(x.size, _CHECKED // codec.block * codec.block)
+        _, error, wrong = _quality(codec, x[:checked], kernels.decoded[:checked], kernels.wire.nbytes)
+        ratio = x.nbytes / kernels.wire.nbytes
+        for operation, (work, moved) in kernels.operations.items():
+            taken = on_gpu.measure(work, limits)
+            record = CodecRecord(
+                codec=label(codec),
+                operation=operation,
+                implementation="cuda",
+                dtype=dtype,
+                data=kind,
+                size=size,
+                threads=0,
+                throughput=size / taken.median / 1e9,
+                avg_us=taken.mean * 1e6,
+                median_us=taken.median * 1e6,
+                min_us=taken.min * 1e6,
+                max_us=taken.max * 1e6,
+                iterations=taken.iterations,
+                ratio=ratio,
+                error=error,
+                wrong=wrong,
+                versus={"copy": copied.median / taken.median},
+                copy_fraction=moved / taken.median / per_second,
+            )
+            records.append(record)
+            progress.print(
+                f"{record.codec:<20}{operation:<12}{record.throughput:>10.1f}{record.median_us:>12.2f}"
+                f"{record.copy_fraction:>10.2f}{ratio:>9.2f}{error:>12.2e}{wrong:>8}"
+            )
+    progress.print(f"# copy: {per_second / 1e9:.0f} GB/s read and written")
+    return records
+
+
+_GPU_HEAD = (
+    f"{'# Codec':<20}{'Operation':<12}{'GB/s':>10}{'Median us':>12}{'x copy':>10}{'Ratio':>9}{'Rel. error':>12}"
+    f"{'#wrong':>8}"
+)
 
 
 def head(rivals: Sequence[str]) -> str:

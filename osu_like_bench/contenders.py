@@ -19,6 +19,7 @@ from compcoll.sparse import Sparsifier
 from . import naive
 from .cases import Case, Ranks
 from .errors import UsageError
+from .on_gpu import Buffers
 
 Array = npt.NDArray[Any]
 
@@ -107,7 +108,17 @@ def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
     return chosen
 
 
-def make(name: str, case: Case, ranks: Ranks, x: Array, out: Array, *, codec: Codec | None, mean: bool) -> Contender:
+def make(
+    name: str,
+    case: Case,
+    ranks: Ranks,
+    x: Array,
+    out: Array,
+    *,
+    codec: Codec | None,
+    mean: bool,
+    there: Buffers | None = None,
+) -> Contender:
     """Make a contender of one of `names`.
 
     Parameters
@@ -124,10 +135,12 @@ def make(name: str, case: Case, ranks: Ranks, x: Array, out: Array, *, codec: Co
         What it compresses with, if it does.
     mean : bool
         Whether sums are divided by the number of ranks.
+    there : Buffers, optional
+        The buffers in GPU memory, if these are what the collective runs on.
     """
     scale = 1.0 / ranks.comm.size if mean and case.reduces else None
     if name == choose.NATIVE:
-        return _native(case, ranks.comm, x, out, scale)
+        return _native(case, ranks.comm, x, out, scale, there)
     if name in naive.ALLREDUCE:
         assert codec is not None
         return _point_to_point(name, ranks, x, out, codec, scale)
@@ -142,11 +155,19 @@ def make(name: str, case: Case, ranks: Ranks, x: Array, out: Array, *, codec: Co
         seconds = {"encode": stats.encode_seconds, "decode": stats.decode_seconds, "wait": stats.wait_seconds}
         return Ran(stats.algorithm, stats.codec is not None, stats.ratio, seconds)
 
-    return Contender(name, case.compressed(ranks.compcoll, x, out, **options), ran, same_bits=True)
+    if there is None:
+        return Contender(name, case.compressed(ranks.compcoll, x, out, **options), ran, same_bits=True)
+    call = case.compressed(ranks.compcoll, there.x, there.out, **options)
+    return Contender(name, there.timed(call), ran, same_bits=True)
 
 
-def _native(case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float | None) -> Contender:
-    """mpi4py's call. Halves are added in float32, since MPI does not know them, and otherwise moved as they are."""
+def _native(
+    case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float | None, there: Buffers | None
+) -> Contender:
+    """mpi4py's call; for buffers on a GPU between copies from there and back.
+
+    Halves are added in float32, since MPI does not know them, and otherwise moved as they are.
+    """
     halves = x.itemsize == 2
     staged = halves and case.reduces
 
@@ -158,6 +179,8 @@ def _native(case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float 
     sent, got = for_mpi(x), for_mpi(out)
 
     def run() -> None:
+        if there is not None:
+            there.fetch(x)
         if staged:
             np.copyto(sent, x, casting="unsafe")
         case.native(comm, sent, got)
@@ -165,7 +188,10 @@ def _native(case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float 
             np.multiply(got, got.dtype.type(scale), out=got)
         if staged:
             np.copyto(out, got, casting="unsafe")
+        if there is not None:
+            there.upload()
 
+    run = run if there is None else there.timed(run)
     return Contender(choose.NATIVE, run, lambda: Ran(choose.NATIVE, False, 1.0, {}), same_bits=False)
 
 

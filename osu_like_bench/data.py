@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from compcoll.devices.arrays import NUMPY_DTYPES
 
+from .errors import UsageError
+
 Array = npt.NDArray[Any]
 
 
@@ -58,6 +60,32 @@ KINDS: Mapping[str, Callable[[np.random.Generator, int, Any], Array]] = {
 """normal: deviation 1e-3; laplace: scale 1e-3, like gradients; smooth: three sines; sparse: one
 value in 100; uniform: from -1 to 1."""
 
+_FILE = ".npy"
+
+
+def kind_of(text: str) -> str:
+    """What a command line asks for: one of `KINDS`, or a file of NumPy's.
+
+    Raises
+    ------
+    UsageError
+        If it is neither.
+    """
+    if text not in KINDS and not text.endswith(_FILE):
+        raise UsageError(f"{text!r}: {', '.join(KINDS)} or a file *{_FILE} is needed")
+    return text
+
+
+def _from_file(path: str, n: int) -> Array:
+    try:
+        values = np.load(path, allow_pickle=False).reshape(-1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--data {path}: {error}") from error
+    if values.dtype.kind != "f" or values.size < n:
+        raise UsageError(f"--data {path}: {values.size} of {values.dtype}, but {n} floating-point numbers are needed")
+    found: Array = values[:n]
+    return found
+
 
 def make(kind: str, n: int, dtype: str, seed: Sequence[int]) -> Array:
     """Make ``n`` values.
@@ -65,7 +93,7 @@ def make(kind: str, n: int, dtype: str, seed: Sequence[int]) -> Array:
     Parameters
     ----------
     kind : str
-        One of `KINDS`.
+        One of `KINDS`, or a file of NumPy's, whose first values these are, whatever the seed.
     n : int
         How many.
     dtype : str
@@ -74,5 +102,5 @@ def make(kind: str, n: int, dtype: str, seed: Sequence[int]) -> Array:
         Equal seeds give equal values.
     """
     computed = np.float64 if dtype == "float64" else np.float32
-    values = KINDS[kind](np.random.default_rng(seed), n, computed)
+    values = KINDS[kind](np.random.default_rng(seed), n, computed) if kind in KINDS else _from_file(kind, n)
     return values.astype(NUMPY_DTYPES[dtype], copy=False)

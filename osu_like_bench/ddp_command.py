@@ -28,14 +28,33 @@ def add_options(training: argparse.ArgumentParser) -> None:
         default=_USUAL,
         metavar="NAMES",
         help="contenders in turns, ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, powersgd:rank=2, "
-        "quantization), compcoll (exact), compcoll+CODEC such as compcoll+minmax:bits=4 (default: %(default)s)",
+        "batched_powersgd:rank=2, quantization), compcoll (exact), compcoll+CODEC such as compcoll+minmax:bits=4, "
+        "acpsgd:rank=4, powersgd:rank=4, ssgd (compcoll's, on gloo; also :overlap=False, :buffer_mb=0, :ddp=True) "
+        "(default: %(default)s)",
     )
     training.add_argument(
-        "--parameters", type=at_least(1, float), default=25e6, help="of the model, about (default: %(default)g)"
+        "--model",
+        choices=("perceptron", "resnet50", "resnet152", "bert-base", "bert-large"),
+        default="perceptron",
+        help="a perceptron, or a network's shapes and a back-propagation that only takes time (default: %(default)s)",
+    )
+    training.add_argument(
+        "--backward",
+        type=at_least(0, float),
+        default=200.0,
+        metavar="MS",
+        help="a network's back-propagation; its forward pass takes half of that (default: %(default)g)",
+    )
+    training.add_argument(
+        "--parameters", type=at_least(1, float), default=25e6, help="of the perceptron, about (default: %(default)g)"
     )
     training.add_argument("--batch", type=at_least(1, int), default=8, help="examples of a rank (default: 8)")
     training.add_argument(
-        "--bucket", type=at_least(0, float), default=25.0, metavar="MB", help="DDP's buckets (default: %(default)g)"
+        "--bucket",
+        type=at_least(0, float),
+        default=25.0,
+        metavar="MB",
+        help="uncompressed buckets (default: %(default)g)",
     )
     training.add_argument(
         "--threads", type=at_least(1, int), help="threads of a rank (default: its share of the cores)"
@@ -61,16 +80,17 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], Sequence[Any], l
     ranks = Ranks()
     about = describe() | {"mpi": describe_mpi(), "ranks": place.size, "nodes": ranks.nodes, "threads": threads}
     progress = Progress(len(contenders) + 1, quiet=place.rank != 0)
-    progress.print(*ddp.head(about, arguments.parameters, arguments.batch, arguments.bucket))
+    progress.print(*ddp.head(about, arguments))
+    model, loss = ddp.make_model(arguments, place.rank)
     cap = ddp.TIME_CAP if arguments.iterations is None else 0.0
     cap = cap if arguments.time_cap is None else arguments.time_cap
     try:
         records = ddp.run(
             contenders,
-            parameters=int(arguments.parameters),
+            model,
+            loss,
             batch=arguments.batch,
             bucket=arguments.bucket,
-            seed=arguments.seed,
             ranks=ranks,
             limits=Limits(
                 ddp.WARMUP if arguments.warmup is None else arguments.warmup,

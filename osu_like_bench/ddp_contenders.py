@@ -49,6 +49,11 @@ def _hook_powersgd(group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, Any]:
     return state, powerSGD_hook.powerSGD_hook
 
 
+def _hook_batched_powersgd(group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, Any]:
+    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    return state, powerSGD_hook.batched_powerSGD_hook
+
+
 def _hook_quantization(group: dist.ProcessGroup) -> tuple[Any, Any]:
     return group, quantization_hooks.quantization_pertensor_hook
 
@@ -57,9 +62,23 @@ HOOKS: Mapping[str, Callable[..., tuple[Any, Any]]] = {
     "fp16": _hook_fp16,
     "bf16": _hook_bf16,
     "powersgd": _hook_powersgd,
+    "batched_powersgd": _hook_batched_powersgd,
     "quantization": _hook_quantization,
 }
 """PyTorch's own: each takes a group and options, and makes a state and a hook."""
+
+
+def _exact(model: nn.Module, **given: Any) -> Any:
+    """S-SGD by the same hooks and buffers: no step is compressed."""
+    return compcoll.torch.ACPSGD(model, rank=1, exact_steps=1 << 62, **given)
+
+
+LOW_RANK: Mapping[str, Callable[..., Any]] = {
+    "acpsgd": compcoll.torch.ACPSGD,
+    "powersgd": compcoll.torch.PowerSGD,
+    "ssgd": _exact,
+}
+"""compcoll's hooks on parameters, or on DistributedDataParallel with ``ddp=True``; each takes its options."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +96,8 @@ def parse(text: str, *, feedback: bool, algorithm: str) -> list[Contender]:
     Parameters
     ----------
     text : str
-        Separated by commas: ``gloo``, ``gloo+HOOK`` with one of `HOOKS`, ``compcoll``, ``compcoll+CODEC``; options
-        behind colons, such as ``compcoll+minmax:bits=4:block=512``.
+        Separated by commas: one of `LOW_RANK`, ``gloo``, ``gloo+HOOK`` with one of `HOOKS`, ``compcoll``,
+        ``compcoll+CODEC``; options behind colons, such as ``compcoll+minmax:bits=4:block=512`` or ``acpsgd:rank=4``.
     feedback, algorithm
         Of compcoll's, as `compcoll.torch.compress` takes them.
     """
@@ -89,6 +108,8 @@ def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
     base, plus, rest = name.partition("+")
     chosen, _, options = rest.partition(":")
     given = _options(options)
+    if not plus and (method := base.partition(":")[0]) in LOW_RANK:
+        return _low_rank(name, LOW_RANK[method], _options(base.partition(":")[2]))
     if base == "compcoll":
         codec = get_codec(chosen, **given) if plus else None
 
@@ -99,13 +120,14 @@ def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
         return Contender(name, codec is not None, compress)
     if base != "gloo" or (plus and chosen not in HOOKS):
         raise UsageError(
-            f"there is no contender {name!r}: gloo, gloo+{', gloo+'.join(HOOKS)}, compcoll, or compcoll+CODEC such as "
+            f"there is no contender {name!r}: {', '.join(LOW_RANK)}, gloo, gloo+{', gloo+'.join(HOOKS)}, compcoll, or "
+            "compcoll+CODEC such as "
             "compcoll+zfp:rate=8"
         )
 
     def hooked(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
         # With several buckets in flight, PowerSGD's collectives meet others' on gloo.
-        wrapped = _wrapped(model, group, _ONE_BUCKET_MB if chosen == "powersgd" else bucket)
+        wrapped = _wrapped(model, group, _ONE_BUCKET_MB if chosen.endswith("powersgd") else bucket)
         if plus:
             try:
                 wrapped.register_comm_hook(*HOOKS[chosen](group, **given))
@@ -114,6 +136,21 @@ def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
         return wrapped, None
 
     return Contender(name, bool(plus), hooked)
+
+
+def _low_rank(name: str, method: Callable[..., Any], given: dict[str, Any]) -> Contender:
+    wrap = given.pop("ddp", False)
+
+    def make(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
+        # compcoll counts in MiB, PyTorch, too.
+        own = {} if wrap else {"buffer_mb": bucket}
+        model = _wrapped(model, group, bucket) if wrap else model
+        try:
+            return model, method(model, **(own | given))
+        except TypeError as error:
+            raise UsageError(f"{name}: {error}") from error
+
+    return Contender(name, method is not _exact, make)
 
 
 def _wrapped(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> DistributedDataParallel:

@@ -186,10 +186,16 @@ class Table:
 
 
 class Progress:
-    """A bar on a terminal, if tqdm is there, and lines above it."""
+    """A bar on a terminal, if tqdm is there, and lines above it.
+
+    Attributes
+    ----------
+    quiet : bool
+        Whether this rank prints nothing.
+    """
 
     def __init__(self, steps: int, *, quiet: bool = False) -> None:
-        self._quiet = quiet
+        self.quiet = quiet
         self._bar: Any = None
         if not quiet and sys.stderr.isatty() and find_spec("tqdm") is not None:
             from tqdm import tqdm
@@ -198,7 +204,7 @@ class Progress:
 
     def print(self, *lines: str) -> None:
         """Print lines, on the rank that does."""
-        for line in lines if not self._quiet else ():
+        for line in lines if not self.quiet else ():
             if self._bar is not None:
                 self._bar.write(line, file=sys.stdout)
             else:

@@ -16,6 +16,7 @@ from .bounds import loss_of, path_of, result_loss
 from .cases import Case, Ranks
 from .contenders import Contender
 from .errors import UsageError
+from .on_gpu import Buffers
 from .report import STATISTICS, Progress, Record, Table, label
 from .timing import Limits, Times, measure
 from .verify import typical_error, verify
@@ -49,6 +50,8 @@ class Settings:
         Seconds for one contender at one size; `TIME_CAP` by default, unless `iterations` is given. 0: no limit.
     statistic : str
         One of `report.STATISTICS`.
+    device : str
+        Where buffers are: ``"host"`` or ``"cuda"``.
     """
 
     sizes: Sequence[int]
@@ -62,6 +65,7 @@ class Settings:
     iterations: int | None
     time_cap: float | None
     statistic: str
+    device: str = "host"
 
     def limits(self, size: int) -> Limits:
         """How long to measure messages of that size."""
@@ -84,7 +88,8 @@ def head(case: Case, settings: Settings, ranks: Ranks, run: dict[str, Any]) -> l
     return [
         f"# OSU-style {case.title} Latency Test, compcoll {run['compcoll']}",
         f"# {ranks.comm.size} ranks on {nodes}, {run['mpi']}, {run['cpu']} ({run['instruction_set']})",
-        f"# {codec}, {settings.dtype}{op}, data {settings.data}; size in bytes: {case.size_is}",
+        f"# {codec}, {settings.dtype}{op}, data {settings.data}, buffers on {settings.device}; "
+        f"size in bytes: {case.size_is}",
     ]
 
 
@@ -123,8 +128,9 @@ def run(case: Case, settings: Settings, ranks: Ranks, table: Table, progress: Pr
             for whole, shape in zip((x, out), case.shapes(length, size), strict=True)
         )
         case.prepare(sent, got, ranks.comm.rank)
+        there = Buffers(sent, got) if settings.device == "cuda" else None
         runners = [
-            contenders.make(name, case, ranks, sent, got, codec=settings.codec, mean=settings.op == "mean")
+            contenders.make(name, case, ranks, sent, got, codec=settings.codec, mean=settings.op == "mean", there=there)
             for name in settings.contenders
         ]
         times = measure(
@@ -134,7 +140,7 @@ def run(case: Case, settings: Settings, ranks: Ranks, table: Table, progress: Pr
             slowest=ranks.largest,
         )
         rows = [
-            _record(case, settings, ranks, runner, sent, got, taken, times[0])
+            _record(case, settings, ranks, runner, sent, got, taken, times[0], there)
             for runner, taken in zip(runners, times, strict=True)
         ]
         progress.print(*table.rows(rows))
@@ -151,13 +157,19 @@ def _record(
     out: Any,
     times: Times,
     first: Times,
+    there: Buffers | None,
 ) -> Record:
     """Run a contender once more, verify what it does, and write all down."""
     comm = ranks.comm
     mean = case.reduces and settings.op == "mean"
     case.prepare(x, out, comm.rank)
+    if there is not None:
+        there.upload()
     contender.run()
     ran = contender.ran()
+    if there is not None:
+        there.download()
+        ran.seconds["device"] = there.seconds
     codec = settings.codec if ran.compressed else None
     terms = comm.size if case.reduces else 1
     path = path_of(case.name, ran.algorithm, comm.size, ranks.nodes)

@@ -84,7 +84,7 @@ def _bench(codec: str, sizes: str, compare: str, cap: float = 1.0) -> str:
 
 
 def _gloo(sizes: str) -> str:
-    return f"osu_like_bench.gloo -m {sizes} -x 2 --time-cap 0.4 --json {{json}}"
+    return f"osu_like_bench.backends -m {sizes} --compare gloo -x 2 --time-cap 0.4 --json {{json}}"
 
 
 OWN = "native,ring,direct"

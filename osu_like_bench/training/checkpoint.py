@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..errors import UsageError
 
 _COMMON = "common.pt"
 _UNFINISHED = ".unfinished"
+_VERSION = 1
 
 
 def _write(state: Mapping[str, Any], path: Path) -> None:
@@ -24,7 +25,25 @@ def _write(state: Mapping[str, Any], path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def save(folder: Path, step: int, common: Mapping[str, Any], own: Mapping[str, Any], *, keep: int = 2) -> None:
+def _settle(folder: Path) -> None:
+    """Have the names in a folder on disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def save(
+    folder: Path,
+    step: int,
+    common: Mapping[str, Any],
+    own: Mapping[str, Any],
+    standing: tuple[int, int],
+    barrier: Callable[[], None],
+    *,
+    keep: int = 2,
+) -> None:
     """Write a checkpoint, collectively: a folder that gets its name when all ranks have written their part.
 
     Parameters
@@ -37,38 +56,61 @@ def save(folder: Path, step: int, common: Mapping[str, Any], own: Mapping[str, A
         What is the same on all ranks: rank 0's is written.
     own : mapping
         What each rank has for itself.
+    standing : tuple of int
+        This rank's number, and how many there are.
+    barrier : callable
+        Waits for all ranks.
     keep : int
         How many checkpoints remain.
     """
-    rank = dist.get_rank()
+    rank, ranks = standing
     unfinished = folder / f"step-{step:09d}{_UNFINISHED}"
     if rank == 0:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        _write(common, unfinished / _COMMON)
-    dist.barrier()
+        _write({"version": _VERSION, "ranks": ranks, **common}, unfinished / _COMMON)
+    barrier()
     _write(own, unfinished / f"rank-{rank}.pt")
-    dist.barrier()
+    barrier()
     if rank == 0:
         finished = unfinished.with_suffix("")
         shutil.rmtree(finished, ignore_errors=True)
+        _settle(unfinished)
         unfinished.rename(finished)
+        _settle(folder)
         for old in _all(folder)[:-keep]:
             shutil.rmtree(old)
-    dist.barrier()
+    barrier()
 
 
 def load(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """The latest checkpoint: what is common, and what each rank of then had; None if there is no checkpoint."""
+    """The latest checkpoint: what is common, and what each rank of then had; None if there is no checkpoint.
+
+    Raises
+    ------
+    UsageError
+        If its files are cut, of something else, or of another version.
+    """
     found = _all(folder)
     if not found:
         return None
-    count = len(list(found[-1].glob("rank-*.pt")))
+    common = _read(found[-1] / _COMMON)
+    if not {"version", "ranks"} <= set(common):
+        raise UsageError(f"{found[-1] / _COMMON} is no checkpoint of such a training: version and ranks are missing")
+    version, ranks = common.pop("version"), common.pop("ranks")
+    if version != _VERSION:
+        raise UsageError(f"{found[-1]} is a checkpoint of version {version!r}: this release reads {_VERSION}")
+    return common, [_read(found[-1] / f"rank-{rank}.pt") for rank in range(ranks)]
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        common = torch.load(found[-1] / _COMMON, weights_only=True)
-        return common, [torch.load(found[-1] / f"rank-{rank}.pt", weights_only=True) for rank in range(count)]
-    except (OSError, RuntimeError) as error:
-        raise UsageError(f"{found[-1]} cannot be read as a checkpoint: {error}") from error
+        state = torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, EOFError, UnpicklingError, ValueError, KeyError) as error:
+        raise UsageError(f"{path} cannot be read as a part of a checkpoint: {error}") from error
+    if not isinstance(state, dict):
+        raise UsageError(f"{path} is no part of a checkpoint: it holds a {type(state).__name__}")
+    return state
 
 
 def _all(folder: Path) -> list[Path]:

@@ -37,16 +37,30 @@ def start(backend: str) -> Place:
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=_TIMEOUT)
         return Place(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    from mpi4py import MPI
-
     from compcoll.torch.rendezvous import rendezvous
+
+    store, rank, size = next(iter(rendezvous(_TIMEOUT)))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    return place()
+
+
+def leave() -> None:
+    """End the default process group, all ranks together: who leaves first closes connections that gloo still uses."""
+    if "RANK" not in os.environ:
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Barrier()
+    dist.destroy_process_group()
+
+
+def place() -> Place:
+    """Where MPI's launcher has put this process. Collective."""
+    from mpi4py import MPI
 
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     neighbours = node.size
     node.Free()
-    store, rank, size = next(iter(rendezvous(_TIMEOUT)))
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
-    return Place(rank, size, neighbours)
+    return Place(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, neighbours)
 
 
 def share_cores(place: Place, threads: int | None = None) -> int:

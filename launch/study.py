@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Train with each compression method and several seeds; write accuracy against what is sent, as a table and a plot.
+
+    python launch/study.py                                  # the digits, all methods, seeds 0 to 2
+    python launch/study.py --task text                      # a small GPT: its loss, not its accuracy
+    python launch/study.py --only 'topk*,onebit' --seeds 0  # some of them; what has a record already is not run again
+    python launch/study.py --report                         # table and plot again, from the records that are there
+
+Each training is launch/train_ddp.py's, under launch/mpirun. Its record goes to FOLDER/METHOD-SEED.json as soon as it
+ends, so that a study that was interrupted goes on where it was. The page and the plot are FOLDER.md and FOLDER.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from study_methods import STUDIES, Method, Study
+from study_page import report
+
+from osu_like_bench.errors import UsageError
+from osu_like_bench.report import Progress
+
+LAUNCH = Path(__file__).resolve().parent
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    text, _, rest = (__doc__ or "").partition("\n\n")
+    top = argparse.ArgumentParser(
+        "study.py", description=text, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--task", choices=list(STUDIES), default="digits", help="what to learn (default: %(default)s)")
+    top.add_argument("--only", default="*", metavar="NAMES", help="methods, by names or patterns, with commas")
+    top.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
+    top.add_argument("--ranks", type=int, default=4, help="(default: %(default)s)")
+    top.add_argument("--epochs", type=int, help="passes over the data (default: the task's)")
+    top.add_argument(
+        "--timeout", type=float, default=180, help="seconds that a training may take (default: %(default)s)"
+    )
+    top.add_argument("--records", type=Path, metavar="FOLDER", help="(default: docs/measurements/study, or study-text)")
+    top.add_argument("--report", action="store_true", help="train nothing")
+    top.add_argument("--list", action="store_true", help="name the methods")
+    return top
+
+
+def chosen(study: Study, patterns: str) -> list[Method]:
+    """A study's methods whose names fit.
+
+    Raises
+    ------
+    UsageError
+        If a pattern fits none.
+    """
+    for pattern in patterns.split(","):
+        if not any(fnmatch.fnmatchcase(method.name, pattern) for method in study.methods):
+            raise UsageError(f"--only {pattern}: none of {', '.join(method.name for method in study.methods)}")
+    return [each for each in study.methods if any(fnmatch.fnmatchcase(each.name, p) for p in patterns.split(","))]
+
+
+def run(arguments: argparse.Namespace, records: Path) -> int:
+    """Run what has no record yet, seed by seed; how many trainings did not end."""
+    methods = chosen(STUDIES[arguments.task], arguments.only)
+    names = [f"{method.name}-{seed}" for seed in arguments.seeds for method in methods]
+    todo = [name for name in names if not (records / f"{name}.json").exists()]
+    if not todo:
+        return 0
+    records.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(LAUNCH / "mpirun"), "-n", str(arguments.ranks), "python"]
+    command += [str(LAUNCH / "study_runs.py"), "--task", arguments.task, "--records", str(records)]
+    command += [] if arguments.epochs is None else ["--epochs", str(arguments.epochs)]
+    progress = Progress(len(todo))
+    ended = 0
+    with subprocess.Popen([*command, *todo], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            watch = _watch(process, arguments.timeout)
+            for line in process.stdout:
+                watch.cancel()
+                watch = _watch(process, arguments.timeout)
+                progress.print(line.rstrip())
+                progress.step(line.split()[0])
+                ended += 1
+            watch.cancel()
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            progress.close()
+    if ended < len(todo):
+        print(f"study: {todo[ended]} did not end within {arguments.timeout:.0f} s, or failed", file=sys.stderr)
+    return len(todo) - ended
+
+
+def _watch(process: subprocess.Popen[str], seconds: float) -> threading.Timer:
+    """End the ranks after some time, unless cancelled."""
+    timer = threading.Timer(seconds, process.terminate)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The exit status: 1 if a run failed, 2 if the arguments were wrong."""
+    top = parser()
+    arguments = top.parse_args(words)
+    study = STUDIES[arguments.task]
+    records = arguments.records or study.records
+    try:
+        if arguments.list:
+            print("\n".join(f"{method.name:24}{method.options}" for method in chosen(study, arguments.only)))
+            return 0
+        failed = 0 if arguments.report else run(arguments, records)
+        report(study, records)
+    except UsageError as error:
+        top.error(str(error))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

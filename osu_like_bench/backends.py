@@ -1,0 +1,92 @@
+"""PyTorch's all_reduce by backend: ``python -m osu_like_bench.backends -m 4:32M --compare mpi4py,inline,async,gloo``.
+
+``inline`` and ``async`` are compcoll's backend: a call that blocks, and one that is waited for afterwards. They and
+``mpi4py`` need MPI's launcher; gloo alone takes ranks that know RANK, WORLD_SIZE and MASTER_ADDR, too, such as those of
+torchrun or of ``netlab run --mpi none``. Needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .sizes import parse_range, sweep
+from .timing import Limits, Seconds, measure
+
+CONTENDERS = ("mpi4py", "inline", "async", "gloo")
+
+
+def _slowest(seconds: Seconds) -> Seconds:
+    of_all = torch.from_numpy(seconds)
+    dist.all_reduce(of_all, dist.ReduceOp.MAX)
+    return seconds
+
+
+def _calls(names: list[str]) -> dict[str, Callable[[Tensor], Any]]:
+    """What each contender does with a tensor."""
+    calls: dict[str, Callable[[Tensor], Any]] = {}
+    for name in names:
+        if name == "mpi4py":
+            from mpi4py import MPI
+
+            comm = MPI.COMM_WORLD.Dup()
+            # PyTorch's is in place, too.
+            calls[name] = lambda x, comm=comm: comm.Allreduce(MPI.IN_PLACE, x.numpy())  # type: ignore[misc]
+        elif name == "gloo":
+            group = dist.group.WORLD if names == ["gloo"] else dist.new_group(backend="gloo")
+            calls[name] = lambda x, group=group: dist.all_reduce(x, group=group)  # type: ignore[misc]
+        elif name == "inline":
+            calls[name] = dist.all_reduce
+        elif name == "async":
+            calls[name] = lambda x: dist.all_reduce(x, async_op=True).wait()
+        else:
+            raise SystemExit(f"there is no contender {name!r}: {', '.join(CONTENDERS)}")
+    return calls
+
+
+def main() -> None:
+    """Time all_reduce of float32 values, contenders in turns; wrong sums end the program with an error."""
+    parser = argparse.ArgumentParser(prog="python -m osu_like_bench.backends", description=main.__doc__)
+    parser.add_argument("-m", "--message-size", type=parse_range, required=True, metavar="MIN:MAX", help="bytes")
+    parser.add_argument("--compare", default=",".join(CONTENDERS), metavar="NAMES", help="default: %(default)s")
+    parser.add_argument("-x", "--warmup", type=int, default=2, help="rounds before the clock runs")
+    parser.add_argument("-i", "--iterations", type=int, default=100, help="timed rounds at most")
+    parser.add_argument("--time-cap", type=float, default=1.0, metavar="S", help="seconds for each size")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the times there, too")
+    arguments = parser.parse_args()
+    names = arguments.compare.split(",")
+    dist.init_process_group("gloo" if names == ["gloo"] else "compcoll")
+    calls, rank, size = _calls(names), dist.get_rank(), dist.get_world_size()
+    results: list[dict[str, Any]] = []
+    for nbytes in sweep(arguments.message_size, 4):
+        x = torch.empty(nbytes // 4)
+        for name, call in calls.items():
+            call(x.fill_(rank + 1.0))
+            if not np.all(x.numpy() == size * (size + 1) / 2):
+                raise SystemExit(f"{name}: wrong sum of {nbytes} bytes on rank {rank}")
+        x.zero_()
+        limits = Limits(arguments.warmup, arguments.iterations, arguments.time_cap)
+        runs = [lambda call=call, x=x: call(x) for call in calls.values()]
+        for name, times in zip(names, measure(runs, limits, barrier=dist.barrier, slowest=_slowest), strict=True):
+            taken = {f"{field}_us": 1e6 * value for field, value in asdict(times).items() if field != "iterations"}
+            results.append({"contender": name, "size": nbytes, "ranks": size, "iterations": times.iterations, **taken})
+        if rank == 0:
+            medians = "  ".join(f"{r['contender']} {r['median_us']:.2f}" for r in results[-len(names) :])
+            print(f"{nbytes:<10d} {medians} us", flush=True)
+    if rank == 0 and arguments.json is not None:
+        about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        arguments.json.write_text(json.dumps({"kind": "backends", "run": about, "results": results}, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

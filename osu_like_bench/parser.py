@@ -1,0 +1,262 @@
+"""The arguments of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from compcoll.codecs import DTYPES, Codec, get_codec, list_codecs
+from compcoll.sparse.selectors import SELECTORS
+
+from . import data, ddp_command, sizes
+from .arguments import argument, at_least
+from .errors import UsageError
+from .report import COLUMNS, STATISTICS
+
+PROGRAM = "python -m osu_like_bench"
+
+_COLLECTIVES = {
+    "allreduce": "mpirun -n 4 {program} allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,ring,p2p",
+    "allgather": "mpirun -n 4 {program} allgather -m 1K:16M --codec zfp --rate 16 --compare native,ring,direct",
+    "reduce_scatter": "mpirun -n 4 {program} reduce_scatter -m 16M --codec minmax --bits 8 --compare native,direct -f",
+    "bcast": "mpirun -n 4 {program} bcast -m 1M:64M --codec cast --wire-dtype float16 --compare native,binomial",
+    "alltoall": "mpirun -n 4 {program} alltoall -m 4M --codec zfp --rate 8 --compare native,pairwise --show all",
+}
+_CODECS = "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json"
+_ALLGATHERV = "mpirun -n 4 {program} allgatherv -m 64K:16M --spread one --compare native,ring,direct"
+_SELECTION = "{program} selection -m 64K:256M --density 0.001 --data laplace --json selection.json"
+_DDP = "mpirun -n 4 {program} ddp --parameters 25e6 --compare gloo,gloo+fp16,compcoll+zfp:rate=8"
+_PLOT = "{program} plot allreduce.json -o allreduce.png"
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
+def is_first() -> bool:
+    """Whether this is rank 0, as far as the launcher tells before MPI is initialised."""
+    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0") == "0"
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that only rank 0 speaks for, and that gives only rank 0 a status: others would end the job before it."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if is_first():
+            super()._print_message(message, file)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        super().exit(status if is_first() else 0, message)
+
+
+def _columns(text: str) -> list[str]:
+    chosen = list(COLUMNS) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in chosen:
+        if name not in COLUMNS:
+            raise UsageError(f"there is no column {name!r}: all, or some of {', '.join(COLUMNS)}")
+    return chosen
+
+
+def codec_options(codec: argparse._ArgumentGroup) -> None:
+    """Add the options that `chosen_codec` understands."""
+    codec.add_argument("--codec", choices=[*list_codecs(), "none"], help="what to compress with")
+    codec.add_argument("--rate", type=float, help="zfp: compressed bits per value")
+    codec.add_argument("--tolerance", type=float, help="zfp: largest absolute error")
+    codec.add_argument("--precision", type=int, help="zfp: bit planes")
+    codec.add_argument("--lossless", action="store_true", default=None, help="zfp: lose nothing")
+    codec.add_argument("--bits", type=int, help="minmax, qsgd: bits of a code")
+    codec.add_argument("--block", type=int, help="values of a block, but for cast and zfp")
+    codec.add_argument("--norm", choices=("max", "l2"), help="qsgd: of a block")
+    codec.add_argument("--rounding", choices=("stochastic", "nearest"), help="qsgd: to levels")
+    codec.add_argument("--format", choices=("e4m3", "e5m2"), help="fp8: the format on the wire")
+    codec.add_argument("--density", type=float, help="topk, randomk: part of the elements to send")
+    codec.add_argument("--select", choices=list(SELECTORS), help="topk: how they are found")
+    codec.add_argument("--threshold", type=float, help="strom, hybrid: what is sent, and from which magnitude on")
+    codec.add_argument("--alpha", type=float, help="variance, hybrid: r² over v from which on an element is sent")
+    codec.add_argument("--zeta", type=float, help="variance, hybrid: decay of v where nothing is sent")
+    codec.add_argument("--scale", choices=("mean",), help="sign: what signs stand for, unless they are votes")
+    codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
+
+
+def _shared() -> _Parser:
+    """Options of everything that sends values of our own making."""
+    parser = _Parser(add_help=False)
+    values = parser.add_argument_group("values")
+    values.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
+    values.add_argument(
+        "--data",
+        type=argument(data.kind_of),
+        default="normal",
+        metavar="KIND",
+        help=f"values: {', '.join(data.KINDS)}, or FILE.npy, such as train_ddp.py --gradients (default: %(default)s)",
+    )
+    values.add_argument("--seed", type=at_least(0, int), default=0, help="what the values depend on (default: 0)")
+    codec_options(parser.add_argument_group("codec"))
+    return parser
+
+
+def _measured() -> _Parser:
+    """Options of everything that measures."""
+    parser = _Parser(add_help=False)
+    time = parser.add_argument_group("measuring")
+    time.add_argument("-x", "--warmup", type=at_least(0, int), help="rounds before the clock runs")
+    time.add_argument("-i", "--iterations", type=at_least(1, int), help="timed rounds at most")
+    time.add_argument(
+        "--time-cap",
+        type=at_least(0, float),
+        metavar="S",
+        help="seconds for each measurement; 0: no limit, as with -i",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write all records as JSON")
+    output.add_argument("--csv", type=Path, metavar="FILE", help="write all records as CSV")
+    return parser
+
+
+def _statistic(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--statistic",
+        choices=list(STATISTICS),
+        default=default,
+        help="of the iterations, to be shown (default: %(default)s)",
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    examples = [*_COLLECTIVES.values(), _ALLGATHERV, _CODECS, _SELECTION, _DDP, _PLOT]
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Compressed collectives against MPI's own, in the manner of OSU's benchmarks and nccl-tests.",
+        epilog=_examples(*examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    shared, measured = _shared(), _measured()
+
+    def command(name: str, text: str, example: str, *parents: _Parser) -> _Parser:
+        return commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            parents=parents,
+            epilog=_examples(example),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    collective = _collective_options()
+    reduction = _Parser(add_help=False)
+    reduction.add_argument("--op", choices=("sum", "mean"), default="sum", help="reduction (default: %(default)s)")
+    _device(collective)
+    for name, example in _COLLECTIVES.items():
+        reduces = [reduction] if name in ("allreduce", "reduce_scatter") else []
+        command(name, f"{name}, compressed and MPI's own", example, collective, *reduces, shared, measured)
+
+    uneven = command(
+        "allgatherv", "allgatherv of unlike contributions, and MPI's own", _ALLGATHERV, collective, shared, measured
+    )
+    uneven.add_argument(
+        "--spread",
+        choices=("equal", "linear", "one"),
+        default="linear",
+        help="contributions: alike, growing with the rank, or all of it rank 0's (default: %(default)s)",
+    )
+
+    choosing = command("selection", "time to find the largest elements, in one process", _SELECTION, shared, measured)
+    _message_size(choosing, "64K to 256M")
+
+    one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared, measured)
+    one_process.add_argument(
+        "--size", type=argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
+    )
+    one_process.add_argument(
+        "--instruction-set", default="best", metavar="NAMES", help="best (default), all, or names separated by commas"
+    )
+    _device(one_process)
+    one_process.add_argument("--threads", type=at_least(1, int), default=1, help="threads of a kernel (default: 1)")
+
+    training = command("ddp", "a training step of PyTorch's DistributedDataParallel", _DDP, measured)
+    ddp_command.add_options(training)
+    _statistic(training, "median")
+
+    picture = command("plot", "curves of latency and speed-up from --json files", _PLOT)
+    picture.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what --json of a collective wrote")
+    picture.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="PICTURE", help="such as plot.png or plot.svg"
+    )
+    _statistic(picture, "median")
+    return parser
+
+
+def _device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=("host", "cuda"), default="host", help="where buffers are (default: %(default)s)"
+    )
+
+
+def _message_size(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        *("-m", "--message-size"),
+        type=argument(sizes.parse_range),
+        default=(None, None),
+        metavar="MIN:MAX",
+        help=f"bytes: from MIN, doubling, to MAX, or one size; suffixes K, M, G (default: {default})",
+    )
+
+
+def _collective_options() -> _Parser:
+    parser = _Parser(add_help=False)
+    _message_size(parser, "one element to 1M")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--algorithm", metavar="NAME", help="the one contender (default: auto)")
+    which.add_argument(
+        "--compare",
+        metavar="NAMES",
+        help="contenders in turns, ratios to the first: native (mpi4py's call), an algorithm, an algorithm with "
+        "_uncompressed, or (allreduce) p2p_ring, p2p_recursive_doubling, which compress inside send and receive",
+    )
+    parser.add_argument(
+        "-f", "--full", action="store_true", help="show the fastest, slowest and number of iterations, too"
+    )
+    parser.add_argument(
+        "--show", type=argument(_columns), default=[], metavar="COLUMNS", help=f"all, or some of {','.join(COLUMNS)}"
+    )
+    _statistic(parser, "mean")
+    return parser
+
+
+def _examples(*examples: str) -> str:
+    return "\n".join(
+        ["example:" if len(examples) == 1 else "examples:", *(f"  {e.format(program=PROGRAM)}" for e in examples)]
+    )
+
+
+def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
+    """The codec that the arguments describe, or None."""
+    names = [
+        "rate",
+        "tolerance",
+        "precision",
+        "lossless",
+        "bits",
+        "block",
+        "norm",
+        "rounding",
+        "format",
+        "density",
+        "select",
+        "threshold",
+        "alpha",
+        "zeta",
+        "scale",
+        "wire_dtype",
+    ]
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.codec in (None, "none"):
+        if given:
+            options = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise UsageError(f"{options} without a codec: give --codec {', '.join(list_codecs())}")
+        return None
+    if "wire_dtype" in given:
+        given["dtype"] = given.pop("wire_dtype")
+    return get_codec(arguments.codec, **given)

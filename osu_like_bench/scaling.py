@@ -1,0 +1,315 @@
+"""Training steps on a cluster that is not there: computing takes given times, allreduces what their simulation says.
+
+Gradients are fused by compcoll's own rules, which need torch; nothing is computed. A GPU does one thing after the
+other, and so does the network, as NCCL's stream does: a buffer is sent when its gradients are ready and the one before
+it has been sent, while back-propagation goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from math import comb
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+from compcoll import simulation
+from compcoll.model import DEFAULTS, Link, Speed
+from compcoll.simulation import Scenario
+from compcoll.torch.factors import Gradient, worthwhile
+from compcoll.torch.fusion import Buffer, Kind, fuse, numbers_of
+from compcoll.transports.network import Network
+
+from .training.networks import Layer
+
+ALGORITHM = "ring"
+"""As NCCL's."""
+
+METHODS = ("S-SGD", "Power-SGD", "Power-SGD, overlap", "ACP-SGD")
+
+_MIB = 2**20
+
+
+class GPU(NamedTuple):
+    """What kernels take.
+
+    Attributes
+    ----------
+    bandwidth : float
+        Bytes of memory a second, read or written.
+    matrix : float
+        Seconds for a matrix in ACP-SGD, beyond what its bytes take: a QR decomposition, and launches.
+    parameter : float
+        Seconds for a parameter in Power-SGD, likewise: launches.
+    pair : float
+        Seconds for two columns of equally shaped matrices that Power-SGD makes orthonormal together: as often as there
+        are pairs.
+    """
+
+    bandwidth: float
+    matrix: float
+    parameter: float
+    pair: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs and a network.
+
+    Parameters
+    ----------
+    gpu : GPU
+        One for each rank.
+    network : Network
+        Between them.
+    ranks : int
+        How many.
+    call : float
+        Seconds of a host before an allreduce begins.
+    """
+
+    gpu: GPU
+    network: Network
+    ranks: int
+    call: float = 0.0
+
+    def allreduce(self, nbytes: int) -> float:
+        """Seconds of an allreduce of so many bytes, in a ring."""
+        return _allreduce(self, nbytes)
+
+
+@cache
+def _allreduce(cluster: Cluster, nbytes: int) -> float:
+    if cluster.ranks == 1:
+        return 0.0
+    # Adding up reads two and writes one.
+    rate = cluster.gpu.bandwidth / 3
+    profile = replace(DEFAULTS, speeds=(Speed("none", 32, rate, rate, rate, rate),))
+    scenario = Scenario(cluster.ranks, cluster.network, nbytes, profile=profile, call=cluster.call)
+    return simulation.allreduce(scenario, ALGORITHM).seconds
+
+
+@dataclass(frozen=True)
+class Work:
+    """A network, and how it is trained.
+
+    Parameters
+    ----------
+    layers : tuple of Layer
+        In the order of the forward pass.
+    forward, backward : float
+        Seconds of a step on one GPU, which layers share as they share the work.
+    rank : int
+        Columns of factors.
+    """
+
+    layers: tuple[Layer, ...]
+    forward: float
+    backward: float
+    rank: int
+
+
+class StepTimes(NamedTuple):
+    """Seconds of a step.
+
+    Attributes
+    ----------
+    total : float
+        All of it.
+    compute : float
+        Forward pass and back-propagation.
+    compression : float
+        What else the GPU does.
+    exposed : float
+        When it waits for the network.
+    """
+
+    total: float
+    compute: float
+    compression: float
+    exposed: float
+
+
+class _Clock:
+    """A GPU's time, and the network's."""
+
+    def __init__(self, allreduce: Callable[[int], float]) -> None:
+        self.now = 0.0
+        self.compression = 0.0
+        self._allreduce = allreduce
+        self._network = 0.0
+        self._later: list[tuple[float, int, float, Callable[[], None]]] = []
+        self._count = 0
+
+    def work(self, seconds: float) -> None:
+        """Forward pass or back-propagation; what waited for a mean that has come goes first."""
+        while self._later and self._later[0][0] <= self.now:
+            self._next()
+        self.now += seconds
+
+    def compress(self, seconds: float) -> None:
+        self.now += seconds
+        self.compression += seconds
+
+    def send(self, nbytes: int) -> float:
+        """Send what is there now; when its mean will have come."""
+        if nbytes:
+            self._network = max(self.now, self._network) + self._allreduce(nbytes)
+        return self._network
+
+    def when(self, time: float, seconds: float, then: Callable[[], None]) -> None:
+        """Compress for so long when a mean has come."""
+        self._count += 1
+        heapq.heappush(self._later, (time, self._count, seconds, then))
+
+    def end(self) -> None:
+        """Wait for all."""
+        while self._later:
+            self._next()
+        self.now = max(self.now, self._network)
+
+    def _next(self) -> None:
+        time, _, seconds, then = heapq.heappop(self._later)
+        self.now = max(self.now, time)
+        self.compress(seconds)
+        then()
+
+
+def step(method: str, work: Work, cluster: Cluster, *, buffer_mb: float = 25.0, overlap: bool = True) -> StepTimes:
+    """The times of a training step.
+
+    Parameters
+    ----------
+    method : str
+        One of `METHODS`.
+    work : Work
+        What is trained.
+    cluster : Cluster
+        Where.
+    buffer_mb : float
+        Uncompressed MiB of fusion buffers; 0 for every gradient on its own.
+    overlap : bool
+        Whether S-SGD and ACP-SGD send while back-propagation goes on.
+    """
+    if method.startswith("Power-SGD"):
+        return _times(work, cluster, partial(_power, work, cluster.gpu, buffer_mb, method != "Power-SGD"))
+    # ACP-SGD's factors by turns.
+    kinds = [Kind.LEFT, Kind.RIGHT] if method == "ACP-SGD" else [Kind.EXACT]
+    found = [_times(work, cluster, partial(_at_once, work, cluster.gpu, kind, buffer_mb, overlap)) for kind in kinds]
+    return StepTimes(*(fmean(column) for column in zip(*found, strict=True)))
+
+
+def _times(work: Work, cluster: Cluster, run: Callable[[_Clock], None]) -> StepTimes:
+    clock = _Clock(cluster.allreduce)
+    clock.work(work.forward)
+    run(clock)
+    compute = work.forward + work.backward
+    return StepTimes(clock.now, compute, clock.compression, clock.now - compute - clock.compression)
+
+
+def gradients(work: Work, rank: int) -> list[list[Gradient]]:
+    """Each layer's, in the order in which back-propagation has them; without memory."""
+    found = []
+    for number, layer in enumerate(reversed(work.layers)):
+        shapes = [torch.Size(shape) for shape in layer.shapes]
+        found.append(
+            [
+                Gradient(
+                    f"{number}.{place}",
+                    shape,
+                    torch.float32,
+                    torch.device("meta"),
+                    rank if rank and worthwhile(shape, rank, 2.0) else 0,
+                    feedback=False,
+                )
+                for place, shape in enumerate(shapes)
+            ]
+        )
+    return found
+
+
+def _buffers(layers: Sequence[Sequence[Gradient]], kind: Kind, buffer_mb: float) -> list[Buffer]:
+    flat = [gradient for layer in layers for gradient in layer]
+    return fuse(flat, kind, buffer_mb * _MIB, torch.device("meta"), flagged=False)
+
+
+def _shares(work: Work) -> list[float]:
+    """Seconds of back-propagation of each layer, the last one first."""
+    whole = sum(layer.work for layer in work.layers)
+    return [work.backward * layer.work / whole for layer in reversed(work.layers)]
+
+
+def _traffic(gpu: GPU, passes: float, values: int) -> float:
+    return passes * 4 * values / gpu.bandwidth
+
+
+def _at_once(work: Work, gpu: GPU, kind: Kind, buffer_mb: float, overlap: bool, clock: _Clock) -> None:
+    """S-SGD and ACP-SGD: a buffer is one allreduce, which nothing waits for.
+
+    S-SGD's gradients are copied into buckets and back (4 passes). Of ACP-SGD's authors' code M + E takes 3 passes over
+    a matrix, a factor 1, the product 1, and E 6; afterwards the product 1, its copy 2, and the division 2.
+    """
+    layers = gradients(work, 0 if kind is Kind.EXACT else work.rank)
+    buffers = _buffers(layers, kind, buffer_mb)
+    due = iter(buffers)
+    buffer = next(due)
+    for layer, seconds in zip(layers, _shares(work), strict=True):
+        clock.work(seconds)
+        for gradient in layer:
+            if gradient.rank:
+                clock.compress(gpu.matrix + _traffic(gpu, 11, gradient.size))
+            else:
+                clock.compress(_traffic(gpu, 2, gradient.size))
+            buffer.due.discard(gradient.name)
+            if overlap and not buffer.due:
+                clock.send(4 * buffer.wire.numel())
+                buffer = next(due, buffer)
+    if not overlap:
+        for buffer in buffers:
+            clock.send(4 * buffer.wire.numel())
+    clock.end()
+    clock.compress(sum(_traffic(gpu, 5 if g.rank else 2, g.size) for layer in layers for g in layer))
+
+
+def _power(work: Work, gpu: GPU, buffer_mb: float, overlap: bool, clock: _Clock) -> None:
+    """Power-SGD in PyTorch's hook: vectors, left factors, then right ones, of each bucket; or of all at the end.
+
+    M + E takes 3 passes over a matrix and each factor 1; the product takes 1, and what was lost 5.
+    """
+    layers = gradients(work, work.rank)
+    buckets = _buffers(layers, Kind.EXACT, buffer_mb if overlap else 1e12)
+    due = iter(buckets)
+    bucket = next(due)
+    for layer, seconds in zip(layers, _shares(work), strict=True):
+        clock.work(seconds)
+        for gradient in layer:
+            bucket.due.discard(gradient.name)
+            if not bucket.due:
+                _power_bucket(clock, bucket.gradients, gpu, work.rank)
+                bucket = next(due, bucket)
+    clock.end()
+
+
+def _power_bucket(clock: _Clock, members: Sequence[Gradient], gpu: GPU, rank: int) -> None:
+    low = [gradient for gradient in members if gradient.rank]
+    values = sum(gradient.size for gradient in low)
+    launches = gpu.parameter * len(members)
+    clock.compress(launches / 2 + _traffic(gpu, 4, values))
+    clock.send(4 * sum(gradient.size for gradient in members if not gradient.rank))
+    lefts = clock.send(4 * sum(numbers_of(gradient, Kind.LEFT) for gradient in low))
+    shapes = len({gradient.rows for gradient in low})
+
+    def second() -> None:
+        rights = clock.send(4 * sum(numbers_of(gradient, Kind.RIGHT) for gradient in low))
+        clock.when(rights, launches / 2 + _traffic(gpu, 6, values), lambda: None)
+
+    clock.when(lefts, shapes * comb(rank, 2) * gpu.pair + _traffic(gpu, 1, values), second)
+
+
+def link(gigabits: float, latency: float, *, efficiency: float = 1.0) -> Link:
+    """A link of so many Gb/s, of which a part carries data."""
+    return Link(latency, 8 / (gigabits * 1e9 * efficiency))

@@ -1,0 +1,211 @@
+"""Training that goes on when ranks die: by a communicator that shrinks, where a process group of PyTorch's cannot."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import zlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from compcoll import Communicator, ErrorFeedback
+from compcoll.codecs import Codec
+from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
+from compcoll.torch.account import Account
+from compcoll.torch.bucket import Bucket, Kept
+from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
+from compcoll.torch.states import residuals_of, state_of
+from compcoll.transports.mpi import check_recovery
+
+from ..errors import UsageError
+from ..report import Progress
+from .processes import Place
+from .run import Training
+
+_LOST = (PeerFailed, PeerTimeout, CommunicatorBroken)
+
+
+class Averaging:
+    """All gradients of a model, averaged after back-propagation: what `compcoll.torch.compress` sends while it goes on.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        On the CPU.
+    codec : Codec or None
+        For gradients that are compressed.
+    arguments : argparse.Namespace
+        How else.
+    communicator : Communicator
+        Of the ranks; may be replaced.
+    """
+
+    def __init__(
+        self, module: nn.Module, codec: Codec | None, arguments: argparse.Namespace, communicator: Communicator
+    ) -> None:
+        self.communicator = communicator
+        self.account = Account()
+        self._codec, self._algorithm = codec, arguments.algorithm
+        exact = exact_parameters(module, KINDS if arguments.exclude is None else arguments.exclude, SMALLEST)
+        self._exact = {name: self._codec is None or kept for name, kept in exact.items()}
+        self._parameters = dict(module.named_parameters())
+        self._make = None if self._codec is None or arguments.no_feedback else ErrorFeedback
+        self._kept: Kept = {"residual": {}}
+        self._gradients = torch.empty(sum(parameter.numel() for parameter in module.parameters()))
+        self._bucket = self._laid_out()
+
+    def _laid_out(self) -> Bucket:
+        sizes = [parameter.numel() for parameter in self._parameters.values()]
+        dtype = self._gradients.numpy().dtype
+        return Bucket(tuple(self._parameters), sizes, dtype, self._exact, self._make, self._kept)
+
+    def average(self) -> None:
+        """Have the gradients be the ranks' mean. Collective."""
+        parameters = self._parameters.values()
+        torch.cat([parameter.grad.view(-1) for parameter in parameters], out=self._gradients)
+        self._bucket.average(self._gradients.numpy(), self.communicator, self._codec, self._algorithm, self.account)
+        means = self._gradients.split([parameter.numel() for parameter in parameters])
+        for parameter, mean in zip(parameters, means, strict=True):
+            parameter.grad = mean.view_as(parameter)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank's compression has lost so far: as `GradientCompression.state_dict` gives it."""
+        return state_of(self.communicator.rank, self.communicator.size, self._kept["residual"])
+
+    def load_state_dict(self, states: Any) -> None:
+        """Go on with the losses of an earlier run, or with those before a step that did not end."""
+        sizes = {name: self._parameters[name].numel() for name, kept in self._exact.items() if not kept}
+        restored = residuals_of(states, self.communicator.rank, self.communicator.size, sizes)
+        if self._make is not None:
+            self._kept = {"residual": restored}
+            self._bucket = self._laid_out()
+
+    def __repr__(self) -> str:
+        return f"{self._codec or 'no compression'}, algorithm={self._algorithm!r}, elastic"
+
+
+class ElasticTraining(Training):
+    """One run on this rank, which the other ranks may leave at any moment.
+
+    Every rank learns from its own examples all the time: those of the ranks that have died are left out, and the mean
+    is over the ranks that are there. A step in which a rank dies may have ended on some of the others, and not on the
+    rest. All go back to the last one that has ended everywhere: parameters, the optimizer and what compression lost are
+    then what they were before it, on all of them.
+
+    Attributes
+    ----------
+    alive : list of int
+        The numbers that the present ranks had in the beginning.
+    deaths : list of dict
+        After which step ranks were missing, and which.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, place: Place) -> None:
+        check_recovery()
+        if arguments.low_rank is not None or arguments.dgc is not None:
+            raise UsageError("--elastic averages by a codec or exactly: --low-rank and --dgc need a process group")
+        self.communicator = Communicator()
+        self.alive = list(range(place.size))
+        self.deaths: list[dict[str, Any]] = []
+        self.checksums: list[int] = []
+        super().__init__(arguments, place)
+        # Survivors differ by one step at most: a step ends nowhere before all have begun it.
+        self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=2)
+        self._recovering = False
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        return self.communicator.rank, self.communicator.size
+
+    @property
+    def carrier(self) -> str:
+        return "MPI"
+
+    def connect(self) -> nn.Module:
+        if self.by_samples:
+            raise UsageError(f"--elastic gives codecs no second moments, which {self.codec} needs")
+        values = parameters_to_vector(self.module.parameters()).detach()
+        self.communicator.bcast(values.numpy(), 0)
+        vector_to_parameters(values, self.module.parameters())
+        self.compression = Averaging(self.module, self.codec, self.arguments, self.communicator)
+        return self.module
+
+    def average(self) -> None:
+        self.compression.average()
+
+    def total(self, sums: Tensor) -> Tensor:
+        return torch.from_numpy(self.communicator.allreduce(sums.numpy()))
+
+    def barrier(self) -> None:
+        self.communicator.allreduce(np.zeros(1))
+
+    def finished(self) -> None:
+        parts = copy.deepcopy({"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
+        self._kept.append((self.step, parts | {"compression": self.compression.state_dict()}))
+
+    def run(self, progress: Progress) -> list[dict[str, Any]]:
+        self.header(progress)
+        first = self.step // self.steps
+        self.finished()
+        while not self._attempt(first, progress):
+            pass
+        return self.lines
+
+    def _attempt(self, first: int, progress: Progress) -> bool:
+        """Train to the end; False if a rank has died before, and the others are ready to go on."""
+        try:
+            if self._recovering:
+                self._agree(progress)
+            self.go_on(first, progress)
+            self.checksums = self._compare()
+            return True
+        except _LOST as error:
+            failure = error
+        before = self.communicator.size
+        self.communicator = self.communicator.shrink()
+        if self.communicator.size == before:
+            raise failure  # nobody has died
+        self._recovering = True
+        return False
+
+    def _agree(self, progress: Progress) -> None:
+        """Go back to the last step that has ended on all ranks."""
+        communicator = self.communicator
+        step, lines = communicator.allreduce(np.array([self.step, len(self.lines)]), op="min").tolist()
+        alive = communicator.allgather(np.array([self.place.rank])).ravel().tolist()
+        state = next(state for at, state in self._kept if at == step)
+        self.compression.communicator = communicator
+        self.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        standing = {"rank": communicator.rank, "size": communicator.size}
+        self.compression.load_state_dict(state["compression"] | standing)
+        self.step = step
+        self._kept = deque([(step, state)], maxlen=2)
+        del self.lines[lines:]
+        self._compare()
+        progress.quiet = communicator.rank != 0
+        self.deaths.append({"step": step, "ranks": sorted(set(self.alive) - set(alive))})
+        self.alive = alive
+        self._recovering = False
+        progress.print(f"# {_listed(self.deaths[-1]['ranks'])} died: {_listed(alive)} went on after step {step}")
+        self.save()
+
+    def _compare(self) -> list[int]:
+        """The checksums of all ranks' parameters, which must be one and the same."""
+        own = zlib.crc32(parameters_to_vector(self.module.parameters()).detach().numpy())
+        checksums: list[int] = self.communicator.allgather(np.array([own])).ravel().tolist()
+        if len(set(checksums)) > 1:
+            raise RuntimeError(f"the ranks' parameters differ, their checksums are {checksums}: do not go on with them")
+        return checksums
+
+    def record(self) -> dict[str, Any]:
+        return super().record() | {"alive": self.alive, "deaths": self.deaths, "checksums": self.checksums}
+
+
+def _listed(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

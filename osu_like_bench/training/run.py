@@ -1,0 +1,270 @@
+"""A training run on the ranks of a process group."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import compcoll.torch
+from compcoll.sparse import Sparsifier, VarianceFeedback, warmup_density
+from compcoll.torch.account import Account
+
+from ..errors import UsageError
+from ..parser import chosen_codec
+from ..report import Progress
+from . import checkpoint
+from .processes import Place
+from .tasks import TASKS, Examples, judge, loss_of
+
+LOW_RANK = {"acpsgd": compcoll.torch.ACPSGD, "powersgd": compcoll.torch.PowerSGD}
+
+
+class Training:
+    """One run on this rank."""
+
+    def __init__(self, arguments: argparse.Namespace, place: Place) -> None:
+        self.arguments, self.place = arguments, place
+        self.task = TASKS[arguments.task](arguments.data)
+        self.batch = arguments.batch or self.task.batch
+        self.epochs = arguments.epochs or self.task.epochs
+        self.steps = self.task.steps(self.batch, place.size)
+        if not self.steps:
+            raise UsageError(f"{place.size} ranks with batches of {self.batch} need more examples than there are")
+        self.last = arguments.steps or self.steps * self.epochs
+        torch.manual_seed(arguments.seed)
+        self.module = self.task.model()
+        self.parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        self.optimizer = (
+            self.task.optimizer(self.module.parameters())
+            if arguments.sgd is None
+            else torch.optim.SGD(self.module.parameters(), lr=arguments.sgd, momentum=0.9)
+        )
+        self.compression: Any = None
+        self.codec = chosen_codec(arguments)
+        self.by_samples = isinstance(self.codec, Sparsifier) and issubclass(self.codec.state, VarianceFeedback)
+        self.model = self.connect()
+        self.step = 0
+        self.stopped = False
+        self.lines: list[dict[str, Any]] = []
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """The rank's number, and how many there are."""
+        return self.place.rank, self.place.size
+
+    @property
+    def carrier(self) -> str:
+        """What carries gradients."""
+        return str(self.arguments.backend)
+
+    def connect(self) -> nn.Module:
+        """What averages gradients when it is back-propagated through."""
+        model = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
+        arguments, codec = self.arguments, self.codec
+        exclude = {} if arguments.exclude is None else {"exclude": arguments.exclude}
+        if arguments.dgc is not None:
+            if codec is not None or arguments.low_rank is not None:
+                raise UsageError("--dgc is a method of its own: neither --codec nor --low-rank goes with it")
+            options = {"clip": arguments.clip, "algorithm": arguments.algorithm, **exclude}
+            self.compression = compcoll.torch.DGC(model, self.optimizer, arguments.dgc, **options)
+        elif arguments.low_rank is not None:
+            self.compression = LOW_RANK[arguments.low_rank](
+                model,
+                arguments.rank,
+                exact_steps=arguments.exact_steps,
+                feedback=not arguments.no_feedback,
+                reuse=not arguments.no_reuse,
+                seed=arguments.seed,
+                codec=codec,
+                algorithm=arguments.algorithm,
+            )
+        elif codec is not None:
+            self.compression = compcoll.torch.compress(
+                model, codec, algorithm=arguments.algorithm, feedback=not arguments.no_feedback, **exclude
+            )
+        self.settle_buckets(model)
+        return model
+
+    def average(self) -> None:
+        """What is left to do for the gradients' mean after back-propagation."""
+
+    def total(self, sums: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        dist.all_reduce(sums)
+        return sums
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier()
+
+    def settle_buckets(self, model: nn.Module) -> None:
+        """DDP orders its buckets anew after the first backward pass, and sums depend on the order: have that over, so
+        that a resumed run's first step is like any other.
+        """
+        for _ in range(2):
+            self.back_propagate(model, Examples(*(rows[: self.batch] for rows in self.task.train)))
+        if self.compression is not None:
+            self.compression.reset()
+
+    def back_propagate(self, model: nn.Module, examples: Examples) -> None:
+        """Find the gradients of this rank's examples."""
+        if self.by_samples:
+            self.compression.backward(loss_of, *examples, micro_batches=self.arguments.micro_batches)
+        else:
+            loss: Tensor = loss_of(model(examples.inputs), examples.targets)
+            loss.backward()
+
+    def run(self, progress: Progress) -> list[dict[str, Any]]:
+        """Train, and print a line for each epoch."""
+        self.header(progress)
+        self.go_on(self.step // self.steps, progress)
+        return self.lines
+
+    def header(self, progress: Progress) -> None:
+        """Print what is trained, and how."""
+        progress.print(
+            f"# {self.task.name}: {self.parameters} parameters, "
+            f"{self.place.size} ranks, {self.carrier}, "
+            f"{self.compression or 'no compression'}",
+            f"{'# Epoch':<9}{'Step':>7}{'Loss':>10}{'Accuracy':>11}{'ms a step':>11}{'MB a step':>11}{'Ratio':>8}",
+        )
+
+    def go_on(self, first: int, progress: Progress) -> None:
+        """The epochs for which there is no line yet; ``first`` is that of the first line."""
+        for epoch in range(first + len(self.lines), -(-self.last // self.steps)):
+            seconds = self.train(epoch, progress)
+            if self.stopped:
+                break
+            self.lines.append(self.line(epoch, seconds))
+            progress.print(_text(self.lines[-1]))
+            self.save()
+
+    def train(self, epoch: int, progress: Progress) -> list[float]:
+        """The steps of an epoch that are still to be done; seconds of each."""
+        if self.compression is not None:
+            self.compression.account = Account()
+        seconds = []
+        self.model.train()
+        batches = self.task.batches(
+            self.batch,
+            self.place.rank,
+            self.place.size,
+            seed=self.arguments.seed,
+            epoch=epoch,
+            first=self.step - epoch * self.steps,
+        )
+        for examples in batches:
+            started = time.perf_counter()
+            self.set_rate()
+            self.optimizer.zero_grad()
+            self.back_propagate(self.model, examples)
+            self.average()
+            self.optimizer.step()
+            self.step += 1
+            self.finished()
+            seconds.append(time.perf_counter() - started)
+            progress.step(f"epoch {epoch + 1}")
+            if self.step == self.arguments.stop_after:
+                self.stopped = True
+                break
+            if self.step == self.last:
+                break
+            if self.arguments.checkpoint_every and self.step % self.arguments.checkpoint_every == 0:
+                self.save()
+        return seconds
+
+    def finished(self) -> None:
+        """A step is done."""
+
+    def set_rate(self) -> None:
+        """The learning rate rises over the first twentieth of all steps, and falls in a line to zero; and the density
+        of DGC in its own way.
+        """
+        if self.arguments.dgc is not None:
+            warmup, stages = self.arguments.warmup * self.steps, 5
+            stage = int((stages - 1) * self.step / warmup) if self.step < warmup else stages
+            self.compression.density = warmup_density(stage, self.arguments.dgc, stages)
+        part = self.step / self.last
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * min((part + 1e-3) / 0.05, (1 - part) / 0.95)
+
+    def line(self, epoch: int, seconds: list[float]) -> dict[str, Any]:
+        """What an epoch has come to."""
+        self.model.eval()
+        loss, right, count = self.total(judge(self.module, self.task.test, *self.standing)).tolist()
+        line = {
+            "epoch": epoch + 1,
+            "step": self.step,
+            "loss": loss / count,
+            "accuracy": right / count,
+            "step_seconds": statistics.median(seconds) if seconds else None,
+        }
+        if self.compression is not None and seconds:
+            account = self.compression.account
+            line |= {
+                "wire_nbytes": account.wire_nbytes / len(seconds),
+                "ratio": account.ratio,
+                "calls": dict(account.calls),
+            }
+        return line
+
+    def save(self) -> None:
+        """Write a checkpoint, if one is wanted."""
+        if self.arguments.checkpoint is None:
+            return
+        common = {
+            "step": self.step,
+            "settings": self.settings(),
+            "model": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        own = {} if self.compression is None else self.compression.state_dict()
+        checkpoint.save(self.arguments.checkpoint, self.step, common, own, self.standing, self.barrier)
+
+    def resume(self) -> bool:
+        """Go on from the last checkpoint; whether there was one."""
+        found = checkpoint.load(self.arguments.checkpoint)
+        if found is None:
+            return False
+        common, own = found
+        if common["settings"] != self.settings():
+            raise UsageError(f"the checkpoint is of {common['settings']}, but these are {self.settings()}")
+        self.step = common["step"]
+        self.module.load_state_dict(common["model"])
+        self.optimizer.load_state_dict(common["optimizer"])
+        if self.compression is not None and all(own):
+            self.compression.load_state_dict(own)
+        return True
+
+    def record(self) -> dict[str, Any]:
+        """All that is to be kept of it."""
+        exact = getattr(self.compression, "exact", {})
+        held = sum(parameter.numel() for name, parameter in self.module.named_parameters() if exact.get(name))
+        return {
+            "settings": self.settings(),
+            "parameters": self.parameters,
+            "exact_parameters": held,
+            "epochs": self.lines,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same for a run to be continued."""
+        return {"task": self.task.name, "seed": self.arguments.seed, "examples a step": self.batch * self.place.size}
+
+
+def _text(line: dict[str, Any]) -> str:
+    step, wire, ratio = line["step_seconds"], line.get("wire_nbytes"), line.get("ratio")
+    return (
+        f"{line['epoch']:<9}{line['step']:>7}{line['loss']:>10.4f}{line['accuracy']:>11.4f}"
+        + (f"{step * 1e3:>11.2f}" if step is not None else f"{'-':>11}")
+        + (f"{wire / 1e6:>11.3f}" if wire is not None else f"{'-':>11}")
+        + (f"{ratio:>8.2f}" if ratio is not None else f"{'-':>8}")
+    )
