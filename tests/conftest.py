@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Completed:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: only with --long")
     # What somebody has tuned on this machine decides no test.
     os.environ.setdefault("COMPCOLL_PROFILE", "defaults")
 
@@ -49,7 +51,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAMES",
         help=f"environments made by `make` to run MPI tests on: {', '.join(launcher.ENVIRONMENTS)} (default: this one)",
     )
+    group.addoption("--long", action="store_true", help="the long reliability runs: see `make reliability`")
     group.addoption("--ranks", metavar="COUNTS", default="1,2,3,4,5,8", help="rank counts of the MPI checks")
+
+
+FIGURES: list[str] = []
+COUNTS: Counter[str] = Counter()
+
+
+@pytest.fixture
+def figure() -> Callable[[str], None]:
+    """`figure(line)`: a figure to print at the end of a long run."""
+    return FIGURES.append
+
+
+@pytest.fixture
+def count() -> Callable[[str], None]:
+    """`count(what)`: one more of these, whose number is printed at the end of a long run."""
+    return lambda what: COUNTS.update([what])
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether this is a long run."""
+    return bool(request.config.getoption("--long"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--long") and (FIGURES or COUNTS):
+        terminalreporter.section("reliability")
+        for line in [*FIGURES, *(f"{what}: {number}" for what, number in COUNTS.items())]:
+            terminalreporter.write_line(line)
 
 
 def selected_mpis(config: pytest.Config) -> list[MPI]:
@@ -81,7 +113,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("mpi", [pytest.param(m, id=m.name) for m in mpis] or nothing, scope="session")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
     for item in items:
         if "mpi" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.mpi)
@@ -89,7 +123,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def mpirun(mpi: MPI, tmp_path: Path) -> Iterator[Callable[..., Completed]]:
-    """`mpirun(n, module_or_script, *args, timeout=60, check=True, env=None)`: run it on n ranks and wait for the end.
+    """`mpirun(n, module_or_script, *args, timeout=60, check=True, env=None, options=())`: run it on n ranks, with more
+    options of mpirun's, and wait for the end.
 
     A job that does not end in time, or (with `check`) not with exit status 0, fails the test with every rank's output.
     """
@@ -102,8 +137,9 @@ def mpirun(mpi: MPI, tmp_path: Path) -> Iterator[Callable[..., Completed]]:
         timeout: float = 60.0,
         check: bool = True,
         env: dict[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> Completed:
-        job = Job(n, [module_or_script, *args], tmp_path / f"mpirun-{len(jobs)}", mpi.prefix, env)
+        job = Job(n, [module_or_script, *args], tmp_path / f"mpirun-{len(jobs)}", mpi.prefix, env, options)
         jobs.append(job)
         job.wait(timeout)
         assert job.returncode is not None

@@ -13,6 +13,7 @@ from loopback import World, exact_sum, magnitude, normals
 
 import compcoll
 from compcoll import ErrorFeedback, IntSum, Sign
+from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument
 
 ALGORITHMS = ["ring", "recursive_doubling", "direct", "hierarchical", "auto"]
@@ -158,3 +159,39 @@ def test_too_many_ranks_for_so_few_bits() -> None:
     assert IntSum(8).levels(127) == 1
     with pytest.raises(InvalidArgument, match=r"128 ranks do not fit 8 bits"):
         IntSum(8).levels(128)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_sums_of_largest_levels_do_not_overflow(size: int, dtype: Any) -> None:
+    """Every rank has the largest magnitude: no float32 holds the highest of 32 bits' levels."""
+    for bits in (8, 16, 32):
+        x = np.array([1.5, -1.5, 0.75] * 8, dtype)
+        result = World(size).allreduce([x] * size, codec="intsum", bits=bits, algorithm="ring")[0]
+        np.testing.assert_allclose(result, size * x, rtol=size * 2.0 ** (1 - bits) * 4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_instruction_sets_agree(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal(3001) * 2.0 ** rng.integers(-90, 4, 3001)).astype(dtype)
+    x[::50], x[1700] = 0, np.inf
+    codecs: list[Any] = [IntSum(8, 64), IntSum(16, 512), IntSum(32), Sign(block=64)]
+    for codec, ranks in [(codec, ranks) for codec in codecs for ranks in (1, 3, 100)] + [
+        (Sign(), 200),
+        (Sign(), 40000),
+    ]:
+        found = []
+        for name in HostDevice.instruction_sets():
+            device = HostDevice(1, name)
+            bound = codec.summands(device, dtype, ranks)
+            residual = device.zeros_residual(x.size, dtype) + 1e-6 if bound.feedback else None
+            agreed = np.zeros(bound.agreed(x.size), bound.agreed_dtype)
+            numbers, out = np.zeros(bound.numbers(x.size), bound.number_dtype), x.copy()
+            flat, flat_out = device.flat(x, dtype), device.flat(out, dtype)
+            bound.survey(flat, 0.5, residual, agreed)
+            bound.encode(flat, 0.5, residual, agreed, numbers)
+            bound.decode(numbers, agreed, flat_out)
+            kept = b"" if residual is None else residual.tobytes()
+            found.append((agreed.tobytes(), numbers.tobytes(), kept, out.tobytes()))
+        assert all(one == found[0] for one in found)

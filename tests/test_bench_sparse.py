@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from conftest import Completed
 
-from osu_like_bench import selection
+from osu_like_bench import data, selection
+from osu_like_bench.errors import UsageError
 
 MPIRun = Callable[..., Completed]
 
@@ -29,6 +30,18 @@ def test_selection(tmp_path: Path) -> None:
     assert all(record["wrong"] == 0 and record["throughput"] > 0 for record in records)
     for line in done.stdout.splitlines()[3:]:
         assert line.split()[-1] == "0"
+
+
+def test_values_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "gradients.npy"
+    np.save(path, np.arange(20.0).reshape(4, 5))
+    assert data.make(data.kind_of(str(path)), 3, "float32", (0,)).tolist() == [0, 1, 2]
+    np.save(tmp_path / "whole.npy", np.arange(20))
+    for name, said in (("gradients.npy", "20 of float64, but 21"), ("whole.npy", "int64"), ("none.npy", "none.npy")):
+        with pytest.raises(UsageError, match=said):
+            data.make(data.kind_of(str(tmp_path / name)), 21 if name == "gradients.npy" else 1, "float32", (0,))
+    with pytest.raises(UsageError, match="normal, laplace"):
+        data.kind_of("gaussian")
 
 
 def test_wrong_choices_are_counted() -> None:

@@ -24,6 +24,7 @@ from torch import nn
 
 from compcoll.errors import InvalidArgument
 from compcoll.torch.policy import KINDS, exact_parameters
+from osu_like_bench.training.networks import NETWORKS
 
 MPIRun = Callable[..., Completed]
 
@@ -122,15 +123,33 @@ def test_training_reaches_the_same_accuracy_and_resumes_exactly(mpirun: MPIRun, 
     assert other_ranks[0]["epoch"] == 5 and other_ranks[0]["accuracy"] > 0.95
 
 
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("with_torch")
+def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
+    low = ["--low-rank", "acpsgd", "--rank", "2", "--exact-steps", "10", "--epochs", "2"]
+    whole = train(mpirun, tmp_path, "whole", *low)
+    assert whole[-1]["ratio"] > 10 and whole[-1]["accuracy"] > 0.3
+    keep = [*low, "--checkpoint", tmp_path / "kept"]
+    assert (
+        results(train(mpirun, tmp_path, "first", *keep, "--stop-after", str(whole[0]["step"] + 3)))
+        == results(whole)[:1]
+    )
+    assert results(train(mpirun, tmp_path, "rest", *keep, "--resume")) == results(whole)[1:]
+
+
 @pytest.mark.usefixtures("with_torch")
 def test_bad_training_arguments(mpirun: MPIRun, tmp_path: Path) -> None:
     for words, said in (
         (["--task", "cifar10", "--data", str(tmp_path)], "data_batch_1.bin"),
         (["--resume"], "--checkpoint"),
         (["--codec", "zfp", "--rate", "1"], "rate"),
+        (["--codec", "terngrad"], "grow without end"),
+        (["--task", "text", "--dgc", "0.01", "--algorithm", "sparse_ring"], "AdamW"),
+        (["--low-rank", "acpsgd", "--rank", "0"], "rank=0"),
     ):
         done = mpirun(2, TRAIN, *words, check=False)
         assert done.returncode != 0 and said in done.stderr and "Traceback" not in done.stderr, done.report
+        assert sum("error:" in line for line in done.stderr.splitlines()) == 1, done.report
 
 
 def test_not_under_mpi() -> None:
@@ -180,8 +199,34 @@ def test_benchmark(mpirun: MPIRun, tmp_path: Path) -> None:
     assert zfp["sent_megabytes"] == pytest.approx(raw / zfp["ratio"], rel=0.01)
 
 
+@pytest.mark.timeout(200)
 @pytest.mark.usefixtures("with_torch")
-@pytest.mark.parametrize("names", ["gloo+nothing", "compcoll+zfp:rate", "gloo+fp16:rank=1"])
+def test_benchmark_of_low_rank(mpirun: MPIRun, tmp_path: Path) -> None:
+    path = tmp_path / "ddp.json"
+    names = ["ssgd", "ssgd:overlap=False:buffer_mb=0", "powersgd:rank=2", "acpsgd:rank=2", "acpsgd:rank=2:ddp=True"]
+    size = ["--model", "resnet50", "--backward", "20", "-i", "2", "-x", "1"]
+    mpirun(2, "osu_like_bench", "ddp", *size, "--compare", ",".join(names), "--json", path, timeout=150)
+    records = {record["contender"]: record for record in json.loads(path.read_text())["results"]}
+    assert list(records) == names
+    for record in records.values():
+        assert record["wrong"] == 0 and record["parameters"] == 25557032
+        assert record["compute_ms"] > 30  # both passes sleep
+    assert records["ssgd"]["error"] < 1e-5 and records["ssgd"]["sent_megabytes"] == pytest.approx(102.2, rel=0.01)
+    acp, power = records["acpsgd:rank=2"], records["powersgd:rank=2"]
+    assert acp["error"] > 0.5 and acp["sent_megabytes"] < 0.7 * power["sent_megabytes"] < 2
+
+
+def test_networks_have_their_published_sizes() -> None:
+    """torchvision's documentation (ResNets), and Hugging Face's models of the published BERTs."""
+    sizes = {name: sum(layer.parameters for layer in layers()) for name, layers in NETWORKS.items()}
+    published = {"resnet50": 25557032, "resnet152": 60192808, "bert-base": 109482240, "bert-large": 335141888}
+    assert sizes == published
+
+
+@pytest.mark.usefixtures("with_torch")
+@pytest.mark.parametrize(
+    "names", ["gloo+nothing", "compcoll+zfp:rate", "gloo+fp16:rank=1", "acpsgd:width=1", "acpsgd:rank=0"]
+)
 def test_bad_contenders(mpirun: MPIRun, names: str) -> None:
     done = mpirun(2, "osu_like_bench", "ddp", "--parameters", "1000", "--compare", names, check=False)
     assert done.returncode == 2 and "error:" in done.stderr and "Traceback" not in done.stderr, done.report

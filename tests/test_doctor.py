@@ -103,13 +103,15 @@ def test_alone() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("compcoll", "numpy", "CPU", "kernels", "MPI", "launcher", "GPU", "compcoll works here"):
         assert word in done.stdout
+    assert "memory: wires go through pinned host memory (" in done.stdout
 
 
 def test_json() -> None:
-    done = run("--json", COMPCOLL_INSTRUCTION_SET="portable", COMPCOLL_SEGMNT="4096")
+    done = run("--json", COMPCOLL_INSTRUCTION_SET="portable", COMPCOLL_SEGMNT="4096", COMPCOLL_GPU_AWARE="1")
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["ok"]
     assert report["instruction_set"] == "portable" and report["ranks"] == 1
+    assert report["gpu_aware"] is True and report["gpu_aware_by"] == "COMPCOLL_GPU_AWARE=1"
     told = [finding["text"] for finding in report["findings"]]
     assert any("COMPCOLL_SEGMNT" in text for text in told)
     assert (len(report["instruction_sets"]) == 1) or any("but this CPU can run" in text for text in told)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -82,6 +84,7 @@ REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
     ),
     ({"op": "band"}, UnsupportedDType, r"band of float32"),
     ({"x": np.ma.masked_array(X)}, InvalidBuffer, r"MaskedArray"),
+    ({"timeout": -1}, InvalidArgument, r"timeout=-1: a number of seconds"),
     ({"feedback": 3, "codec": "zfp"}, InvalidArgument, r"feedback=3: a compcoll.ErrorFeedback is needed"),
 ]
 
@@ -198,12 +201,53 @@ def test_feedback_of_another_buffer() -> None:
 def test_a_rank_that_never_comes() -> None:
     world = World(2, timeout=0.2)
     request = world.comms[0].iallreduce(X, codec="zfp", algorithm="ring")
-    with pytest.raises(PeerTimeout, match=r"nothing came for 0\.2 s: allreduce by ring"):
+    with pytest.raises(PeerTimeout, match=r"nothing came for 0\.2 s: allreduce by ring") as caught:
         request.wait()
+    assert caught.value.missing == (1,) and "rank 1 did not answer" in str(caught.value)
     with pytest.raises(PeerTimeout):
         request.wait()
     with pytest.raises(CommunicatorBroken, match="nothing came"):
         world.comms[0].iallreduce(X, algorithm="ring")
+
+
+def test_who_is_missing_and_what_the_others_wait_for() -> None:
+    """All that wait give up with the first of them, though their own time-outs are longer."""
+    world = World(4)
+    timeouts = {0: 0.3, 1: None, 3: 60.0}
+
+    def start(comm: compcoll.Communicator) -> compcoll.Request:
+        return comm.iallreduce(X, codec="minmax", algorithm="ring", timeout=timeouts[comm.rank])
+
+    def attempt(rank: int) -> tuple[CompcollError | None, float]:
+        begin = time.monotonic()
+        try:
+            pending = world.comms[rank].iallgather(X, algorithm="ring") if rank == 1 else None
+            request = start(world.comms[rank]) if pending is None else pending
+            request.wait()
+        except CompcollError as error:
+            return error, time.monotonic() - begin
+        return None, 0.0
+
+    with ThreadPoolExecutor(3) as pool:
+        found = dict(zip((0, 1, 3), pool.map(attempt, (0, 1, 3)), strict=True))
+    for rank, (error, seconds) in found.items():
+        assert isinstance(error, PeerTimeout) and error.missing == (2,), error
+        assert seconds < 1.3
+        assert "rank 2 did not answer" in str(error)
+        assert ("allgather by ring" in str(error)) and ("allreduce by ring" in str(error)), error
+        assert rank != 0 or "nothing came for 0.3 s" in str(error)
+
+
+def test_why_another_rank_gave_up() -> None:
+    world = World(2, timeout=20)
+
+    def broken(comm: compcoll.Communicator) -> compcoll.Request:
+        request = comm.iallreduce(X, algorithm="ring")
+        comm._break(WireCorrupted("bad bytes"))
+        return request
+
+    found = world.errors([lambda comm: comm.iallreduce(X, algorithm="ring"), broken])
+    assert isinstance(found[0], CommunicatorBroken) and "rank 1 gave up: WireCorrupted: bad bytes" in str(found[0])
 
 
 def test_encode_and_decode_refuse() -> None:

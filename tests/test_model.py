@@ -164,7 +164,7 @@ def test_codec_auto_as_a_communicators_own_and_for_others() -> None:
     for start in ("iallgather", "ibcast"):
         results = world.run(lambda comm, x, start=start: getattr(comm, start)(x), inputs)
         assert len({r.tobytes() for r in results}) == 1
-    for error in world.errors([lambda comm: comm.iallreduce(np.arange(4), codec="auto", tolerance=0.1)] * 3):
+    for error in world.errors([lambda comm: comm.iallreduce(np.arange(4000), codec="auto", tolerance=0.1)] * 3):
         assert "this transport has none" in str(error)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MPI, Completed
-from mpi.checks import CheckJob
+from mpi.checks import CheckJob, Outcome
 from mpi.job import JobError, launcher
 
 CHECKS = """
@@ -60,7 +60,7 @@ def test_failures_are_told_apart(mpi: MPI, tmp_path: Path) -> None:
     assert "[rank 1] Traceback" in failed.detail and "rank one is unhappy" in failed.detail
     skipped = job.outcome("check_scratch.check_skipped")
     assert (skipped.status, "not for this test" in skipped.detail) == ("skipped", True)
-    assert job.outcome("check_scratch.check_good_again").status == "passed"
+    assert job.outcome("check_scratch.check_good_again") == Outcome("passed")
     assert job.end().status == "passed"
 
 
@@ -81,7 +81,7 @@ def test_a_check_that_ends_its_job_is_reported_and_the_others_still_run(
     assert outcome.status == "failed"
     for words in said:
         assert words in outcome.detail
-    assert job.outcome("check_scratch.check_good_again").status == "passed"
+    assert job.outcome("check_scratch.check_good_again") == Outcome("passed")
     assert job.end().status == "passed"
 
 

@@ -143,7 +143,7 @@ class TestRun:
     def test_rank_that_leaves_without_finalize(self, on: Netlab, lab: str) -> None:
         done = on(program="from mpi4py import MPI; import os; c = MPI.COMM_WORLD; c.rank and os._exit(3); c.Barrier()")
         assert done.returncode not in (0, 124)
-        assert "rank" in done.stderr
+        assert "rank" in done.stderr or "process" in done.stderr  # in the words of MPI's launcher
         assert not processes(lab)
 
     def test_no_such_program(self, lab: str) -> None:

@@ -179,10 +179,11 @@ def made_wire(case: dict[str, Any]) -> tuple[Any, np.ndarray, np.ndarray, np.nda
         x = np.exp2(rng.integers(0, 8, n)).astype(case["dtype"]) * rng.choice([-1, 1], n).astype(case["dtype"])
     indices = np.flatnonzero(rng.random(n) < case["part"]).astype(np.uint32)
     kernels = HostDevice().selection(x.dtype.name)
-    _, top = kernels.powers(x, indices)
+    _, top = kernels.powers(x[indices])
     formats = case["index_format"], case["value_format"]
-    wire = np.empty(kernels.wire_nbytes(x, indices, *formats), np.uint8)
-    assert kernels.write(x, indices, *formats, 0.25, top if case["value_format"] == POWER else 0, wire) == wire.size
+    wire = np.empty(kernels.wire_nbytes(n, indices, *formats), np.uint8)
+    top = top if case["value_format"] == POWER else 0
+    assert kernels.write(n, indices, x[indices], *formats, 0.25, top, wire) == wire.size
     return kernels, x, indices, wire
 
 
@@ -237,17 +238,15 @@ def test_the_shortest_format_is_taken() -> None:
         x[rng.random(n) > part] = 0
         chosen = TopK(1.0).coder(HostDevice(), "float32").select(n, x, 1.0, None)
         assert WIRES[chosen.index_format] == expected and chosen.value_format == FULL
-        lengths = [coder.kernels.wire_nbytes(x, chosen.indices, number, FULL) for number in (0, 2, 3)]
+        lengths = [coder.kernels.wire_nbytes(n, chosen.indices, number, FULL) for number in (0, 2, 3)]
         assert coder.nbytes_of(chosen) == min(lengths)
 
 
 def test_indices_beyond_28_bits_take_another_format() -> None:
-    """Zeros that nobody touches cost no memory."""
     n = (1 << 28) + 5
-    x = np.zeros(n, np.float32)
-    x[[3, 1 << 28]] = [1.0, -2.0]
+    values = np.array([1.0, -2.0], np.float32)
     coder = TopK(1e-9, wire="packed").coder(HostDevice(), "float32")
-    chosen = coder._formatted(x, np.array([3, 1 << 28], np.uint32), POWER, 0.0, 128)
+    chosen = coder._formatted(n, np.array([3, 1 << 28], np.uint32), values, POWER, 0.0, 128)
     assert chosen.formats == "pairs of power values"
     wire = np.empty(coder.nbytes_of(chosen), np.uint8)
     coder.write(chosen, 0, n, wire)
@@ -272,8 +271,6 @@ def test_encode_and_decode_without_mpi(codec: Any, dtype: str) -> None:
 def test_wires_are_as_documented() -> None:
     """Byte by byte, as kernels/sparse_wire.h describes them."""
     n = 70_000
-    x = np.zeros(n, np.float32)
-    x[[2, 5, 69_999]] = [1.5, -4.0, 2.0]
     indices, values = [2, 5, 69_999], [1.5, -4.0, 2.0]
     top = 127 + 2
     masks = bytearray(-(-n // 8))
@@ -295,7 +292,8 @@ def test_wires_are_as_documented() -> None:
         for instruction_set in SETS:
             kernels = HostDevice(1, instruction_set).selection("float32")
             wire = np.empty(1 << 17, np.uint8)
-            nbytes = kernels.write(x, np.array(indices, np.uint32), index_format, value_format, step, exponent, wire)
+            sent = np.array(indices, np.uint32), np.array(values, np.float32)
+            nbytes = kernels.write(n, *sent, index_format, value_format, step, exponent, wire)
             assert wire[:nbytes].tobytes() == head + body
 
 

@@ -17,10 +17,10 @@ HERE = Path(__file__).resolve().parent / "torch"
 CHECKS = expand([], HERE)
 THE_END = "the_end"
 ELSEWHERE = {
-    "check_torch_operations.check_allreduce",
-    "check_torch_operations.check_moving",
-    "check_torch_operations.check_messages",
-    "check_torch_operations.check_groups",
+    "check_torch_reductions.check_allreduce",
+    "check_torch_movements.check_moving",
+    "check_torch_movements.check_messages",
+    "check_torch_groups.check_groups",
     "check_torch_training.check_ddp",
     THE_END,
 }
@@ -155,3 +155,12 @@ def test_import_of_torch_stays_fast() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     subprocess.run([sys.executable, "-c", "import compcoll.torch; compcoll.torch.Options()"], check=True, timeout=60)
+
+
+def test_benchmark_of_backends(mpi: MPI, mpirun: Callable[..., Completed], tmp_path: Path) -> None:
+    needs_torch(mpi)
+    path = tmp_path / "backends.json"
+    mpirun(2, "osu_like_bench.backends", "-m", "4:64K", "-x", "1", "-i", "3", "--json", path, timeout=60)
+    records = json.loads(path.read_text())["results"]
+    assert {record["contender"] for record in records} == {"mpi4py", "inline", "async", "gloo"}
+    assert all(record["ranks"] == 2 and 0 < record["min_us"] <= record["median_us"] for record in records)

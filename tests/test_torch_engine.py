@@ -34,8 +34,8 @@ def test_order_of_submission(calls: list[tuple[str, int]]) -> None:
         if how == "submit":
             works.append(engine.submit(lambda number=number: seen.append(number)))
         elif how == "run":
-            works.append(engine.run(lambda number=number: seen.append(number)))
-            assert works[-1].done
+            assert engine.run(lambda number=number: seen.append(number) or number) == number
+            assert seen[-1] == number and all(work.done for work in works)
         elif works:
             assert works[which % len(works)].wait()
     for work in works:
@@ -57,8 +57,10 @@ def test_many_threads_each_in_its_order(engine: Engine) -> None:
 
     def work(thread: int) -> None:
         for number in range(200):
-            start = engine.run if number % 3 == 0 else engine.submit
-            last = start(lambda number=number: job(thread, number))
+            if number % 3 == 0:
+                engine.run(lambda number=number: job(thread, number))
+                continue
+            last = engine.submit(lambda number=number: job(thread, number))
             if number % 7 == 0:
                 last.wait()
         last.wait()
@@ -102,7 +104,7 @@ def test_jobs_of_callbacks_go_in_front(engine: Engine) -> None:
 
 
 def test_job_that_submits_and_waits(engine: Engine) -> None:
-    assert engine.submit(lambda: engine.run(lambda: engine.submit(lambda: 7).result() + 1).result() + 1).result() == 9
+    assert engine.submit(lambda: engine.run(lambda: engine.submit(lambda: 7).result() + 1) + 1).result() == 9
 
 
 def test_errors_reach_wait_and_future(engine: Engine) -> None:
@@ -117,7 +119,7 @@ def test_errors_reach_wait_and_future(engine: Engine) -> None:
     assert isinstance(work.exception(), CommunicatorBroken) and work.is_completed() and not work.is_success()
     with pytest.raises(CommunicatorBroken):
         engine.run(fail)
-    assert engine.run(lambda: 3).result() == 3
+    assert engine.run(lambda: 3) == 3
 
 
 def test_wait_gives_up(engine: Engine) -> None:
@@ -138,6 +140,20 @@ def test_closed(engine: Engine) -> None:
     assert seen == list(range(5)) and all(work.done for work in works)
     with pytest.raises(CommunicatorBroken, match="destroyed"):
         engine.submit(lambda: None)
+
+
+def test_nothing_is_lost_between_naps_and_sleep(engine: Engine) -> None:
+    """Jobs come while the thread works, looks for more, and sleeps; and just before the end."""
+    seen: list[int] = []
+    pauses = [0.0, 5e-5, 1e-4, 2e-4, 1e-3, 2e-3, 3e-3, 5e-3]
+    for number in range(400):
+        work = engine.submit(lambda number=number: seen.append(number))
+        if number % 3 == 0:
+            time.sleep(pauses[number // 3 % len(pauses)])
+        elif number % 3 == 1:
+            assert work.get_future().wait() is None
+    engine.close(10.0)
+    assert seen == list(range(400))
 
 
 def test_thread_only_when_needed_and_gone_afterwards() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from compcoll.errors import (
     InvalidBuffer,
     PeerTimeout,
     UnsupportedDType,
+    UnsupportedRecovery,
 )
 
 
@@ -110,10 +112,40 @@ def check_a_rank_that_is_late(comm: MPI.Intracomm) -> None:
             lambda: communicator.allreduce(x, codec="zfp", algorithm="ring"),
             lambda: communicator.allreduce(x),
         ):
-            assert isinstance(raised(call), PeerTimeout | CommunicatorBroken)
+            begin, error = time.monotonic(), raised(call)
+            assert isinstance(error, PeerTimeout | CommunicatorBroken)
+            assert isinstance(error, CommunicatorBroken) or error.missing == (0,), error
+            assert time.monotonic() - begin < 1.5
         assert isinstance(raised(lambda: communicator.allreduce(x)), CommunicatorBroken)
     comm.Barrier()
     assert_usable(comm)
+
+
+def check_a_rank_that_is_late_for_what_mpi_does_itself(comm: MPI.Intracomm) -> None:
+    """Blocking and not; for some rank counts only, since each waits for a second."""
+    if comm.size != 4:
+        return
+    x = np.ones(100000, np.float32)
+    for start in (
+        lambda comm: comm.allreduce(x, algorithm="native"),
+        lambda comm: comm.ialltoall(x, algorithm="native").wait(),
+    ):
+        communicator = Communicator(comm, timeout=0.5)
+        if comm.rank:
+            begin, error = time.monotonic(), raised(lambda start=start, one=communicator: start(one))
+            assert isinstance(error, PeerTimeout) and error.missing == (0,), error
+            assert time.monotonic() - begin < 1.5 and (x == 1).all()
+        comm.Barrier()
+    assert_usable(comm)
+
+
+def check_shrinking_where_mpi_cannot(comm: MPI.Intracomm) -> None:
+    """These jobs are started without fault tolerance, by Open MPI and by MPICH: nothing is lost by asking."""
+    communicator = Communicator(comm)
+    error = raised(communicator.shrink)
+    assert isinstance(error, UnsupportedRecovery) and "mpirun --with-ft ulfm" in str(error), error
+    assert communicator.allreduce(np.ones(3))[0] == comm.size
+    communicator.free()
 
 
 def check_not_a_communicator(comm: MPI.Intracomm) -> None:

@@ -3,7 +3,8 @@
 Each rank runs under a line of shell that sends its output to files of its own and notes its exit status, so that no
 MPI's way of mixing and tagging output matters. All processes of a job carry a token in their environment; only those
 are ever signalled. A job that takes too long gets SIGABRT on its Pythons, whose faulthandler then says where each rank
-was.
+was. What a job puts down in the temporary folder or in shared memory goes with it, even if it was killed: Open MPI
+names its session folder after the process number, and a later mpirun that gets the same number fails over the old one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +26,12 @@ from pathlib import Path
 from types import ModuleType
 
 TOKEN = "COMPCOLL_TEST_JOB"
-ONE_RANK = 'R="$0/${OMPI_COMM_WORLD_RANK-$PMI_RANK}"; "$@" >"$R.out" 2>"$R.err"; S=$?; echo $S >"$R.status"; exit $S'
+SHARED_MEMORY = Path("/dev/shm")
+# A rank that was killed takes its shell along: MPI must see that it died, and not a program that gave 137 back.
+ONE_RANK = (
+    'R="$0/${OMPI_COMM_WORLD_RANK-$PMI_RANK}"; "$@" >"$R.out" 2>"$R.err"; S=$?; echo $S >"$R.status"; '
+    "[ $S -ne 137 ] || kill -KILL $$; exit $S"
+)
 
 
 def _load_launcher() -> ModuleType:
@@ -53,7 +61,10 @@ class Rank:
 
 
 class Job:
-    """`ranks` processes of `command` (a module name, or a script, with its arguments), started at once."""
+    """`ranks` processes of `command` (a module name, or a script, with its arguments), started at once.
+
+    `options` are further ones of mpirun.
+    """
 
     def __init__(
         self,
@@ -62,6 +73,7 @@ class Job:
         folder: Path,
         prefix: Path | None = None,
         env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.ranks = ranks
         self.folder = folder
@@ -71,9 +83,21 @@ class Job:
         python = str(prefix / "bin" / "python") if prefix else sys.executable
         program, *arguments = (str(word) for word in command)
         what = [program] if program.endswith(".py") else ["-m", program]
-        environ = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", TOKEN: self._token, **(env or {})}
+        shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        self._scratch = tempfile.mkdtemp(prefix="compcoll-job-", dir=shared)
+        environ = {
+            **os.environ,
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": self._scratch,
+            "OMPI_MCA_btl_sm_backing_directory": self._scratch,
+            TOKEN: self._token,
+            **(env or {}),
+        }
         self.command, environ = launcher.prepare(
-            ["-n", str(ranks), "/bin/sh", "-c", ONE_RANK, str(folder), python, *what, *arguments], prefix, environ
+            [*options, "-n", str(ranks), "/bin/sh", "-c", ONE_RANK, str(folder), python, *what, *arguments],
+            prefix,
+            environ,
         )
         with (folder / "mpirun.out").open("wb") as log:
             self._process = subprocess.Popen(
@@ -118,6 +142,7 @@ class Job:
             self._process.poll()
             time.sleep(0.01)
         self._process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def rank(self, rank: int) -> Rank:
         status = self._read(f"{rank}.status").strip()

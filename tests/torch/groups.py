@@ -8,11 +8,19 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
 torch.set_num_threads(1)  # of each rank: they share the cores
+
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+COMPLEX = [torch.complex64, torch.complex128]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+EVERY = [*FLOATS, *INTEGERS, *COMPLEX, *FP8, torch.bool]
 
 
 @contextlib.contextmanager
@@ -43,3 +51,24 @@ def bits(tensors: Any) -> bytes:
 
 def assert_same_bits(comm: MPI.Intracomm, tensors: Any) -> None:
     assert len(set(comm.allgather(bits(tensors)))) == 1
+
+
+def values(rank: int, dtype: torch.dtype, shape: Any = (7,)) -> torch.Tensor:
+    """Small integers, which every type holds exactly; as many ranks' sums and products do."""
+    generator = np.random.default_rng([rank, 5])
+    numbers = torch.from_numpy(generator.integers(0 if dtype in (torch.bool, torch.uint8) else -2, 3, shape))
+    if dtype.is_complex:
+        return torch.complex(numbers.double(), numbers.flip(0).double()).to(dtype)
+    return numbers.to(torch.float32).to(dtype) if dtype in FP8 else numbers.to(dtype)
+
+
+def stacked(comm: MPI.Intracomm, dtype: torch.dtype, shape: Any = (7,)) -> np.ndarray:
+    """All ranks' values in double precision."""
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    every = [values(rank, dtype, shape) for rank in range(comm.size)]
+    return np.stack([(v.float() if dtype in FP8 else v).to(wide).numpy() for v in every])
+
+
+def same(tensor: torch.Tensor, expected: np.ndarray) -> bool:
+    wide = torch.complex128 if tensor.dtype.is_complex else torch.float64
+    return bool(((tensor.float() if tensor.dtype in FP8 else tensor).to(wide).numpy() == expected).all())

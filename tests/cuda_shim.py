@@ -1,0 +1,117 @@
+"""The CUDA kernels on the CPU: builds cuda_shim.cpp with the machine's C++ compiler, and runs launches on NumPy memory.
+
+As a program, for ThreadSanitizer: ``python cuda_shim.py LIBRARY DROPPED_LINE`` runs kernels whose threads cooperate,
+without the barriers that stand on that line of a source file (0: with all of them).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compcoll.devices.device_coder import DeviceCoder
+from compcoll.devices.device_selection import SelectionKernels
+from compcoll.devices.device_summands import DeviceIntegers, DeviceNumberCoder, DeviceVotes
+from compcoll.devices.launches import KERNELS, CodecLaunches, Launch, Program
+
+SOURCE = Path(__file__).with_name("cuda_shim.cpp")
+
+
+def build(library: Path, *options: str) -> None:
+    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off"]
+    command += [f"-I{KERNELS}", *options, "-o", str(library), str(SOURCE)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert built.returncode == 0, built.stderr
+
+
+class Shim:
+    """What launches kernels: the library that `build` made."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.launch.argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 2, ctypes.c_void_p, *[ctypes.c_int] * 2]
+
+    def drop_barrier(self, line: int) -> None:
+        self._library.drop_barrier(line)
+
+    def flush_subnormals(self, yes: bool) -> None:
+        self._library.flush_subnormals(yes)
+
+    @staticmethod
+    def address(array: np.ndarray | None) -> int:
+        return 0 if array is None else array.ctypes.data
+
+    def scratch(self, nbytes: int) -> int:
+        self._scratch = np.empty(nbytes, np.uint8)
+        return self.address(self._scratch) if nbytes else 0
+
+    def launch(self, program: Program, launches: Sequence[Launch]) -> None:
+        assert all(launch.function in program.functions for launch in launches)
+        self.run(launches)
+
+    def run(self, launches: Sequence[Launch], last: int | None = None) -> None:
+        """Run all thread blocks, or the ``last`` ones."""
+        for function, grid, block, _, (parameters,) in launches:
+            kernel = ctypes.cast(getattr(self._library, function), ctypes.c_void_p)
+            alone = any(word in function for word in ("_cast_", "_integers_", "_votes_", "_numbers_"))
+            alone |= function.startswith("decode_") and "_zfp" not in function
+            alone |= "_sparse_" in function and not function.startswith(("count_", "place_", "compact_"))
+            first = 0 if last is None else grid - last
+            self._library.launch(kernel, grid, block, parameters.ctypes.data, alone, first)
+
+
+class ShimDevice:
+    """What codecs need of a device."""
+
+    def __init__(self, shim: Shim) -> None:
+        self._shim = shim
+
+    def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
+        return DeviceCoder(self._shim, CodecLaunches(kernel, dtype, variant=variant, seed=seed))
+
+    def integers(self, bits: int, levels: int, block: int, dtype: str) -> DeviceIntegers:
+        return DeviceIntegers(self._shim, bits, levels, block, dtype)
+
+    def votes(self, ranks: int, block: int, dtype: str) -> DeviceVotes:
+        return DeviceVotes(self._shim, ranks, block, dtype)
+
+    def passes(self, dtype: str) -> SelectionKernels:
+        return SelectionKernels(self._shim, dtype)
+
+    def number_coder(self, numbers: np.ndarray, op: str) -> DeviceNumberCoder:
+        return DeviceNumberCoder(self._shim, numbers.dtype, op)
+
+
+def cooperate(shim: Shim) -> None:
+    """Run each way in which threads cooperate: within a warp, a thread block, and by tables in shared memory."""
+    device: Any = ShimDevice(shim)
+    values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    for kernel, n in [
+        (("zfp", 40, 0), 1500),
+        (("zfp", 13, 0), 129),
+        (("qsgd", 4, 512), 1200),
+        (("minmax", 8, 64), 300),
+        (("onebit", 2, 1024), 2500),
+    ]:
+        coder = device.coder(kernel, "float32", variant=1 if kernel[0] == "qsgd" else 0)
+        wire = np.zeros(coder.wire_nbytes(n), np.uint8)
+        coder.encode(n, values, (), wire)
+        out = np.zeros(n, np.float32)
+        coder.encode(n, values, (wire.copy(),), wire, decoded=out)
+        coder.decode(n, values, (wire,), out)
+    integers = device.integers(16, 1000, 1024, "float32")
+    integers.survey(values[:2500], 1.0, None, np.zeros(3, np.uint32))
+    indices, count = np.zeros(100, np.uint32), np.zeros(1, np.uint32)
+    device.passes("float32").find(values, 2.0, None, 1.0, indices, count)
+
+
+if __name__ == "__main__":
+    racing = Shim(Path(sys.argv[1]))
+    racing.drop_barrier(int(sys.argv[2]))
+    cooperate(racing)

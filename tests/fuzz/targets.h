@@ -1,0 +1,26 @@
+// What is fuzzed: bytes name a decoder, its configuration and a length, and are its wire.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+using Bytes = std::vector<uint8_t>;
+
+// How many decoders there are: six codecs, sparse wires of float32 and of float64, sums of integers, and votes.
+constexpr int target_count = 10;
+constexpr size_t header_nbytes = 10;
+
+extern const char* const target_names[target_count];
+
+// An input for a decoder whose wire an encoder wrote, of random values and configuration.
+Bytes written_by_encoder(int target, std::mt19937_64& random);
+
+// Gives an input a length that takes little time.
+void make_short(Bytes& input);
+
+// Decodes the wire. Whatever the bytes are, the sanitizers find nothing; it aborts where a promise is not kept.
+void decode_input(const Bytes& input);

@@ -1,0 +1,62 @@
+"""Collectives of CuPy arrays over real MPI, all ranks on one GPU, against NumPy in float64."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import cupy
+import numpy as np
+from mpi4py import MPI
+
+import compcoll
+
+BOUNDS = {"zfp": 0.3, "minmax": 0.1, "cast": 0.01, "none": 1e-5}
+"""Of the result, relative to the largest magnitude of the sum."""
+
+
+def same_bits(comm: MPI.Intracomm, result: np.ndarray) -> None:
+    assert len(set(comm.allgather(hashlib.sha256(result.tobytes()).digest()))) == 1
+
+
+def main() -> None:
+    comm = MPI.COMM_WORLD
+    for n, algorithm, codec in itertools.product(
+        (5, 4099, 3_000_000), ("ring", "direct", "recursive_doubling", "auto"), BOUNDS
+    ):
+        name = None if codec == "none" else codec
+        x = np.random.default_rng([n, comm.rank]).standard_normal(n).astype(np.float32)
+        exact = np.empty(n)
+        comm.Allreduce(x.astype(np.float64), exact)
+        # All on the GPU; then the odd ranks on the host.
+        for mixed in (False, True):
+            on_gpu = not (mixed and comm.rank % 2)
+            result = compcoll.allreduce(cupy.asarray(x) if on_gpu else x, codec=name, algorithm=algorithm)
+            assert isinstance(result, cupy.ndarray) == on_gpu
+            got = cupy.asnumpy(result)
+            if name is not None and algorithm != "auto":
+                same_bits(comm, got)
+            error = np.abs(got - exact).max() / np.abs(exact).max()
+            assert error <= BOUNDS[codec], (n, algorithm, codec, mixed, error)
+
+    x = cupy.arange(1000, dtype=cupy.float32) + comm.rank
+    for result, expected in (
+        (compcoll.allgather(x), np.stack([np.arange(1000.0) + rank for rank in range(comm.size)])),
+        (compcoll.bcast(x, root=comm.size - 1), np.arange(1000.0) + comm.size - 1),
+        (compcoll.allreduce(x.astype(cupy.int64), op="max"), np.arange(1000) + comm.size - 1),
+        (compcoll.allreduce(x.astype(cupy.float16), op="mean"), np.arange(1000) + (comm.size - 1) / 2),
+        (compcoll.allreduce(x, codec="intsum", bits=32), comm.size * np.arange(1000.0) + sum(range(comm.size))),
+        (compcoll.allgatherv(x[: comm.rank]), np.concatenate([np.arange(r) + r for r in range(comm.size)])),
+    ):
+        assert isinstance(result, cupy.ndarray)
+        np.testing.assert_allclose(cupy.asnumpy(result), expected, rtol=1e-3)
+
+    requests = [compcoll.iallreduce(x * i, codec="minmax", algorithm="ring") for i in range(5)]
+    for i, request in enumerate(requests):
+        expected = i * (comm.size * np.arange(1000.0) + sum(range(comm.size)))
+        np.testing.assert_allclose(cupy.asnumpy(request.wait()), expected, atol=0.02 * max(expected.max(), 1))
+    stats = compcoll.get_communicator().stats
+    assert stats is not None and stats.device.startswith("cuda")
+
+
+main()

@@ -1,0 +1,107 @@
+"""Small allreduces, whose arrays travel with the opening."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loopback import World
+
+from compcoll import ZFP, Communicator
+from compcoll.algorithms.agree import largest
+from compcoll.errors import CollectiveMismatch
+
+REDUCE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+def algorithms(world: World) -> set[str]:
+    return {comm.stats.algorithm for comm in world.comms if comm.stats is not None}
+
+
+TYPES = [f"{kind}int{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)]
+TYPES += ["float32", "float64", "complex64", "complex128"]
+
+
+@given(st.data(), st.integers(2, 16), st.sampled_from([np.dtype(name).type for name in TYPES]))
+@settings(max_examples=100, deadline=None)
+def test_what_numpy_reduces(data: st.DataObject, ranks: int, dtype: type) -> None:
+    kind = np.dtype(dtype).kind
+    ops = {"i": ["sum", "max", "min", "prod"], "u": ["sum", "max", "min", "prod"], "c": ["sum", "prod", "mean"]}
+    op = data.draw(st.sampled_from(ops.get(kind, list(REDUCE))))
+    most = largest(ranks) // np.dtype(dtype).itemsize
+    n = data.draw(st.one_of(st.integers(0, 100), st.integers(0, most), st.just(most)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    inputs = [(rng.standard_normal(n) * 40).astype(np.int64).astype(dtype) for _ in range(ranks)]
+    world = World(ranks)
+    results = world.allreduce(inputs, op=op)
+    assert algorithms(world) == {"dissemination"}
+    sent = [comm.stats.wire_nbytes for comm in world.comms if comm.stats is not None]
+    assert sent == [(ranks - 1) * inputs[0].nbytes] * ranks
+    expected = inputs[0]
+    for x in inputs[1:]:
+        expected = REDUCE[op](expected, x)
+    if op == "mean":
+        expected = (expected * (1 / ranks)).astype(dtype)
+    for result in results:
+        np.testing.assert_array_equal(result, expected)  # in rank order: the very bits
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.uint16, np.int64, np.float32, np.float64])
+def test_extreme_values_as_in_numpy(op: str, dtype: type) -> None:
+    if np.dtype(dtype).kind == "f":
+        values = np.array([np.nan, np.inf, -np.inf, 3.5, -1e-40, np.finfo(dtype).max], dtype)
+    else:
+        values = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, np.iinfo(dtype).max // 3, 0, 7], dtype)
+    # Memory that is not aligned, and every pair of values.
+    memory = np.empty(values.size**2 * values.itemsize + 1, np.uint8)[1:].view(dtype)
+    memory[:] = np.repeat(values, values.size)
+    inputs = [memory, np.tile(values, values.size), memory[::-1].copy()]
+    with np.errstate(all="ignore"):
+        expected = REDUCE[op](REDUCE[op](inputs[0], inputs[1]), inputs[2])
+    for result in World(3).allreduce(inputs, op=op, codec=None):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_what_is_too_large_travels_otherwise() -> None:
+    for ranks in (2, 3, 16):
+        n = largest(ranks) // 4
+        world = World(ranks)
+        world.allreduce([np.ones(n, np.float32)] * ranks)
+        assert algorithms(world) == {"dissemination"}
+        world.allreduce([np.ones(n + 1, np.float32)] * ranks)
+        assert "dissemination" not in algorithms(world)
+    assert largest(17) == largest(1) == 0 and largest(2) > 4096
+
+
+def test_a_codec_that_was_asked_for_is_used_where_mpi_is_not() -> None:
+    world = World(4)
+    world.allreduce([np.ones(4, np.float32)] * 4, codec=ZFP(rate=8))
+    assert "dissemination" not in algorithms(world)
+
+
+def test_in_place_and_several_under_way() -> None:
+    world, count = World(5), 7
+    values = [[np.full(3, 10.0 * i + rank) for i in range(count)] for rank in range(5)]
+    requests = [
+        comm.iallreduce(own[i], out=own[i]) for i in range(count) for comm, own in zip(world.comms, values, strict=True)
+    ]
+    world.loopback.run(requests)
+    for own in values:
+        for i, x in enumerate(own):
+            np.testing.assert_array_equal(x, np.full(3, 50.0 * i + 10))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_disagreement_is_found_and_nothing_written(ranks: int) -> None:
+    world = World(ranks)
+    outs = [np.full(rank % 2 + 1, 7.0) for rank in range(ranks)]
+
+    def start(rank: int, comm: Communicator):  # type: ignore[no-untyped-def]
+        return comm.iallreduce(np.ones(rank % 2 + 1), out=outs[rank])
+
+    found = world.errors([lambda comm, rank=rank: start(rank, comm) for rank in range(ranks)])
+    assert all(isinstance(error, CollectiveMismatch) for error in found)
+    assert all((out == 7.0).all() for out in outs)
+    world.allreduce([np.ones(2)] * ranks)

@@ -1,0 +1,181 @@
+"""Reductions of a process group, on every element type, against NumPy in float64."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from groups import EVERY, FLOATS, INTEGERS, assert_same_bits, same, stacked, values, world
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+from compcoll import ZFP
+from compcoll.torch import Options
+
+
+def check_allreduce(comm: MPI.Intracomm) -> None:
+    sums = {ReduceOp.SUM: np.sum, ReduceOp.PRODUCT: np.prod}
+    ordered = {ReduceOp.MIN: np.min, ReduceOp.MAX: np.max}
+    with world():
+        for dtype in EVERY[:-1]:
+            for op, oracle in {**sums, **({} if dtype.is_complex else ordered)}.items():
+                if dtype.is_complex and op == ReduceOp.PRODUCT:
+                    continue
+                for asynchronous in (False, True):
+                    x = values(comm.rank, dtype)
+                    work = dist.all_reduce(x, op=op, async_op=asynchronous)
+                    if asynchronous:
+                        work.wait()
+                    assert same(x, oracle(stacked(comm, dtype), axis=0)), (dtype, op)
+                    assert_same_bits(comm, [x])
+        for dtype, (op, ufunc) in itertools.product(
+            INTEGERS,
+            {
+                ReduceOp.BAND: np.bitwise_and,
+                ReduceOp.BOR: np.bitwise_or,
+                ReduceOp.BXOR: np.bitwise_xor,
+            }.items(),
+        ):
+            x = values(comm.rank, dtype)
+            dist.all_reduce(x, op=op)
+            assert same(x, ufunc.reduce(stacked(comm, dtype).astype(np.int64), axis=0)), (dtype, op)
+        for op, oracle in {
+            ReduceOp.SUM: np.any,
+            ReduceOp.MAX: np.any,
+            ReduceOp.BOR: np.any,
+            ReduceOp.PRODUCT: np.all,
+            ReduceOp.MIN: np.all,
+            ReduceOp.BAND: np.all,
+        }.items():
+            x = values(comm.rank, torch.bool)
+            dist.all_reduce(x, op=op)
+            assert same(x, oracle(stacked(comm, torch.bool), axis=0)), op
+
+
+def check_means_and_scaled_sums(comm: MPI.Intracomm) -> None:
+    with world():
+        for dtype in [*FLOATS, torch.complex64]:
+            x = values(comm.rank, dtype)
+            dist.all_reduce(x, op=ReduceOp.AVG)
+            assert np.allclose(x.to(torch.complex128), stacked(comm, dtype).mean(axis=0), rtol=1e-2), dtype
+        # Neither a sum of halves beyond 65504 nor halves divided to nothing first.
+        for value in (60000.0, 6e-8):
+            x = torch.full((5,), value, dtype=torch.float16)
+            before = x.clone()
+            dist.all_reduce(x, op=ReduceOp.AVG)
+            assert (x == before).all()
+        for factor in (0.5, 2.0):
+            x = torch.full((3,), comm.rank + 1.0)
+            dist.all_reduce(x, op=dist._make_nccl_premul_sum(factor))
+            assert (x == factor * comm.size * (comm.size + 1) / 2).all()
+
+
+def check_sizes_and_strides(comm: MPI.Intracomm) -> None:
+    with world():
+        for n, dtype in [
+            (0, torch.float32),
+            (1, torch.float32),
+            (300_001, torch.float32),
+            *((20_001, t) for t in EVERY[:-1]),
+        ]:
+            x = values(comm.rank, dtype, (n,))
+            dist.all_reduce(x)
+            assert same(x, stacked(comm, dtype, (n,)).sum(axis=0)), (n, dtype)
+        x = values(comm.rank, torch.float64, (6, 4)).t()
+        assert not x.is_contiguous()
+        dist.all_reduce(x)
+        assert same(x, stacked(comm, torch.float64, (6, 4)).sum(axis=0).T)
+        y = values(comm.rank, torch.int32, (6, 4))[:, 1:3]
+        dist.broadcast(y, comm.size - 1)
+        assert same(y, stacked(comm, torch.int32, (6, 4))[-1][:, 1:3])
+        leaf = torch.nn.Parameter(values(comm.rank, torch.float32))
+        dist.broadcast(leaf, 0)
+        assert same(leaf.detach(), stacked(comm, torch.float32)[0]) and leaf.requires_grad
+        leaf.untyped_storage().resize_(0)  # numpy() would have forbidden that
+
+
+def check_reduce_and_scatter(comm: MPI.Intracomm) -> None:
+    p, r = comm.size, comm.rank
+    with world():
+        for dtype in [*FLOATS, *INTEGERS]:
+            x = values(r, dtype)
+            dist.reduce(x, dst=p - 1)
+            assert r != p - 1 or same(x, stacked(comm, dtype).sum(axis=0)), dtype
+            assert r == p - 1 or same(x, stacked(comm, dtype)[r]), dtype
+            expected = stacked(comm, dtype, (p, 5)).sum(axis=0)[r]
+            for form in ("single", "list"):
+                out = torch.empty(5, dtype=dtype)
+                source = values(r, dtype, (p, 5))
+                if form == "single":
+                    dist.reduce_scatter_single(out, source)
+                else:
+                    dist.reduce_scatter(out, list(source.unbind()))
+                assert same(out, expected), (dtype, form)
+
+
+def check_sparse(comm: MPI.Intracomm) -> None:
+    with world():
+        places = torch.tensor([[comm.rank, comm.size], [0, 1]])
+        x = torch.sparse_coo_tensor(places, torch.tensor([1.0, 2.0]), (comm.size + 1, 2))
+        dist.all_reduce(x)
+        expected = torch.zeros(comm.size + 1, 2)
+        expected[: comm.size, 0], expected[comm.size, 1] = 1, 2 * comm.size
+        assert (x.to_dense() == expected).all()
+
+
+def check_compression(comm: MPI.Intracomm) -> None:
+    """Floating sums and means of some size are compressed, nothing else is; the same bits are on every rank."""
+    n = 1 << 18  # 1 MiB of float32
+    generator = torch.Generator().manual_seed(comm.rank)
+    mine = torch.randn(n, generator=generator)
+    every = torch.stack([torch.randn(n, generator=torch.Generator().manual_seed(k)) for k in range(comm.size)]).double()
+    with world(Options(codec="zfp", rate=16)) as group:
+        for op, oracle in ((ReduceOp.SUM, torch.sum), (ReduceOp.AVG, torch.mean)):
+            for dtype, bound in ((torch.float32, 1e-2), (torch.bfloat16, 0.1), (torch.float16, 2e-2)):
+                x = mine.clone().to(dtype)
+                expected = oracle(every.to(dtype).double(), 0)
+                dist.all_reduce(x, op=op)
+                assert (x.double() - expected).abs().max() < bound, (op, dtype, (x.double() - expected).abs().max())
+                assert_same_bits(comm, [x])
+            if comm.size > 1:
+                assert not (x == expected.to(x.dtype)).all()
+                assert group.stats.collective == "allreduce" and "ZFP" in str(group.stats.codec)
+        out = torch.empty(n // comm.size)
+        dist.reduce_scatter_single(out, mine[: n // comm.size * comm.size].clone())
+        part = every.sum(0)[: n // comm.size * comm.size].view(comm.size, -1)[comm.rank]
+        assert (out - part).abs().max() < 1e-2
+        assert comm.size == 1 or group.stats.collective == "reduce_scatter"
+        pieces = list(mine.clone().view(8, -1).unbind())
+        dist.all_reduce_coalesced(pieces)
+        assert comm.size == 1 or group.stats.collective == "allreduce"
+        last = group.stats
+        x = mine[:1000].clone()
+        dist.all_reduce(x)
+        assert np.allclose(x, every.sum(0)[:1000], rtol=1e-5, atol=1e-5)
+        for op in (ReduceOp.MAX, ReduceOp.MIN):
+            x = mine.clone()
+            dist.all_reduce(x, op=op)
+            assert (x.double() == (every.max(0) if op == ReduceOp.MAX else every.min(0)).values).all()
+        x = mine.mul(1000).long()
+        dist.all_reduce(x)
+        assert (x == every.float().mul(1000).long().sum(0)).all()
+        x = mine.clone()
+        dist.broadcast(x, 0)
+        assert (x.double() == every[0]).all()
+        assert group.stats is last
+
+
+def check_codec_from_the_environment(comm: MPI.Intracomm) -> None:
+    os.environ |= {"COMPCOLL_CODEC": "zfp", "COMPCOLL_RATE": "12"}
+    try:
+        with world() as group:
+            assert group.options.codec == ZFP(rate=12)
+            x = torch.randn(1 << 17, generator=torch.Generator().manual_seed(comm.rank))
+            dist.all_reduce(x)
+            assert_same_bits(comm, [x])
+            assert comm.size == 1 or group.stats.collective == "allreduce"
+    finally:
+        del os.environ["COMPCOLL_CODEC"], os.environ["COMPCOLL_RATE"]
