@@ -30,7 +30,7 @@ else
 TEST_MPIS := $(MPI)
 endif
 
-.PHONY: help install test test-mpi-% test-torch check format bench measurements dist clean
+.PHONY: help install test test-mpi-% test-torch reliability check format bench measurements gpu-check dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -38,9 +38,11 @@ help:
 	@echo "make test         all tests, those with MPI on Open MPI and MPICH; installs PyTorch, too (PYTEST_ARGS=...)"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
 	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
+	@echo "make reliability  dead ranks, bad bytes and long runs, at length (an hour): prints their figures (PYTEST_ARGS='-k bcast')"
 	@echo "make check        ruff, mypy --strict, and what must not be in the repository"
 	@echo "make format       let ruff put the code in order"
 	@echo "make measurements tables and plots of docs/measurements/networks.md, as root; installs PyTorch, for gloo"
+	@echo "make gpu-check    on a machine with a GPU: build, test and measure, < 8 min (WHEELS=folder without a network, OUT=folder)"
 	@echo "make install      the virtual environment $(VENV), with compcoll editable in it; C++ edits need it again"
 	@echo "make dist         sdist and wheel in dist/"
 	@echo "make clean        remove all that make has made"
@@ -75,6 +77,10 @@ test-mpi-%: install
 test-torch: $(VENV)/.torch
 	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/torch/pytorch_suite.py
 
+reliability: $(VENV)/.torch
+	$(VENV)/bin/python -m pytest --long --mpi openmpi --ranks 4 $(PYTEST_ARGS) tests/test_fuzz.py tests/test_reliability.py \
+	    tests/test_timeouts.py tests/test_mismatch.py tests/test_checksum.py tests/test_endings.py tests/test_states.py tests/test_mpi.py
+
 check: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -92,10 +98,13 @@ measurements: $(VENV)/.torch
 	@$(MAKE) --no-print-directory MPI=mpich install
 	$(VENV)/bin/python launch/measurements
 
+gpu-check:
+	$(PYTHON) launch/gpu_check.py $(if $(WHEELS),--wheels $(WHEELS)) $(if $(OUT),--out $(OUT))
+
 dist: install
 	$(PIP) install -q -c constraints.txt build
 	$(VENV)/bin/python -m build --no-isolation
 
 clean:
-	rm -rf .venv .venv-mpich .venv-system build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-system .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
