@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import train_ddp
 from study_methods import STUDIES, Study
 
 from compcoll.errors import CompcollError
 from osu_like_bench.machine import describe, describe_mpi
 from osu_like_bench.report import Progress
-from osu_like_bench.training.processes import Place, share_cores, start
+from osu_like_bench.training.processes import Place, leave, share_cores, start
 from osu_like_bench.training.run import Training
 
 
@@ -59,7 +58,7 @@ def main() -> int:
             unfinished.write_text(json.dumps(record, indent=1) + "\n")
             unfinished.replace(arguments.records / f"{run}.json")
             print(run, f"{record['epochs'][-1]['accuracy']:.4f}" if "epochs" in record else "refused", flush=True)
-    dist.destroy_process_group()
+    leave()
     return 0
 
 

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], Sequence[Any], l
         raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
     from . import ddp, ddp_contenders
     from .cases import Ranks
-    from .training.processes import share_cores, start
+    from .training.processes import leave, share_cores, start
 
     contenders = ddp_contenders.parse(
         arguments.compare, feedback=not arguments.no_feedback, algorithm=arguments.algorithm
@@ -103,4 +103,5 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], Sequence[Any], l
     finally:
         progress.close()
     progress.print(*ddp.table(records, arguments.statistic))
+    leave()
     return about, records, ddp.complaints(records)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import weakref
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ import compcoll.torch  # noqa: F401  # a backend of that name
 from compcoll import config
 
 _TIMEOUT = timedelta(seconds=300)
+_SECONDS_TO_LET_GO = 1.0
 
 
 class Place(NamedTuple):
@@ -45,7 +48,17 @@ def start(backend: str) -> Place:
 
 
 def leave() -> None:
-    """End the default process group, all ranks together: who leaves first closes connections that gloo still uses."""
+    """End the default process group, all ranks together: who leaves first closes connections that gloo still uses.
+
+    Gloo's threads let go of a collective's tensors under the GIL, after it has ended: if the interpreter ended before
+    that, it would abort (PyTorch 2.13, Python below 3.14). So here is waited until they are done with the last one.
+    """
+    last = torch.zeros(1)
+    held, deadline = weakref.ref(last), time.monotonic() + _SECONDS_TO_LET_GO
+    dist.all_reduce(last)
+    del last
+    while held() is not None and time.monotonic() < deadline:
+        time.sleep(1e-3)
     if "RANK" not in os.environ:
         from mpi4py import MPI
 
