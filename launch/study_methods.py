@@ -127,7 +127,7 @@ STUDIES: Mapping[str, Study] = {
             "* `topk1`, `topk01` and `onebit` lose little without feedback here: so small a task is learned from the",
             "  largest elements alone. The feedback is sound: the hook keeps exactly what each step lost",
             "  (`tests/ddp/check_sparse_methods.py`), and on least squares the same methods miss the optimum by more",
-            "  than ten times as much without it (`tests/test_quantizers.py`, `tests/test_sparse.py`).",
+            "  than ten times as much without it (`tests/test_quantizers.py`, `tests/test_sparse_states.py`).",
             "* One of the 360 test images is 0.28 %: small differences, and the order of methods close together, tell",
             "  nothing.",
         ),

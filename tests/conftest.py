@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cuda_shim
 import pytest
+from cuda_shim import Shim
 from mpi.job import Job, JobError, Rank, launcher
 
 
@@ -150,3 +152,11 @@ def mpirun(mpi: MPI, tmp_path: Path) -> Iterator[Callable[..., Completed]]:
     yield run
     for job in jobs:
         job.kill()
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
+    """The CUDA kernels, built for the CPU."""
+    library = tmp_path_factory.mktemp("shim") / "shim.so"
+    cuda_shim.build(library)
+    return Shim(library)

@@ -47,6 +47,15 @@ def normals(size: int, n: int, dtype: Any = np.float32, seed: int = 0, scale: fl
     return [(rng.standard_normal(n) * scale).astype(dtype) for _ in range(size)]
 
 
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """The k largest magnitudes, in float64, by NumPy; the first of equal ones."""
+    wide = x.astype(np.float64)
+    kept = np.zeros_like(wide)
+    order = np.lexsort((np.arange(x.size), -np.abs(wide)))[:k]
+    kept[order] = wide[order]
+    return kept
+
+
 def exact_sum(inputs: Sequence[np.ndarray]) -> np.ndarray:
     """The sum in float64."""
     return np.sum([x.astype(np.float64) for x in inputs], axis=0)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cuda_shim
 import fake_cupy
 import numpy as np
 import pytest
+from cuda_shim import Shim
 from loopback import World, normals
 
 import compcoll
@@ -55,10 +55,8 @@ def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def cupy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    library: Path = tmp_path_factory.mktemp("shim") / "kernels.so"
-    cuda_shim.build(library)
-    with fake_cupy.installed(cuda_shim.Shim(library)) as module:
+def cupy(shim: Shim) -> Iterator[Any]:
+    with fake_cupy.installed(shim) as module:
         yield module
 
 
