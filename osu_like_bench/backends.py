@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .sizes import parse_range, sweep
 from .timing import Limits, Seconds, measure
+from .training.processes import leave
 
 CONTENDERS = ("mpi4py", "inline", "async", "gloo")
 
@@ -85,7 +86,7 @@ def main() -> None:
     if rank == 0 and arguments.json is not None:
         about = {"torch": torch.__version__, "threads": torch.get_num_threads()}
         arguments.json.write_text(json.dumps({"kind": "backends", "run": about, "results": results}, indent=1) + "\n")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def leave() -> None:
     held, deadline = weakref.ref(last), time.monotonic() + _SECONDS_TO_LET_GO
     dist.all_reduce(last)
     del last
+    time.sleep(1e-3)
     while held() is not None and time.monotonic() < deadline:
         time.sleep(1e-3)
     if "RANK" not in os.environ:

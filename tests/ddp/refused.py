@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
+from osu_like_bench.training.processes import leave
 
 if len(sys.argv) > 1:
     mpi4py.rc.thread_level = sys.argv[1]
@@ -26,5 +27,4 @@ try:
     compcoll.torch.compress(DistributedDataParallel(torch.nn.Linear(40, 40)))
 except compcoll.CompcollError as error:
     print(f"rank {dist.get_rank()}: {type(error).__name__}: {error}", flush=True)
-dist.barrier()
-dist.destroy_process_group()
+leave()
