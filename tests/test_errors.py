@@ -232,7 +232,7 @@ def test_who_is_missing_and_what_the_others_wait_for() -> None:
         found = dict(zip((0, 1, 3), pool.map(attempt, (0, 1, 3)), strict=True))
     for rank, (error, seconds) in found.items():
         assert isinstance(error, PeerTimeout) and error.missing == (2,), error
-        assert seconds < 1.3
+        assert seconds < 10  # not 60: the first to give up tells the others
         assert "rank 2 did not answer" in str(error)
         assert ("allgather by ring" in str(error)) and ("allreduce by ring" in str(error)), error
         assert rank != 0 or "nothing came for 0.3 s" in str(error)

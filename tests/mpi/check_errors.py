@@ -115,7 +115,7 @@ def check_a_rank_that_is_late(comm: MPI.Intracomm) -> None:
             begin, error = time.monotonic(), raised(call)
             assert isinstance(error, PeerTimeout | CommunicatorBroken)
             assert isinstance(error, CommunicatorBroken) or error.missing == (0,), error
-            assert time.monotonic() - begin < 1.5
+            assert time.monotonic() - begin < 10
         assert isinstance(raised(lambda: communicator.allreduce(x)), CommunicatorBroken)
     comm.Barrier()
     assert_usable(comm)
@@ -134,7 +134,7 @@ def check_a_rank_that_is_late_for_what_mpi_does_itself(comm: MPI.Intracomm) -> N
         if comm.rank:
             begin, error = time.monotonic(), raised(lambda start=start, one=communicator: start(one))
             assert isinstance(error, PeerTimeout) and error.missing == (0,), error
-            assert time.monotonic() - begin < 1.5 and (x == 1).all()
+            assert time.monotonic() - begin < 10 and (x == 1).all()
         comm.Barrier()
     assert_usable(comm)
 
