@@ -12,8 +12,10 @@ CODECS: Mapping[str, tuple[str, float]] = {
     "zfp16": ("--codec zfp --rate 16", 16.0),
     "minmax8": ("--codec minmax --bits 8", 8 + 64 / 2048),
     "minmax4": ("--codec minmax --bits 4", 4 + 64 / 2048),
+    "onebit": ("--codec onebit", 1 + 64 / 2048),
+    "topk": ("--codec topk --density 0.001", 0.064),
 }
-"""Options of each codec, and bits of a value on the wire."""
+"""Options of each codec, and bits of a value on the wire (at most, of a sparse one)."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def _gloo(sizes: str) -> str:
 
 
 OWN = "native,ring,direct"
+SPARSE = "sparse_ring,sparse_direct,sparse_native"
 EVERY = "native,auto,ring,direct,recursive_doubling"
 SIMULATED = "ring,direct,recursive_doubling,ring_uncompressed,direct_uncompressed,recursive_doubling_uncompressed"
 TUNE = "compcoll tune --output {json}"
@@ -97,6 +100,8 @@ CASES: tuple[Case, ...] = (
     Case("1g-minmax8", ONE, _bench("minmax8", "512K:64M", OWN, 0.4)),
     Case("1g-zfp16", ONE, _bench("zfp16", "16M:64M", OWN, 0.4)),
     Case("1g-minmax4", ONE, _bench("minmax4", "16M:64M", OWN, 0.4)),
+    Case("1g-onebit", ONE, _bench("onebit", "64M", OWN, 0.4)),
+    Case("1g-topk", ONE, _bench("topk", "64M", SPARSE, 0.4)),
     Case("1g-doubling", ONE, _bench("zfp8", "16M", "recursive_doubling_uncompressed,recursive_doubling", 2)),
     Case("1g-naive", ONE, _bench("zfp8", "1M:64M", "ring,p2p_ring", 0.4)),
     Case("1g-default", ONE, _bench("", "512K:64M", "native", 0.4), "--default"),

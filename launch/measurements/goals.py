@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cases import CASES, CODECS, MANY, MIB, ONE, Case, Lab
+from cases import CASES, CODECS, MANY, MIB, ONE, SPARSE, Case, Lab
 
 OWN = ("ring", "direct")
 AUTO_SLACK = 1.05, 5.0
@@ -86,6 +86,9 @@ def rows(records: Records) -> Iterator[Row]:
         yield _of_bound(records, "1g-zfp8", ("ring_uncompressed",), size, ONE, 32.0, 1.05)
     for codec in ("zfp8", "minmax8"):
         yield _every_size(records, codec)
+    yield _of_bound(records, "1g-onebit", OWN, 64 * MIB, ONE, CODECS["onebit"][1], 1.3)
+    sparse = records.least([("1g-topk", name) for name in SPARSE.split(",")], 64 * MIB)
+    yield _ratio("top-k 0.1 %, 64 MiB, 4 × 1 Gb/s, against the bound", ONE.bound(64 * MIB) * 1e6, sparse, 60)
     doubling = [records.us("1g-doubling", f"recursive_doubling{end}", 16 * MIB) for end in ("_uncompressed", "")]
     yield _ratio("recursive doubling, zfp8 against uncompressed, 16 MiB", doubling[0], doubling[1], 3.5)
     yield _naive(records)
