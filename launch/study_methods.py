@@ -93,16 +93,16 @@ _DIGITS = (
     Method("hybrid-0.03", f"--codec hybrid --threshold 0.03 --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.1", f"--codec hybrid --threshold 0.1 --alpha 1.5 {_SPARSE}"),
 )
-_SGD = "--sgd 0.3"
+_SGD = "--sgd 0.02"
 _ADAMW = "uncompressed-adamw"
 _TEXT = (
     Method(BASELINE, _SGD),
     Method("qsgd4", f"{_SGD} --codec qsgd --bits 4 --norm max"),
-    Method("onebit", f"{_SGD} --codec onebit", "diverges at this learning rate: see below"),
+    Method("onebit", f"{_SGD} --codec onebit", "most of each gradient comes late: see below"),
     Method(
         "onebit-no-feedback", f"{_SGD} --codec onebit {_NONE}", "feedback is part of the method (Seide et al. 2014)"
     ),
-    Method("topk1", f"{_SGD} {_TOPK} --density 0.01 {_SPARSE}"),
+    Method("topk1", f"{_SGD} {_TOPK} --density 0.01 {_SPARSE}", "momentum is not corrected: see below"),
     Method("topk1-no-feedback", f"{_SGD} {_TOPK} --density 0.01 {_SPARSE} {_NONE}", "99 % of each gradient are lost"),
     Method("dgc1", f"{_SGD} --dgc 0.01 --warmup 0.05 {_SPARSE}"),
     Method("dgc01", f"{_SGD} --dgc 0.001 --warmup 0.05 {_SPARSE}"),
@@ -140,12 +140,15 @@ STUDIES: Mapping[str, Study] = {
         _TEXT,
         (
             *_NOTES,
-            "* 500 steps are a short run. At a density of 1 % elements wait for dozens of them, and what waits at",
-            "  the end is never sent: that is the likely reason why `topk1` falls behind here and not on the digits.",
-            "* `onebit` with feedback is finite after 150 steps and not after 500. Blocks of 128, exact embeddings and",
-            "  clipping to a norm of 1 did not mend it. The likely reason: what is fed back comes late,",
-            "  and so high a rate with momentum does not bear that. Under AdamW (the same command without",
-            "  `--sgd 0.3`) the loss stays finite: 2.698.",
+            "* The learning rate is the best for uncompressed gradients among 0.3, 0.1, 0.05, 0.03 and 0.02: losses of",
+            "  2.660, 2.583, 2.488, 2.456 and 2.452 on seed 0.",
+            "* `onebit`: a block's two means hold 2 to 14 % of the energy of these heavy-tailed gradients, so that",
+            "  most of each gradient comes many steps late. It is the method, not compcoll: the same in 30 lines of",
+            "  plain PyTorch, one process, ends at 3.175. Blocks of 128 (a ratio of 18): 2.947. At a rate of 0.3 it",
+            "  diverges.",
+            "* `topk1` is worse with feedback than without: momentum multiplies what comes late. DGC at the same",
+            "  density corrects the momentum before it selects (Lin et al. 2018, section 3.1), and meets the goal.",
+            "* 500 steps are a short run: what waits at the end is never sent.",
         ),
     ),
 }
