@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import compcoll
@@ -73,6 +73,7 @@ def test_kernels_in_several_threads(tmp_path: Path, figure: Callable[[str], None
     st.sampled_from([np.float32, np.float64, np.float16]),
     st.sampled_from([{"tolerance": 1e-3}, {"precision": 12}, {"lossless": True}]),
 )
+@example(bytes(2), 0, np.float32, {"tolerance": 1e-3})  # a stream of no values
 def test_zfp_streams_of_any_length(wire: bytes, n: int, dtype: type, mode: dict[str, float]) -> None:
     """What libzfp decodes through zfpy: values, or an error that has a name."""
     coder = compcoll.get_codec("zfp", **mode).coder(HostDevice(1), np.dtype(dtype).name)

@@ -97,7 +97,7 @@ class ZfpyCoder:
         body = wire[_HEADER:]
         if len(wire) and wire[0] == _RAW and body.nbytes >= n * self._computed.itemsize:
             return np.frombuffer(body.tobytes(), self._computed, n)
-        if len(wire) <= _HEADER or wire[0] != _ZFP:
+        if n == 0 or len(wire) <= _HEADER or wire[0] != _ZFP:
             raise WireCorrupted(f"zfp wire of {len(wire)} bytes for {n} values is neither a stream nor raw values")
         # libzfp reads on past the end of a short stream: give it zeros to read.
         padded = body.tobytes() + bytes(n * self._computed.itemsize + 64)
