@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import WireCorrupted
 from .base import Array, Coder
@@ -58,34 +58,9 @@ class CheckedCoder:
     def wire_nbytes(self, n: int) -> int:
         return self._coder.wire_nbytes(n) + NBYTES
 
-    def encode(
-        self,
-        n: int,
-        add: Array | None,
-        wires: Sequence[Array],
-        wire: Array,
-        *,
-        residual: Array | None = None,
-        feed: bool = True,
-        residual_scale: float = 1.0,
-        decoded: Array | None = None,
-        scale: float = 1.0,
-        draw: int = 0,
-        position: int = 0,
-    ) -> int:
-        nbytes = self._coder.encode(
-            n,
-            add,
-            [opened(self._device, term, n) for term in wires],
-            wire[:-NBYTES],
-            residual=residual,
-            feed=feed,
-            residual_scale=residual_scale,
-            decoded=decoded,
-            scale=scale,
-            draw=draw,
-            position=position,
-        )
+    def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, **how: Any) -> int:
+        terms = [opened(self._device, term, n) for term in wires]
+        nbytes = self._coder.encode(n, add, terms, wire[:-NBYTES], **how)
         self._device.seal(wire[: nbytes + NBYTES])
         return nbytes + NBYTES
 

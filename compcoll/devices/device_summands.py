@@ -85,19 +85,7 @@ class DeviceNumberCoder:
         return n * self._dtype.itemsize
 
     def encode(
-        self,
-        n: int,
-        add: Array | None,
-        wires: Sequence[Array],
-        wire: Array,
-        *,
-        residual: Array | None = None,
-        feed: bool = True,
-        residual_scale: float = 1.0,
-        decoded: Array | None = None,
-        scale: float = 1.0,
-        draw: int = 0,
-        position: int = 0,
+        self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, *, decoded: Array | None = None, **_: Any
     ) -> int:
         self._combine(n, add, wires, wire, decoded)
         return self.wire_nbytes(n)

@@ -177,19 +177,7 @@ class NumberCoder:
         return n * self._dtype.itemsize
 
     def encode(
-        self,
-        n: int,
-        add: Array | None,
-        wires: Sequence[Array],
-        wire: Array,
-        *,
-        residual: Array | None = None,
-        feed: bool = True,
-        residual_scale: float = 1.0,
-        decoded: Array | None = None,
-        scale: float = 1.0,
-        draw: int = 0,
-        position: int = 0,
+        self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, *, decoded: Array | None = None, **_: Any
     ) -> int:
         out = wire[: self.wire_nbytes(n)].view(self._dtype)
         self.decode(n, add, wires, out)

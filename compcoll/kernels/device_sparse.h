@@ -157,20 +157,23 @@ __device__ __forceinline__ void put_elements(const Parameters& p) {
     for_each_element(p, [&](int64_t i) { out[indices == nullptr ? i : indices[i]] = values == nullptr ? T(0) : values[i]; });
 }
 
-template <class T>
-__device__ __forceinline__ void add_elements(const Parameters& p) {
+// combine(element, value) for those that the indices name.
+template <class T, class Combine>
+__device__ __forceinline__ void combine_elements(const Parameters& p, const Combine& combine) {
     const T* values = reinterpret_cast<const T*>(p.add);
     const uint32_t* indices = reinterpret_cast<const uint32_t*>(p.wires[0]);
     T* out = reinterpret_cast<T*>(p.out);
-    for_each_element(p, [&](int64_t i) { out[indices[i]] = exact_sum(out[indices[i]], values[i]); });
+    for_each_element(p, [&](int64_t i) { out[indices[i]] = combine(out[indices[i]], values[i]); });
+}
+
+template <class T>
+__device__ __forceinline__ void add_elements(const Parameters& p) {
+    combine_elements<T>(p, [](T element, T value) { return exact_sum(element, value); });
 }
 
 template <class T>
 __device__ __forceinline__ void subtract_elements(const Parameters& p) {
-    const T* sent = reinterpret_cast<const T*>(p.add);
-    const uint32_t* indices = reinterpret_cast<const uint32_t*>(p.wires[0]);
-    T* out = reinterpret_cast<T*>(p.out);
-    for_each_element(p, [&](int64_t i) { out[indices[i]] = rest_of(out[indices[i]], sent[i]); });
+    combine_elements<T>(p, [](T element, T sent) { return rest_of(element, sent); });
 }
 
 }  // namespace compcoll
