@@ -12,6 +12,7 @@ from typing import Any
 
 from . import config
 from .algorithms import additive, bcast, choose, native, pairwise, sparse
+from .algorithms.agree import places
 from .algorithms.gather import gather
 from .algorithms.job import Job, Window
 from .codecs.base import Coder
@@ -334,7 +335,7 @@ class Collectives:
         if summands is not None:
             return Recipe(plan, self._add, None, scale, refused)
         if plan.algorithm == choose.DISSEMINATION:
-            gathered = device.gathered(self._small, self._size, self._rank, call.n, call.dtype, op)
+            gathered = device.gathered(self._small, self._size, places(self._rank, self._size), call.n, call.dtype, op)
             return Recipe(plan, self._reduce_gathered, gathered.store, None, refused, gathered)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from . import config
 from .algorithms import choose
-from .algorithms.agree import Opening, Signature, agree
+from .algorithms.agree import Opening, Signature, agree, agreed, settle
 from .arena import Arena, ArenaPool
 from .calls import Calls
 from .codecs.base import Codec
@@ -22,7 +22,7 @@ from .errors import (
     InvalidArgument,
     UnsupportedRecovery,
 )
-from .layout import World
+from .layout import World, shares
 from .plan import Plan
 from .profile import profile_for
 from .recipe import Checked, Means, Prepared, compression
@@ -99,6 +99,7 @@ class Communicator(Calls):
             **codec_options,
         }
         self._stats: Stats | None = None
+        self._repeats = HostDevice.repeats()
         self._at_once: tuple[str, Plan, int, float] | None = None
         threaded = progress == "thread"
         self._transport: Connection = transport_of(comm, threads=threaded)
@@ -189,10 +190,19 @@ class Communicator(Calls):
 
     def call(self, collective: str, *arguments: Any) -> Any:
         """Run a collective with the arguments that `Collectives` takes."""
-        checked = self._check(collective, arguments)
+        checked: Checked
+        if collective == "allreduce" and self._broken is None and (found := self._repeats.find(*arguments)) is not None:
+            recipe, out = found
+            checked = recipe, arguments[0], out, out, None
+        else:
+            checked = self._check(collective, arguments)
+            recipe = checked[0]
+            if recipe.block is None:
+                return self._wait(self._run(collective, Prepared(*checked)))
+            if collective == "allreduce" and checked[1].dtype is arguments[0].dtype:
+                self._repeats.keep(recipe, *arguments)
         (plan, run, block, _, _, gathered, timeout), x, out, result, _ = checked
-        if block is None:
-            return self._wait(self._run(collective, Prepared(*checked)))
+        assert block is not None
         # May block in MPI, and does unless some rank has other collectives to advance meanwhile.
         started = perf_counter()
         opening, engine = self._opening, self._engine
@@ -201,9 +211,11 @@ class Communicator(Calls):
             if self._turn is not None:
                 engine.drive(Turn(self._turn).Test, timeout, lambda: "the openings before")
                 self._turn = None
-            nbytes = 0 if gathered is None else gathered.load(x)
+            along = None if gathered is None else gathered.load(x)
             signature = plan.signature.here() if self._debug else plan.signature
-            engine.follow(agree(opening, signature, bool(under_way), nbytes), plan, timeout)
+            busy = bool(under_way)
+            if not agreed(opening, signature, busy, along, engine.looks):
+                engine.follow(settle(opening, signature, busy, along), plan, timeout)
             if opening.anybody_busy:
                 engine.follow(run(Prepared(*checked), Means(None, None, None, Turn(None))), plan, timeout)
             else:
@@ -297,8 +309,8 @@ class Communicator(Calls):
     def _open(self, turn: Turn, signature: Signature, prepared: Prepared | None = None) -> Steps:
         yield turn
         gathered = None if prepared is None else prepared.recipe.gathered
-        nbytes = 0 if prepared is None or gathered is None else gathered.load(prepared.x)
-        yield from agree(self._opening, signature, True, nbytes)
+        along = None if prepared is None or gathered is None else gathered.load(prepared.x)
+        yield from agree(self._opening, signature, True, along)
 
     def _settle(self, turn: Turn, arena: Arena, error: BaseException | None, *buffers: Any) -> BaseException | None:
         turn.use()
@@ -330,5 +342,5 @@ class Communicator(Calls):
         if plan.algorithm == choose.NATIVE:
             stats.wire_nbytes = -1
         elif plan.algorithm == choose.DISSEMINATION:
-            stats.wire_nbytes = stats.raw_sent_nbytes = (self.size - 1) * nbytes
+            stats.wire_nbytes = stats.raw_sent_nbytes = sum(shares(self.size)) * nbytes
         return stats

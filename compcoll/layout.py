@@ -90,3 +90,14 @@ class World:
         """The world of ranks on these nodes."""
         leaving = Counter(node for node, above in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if node != above)
         return cls(len(nodes), max(Counter(nodes).values()), max(leaving.values(), default=1))
+
+
+def in_pairs(ranks: int) -> bool:
+    """Whether the openings of collectives go by exchanges between two ranks."""
+    return ranks & ranks - 1 == 0
+
+
+def shares(ranks: int) -> list[int]:
+    """How many small arrays a rank sends in each round of an opening: see `compcoll.algorithms.agree`."""
+    distances = [1 << number for number in range((ranks - 1).bit_length())]
+    return [1 if in_pairs(ranks) else min(distance, ranks - distance) for distance in distances]

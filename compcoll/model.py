@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from .errors import InvalidArgument
-from .layout import World
+from .layout import World, shares
 from .model_parts import (
     Costs,
     direct,
@@ -175,9 +175,12 @@ class Profile:
             return min(alike, key=lambda speed: abs(speed.bits - bits))
         return min(self.speeds, key=lambda speed: speed.recode)
 
-    def measured(self, world: World) -> bool:
-        """Whether algorithms were timed among ranks placed like these."""
-        return any(timing.world == world and timing.algorithm != "native" for timing in self.timings)
+    def measured(self, world: World, algorithm: str | None = None) -> bool:
+        """Whether that algorithm, or any other than MPI's own, was timed among ranks placed like these."""
+        return any(
+            timing.world == world and (timing.algorithm == algorithm if algorithm else timing.algorithm != "native")
+            for timing in self.timings
+        )
 
 
 class Way(NamedTuple):
@@ -240,16 +243,16 @@ def predict(
             return copies + predict(profile, collective, algorithm, nbytes * 4 // way.itemsize, world, raw(), segment)
         way = raw(way.itemsize)
     seconds = formula(profile, collective, algorithm, nbytes, world, way, segment)
-    # What travels with the opening is never measured: mostly it is the opening, as in a small one of MPI's own.
-    measurable = "native" if algorithm == "dissemination" else algorithm
-    timing = _best_timing(profile.timings, collective, measurable, world, way)
+    timing = _best_timing(profile.timings, collective, algorithm, world, way)
+    if timing is None and algorithm == "dissemination":  # mostly it is the opening, as in a small one of MPI's own
+        timing = _best_timing(profile.timings, collective, "native", world, way)
     if timing is None or world.size == 1:
         return seconds
     known = Way(timing.codec, timing.bits)
     return seconds * _interpolate(
         nbytes,
         [
-            (n, measured / formula(profile, "allreduce", measurable, n, timing.world, known, segment))
+            (n, measured / formula(profile, "allreduce", timing.algorithm, n, timing.world, known, segment))
             for n, measured in timing.points
         ],
     )
@@ -265,7 +268,7 @@ def formula(
     opening = (world.size - 1).bit_length() * (costs.latency + 0.5 * profile.message)
     if algorithm == "dissemination":
         link = costs.inside if world.nodes == 1 else costs.between
-        return opening + (world.size - 1) * (_REDUCTION + nbytes * (link + costs.add))
+        return opening + sum(shares(world.size)) * (_REDUCTION + nbytes * (link + costs.add))
     if algorithm == "native":
         return opening + native(costs, collective)
     if algorithm in _MOVES:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .accuracy import affordable
 from .algorithms import choose
-from .algorithms.agree import Signature
+from .algorithms.agree import Signature, largest
 from .codecs.base import DTYPES, Codec, Coder, Summands
 from .codecs.cast import Cast
 from .codecs.checksum import CheckedCoder
@@ -153,6 +153,11 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
     segment = max(segment_nbytes(codec, way, world.nodes) // call.itemsize, 1)
     if algorithm == choose.NATIVE:
         _check_native(call, None if summands else codec, native)
+    if algorithm == choose.DISSEMINATION and (codec is not None or not small):
+        raise UnknownAlgorithm(
+            f"algorithm={algorithm!r} takes uncompressed arrays of up to {largest(world.size)} bytes, without "
+            f"checksums, of numbers of 8 to 128 bits by sum, mean, prod, max or min: not {_line(call, algorithm)}"
+        )
     if algorithm in (choose.NATIVE, choose.DISSEMINATION):
         return Plan(codec, algorithm, None, None, 1, segment, Signature(_line(call, algorithm)), summands)
     if not movable:

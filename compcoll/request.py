@@ -117,6 +117,11 @@ class Engine:
         Whether what waits sleeps in between: for a thread beside others that have work for the core.
     peers : Peers
         Asked when a wait takes too long.
+
+    Attributes
+    ----------
+    looks : int
+        How often a rank looks for a message before it does more about it.
     """
 
     def __init__(
@@ -130,7 +135,7 @@ class Engine:
     ) -> None:
         self.timeout = timeout
         self._peers = peers
-        self._spins = 2 if crowded or naps else 50
+        self.looks = 2 if crowded or naps else 50
         # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
         self._naps = naps or (crowded and threaded)
         self.active: list[Request] = []
@@ -196,7 +201,7 @@ class Engine:
                 raise error
             if self._naps and idle > _LOOKS:
                 time.sleep(_NAP)
-            elif idle > self._spins:
+            elif idle > self.looks:
                 give_way()
 
     def fail(self, error: BaseException) -> None:
@@ -219,7 +224,7 @@ class Engine:
             spins = 0
             while not pending.Test():
                 spins += 1
-                if spins > self._spins:
+                if spins > self.looks:
                     self.drive(pending.Test, timeout, lambda: str(waiting))
                     break
 

@@ -218,7 +218,7 @@ def allreduce(
 @lru_cache(maxsize=32)
 def opening(ranks: int, network: Network) -> Account:
     """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
-    symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "rotation"
+    symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "rotation" if ranks & ranks - 1 else "exclusive"
     simulated = Simulated(ranks, network, symmetry)
     return simulated.run([agree(Opening(t, 0), Signature(""), busy=False) for t in simulated.transports])
 

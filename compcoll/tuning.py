@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from . import config
+from .algorithms.agree import largest
+from .algorithms.choose import DISSEMINATION
 from .codecs import ZFP, Cast, Codec, MinMax, get_codec, list_codecs
 from .communicator import Communicator
 from .devices.host import HostDevice
@@ -35,10 +37,12 @@ from .transports.base import Wire
 from .transports.mpi import MPITransport, transport_of
 from .ways import kind_of, way_of
 
-SIZES = tuple(1 << power for power in (8, 12, 15, 17, 18, 19, 20, 21, 23, 24, 25, 26))
+SIZES = tuple(1 << power for power in (8, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 26))
 """Bytes of the allreduces that are timed: up to what no processor's caches hold."""
 
 _SEGMENT = 1 << 20
+_SECONDS_EACH = 0.15  # for an algorithm and a size; half as much for small ones
+_SMALL = 1 << 16
 _EXCHANGED = 8  # messages of an exchange, each of half a segment
 _TINY = 32  # messages at once, to find out what a message costs
 
@@ -258,9 +262,9 @@ def _timings(
     names = ["ring", "recursive_doubling"]
     names += ["direct"] if world.size <= MANY_RANKS else []
     names += ["hierarchical"] if 1 < world.per_node < world.size else []
-    series: list[tuple[str, Codec | None, float]] = [("native", None, 32.0)]
+    series: list[tuple[str, Codec | None, float]] = [(DISSEMINATION, None, 32.0), ("native", None, 32.0)]
     series += [(name, codec, bits) for name in names for codec, bits in ((None, 32.0), (ZFP(rate=8), 8.0))]
-    rows: list[tuple[int, list[float]]] = []
+    points: list[list[tuple[int, float]]] = [[] for _ in series]
     row = 0.0
     for index, nbytes in enumerate(SIZES):
         if index and not watch.affords(1.2 * row * nbytes / SIZES[index - 1]):
@@ -270,11 +274,15 @@ def _timings(
         out = np.empty_like(x)
         bar.show(0.3 + 0.7 * index / len(SIZES), f"allreduces of {nbytes} bytes")
         works = [partial(comm.allreduce, x, out=out, algorithm=name, codec=codec) for name, codec, _ in series]
-        rows.append((nbytes, watch.each(works, 0.15 * len(works))))
+        first = 0 if nbytes <= largest(world.size) else 1  # what travels with the opening is small
+        budget = _SECONDS_EACH * (1 if nbytes > _SMALL else 0.5)
+        for own, seconds in zip(points[first:], watch.each(works[first:], budget * len(works)), strict=True):
+            own.append((nbytes, seconds))
         row = time.perf_counter() - begun
     return tuple(
-        Timing(name, kind_of(codec), bits, world, tuple((nbytes, seconds[index]) for nbytes, seconds in rows))
-        for index, (name, codec, bits) in enumerate(series)
+        Timing(name, kind_of(codec), bits, world, tuple(own))
+        for (name, codec, bits), own in zip(series, points, strict=True)
+        if own
     )
 
 
@@ -282,7 +290,7 @@ def _call(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
     """What the smallest allreduces of our own took beyond what the formulas say, at least."""
     beyond = []
     for timing in timings:
-        if timing.algorithm != "native" and timing.codec == RAW:
+        if timing.algorithm not in ("native", DISSEMINATION) and timing.codec == RAW:
             nbytes, seconds = timing.points[0]
             said = formula(replace(profile, call=0.0), "allreduce", timing.algorithm, nbytes, world, raw(), _SEGMENT)
             beyond.append(seconds - said)

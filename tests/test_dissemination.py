@@ -10,9 +10,20 @@ from loopback import World
 
 from compcoll import ZFP, Communicator
 from compcoll.algorithms.agree import largest
-from compcoll.errors import CollectiveMismatch
+from compcoll.errors import CollectiveMismatch, UnknownAlgorithm
 
 REDUCE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+def in_order(reduce: np.ufunc, inputs: list[np.ndarray]) -> np.ndarray:
+    """By halves where the number of ranks is a power of two, else one after the other."""
+    if len(inputs) & len(inputs) - 1 == 0 and len(inputs) > 1:
+        half = len(inputs) // 2
+        return reduce(in_order(reduce, inputs[:half]), in_order(reduce, inputs[half:]))
+    expected = inputs[0]
+    for x in inputs[1:]:
+        expected = reduce(expected, x)
+    return expected
 
 
 def algorithms(world: World) -> set[str]:
@@ -34,17 +45,16 @@ def test_what_numpy_reduces(data: st.DataObject, ranks: int, dtype: type) -> Non
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     inputs = [(rng.standard_normal(n) * 40).astype(np.int64).astype(dtype) for _ in range(ranks)]
     world = World(ranks)
-    results = world.allreduce(inputs, op=op)
+    results = world.allreduce(inputs, op=op, algorithm="dissemination")
     assert algorithms(world) == {"dissemination"}
     sent = [comm.stats.wire_nbytes for comm in world.comms if comm.stats is not None]
-    assert sent == [(ranks - 1) * inputs[0].nbytes] * ranks
-    expected = inputs[0]
-    for x in inputs[1:]:
-        expected = REDUCE[op](expected, x)
+    arrays = ranks - 1 if ranks & ranks - 1 else ranks.bit_length() - 1  # all others'; or one sum a round
+    assert sent == [arrays * inputs[0].nbytes] * ranks
+    expected = in_order(REDUCE[op], inputs)
     if op == "mean":
         expected = (expected * (1 / ranks)).astype(dtype)
     for result in results:
-        np.testing.assert_array_equal(result, expected)  # in rank order: the very bits
+        np.testing.assert_array_equal(result, expected)  # the very bits
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
@@ -66,13 +76,33 @@ def test_extreme_values_as_in_numpy(op: str, dtype: type) -> None:
 
 def test_what_is_too_large_travels_otherwise() -> None:
     for ranks in (2, 3, 16):
-        n = largest(ranks) // 4
+        n = min(largest(ranks), 16384) // 4  # more only where it was measured
         world = World(ranks)
         world.allreduce([np.ones(n, np.float32)] * ranks)
         assert algorithms(world) == {"dissemination"}
         world.allreduce([np.ones(n + 1, np.float32)] * ranks)
         assert "dissemination" not in algorithms(world)
     assert largest(17) == largest(1) == 0 and largest(2) > 4096
+
+
+def test_it_can_be_named_for_what_it_takes() -> None:
+    world = World(3)
+    for result in world.allreduce([np.arange(5.0)] * 3, algorithm="dissemination"):
+        np.testing.assert_array_equal(result, 3 * np.arange(5.0))
+    assert algorithms(world) == {"dissemination"}
+    x = np.ones(10, np.float32)
+    refused: list[tuple[int, np.ndarray, dict[str, object]]] = [
+        (3, x, {"codec": "zfp"}),
+        (3, x.astype(np.float16), {}),
+        (3, x > 0, {"op": "lor"}),
+        (3, np.ones(largest(3) // 4 + 1, np.float32), {}),
+        (17, x, {}),
+    ]
+    for ranks, values, more in refused:
+        arguments = {"algorithm": "dissemination", **more}
+        calls = [lambda comm, x=values, given=arguments: comm.iallreduce(x, **given)] * ranks
+        for error in World(ranks).errors(calls):
+            assert isinstance(error, UnknownAlgorithm) and "takes uncompressed arrays of up to" in str(error)
 
 
 def test_a_codec_that_was_asked_for_is_used_where_mpi_is_not() -> None:

@@ -1,11 +1,15 @@
 """The opening of every collective: do all ranks make the same call?
 
-Dissemination: in round i a rank sends the smallest and largest fingerprint that it knows of to the rank 2^i below and
-learns those of the rank 2^i above; after ceil(log2 p) rounds every rank knows the extremes of all. When they differ,
-the ranks send each other one line on their calls, so that everybody can tell who asked for what.
+In round i a rank tells another the smallest and largest fingerprint that it knows of, and learns what a third one
+knows; after ceil(log2 p) rounds every rank knows the extremes of all. When they differ, the ranks send each other one
+line on their calls, so that everybody can tell who asked for what.
 
-Small arrays travel along: in round i a rank sends those of the 2^i ranks from itself upwards (fewer in the last round),
-and has all of them in the end. A small allreduce then needs no further messages.
+Where the number of ranks is a power of two, both others are the rank whose number differs in bit i (recursive doubling:
+with one partner a round, answers take messages' acknowledgements along); else it sends to the rank 2^i below and
+receives from the one 2^i above (dissemination).
+
+Small arrays travel along, so that a small allreduce needs no further messages: in pairs their sum so far; by
+dissemination those that the rank has, 2^i of them (fewer in the last round), and all are summed in the end.
 
 D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", Int. J. Parallel Programming 17, 1988;
 J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS
@@ -16,19 +20,22 @@ from __future__ import annotations
 
 import os
 import sys
-from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache
 from hashlib import blake2b
 from typing import NamedTuple
 
+from .._host import Exchange, Gathered
 from ..errors import CollectiveMismatch
+from ..layout import in_pairs, shares
 from ..request import Steps
 from ..transports.base import Persistent, Transport, Wire
 
 _NBYTES = 8  # of a fingerprint, the most significant byte first
 _TWICE = 1 << 8 * _NBYTES | 1
 _BEGIN = 2 * _NBYTES  # of what travels along
-# Of messages with arrays: what they carry is at least two thirds of it, for slow links.
-_LENGTHS = (_BEGIN, 64, *(length for power in range(6, 14) for length in (3 << power - 1, 2 << power)))
+_LONGEST = 16384  # bytes of a message
+_LONGEST_IN_PAIRS = 1 << 17 | _BEGIN
 _MOST_RANKS = 16
 _MOST_KEPT = 256
 _TEXT_NBYTES = 512
@@ -40,15 +47,35 @@ def fingerprint(call: str) -> int:
     return int.from_bytes(blake2b(call.encode(), digest_size=_NBYTES).digest(), "little") & ~1
 
 
-def _distances(ranks: int) -> list[int]:
-    return [1 << exponent for exponent in range((ranks - 1).bit_length())]
+def _longest(ranks: int) -> int:
+    return _LONGEST_IN_PAIRS if in_pairs(ranks) else _LONGEST
 
 
 def largest(ranks: int) -> int:
     """Bytes of the largest array of each rank that can travel along; 0 if none can."""
-    if not 1 < ranks <= _MOST_RANKS:
-        return 0
-    return (_LENGTHS[-1] - _BEGIN) // max(min(distance, ranks - distance) for distance in _distances(ranks))
+    return (_longest(ranks) - _BEGIN) // max(shares(ranks)) if 1 < ranks <= _MOST_RANKS else 0
+
+
+class Places(NamedTuple):
+    """Where small arrays stand in an opening's memory.
+
+    Attributes
+    ----------
+    rows : int
+        How many arrays it has room for: one, to which what comes is added; or all ranks', in their order, around its
+        end.
+    own, first : int
+        The rows of this rank and of rank 0.
+    """
+
+    rows: int
+    own: int
+    first: int
+
+
+def places(rank: int, ranks: int) -> Places:
+    """Those on a rank."""
+    return Places(1, 0, 0) if in_pairs(ranks) else Places(ranks, 0, -rank % ranks)
 
 
 class Signature:
@@ -86,42 +113,28 @@ class Signature:
         return located
 
 
-class Round(NamedTuple):
-    """One exchange of the opening, with arrays of some length travelling along.
+class _Round(NamedTuple):
+    """One round's messages: the other's, of any length, and this rank's, one of each length that is needed.
 
     Attributes
     ----------
-    arriving, sending : Persistent
-        The other's message, and this rank's.
-    incoming, outgoing : bytearray
-        Their memory.
-    known, sent : memoryview
-        The arrays that this rank has before and sends, and their place in the message.
-    come, new : memoryview
-        Those that the other sends, in its message, and their place after the known ones.
+    known, new, share : int
+        Where the arrays stand that are sent and that come, and how many these are.
+    before : bool
+        Whether those that come are of ranks before those that are sent.
     """
 
     arriving: Persistent
-    sending: Persistent
     incoming: bytearray
+    sending: Callable[[int], Persistent]
     outgoing: bytearray
-    known: memoryview
-    sent: memoryview
-    come: memoryview
-    new: memoryview
+    known: int
+    new: int
+    share: int
+    before: bool
 
 
-class _Messages(NamedTuple):
-    """Of one round: the other's, of any length, and this rank's in each of the lengths that it may have."""
-
-    distance: int
-    arriving: Persistent
-    incoming: bytearray
-    sending: tuple[Persistent, ...]
-    outgoing: bytearray
-
-
-class _Rounds(dict[int, tuple[Round, ...]]):
+class _Exchanges(dict[int, Exchange]):
     """The exchanges of an opening by the length of the arrays, in bytes; made when they are needed first.
 
     Parameters
@@ -131,46 +144,52 @@ class _Rounds(dict[int, tuple[Round, ...]]):
     tag : int
         Of the messages.
     arrays : bytearray
-        Memory of all ranks' small arrays.
+        Memory of small arrays.
     """
 
     def __init__(self, transport: Transport, tag: int, arrays: bytearray) -> None:
-        self._size = transport.size
-        self._arrays = memoryview(arrays)
-        self._messages = [self._of_round(transport, distance, tag) for distance in _distances(transport.size)]
+        self._arrays = arrays
+        self._rounds = [_round(transport, number, tag) for number in range(len(shares(transport.size)))]
 
-    @staticmethod
-    def _of_round(transport: Transport, distance: int, tag: int) -> _Messages:
-        outgoing, incoming = bytearray(_LENGTHS[-1]), bytearray(_LENGTHS[-1])
-        dest, source = (transport.rank - distance) % transport.size, (transport.rank + distance) % transport.size
-        return _Messages(
-            distance,
-            transport.recv_init(Wire(memoryview(incoming), exact=False), source, tag),
-            incoming,
-            tuple(transport.send_init(_wire(outgoing, length), dest, tag) for length in _LENGTHS),
-            outgoing,
-        )
-
-    def __missing__(self, nbytes: int) -> tuple[Round, ...]:
+    def __missing__(self, nbytes: int) -> Exchange:
         if len(self) >= _MOST_KEPT:
             self.clear()
-        rounds = self[nbytes] = tuple(self._round(messages, nbytes) for messages in self._messages)
-        return rounds
+        rounds = [
+            (
+                *(arriving, sending(min(_padded(_BEGIN + share * nbytes), len(outgoing))), incoming, outgoing),
+                *(known * nbytes, new * nbytes, share * nbytes, before),
+            )
+            for arriving, incoming, sending, outgoing, known, new, share, before in self._rounds
+        ]
+        exchange = self[nbytes] = Exchange(self._arrays, rounds)
+        return exchange
 
-    def _round(self, messages: _Messages, nbytes: int) -> Round:
-        known, arriving, incoming, sending, outgoing = messages
-        length = min(known, self._size - known) * nbytes
-        end, begin = _BEGIN + length, known * nbytes
-        return Round(
-            arriving,
-            sending[bisect_left(_LENGTHS, end)],
-            incoming,
-            outgoing,
-            self._arrays[:length],
-            memoryview(outgoing)[_BEGIN:end],
-            memoryview(incoming)[_BEGIN:end],
-            self._arrays[begin : begin + length],
-        )
+
+def _round(transport: Transport, number: int, tag: int) -> _Round:
+    rank, size, distance = transport.rank, transport.size, 1 << number
+    if in_pairs(size):
+        dest = source = rank ^ distance
+        new = 0
+    else:
+        dest, source = (rank - distance) % size, (rank + distance) % size
+        new = distance
+    outgoing, incoming = bytearray(_longest(size)), bytearray(_longest(size))
+    return _Round(
+        transport.recv_init(Wire(memoryview(incoming), exact=False), source, tag),
+        incoming,
+        cache(lambda length: transport.send_init(_wire(outgoing, length), dest, tag)),
+        outgoing,
+        known=0,
+        new=new,
+        share=shares(size)[number],
+        before=source < rank,
+    )
+
+
+def _padded(length: int) -> int:
+    """A message's length, at most a sixteenth more: they are kept, and shall not be too many."""
+    step = max(1 << length.bit_length() - 5, _BEGIN)
+    return -(-length // step) * step
 
 
 class Opening:
@@ -188,17 +207,20 @@ class Opening:
     anybody_busy : bool
         Whether some rank is busy, after `agree`.
     arrays : bytearray
-        Memory of all ranks' small arrays.
+        Memory of small arrays.
+    exchanges : dict
+        The exchange with arrays of so many bytes.
     """
 
-    __slots__ = ("anybody_busy", "arrays", "rounds", "tag", "transport")
+    __slots__ = ("anybody_busy", "arrays", "exchanges", "tag", "transport")
 
     def __init__(self, transport: Transport, tag: int) -> None:
         self.transport = transport
         self.tag = tag
         self.anybody_busy = False
-        self.arrays = bytearray(transport.size * largest(transport.size))
-        self.rounds = _Rounds(transport, tag, self.arrays)
+        rows, _, _ = places(transport.rank, transport.size)
+        self.arrays = bytearray(rows * largest(transport.size))
+        self.exchanges = _Exchanges(transport, tag, self.arrays)
 
 
 def _wire(memory: bytearray, length: int | None = None) -> Wire:
@@ -206,7 +228,7 @@ def _wire(memory: bytearray, length: int | None = None) -> Wire:
     return Wire(memoryview(memory)[:length])
 
 
-def agree(opening: Opening, own: Signature, busy: bool, nbytes: int = 0) -> Steps:
+def agree(opening: Opening, own: Signature, busy: bool, along: Gathered | None = None) -> Steps:
     """Find out whether all ranks make the same call.
 
     Parameters
@@ -217,41 +239,40 @@ def agree(opening: Opening, own: Signature, busy: bool, nbytes: int = 0) -> Step
         This rank's call.
     busy : bool
         Whether this rank must not block in MPI, since it has other collectives to advance.
-    nbytes : int
-        Of each rank's array that travels along. This rank's stands at the beginning of the opening's ``arrays``; those
-        of the ranks above it, and then of those below it, will come after it.
+    along : Gathered, optional
+        An array that travels along; all ranks'.
 
     Raises
     ------
     CollectiveMismatch
         On every rank, if they do not.
     """
-    first = extremes = own.extremes[busy]
-    for arriving, sending, incoming, outgoing, known, sent, come, new in opening.rounds[nbytes]:
-        arriving.Start()
-        outgoing[:_BEGIN] = extremes
-        if nbytes:
-            sent[:] = known
-        sending.Start()
-        yield arriving
-        if not incoming.startswith(extremes):
-            extremes = _wider(extremes, bytes(incoming[:_BEGIN]))
-        if nbytes:
-            new[:] = come
-        if not sending.Test():
-            yield sending
+    if not agreed(opening, own, busy, along, 1):
+        yield from settle(opening, own, busy, along)
+
+
+def agreed(opening: Opening, own: Signature, busy: bool, along: Gathered | None, looks: int) -> bool:
+    """Begin to `agree`: whether that is all, since the other ranks' messages came while each was looked for so often.
+    If not, `settle`.
+    """
     opening.anybody_busy = busy
-    if extremes is not first:
+    return opening.exchanges[0 if along is None else along.nbytes].run(own.extremes[busy], looks, along)
+
+
+def settle(opening: Opening, own: Signature, busy: bool, along: Gathered | None) -> Steps:
+    """What is left to do then."""
+    exchange = opening.exchanges[0 if along is None else along.nbytes]
+    pending = exchange.waiting
+    while pending is not None:
+        yield pending
+        pending = exchange.advance()
+    extremes = exchange.extremes
+    if extremes != own.extremes[busy]:
         low, high = int.from_bytes(extremes[:_NBYTES], "big"), int.from_bytes(extremes[_NBYTES:], "big")
         if low ^ high > 1:
             calls = yield from _exchange(opening.transport, opening.tag + 1, own.call)
             raise CollectiveMismatch(table(calls, opening.transport.rank))
         opening.anybody_busy = bool(high & 1)
-
-
-def _wider(extremes: bytes, others: bytes) -> bytes:
-    """The extremes of both, which bytes order as the numbers do."""
-    return min(extremes[:_NBYTES], others[:_NBYTES]) + max(extremes[_NBYTES:], others[_NBYTES:])
 
 
 def _exchange(transport: Transport, tag: int, text: str) -> Steps:

@@ -146,9 +146,18 @@ class HostDevice:
         return _host.Gathered.reducible(dtype, op)
 
     @staticmethod
-    def gathered(memory: bytearray, ranks: int, rank: int, n: int, dtype: str, op: str) -> _host.Gathered:
-        """Small arrays of all ranks, this one's first, and their reduction in rank order: the same bits everywhere."""
-        return _host.Gathered(memory, ranks, rank, n, dtype, op)
+    def gathered(
+        memory: bytearray, ranks: int, places: tuple[int, int, int], n: int, dtype: str, op: str
+    ) -> _host.Gathered:
+        """A small array of each rank, in the places that `compcoll.algorithms.agree` gives them, and their reduction:
+        the same bits everywhere.
+        """
+        return _host.Gathered(memory, ranks, *places, n, dtype, op)
+
+    @staticmethod
+    def repeats() -> _host.Repeats:
+        """Keeps calls that were checked, to find those like them."""
+        return _host.Repeats(ndarray, np.empty_like)
 
     @staticmethod
     def check_readable(x: Any, what: str) -> None:

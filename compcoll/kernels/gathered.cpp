@@ -1,38 +1,22 @@
-// compcoll._host.Gathered: one small array of each rank, side by side, and their reduction in rank order. Small enough that
-// what counts is the way here and back.
+// compcoll._host.Gathered: see gathered.h.
 #include "gathered.h"
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <complex>
 #include <cstring>
 #include <map>
 #include <string>
 #include <type_traits>
 
+#include "buffer.h"
 #include "unaligned.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
 
 namespace {
-
-// The memory of a Python object, by the buffer protocol: any C-contiguous one.
-class Buffer {
-public:
-    Buffer(nb::handle owner, int flags) {
-        if (PyObject_GetBuffer(owner.ptr(), &view_, flags) != 0) throw nb::python_error();
-    }
-    ~Buffer() { PyBuffer_Release(&view_); }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-
-    void* at() const { return view_.buf; }
-    size_t nbytes() const { return static_cast<size_t>(view_.len); }
-
-private:
-    Py_buffer view_;
-};
 
 struct Sum {
     template <class T>
@@ -65,16 +49,11 @@ struct Min {
     static T of(T a, T b) { return a <= b || a != a ? a : b; }
 };
 
-using Reduce = void (*)(const uint8_t* memory, size_t ranks, size_t rank, size_t n, uint8_t* out);
+using Combine = Gathered::Combine;
 
 template <class T, class Op>
-void reduce(const uint8_t* memory, size_t ranks, size_t rank, size_t n, uint8_t* out) {
-    const auto row = [=](size_t other) { return memory + (other + ranks - rank) % ranks * n * sizeof(T); };
-    const auto combine = [=](const uint8_t* a, const uint8_t* b) {
-        for (size_t i = 0; i < n * sizeof(T); i += sizeof(T)) store(out + i, Op::of(load<T>(a + i), load<T>(b + i)));
-    };
-    combine(row(0), row(1));
-    for (size_t other = 2; other < ranks; ++other) combine(out, row(other));
+void combine(const uint8_t* a, const uint8_t* b, size_t n, uint8_t* out) {
+    for (size_t i = 0; i < n * sizeof(T); i += sizeof(T)) store(out + i, Op::of(load<T>(a + i), load<T>(b + i)));
 }
 
 template <class T>
@@ -85,16 +64,16 @@ void multiply(uint8_t* out, size_t n, double factor) {
 // How elements of a type are reduced; null for what is not defined.
 struct Type {
     size_t size;
-    Reduce sum, prod, max, min;
+    Combine sum, prod, max, min;
     void (*multiply)(uint8_t*, size_t, double);
 };
 
 template <class T>
-constexpr Type whole{sizeof(T), reduce<T, Sum>, reduce<T, Prod>, reduce<T, Max>, reduce<T, Min>, nullptr};
+constexpr Type whole{sizeof(T), combine<T, Sum>, combine<T, Prod>, combine<T, Max>, combine<T, Min>, nullptr};
 template <class T>
-constexpr Type real{sizeof(T), reduce<T, Sum>, reduce<T, Prod>, reduce<T, Max>, reduce<T, Min>, multiply<T>};
+constexpr Type real{sizeof(T), combine<T, Sum>, combine<T, Prod>, combine<T, Max>, combine<T, Min>, multiply<T>};
 template <class T>  // a complex number is multiplied as its two parts
-const Type complex{2 * sizeof(T), reduce<std::complex<T>, Sum>, reduce<std::complex<T>, Prod>, nullptr, nullptr,
+const Type complex{2 * sizeof(T), combine<std::complex<T>, Sum>, combine<std::complex<T>, Prod>, nullptr, nullptr,
                    [](uint8_t* out, size_t n, double factor) { multiply<T>(out, 2 * n, factor); }};
 
 const std::map<std::string, Type, std::less<>> types{
@@ -105,7 +84,7 @@ const std::map<std::string, Type, std::less<>> types{
 };
 
 // The reduction of an operation by name, null if there is none; and whether the result is divided by the number of ranks.
-Reduce reduction_of(const std::string& dtype, const std::string& op) {
+Combine combination_of(const std::string& dtype, const std::string& op) {
     const auto found = types.find(dtype);
     if (found == types.end()) return nullptr;
     const Type& type = found->second;
@@ -113,55 +92,63 @@ Reduce reduction_of(const std::string& dtype, const std::string& op) {
     return op == "sum" ? type.sum : op == "prod" ? type.prod : op == "max" ? type.max : op == "min" ? type.min : nullptr;
 }
 
-class Gathered {
-public:
-    Gathered(nb::handle memory, size_t ranks, size_t rank, size_t n, const std::string& dtype, const std::string& op)
-        : memory_(memory, PyBUF_WRITABLE), ranks_(ranks), rank_(rank), n_(n), reduce_(reduction_of(dtype, op)) {
-        if (!reduce_) throw nb::value_error((op + " of " + dtype + " is not defined").c_str());
-        const Type& type = types.at(dtype);
-        nbytes_ = n * type.size;
-        if (op == "mean") multiply_ = type.multiply;
-        if (ranks < 2 || rank >= ranks || memory_.nbytes() / ranks < nbytes_)
-            throw nb::value_error("at least 2 ranks, this one among them, and memory for an array of each are needed");
-    }
-
-    size_t load(nb::handle x) const {
-        const Buffer given(x, PyBUF_SIMPLE);
-        require(given);
-        std::memcpy(memory_.at(), given.at(), nbytes_);
-        return nbytes_;
-    }
-
-    void store(nb::handle x, nb::handle result) const {
-        const Buffer out(result, PyBUF_WRITABLE);
-        require(out);
-        auto* to = static_cast<uint8_t*>(out.at());
-        reduce_(static_cast<const uint8_t*>(memory_.at()), ranks_, rank_, n_, to);
-        if (multiply_) multiply_(to, n_, 1.0 / static_cast<double>(ranks_));
-    }
-
-private:
-    void require(const Buffer& given) const {
-        if (given.nbytes() != nbytes_)
-            throw nb::value_error(("an array of " + std::to_string(nbytes_) + " bytes is needed, not " +
-                                   std::to_string(given.nbytes())).c_str());
-    }
-
-    Buffer memory_;
-    size_t ranks_, rank_, n_, nbytes_;
-    Reduce reduce_;
-    void (*multiply_)(uint8_t*, size_t, double) = nullptr;
-};
-
 }  // namespace
+
+Gathered::Gathered(nb::handle memory, size_t ranks, size_t rows, size_t own, size_t first, size_t n, const std::string& dtype,
+                   const std::string& op)
+    : memory_(memory, PyBUF_WRITABLE), ranks_(ranks), rows_(rows), first_(first), n_(n), combine_(combination_of(dtype, op)) {
+    if (!combine_) throw nb::value_error((op + " of " + dtype + " is not defined").c_str());
+    const Type& type = types.at(dtype);
+    nbytes_ = n * type.size;
+    begin_ = own * nbytes_;
+    if (op == "mean") multiply_ = type.multiply;
+    if (!(rows == 1 || rows == ranks) || std::max(own, first) >= rows || memory_.nbytes() / rows < nbytes_)
+        throw nb::value_error("memory for one array or for one of each rank is needed, and places in it");
+}
+
+void Gathered::load(nb::handle x) const {
+    const Buffer given(x, PyBUF_SIMPLE);
+    require(given);
+    std::memcpy(memory_.at() + begin_, given.at(), nbytes_);
+}
+
+void Gathered::store(nb::handle result) const {
+    const Buffer out(result, PyBUF_WRITABLE);
+    require(out);
+    const auto row = [&](size_t rank) { return memory_.at() + (first_ + rank) % rows_ * nbytes_; };
+    if (rows_ == 1) {
+        std::memcpy(out.at(), row(0), nbytes_);
+    } else {
+        combine_(row(0), row(1), n_, out.at());
+        for (size_t rank = 2; rank < rows_; ++rank) combine_(out.at(), row(rank), n_, out.at());
+    }
+    if (multiply_) multiply_(out.at(), n_, 1.0 / static_cast<double>(ranks_));
+}
+
+void Gathered::take(const uint8_t* others, bool before) const {
+    uint8_t* own = memory_.at();
+    before ? combine_(others, own, n_, own) : combine_(own, others, n_, own);
+}
+
+void Gathered::require(const Buffer& given) const {
+    if (given.nbytes() != nbytes_)
+        throw nb::value_error(
+            ("an array of " + std::to_string(nbytes_) + " bytes is needed, not " + std::to_string(given.nbytes())).c_str());
+}
 
 void compcoll::bind_gathered(nb::module_& m) {
     nb::class_<Gathered>(m, "Gathered")
-        .def(nb::init<nb::handle, size_t, size_t, size_t, const std::string&, const std::string&>(), nb::arg("memory"),
-             nb::arg("ranks"), nb::arg("rank"), nb::arg("n"), nb::arg("dtype"), nb::arg("op"))
-        .def("load", &Gathered::load, "Put this rank's array in its place; tells how many bytes it has.")
-        .def("store", &Gathered::store, nb::arg("x").none(), nb::arg("out"), "Reduce all arrays, of which x was loaded.")
+        .def(nb::init<nb::handle, size_t, size_t, size_t, size_t, size_t, const std::string&, const std::string&>(),
+             nb::arg("memory"), nb::arg("ranks"), nb::arg("rows"), nb::arg("own"), nb::arg("first"), nb::arg("n"),
+             nb::arg("dtype"), nb::arg("op"))
+        .def_prop_ro("nbytes", &Gathered::nbytes, "Of each array.")
+        .def("load", [](nb::object self, nb::handle x) {
+            nb::cast<const Gathered&>(self).load(x);
+            return self;
+        }, "Put this rank's array in its place; this is then what travels along.")
+        .def("store", [](const Gathered& self, nb::handle, nb::handle out) { self.store(out); }, nb::arg("x").none(),
+             nb::arg("out"), "Reduce all arrays, of which x was loaded, into a result.")
         .def_static("reducible", [](const std::string& dtype, const std::string& op) {
-            return reduction_of(dtype, op) != nullptr;
+            return combination_of(dtype, op) != nullptr;
         }, "Whether arrays of this type can be reduced by that operation.");
 }

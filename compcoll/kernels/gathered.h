@@ -2,7 +2,45 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "buffer.h"
+
 namespace compcoll {
+
+// One small array of each rank on its way through an opening, and their reduction. Memory has room for all ranks' arrays, side
+// by side in the ranks' order, around its end; or for one, to which what comes is added at once. Small enough that what counts
+// is the way here and back.
+class Gathered {
+public:
+    // The arrays of this rank and of rank 0 are the ones at `own` and `first`, of so many `rows`.
+    Gathered(nanobind::handle memory, size_t ranks, size_t rows, size_t own, size_t first, size_t n, const std::string& dtype,
+             const std::string& op);
+
+    size_t nbytes() const { return nbytes_; }
+
+    // Put this rank's array in its place.
+    void load(nanobind::handle x) const;
+
+    // Reduce all arrays into a result.
+    void store(nanobind::handle out) const;
+
+    // What came in a round, for the one row: of ranks before or behind those whose arrays are in it.
+    void take(const uint8_t* others, bool before) const;
+
+    // of(a, b, n, out): may work in place.
+    using Combine = void (*)(const uint8_t*, const uint8_t*, size_t, uint8_t*);
+
+private:
+    void require(const Buffer& given) const;
+
+    Buffer memory_;
+    size_t ranks_, rows_, first_, n_, nbytes_, begin_;
+    Combine combine_;
+    void (*multiply_)(uint8_t*, size_t, double) = nullptr;
+};
 
 void bind_gathered(nanobind::module_& m);
 

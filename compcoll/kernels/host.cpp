@@ -13,8 +13,10 @@
 
 #include "combine.h"
 #include "crc32c.h"
+#include "exchange.h"
 #include "gathered.h"
 #include "instruction_sets.h"
+#include "repeats.h"
 #include "sparse_host.h"
 #include "summands_host.h"
 
@@ -137,7 +139,9 @@ NB_MODULE(_host, m) {
         return portable ? crc32c_portable(at, n) : crc32c(at, n);
     }, nb::arg("bytes"), nb::arg("portable") = false,
        "CRC-32C of some memory; by the CPU's instruction, where it has one, unless `portable`.");
+    bind_exchange(m);
     bind_gathered(m);
+    bind_repeats(m);
     bind_sparse(m);
     bind_summands(m);
     nb::class_<HostCoder>(m, "Coder")

@@ -18,7 +18,7 @@ from typing import Any
 from mpi4py import MPI
 
 from .. import config
-from ..algorithms.agree import Opening, Signature, agree, fingerprint, largest
+from ..algorithms.agree import Opening, Signature, agreed, fingerprint, largest, places, settle
 from ..devices.host import HostDevice
 from ..errors import CommunicatorBroken, InvalidArgument, PeerTimeout
 from ..request import give_way, keep_forever
@@ -117,10 +117,10 @@ class Channel:
         """Reduces small arrays that travel along while the ranks agree (`HostDevice.gathered`); None of what cannot."""
         if self.size < 2 or nbytes > largest(self.size) or not HostDevice.gathers(dtype, op):
             return None
-        return HostDevice.gathered(self._opening.arrays, self.size, self.rank, n, dtype, op)
+        return HostDevice.gathered(self._opening.arrays, self.size, places(self.rank, self.size), n, dtype, op)
 
-    def agree(self, signature: Signature, seconds: float, nbytes: int = 0) -> None:
-        """Wait until all ranks have come here with the same call, and so many bytes of each that travel along.
+    def agree(self, signature: Signature, seconds: float, along: Any = None) -> None:
+        """Wait until all ranks have come here with the same call, and with the small arrays that travel along.
 
         Raises
         ------
@@ -132,7 +132,9 @@ class Channel:
         if self.broken is not None:
             raise CommunicatorBroken(f"this process group cannot be used any more: {self.broken}") from self.broken
         try:
-            for message in agree(self._opening, signature, False, nbytes):
+            if agreed(self._opening, signature, False, along, self._spins):
+                return
+            for message in settle(self._opening, signature, False, along):
                 if message is not None and not message.Test() and not poll(message.Test, seconds, self._spins):
                     keep_forever(self._opening)
                     self.broken = PeerTimeout(

@@ -210,9 +210,9 @@ class _Strided:
     def __init__(self, gathered: Any) -> None:
         self._gathered = gathered
 
-    def load(self, tensor: Tensor) -> int:
+    def load(self, tensor: Tensor) -> Any:
         packed = tensor.contiguous()  # lives as long as its memory is used
-        return int(self._gathered.load(memory_of(packed, nbytes_of(packed))))
+        return self._gathered.load(memory_of(packed, nbytes_of(packed)))
 
     def store(self, tensor: Tensor, out: Tensor) -> None:
         packed = torch.empty(out.shape, dtype=out.dtype)

@@ -1,0 +1,155 @@
+// compcoll._host.Exchange: the rounds of an opening (compcoll/algorithms/agree.py), on messages that Python objects send and
+// receive. So short that what counts is the way from one message to the next.
+#include "exchange.h"
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "buffer.h"
+#include "gathered.h"
+
+namespace nb = nanobind;
+using namespace compcoll;
+
+namespace {
+
+constexpr size_t fingerprint_nbytes = 8;
+constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
+
+using Extremes = std::array<uint8_t, begin_nbytes>;
+
+// Arriving, sending, their memory; of the arrays: where what is sent begins, where what comes goes, and how much it is; and
+// whether what comes is of ranks before those whose arrays this one has.
+using Given = std::tuple<nb::object, nb::object, nb::object, nb::object, size_t, size_t, size_t, bool>;
+
+// Calls a function without arguments.
+nb::object call(const nb::object& function) {
+    PyObject* result = PyObject_CallNoArgs(function.ptr());
+    if (!result) throw nb::python_error();
+    return nb::steal(result);
+}
+
+struct Round {
+    explicit Round(const Given& given)
+        : arriving(std::get<0>(given)), sending(std::get<1>(given)), receive(arriving.attr("Start")),
+          has_come(arriving.attr("Test")), send(sending.attr("Start")), has_left(sending.attr("Test")),
+          incoming(std::get<2>(given), PyBUF_WRITABLE), outgoing(std::get<3>(given), PyBUF_WRITABLE),
+          from(std::get<4>(given)), to(std::get<5>(given)), nbytes(std::get<6>(given)),
+          before(std::get<7>(given)) {}
+
+    nb::object arriving, sending, receive, has_come, send, has_left;
+    Buffer incoming, outgoing;
+    size_t from, to, nbytes;
+    bool before;
+};
+
+class Exchange {
+public:
+    Exchange(nb::handle arrays, const std::vector<Given>& rounds) : arrays_(arrays, PyBUF_WRITABLE) {
+        for (const Given& given : rounds) {
+            rounds_.push_back(std::make_unique<Round>(given));
+            const Round& round = *rounds_.back();
+            const size_t message = begin_nbytes + round.nbytes;
+            if (std::max(round.from, round.to) + round.nbytes > arrays_.nbytes() || message > round.incoming.nbytes() ||
+                message > round.outgoing.nbytes())
+                throw nb::value_error("an exchange's arrays or messages are too short");
+        }
+    }
+
+    // From the beginning: whether all rounds ended while each message was looked for so often, and nobody knew of other
+    // extremes. If not, something is waited for, or these differ. What is at the place that it goes to itself is reduced.
+    bool run(const nb::bytes& extremes, size_t looks, nb::object along) {
+        if (extremes.size() != extremes_.size()) throw nb::value_error("16 bytes of extremes are needed");
+        std::memcpy(extremes_.data(), extremes.c_str(), extremes_.size());
+        first_ = extremes_;
+        round_ = 0;
+        stage_ = Stage::begins;
+        looks_ = looks;
+        along_ = along;
+        reduction_ = along.is_none() ? nullptr : &nb::cast<const Gathered&>(along);
+        waiting_ = advance();
+        return waiting_.is_none() && extremes_ == first_;
+    }
+
+    nb::object waiting() const { return waiting_; }
+
+    // What is to be waited for next, when what was waited for has come; None at the end.
+    nb::object advance() {
+        while (round_ < rounds_.size()) {
+            const Round& round = *rounds_[round_];
+            switch (stage_) {
+            case Stage::begins:
+                begin(round);
+                stage_ = Stage::awaited;
+                if (!look(round.has_come, looks_)) return round.arriving;
+                [[fallthrough]];
+            case Stage::awaited:
+                end(round);
+                stage_ = Stage::leaving;
+                if (!look(round.has_left, 1)) return round.sending;
+                [[fallthrough]];
+            case Stage::leaving:
+                ++round_;
+                stage_ = Stage::begins;
+            }
+        }
+        return nb::none();
+    }
+
+    nb::bytes extremes() const { return nb::bytes(extremes_.data(), extremes_.size()); }
+
+private:
+    enum class Stage { begins, awaited, leaving };
+
+    static bool look(const nb::object& test, size_t looks) {
+        for (size_t i = 0; i < looks; ++i)
+            if (call(test).ptr() == Py_True) return true;
+        return false;
+    }
+
+    void begin(const Round& round) const {
+        call(round.receive);
+        std::memcpy(round.outgoing.at(), extremes_.data(), begin_nbytes);
+        std::memcpy(round.outgoing.at() + begin_nbytes, arrays_.at() + round.from, round.nbytes);
+        call(round.send);
+    }
+
+    void end(const Round& round) {
+        const uint8_t* others = round.incoming.at();
+        const auto wider = [&](size_t at, bool larger) {  // most significant byte first: bytes order as the numbers do
+            const int order = std::memcmp(others + at, extremes_.data() + at, fingerprint_nbytes);
+            if (larger ? order > 0 : order < 0) std::memcpy(extremes_.data() + at, others + at, fingerprint_nbytes);
+        };
+        wider(0, false);
+        wider(fingerprint_nbytes, true);
+        if (round.to != round.from) std::memcpy(arrays_.at() + round.to, others + begin_nbytes, round.nbytes);
+        else if (reduction_) reduction_->take(others + begin_nbytes, round.before);
+    }
+
+    Buffer arrays_;
+    std::vector<std::unique_ptr<Round>> rounds_;
+    Extremes first_{}, extremes_{};
+    size_t round_ = 0, looks_ = 1;
+    nb::object waiting_ = nb::none(), along_ = nb::none();
+    const Gathered* reduction_ = nullptr;
+    Stage stage_ = Stage::begins;
+};
+
+}  // namespace
+
+void compcoll::bind_exchange(nb::module_& m) {
+    nb::class_<Exchange>(m, "Exchange")
+        .def(nb::init<nb::handle, const std::vector<Given>&>(), nb::arg("arrays"), nb::arg("rounds"))
+        .def("run", &Exchange::run, nb::arg("extremes"), nb::arg("looks"), nb::arg("along").none(),
+             "From the beginning: whether all ended at once, and all ranks had these extremes.")
+        .def_prop_ro("waiting", &Exchange::waiting, "What that must wait for; None if nothing.")
+        .def("advance", &Exchange::advance, "What is to be waited for when that has come; None at the end.")
+        .def_prop_ro("extremes", &Exchange::extremes, "Smallest and largest fingerprint that this rank knows of.");
+}
