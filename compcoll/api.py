@@ -85,8 +85,8 @@ def allreduce(
     algorithm : str
         ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``, ``"native"`` (MPI's own, uncompressed)
         ``"sparse_ring"``, ``"sparse_native"`` and ``"sparse_direct"`` for sparse codecs,
-        or ``"auto"``, which also does not compress where that would not pay, and sends small arrays with the call's
-        first messages (``"dissemination"``): `Communicator.stats` tells.
+        ``"dissemination"`` (small arrays travel with the call's first messages), or ``"auto"``, which takes what a cost
+        model predicts to be fastest, also without the codec: `Communicator.stats` tells.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
     out : array, optional

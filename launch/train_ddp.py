@@ -48,7 +48,8 @@ def parser() -> argparse.ArgumentParser:
     task.add_argument("--data", type=Path, metavar="FOLDER", help="where the task's data are, if it needs any")
     task.add_argument("--epochs", type=int, help="passes over the data (default: the task's)")
     task.add_argument("--steps", type=int, help="end after so many, the learning rate's fall, too")
-    task.add_argument("--sgd", type=float, metavar="RATE", help="learn by SGD with momentum 0.9 instead")
+    task.add_argument("--sgd", type=float, metavar="RATE", help="learn by SGD with momentum instead")
+    task.add_argument("--momentum", type=float, help="of --sgd (default: 0.9)")
     task.add_argument("--batch", type=int, help="examples of a rank in a step (default: the task's)")
     task.add_argument("--seed", type=int, default=0, help="of the model and of the examples' order (default: 0)")
     task.add_argument("--threads", type=int, help="threads of a rank (default: its share of the node's cores)")
@@ -99,6 +100,8 @@ def main() -> int:
     try:
         if arguments.resume and arguments.checkpoint is None:
             raise UsageError("--resume needs --checkpoint FOLDER")
+        if arguments.momentum is not None and (arguments.sgd is None or not 0 <= arguments.momentum < 1):
+            raise UsageError(f"--momentum {arguments.momentum:g}: it goes with --sgd RATE, from 0 to below 1")
         share_cores(standing, arguments.threads)
         training = ElasticTraining(arguments, standing) if arguments.elastic else Training(arguments, standing)
         if arguments.resume and training.resume() and standing.rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -70,8 +71,9 @@ def measure(
 ) -> list[Times]:
     """Time some contenders in turns.
 
-    Every round runs each of them once, after a barrier, and starts with another one. The time of an iteration is that
-    of the slowest rank. Ranks learn it after a batch of rounds, and so agree on when to stop.
+    Every round runs each of them once, after a barrier, in an order drawn anew: what one leaves in the caches helps or
+    hurts all others alike. The time of an iteration is that of the slowest rank. Ranks learn it after a batch of
+    rounds, and so agree on when to stop.
 
     Parameters
     ----------
@@ -85,6 +87,8 @@ def measure(
         Replaces seconds by the largest of all ranks.
     """
 
+    draws, order = random.Random(0), list(range(len(contenders)))  # the same on all ranks
+
     def rounds(most: int, fewest: int, seconds: float) -> Seconds:
         done: list[Seconds] = []
         count, spent = 0, 0.0
@@ -95,8 +99,8 @@ def measure(
             batch = np.empty((int(max(min(affordable, count, most - count, _LONGEST_BATCH), 1)), len(contenders) + 1))
             for row in batch:
                 begun = perf_counter()
-                for turn in range(len(contenders)):
-                    index = (turn + count) % len(contenders)
+                draws.shuffle(order)
+                for index in order:
                     barrier()
                     started = perf_counter()
                     contenders[index]()

@@ -44,7 +44,11 @@ class Training:
         self.optimizer = (
             self.task.optimizer(self.module.parameters())
             if arguments.sgd is None
-            else torch.optim.SGD(self.module.parameters(), lr=arguments.sgd, momentum=0.9)
+            else torch.optim.SGD(
+                self.module.parameters(),
+                lr=arguments.sgd,
+                momentum=0.9 if arguments.momentum is None else arguments.momentum,
+            )
         )
         self.compression: Any = None
         self.codec = chosen_codec(arguments)
