@@ -93,21 +93,36 @@ _DIGITS = (
     Method("hybrid-0.03", f"--codec hybrid --threshold 0.03 --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.1", f"--codec hybrid --threshold 0.1 --alpha 1.5 {_SPARSE}"),
 )
-_SGD = "--sgd 0.02"
+_SGD = "--sgd 0.1 --momentum 0.5"
 _ADAMW = "uncompressed-adamw"
+_ACP = "--low-rank acpsgd --rank 4"
 _TEXT = (
     Method(BASELINE, _SGD),
+    Method("uncompressed-best", "--sgd 0.07 --momentum 0.7", "the best without compression: see below"),
     Method("qsgd4", f"{_SGD} --codec qsgd --bits 4 --norm max"),
-    Method("onebit", f"{_SGD} --codec onebit", "most of each gradient comes late: see below"),
+    Method("onebit", f"{_SGD} --codec onebit"),
+    Method("onebit-0.07", "--sgd 0.07 --momentum 0.5 --codec onebit", "with the rate that is best for it"),
     Method(
         "onebit-no-feedback", f"{_SGD} --codec onebit {_NONE}", "feedback is part of the method (Seide et al. 2014)"
     ),
-    Method("topk1", f"{_SGD} {_TOPK} --density 0.01 {_SPARSE}", "momentum is not corrected: see below"),
+    Method("topk1", f"{_SGD} {_TOPK} --density 0.01 {_SPARSE}"),
     Method("topk1-no-feedback", f"{_SGD} {_TOPK} --density 0.01 {_SPARSE} {_NONE}", "99 % of each gradient are lost"),
     Method("dgc1", f"{_SGD} --dgc 0.01 --warmup 0.05 {_SPARSE}"),
     Method("dgc01", f"{_SGD} --dgc 0.001 --warmup 0.05 {_SPARSE}"),
     Method("variance", f"{_SGD} --codec variance --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.003", f"{_SGD} --codec hybrid --threshold 0.003 --alpha 1.5 {_SPARSE}"),
+    Method("powersgd4", f"{_SGD} --low-rank powersgd --rank 4"),
+    Method("acpsgd4", f"{_SGD} {_ACP}"),
+    Method("acpsgd4-exact", f"{_SGD} {_ACP} --exact-steps 50", "the first tenth of the steps exact"),
+    Method("acpsgd4-no-feedback", f"{_SGD} {_ACP} {_NONE}", "feedback is part of the method"),
+    Method("acpsgd4-no-reuse", f"{_SGD} {_ACP} --no-reuse", "random factors at every step"),
+    Method(
+        "topk1-momentum",
+        f"--sgd 0.02 {_TOPK} --density 0.01 {_SPARSE}",
+        "at momentum 0.9: see below",
+        "uncompressed-momentum",
+    ),
+    Method("uncompressed-momentum", "--sgd 0.02", "at momentum 0.9", "uncompressed-momentum"),
     Method(_ADAMW, "", "the task's own optimizer", _ADAMW),
     Method("topk1-adamw", f"{_TOPK} --density 0.01 {_SPARSE}", "the same, held against AdamW", _ADAMW),
 )

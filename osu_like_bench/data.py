@@ -76,14 +76,15 @@ def kind_of(text: str) -> str:
     return text
 
 
-def _from_file(path: str, n: int) -> Array:
+def _from_file(path: str, n: int, number: int) -> Array:
     try:
         values = np.load(path, allow_pickle=False).reshape(-1)
     except (OSError, ValueError) as error:
         raise UsageError(f"--data {path}: {error}") from error
     if values.dtype.kind != "f" or values.size < n:
         raise UsageError(f"--data {path}: {values.size} of {values.dtype}, but {n} floating-point numbers are needed")
-    found: Array = values[:n]
+    first = number * n % (values.size - n + 1)
+    found: Array = values[first : first + n]
     return found
 
 
@@ -93,7 +94,7 @@ def make(kind: str, n: int, dtype: str, seed: Sequence[int]) -> Array:
     Parameters
     ----------
     kind : str
-        One of `KINDS`, or a file of NumPy's, whose first values these are, whatever the seed.
+        One of `KINDS`, or a file of NumPy's: the first values, or others if the last of the seeds is not 0.
     n : int
         How many.
     dtype : str
@@ -102,5 +103,5 @@ def make(kind: str, n: int, dtype: str, seed: Sequence[int]) -> Array:
         Equal seeds give equal values.
     """
     computed = np.float64 if dtype == "float64" else np.float32
-    values = KINDS[kind](np.random.default_rng(seed), n, computed) if kind in KINDS else _from_file(kind, n)
+    values = KINDS[kind](np.random.default_rng(seed), n, computed) if kind in KINDS else _from_file(kind, n, seed[-1])
     return values.astype(NUMPY_DTYPES[dtype], copy=False)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from . import data
 from .errors import UsageError
 from .report import Progress
 from .sizes import sweep
-from .timing import Limits, measure
+from .timing import Limits, Times, measure
 
 Array = npt.NDArray[Any]
 
@@ -35,6 +37,9 @@ SMALLEST, LARGEST = 64 << 10, 256 << 20
 
 ITERATIONS, WARMUP, TIME_CAP = 51, 2, 0.3
 
+_DRAWS, _DRAWN = 8, 16 << 20
+"""Buffers of a size, and bytes of all of them: in a single small one a selector may be lucky."""
+
 
 @dataclass(frozen=True)
 class SelectionRecord:
@@ -45,10 +50,12 @@ class SelectionRecord:
     method : str
         A selector, ``strom`` (a known threshold) or ``randomk``; ``argpartition`` (NumPy) or ``topk`` (torch); ``copy``
         (memory to memory) or ``read`` (one pass that counts).
+    draws : int
+        Buffers of that size that it was timed on; the times are the means of each one's.
     chosen : int
-        How many were.
+        How many were, of the last.
     wrong : int
-        Elements among the k largest that were left out, and those beyond what the method allows.
+        Elements among the k largest that were left out, and those beyond what the method allows, of all.
     throughput : float
         In 1e9 bytes of the buffer a second, of the median.
     versus_copy : float
@@ -60,6 +67,7 @@ class SelectionRecord:
     dtype: str
     data: str
     density: float
+    draws: int
     chosen: int
     wrong: int
     throughput: float
@@ -165,13 +173,24 @@ def run(
     for size in sizes:
         n = size // np.dtype(dtype).itemsize
         k = math.ceil(density * n)
-        x = data.make(kind, n, dtype, (seed, 0))
+        draws = max(min(_DRAWS, _DRAWN // size), 1)
+        each = Limits(limits.warmup, -(-limits.iterations // draws), limits.seconds / draws)
+        times: dict[str, list[Times]] = {}
+        chosen: dict[str, int] = {}
+        wrong: Counter[str] = Counter()
         progress.step(f"{size} bytes")
-        ways = methods(kernels, x, k)
-        times = dict(zip(ways, measure(list(ways.values()), limits), strict=True))
-        for name, action in ways.items():
-            taken = times[name]
-            got = action() if name not in ("copy", "read") else np.empty(0, np.uint32)
+        for draw in range(draws):
+            x = data.make(kind, n, dtype, (seed, draw))
+            ways = methods(kernels, x, k)
+            for name, taken in zip(ways, measure(list(ways.values()), each), strict=True):
+                times.setdefault(name, []).append(taken)
+            for name, action in ways.items():
+                if name not in ("copy", "read"):
+                    got = action()
+                    chosen[name] = int(got.size)
+                    wrong[name] += _wrong(name, x, k, got)
+        medians = {name: fmean(taken.median for taken in own) for name, own in times.items()}
+        for name, own in times.items():
             records.append(
                 SelectionRecord(
                     method=name,
@@ -179,15 +198,16 @@ def run(
                     dtype=dtype,
                     data=kind,
                     density=density,
-                    chosen=int(got.size),
-                    wrong=0 if name in ("copy", "read") else _wrong(name, x, k, got),
-                    throughput=size / taken.median / 1e9,
-                    median_us=taken.median * 1e6,
-                    min_us=taken.min * 1e6,
-                    max_us=taken.max * 1e6,
-                    iterations=taken.iterations,
-                    versus_copy=times["copy"].median / taken.median,
-                    versus={rival: times[rival].median / taken.median for rival in RIVALS if rival in times},
+                    draws=draws,
+                    chosen=chosen.get(name, 0),
+                    wrong=wrong[name],
+                    throughput=size / medians[name] / 1e9,
+                    median_us=medians[name] * 1e6,
+                    min_us=fmean(taken.min for taken in own) * 1e6,
+                    max_us=fmean(taken.max for taken in own) * 1e6,
+                    iterations=sum(taken.iterations for taken in own),
+                    versus_copy=medians["copy"] / medians[name],
+                    versus={rival: medians[rival] / medians[name] for rival in RIVALS if rival in medians},
                 )
             )
             progress.print(row(records[-1]))

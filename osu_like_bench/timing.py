@@ -86,7 +86,6 @@ def measure(
     slowest : callable
         Replaces seconds by the largest of all ranks.
     """
-
     draws, order = random.Random(0), list(range(len(contenders)))  # the same on all ranks
 
     def rounds(most: int, fewest: int, seconds: float) -> Seconds:

@@ -106,7 +106,7 @@ def ldte(kernels: Selection, values: Array, k: int) -> Array:
     collected.
     """
     n, most = values.size, max(3 * k // 2, k + 1)
-    if n <= 4 * _SAMPLE:
+    if n <= 16 * _SAMPLE:
         # Beyond a length half of the time goes into moments; a sixteenth tells them well enough for the first trial.
         looked = values if n <= _SAMPLE else kernels.sample(values, n // 16 // _RUN * _RUN)
         fit = _laplacian(kernels, looked, _MIDDLE * k / n)

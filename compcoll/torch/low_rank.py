@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from .back_propagation import BucketHook, GradientHooks, hooks_of
 from .factors import Gradient, matrix_shape, worthwhile
 from .fusion import Kind
 from .membership import check_alike
+from .policy import exact_parameters
 from .states import residuals_of, state_of
 from .sums import CodedSums, GroupSums, Sums
 
@@ -42,6 +43,7 @@ class LowRank:
         rank: int = 4,
         *,
         min_compression_rate: float = 2.0,
+        exclude: Iterable[str] | Callable[[str, nn.Parameter], bool] = (),
         exact_steps: int = 0,
         buffer_mb: float | None = None,
         overlap: bool = True,
@@ -65,8 +67,9 @@ class LowRank:
         module = model.module if wrapped else model
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_free(model, parameters)
+        exact = exact_parameters(module, exclude, smallest=0)
         ranks = {
-            name: rank if worthwhile(p.shape, rank, min_compression_rate) and not p.is_complex() else 0
+            name: 0 if exact[name] or not worthwhile(p.shape, rank, min_compression_rate) else rank
             for name, p in parameters.items()
         }
         _check_shapes(module, parameters, ranks, rank, min_compression_rate)
@@ -223,6 +226,8 @@ class ACPSGD(LowRank):
     min_compression_rate : float
         A gradient with not more than this many times the elements of both factors is sent exactly, as are gradients of
         one dimension, and those with fewer rows or columns than ``rank``.
+    exclude : iterable of str, or callable
+        Further gradients that are sent exactly: kinds and patterns of names, or a function, as for `compress`.
     exact_steps : int
         So many steps are sent exactly at first.
     buffer_mb : float, optional

@@ -86,6 +86,7 @@ class Training:
                 exact_steps=arguments.exact_steps,
                 feedback=not arguments.no_feedback,
                 reuse=not arguments.no_reuse,
+                **exclude,
                 seed=arguments.seed,
                 codec=codec,
                 algorithm=arguments.algorithm,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from given import SHAPES, Reference, assert_same_bits, backward, draw, gradients_of, group, mean, model
@@ -12,6 +13,7 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from compcoll.errors import InvalidArgument
 from compcoll.torch import ACPSGD, PowerSGD
 
 METHODS = (ACPSGD, PowerSGD)
@@ -148,6 +150,19 @@ def check_small_gradients_are_exact(comm: MPI.Intracomm) -> None:
     for name in ("first", "last", "bias", "norm"):
         assert np.abs(got[name] - mean(comm, own[name].numpy())).max() < 1e-12, name
     compression.free()
+
+
+def check_excluded_gradients_are_exact(comm: MPI.Intracomm) -> None:
+    net = model(False)
+    compression = ACPSGD(net, rank=4, exclude=["first", "la*"])
+    assert [name for name, exact in compression.exact.items() if not exact] == ["kernels", "square"]
+    own = draw(comm, 0)
+    got = backward(net, own)
+    for name in ("first", "last", "bias", "norm"):
+        assert np.abs(got[name] - mean(comm, own[name].numpy())).max() < 1e-12, name
+    compression.free()
+    with pytest.raises(InvalidArgument, match="exclude: 'nothing'"):
+        ACPSGD(net, rank=4, exclude=["nothing"])
 
 
 def check_dead_layers_give_zeros(comm: MPI.Intracomm) -> None:
