@@ -75,7 +75,7 @@ struct Packing {
 constexpr Packing packings[] = {{pack<1>, unpack<1>}, {pack<2>, unpack<2>}, {pack<3>, unpack<3>}, {pack<4>, unpack<4>},
                                 {pack<5>, unpack<5>}, {pack<6>, unpack<6>}, {pack<7>, unpack<7>}};
 
-// ---- fills, prefetching ----
+// ---- fills ----
 
 template <bool add, class T>
 void fill(T value, size_t n, const T* base, T* values) {
@@ -83,13 +83,6 @@ void fill(T value, size_t n, const T* base, T* values) {
 }
 
 constexpr size_t prefetched_nbytes = 32768;  // of longer blocks little would be left in the first-level cache
-
-// Has memory sent while the processor computes on other values. Nothing need lie there: prefetching cannot fault.
-template <class T>
-COMPCOLL_HD void prefetch(const T* values, size_t ahead, size_t n) {
-    const auto begin = reinterpret_cast<uintptr_t>(values) + ahead * sizeof(T);
-    for (size_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch(reinterpret_cast<const void*>(begin + i));
-}
 
 // The largest magnitude among n values, at least one. Compared by their bits, which any order of comparisons and any
 // machine does alike: NaN is larger than Inf.

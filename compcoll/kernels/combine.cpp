@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <atomic>
 
+#include "unaligned.h"
+
 namespace compcoll {
 
 namespace {
 
 constexpr size_t tile_nbytes = 4096;              // small: decoding a tile then overlaps encoding the one before
+constexpr size_t feedback_tile_nbytes = 2048;     // of which feedback makes many passes
+constexpr size_t piece = 128;                     // values: few enough cache lines that all may be under way at once
 constexpr size_t nbytes_worth_a_thread = 131072;  // below, starting a thread costs more than it saves
 
 std::atomic<bool> alone{false};  // see keep_to_one_thread
@@ -21,10 +25,9 @@ const auto& functions(const Sets& sets) {
     else return sets.f32;
 }
 
-// `one_pass`: nothing else is done with a tile, and longer ones make fewer calls.
 template <class T>
-size_t tile_length(const Coder& coder, bool one_pass) {
-    const size_t length = (one_pass ? 16 : 1) * tile_nbytes / sizeof(T);
+size_t tile_length(const Coder& coder, size_t nbytes) {
+    const size_t length = nbytes / sizeof(T);
     if (coder.codec == Codec::cast || coder.codec == Codec::zfp) return length;
     const size_t block = static_cast<size_t>(coder.config.second);
     return std::max(block, length / block * block);
@@ -87,7 +90,8 @@ public:
     // The terms and what was lost before.
     void sum_terms_and(const T* kept, T* values) const {
         if (stored_as_computed() && terms_.scale == 1.0 && terms_.wires.empty()) {
-            sums_.add(reinterpret_cast<const T*>(array_at(terms_.add)), kept, n_, values);
+            const T* array = reinterpret_cast<const T*>(array_at(terms_.add));
+            in_pieces(array, [&](size_t i, size_t n) { sums_.add(array + i, kept + i, n, values + i); });
         } else {
             sum_terms(values);
             sums_.add(values, kept, n_, values);
@@ -95,10 +99,22 @@ public:
     }
 
     void keep_loss(const T* wanted, const T* got, T* kept, const Residual& residual) const {
-        sums_.keep_loss(wanted, got, n_, static_cast<T>(residual.scale), residual.feed, kept);
+        const auto scale = static_cast<T>(residual.scale);
+        in_pieces(kept, [&](size_t i, size_t n) { sums_.keep_loss(wanted + i, got + i, n, scale, residual.feed, kept + i); });
     }
 
 private:
+    // Works on a tile in pieces, and has the next tile of an array sent here meanwhile: of feedback's passes only the first
+    // reads memory, which would be idle during the others.
+    template <class Body>
+    void in_pieces(const T* array, Body body) const {
+        for (size_t i = 0, n; i < n_; i += n) {
+            n = std::min(piece, n_ - i);
+            prefetch(array + i, n_, n);
+            body(i, n);
+        }
+    }
+
     const Coder& coder_;
     const TileFunctions<T>& code_;
     const TileFunctions<T>& cast_;
@@ -139,7 +155,9 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
                uint8_t* wire, uint8_t* decoded, int threads) {
     T* kept = reinterpret_cast<T*>(residual.values);
     const bool as_it_is = terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && storage == storage_of<T>;
-    const size_t length = tile_length<T>(coder, as_it_is && decoded == nullptr);
+    const bool one_pass = as_it_is && decoded == nullptr;  // longer tiles make fewer calls
+    const size_t nbytes = one_pass ? 16 * tile_nbytes : kept != nullptr ? feedback_tile_nbytes : tile_nbytes;
+    const size_t length = tile_length<T>(coder, nbytes);
     for_each_tile<T>(length, n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
         T* values = scratch;
@@ -163,7 +181,7 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
 template <class T>
 void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, int threads) {
     const bool one_wire = terms.wires.size() == 1 && terms.scale == 1.0 && storage == storage_of<T>;
-    for_each_tile<T>(tile_length<T>(coder, one_wire), n, threads, [&](size_t begin, size_t m, T* scratch) {
+    for_each_tile<T>(tile_length<T>(coder, (one_wire ? 16 : 1) * tile_nbytes), n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
         if (!tile.stored_as_computed()) {
             tile.sum_terms(scratch);

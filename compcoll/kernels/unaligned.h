@@ -25,6 +25,13 @@ COMPCOLL_HD void put(T* value, const T* base, T decoded) {
     store(value, add ? load<T>(base) + decoded : decoded);
 }
 
+// Has memory sent while the processor computes on other values. Nothing need lie there: prefetching cannot fault.
+template <class T>
+COMPCOLL_HD void prefetch(const T* values, size_t ahead, size_t n) {
+    const auto begin = reinterpret_cast<uintptr_t>(values) + ahead * sizeof(T);
+    for (size_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch(reinterpret_cast<const void*>(begin + i));
+}
+
 // Before a loop that reads base[i] and writes values[i]: they are the same memory or lie apart.
 #if defined(__clang__)
 #define SAME_OR_APART _Pragma("clang loop vectorize(assume_safety)")
