@@ -119,6 +119,7 @@ class Collectives:
             group=means.group,
             coder=plan.coder,
             x=call.x,
+            out=call.out,
             scale=call.recipe.detail,
             feedback=call.residual,
             take=means.take,
@@ -128,7 +129,7 @@ class Collectives:
             start=None if mpi is None else mpi.iallgatherv,
             turn=means.turn,
         )
-        return sparse.allreduce(plan.algorithm, job, call.out, call.result)
+        return sparse.allreduce(plan.algorithm, job, call.result)
 
     def _add(self, call: Prepared, means: Means) -> Steps:
         """Run an allreduce of numbers that stand for values."""

@@ -53,7 +53,12 @@ def _checked(told: bytes, source: int) -> bytes:
 
 
 def ring(
-    group: Group, wires: Sequence[Wire], block: int, arrived: Callable[[int], None], sending: Callable[[int, int], None]
+    group: Group,
+    wires: Sequence[Wire],
+    block: int,
+    arrived: Callable[[int], None],
+    sending: Callable[[int, int], None],
+    meanwhile: Callable[[], None],
 ) -> Steps:
     """Fill in the wires of all other ranks; each travels around the ring in blocks, so that a long one keeps nobody
     waiting for all of it.
@@ -70,6 +75,8 @@ def ring(
         Called with a rank when its wire is complete.
     sending : callable
         Called with a rank and the number of bytes of its wire that leave.
+    meanwhile : callable
+        What else is to be done: called when the own wire is on its way.
     """
     p, rank = group.size, group.rank
     right, left = (rank + 1) % p, (rank - 1) % p
@@ -87,6 +94,7 @@ def ring(
     if p > 1:
         for part in parts[rank]:
             forward(rank, part)
+    meanwhile()
     for source in route:
         for _ in parts[source]:
             arrival, part = arriving.next()

@@ -49,6 +49,8 @@ class SparseJob:
         Chooses, encodes and decodes.
     x : array
         This rank's values, flat.
+    out : array
+        Where the dense sum goes, flat; may be the same.
     scale : float
         Their factor.
     feedback : ErrorFeedback or None
@@ -67,11 +69,14 @@ class SparseJob:
         For that one.
     parts : dict
         The elements of each region of the result, or of each rank's contribution, by the rank that sent them.
+    zeros : array or None
+        What they are added to, where a dense sum is wanted.
     """
 
     group: Group
     coder: SparseCoder
     x: Array
+    out: Array
     scale: float
     feedback: ErrorFeedback | None
     take: Callable[[int], Array]
@@ -81,6 +86,7 @@ class SparseJob:
     start: Callable[[Array, Array, Sequence[int]], Pending] | None = None
     turn: Turn | None = None
     parts: dict[int, Part] = field(default_factory=dict)
+    zeros: Array | None = None
 
     @property
     def n(self) -> int:
@@ -117,6 +123,13 @@ class SparseJob:
         self.parts[rank] = (indices + indices.dtype.type(offset) if offset else indices, values)
         self.stats.decode_seconds += perf_counter() - started
 
+    def make_room(self) -> None:
+        """Clear the memory of a dense sum: while contributions travel, there is time for it."""
+        started = perf_counter()
+        if self.coder.sparsifier.out_format == "dense":
+            self.zeros = self.coder.zeros_for(self.out)
+        self.stats.decode_seconds += perf_counter() - started
+
     def account(self, nbytes: int, elements: float) -> None:
         """Bytes that leave, and how many elements they would be uncompressed."""
         self.stats.wire_nbytes += nbytes
@@ -137,6 +150,7 @@ def sparse_ring(job: SparseJob) -> Steps:
         job.block,
         lambda rank: job.read(rank, wires[rank], job.n),
         lambda rank, nbytes: job.account(nbytes, job.n * nbytes / lengths[rank]),
+        job.make_room,
     )
     return job.finish()
 
@@ -147,7 +161,9 @@ def sparse_native(job: SparseJob) -> Steps:
     everybody, begin = job.take(sum(lengths)), 0
     start = job.start
     assert start is not None and job.turn is not None
-    yield from by_mpi.move(start(own.content, everybody, lengths), job.turn)
+    started = start(own.content, everybody, lengths)
+    job.make_room()
+    yield from by_mpi.move(started, job.turn)
     # MPI does not tell what a rank sends: every wire must reach p - 1 others, which is this much for each on average.
     p = job.group.size
     job.account(round((p - 1) / p * sum(lengths)), (p - 1) * job.n)
@@ -234,6 +250,7 @@ def sparse_direct(job: SparseJob) -> Steps:
         job.block,
         arrived,
         lambda r, size: job.account(size, lengths[r] * size / nbytes[r]),
+        job.make_room,
     )
     for sent in sends:
         yield sent
@@ -266,7 +283,7 @@ ALLREDUCE: Mapping[str, Callable[[SparseJob], Steps]] = {
 }
 
 
-def allreduce(algorithm: str, job: SparseJob, out: Array, result: Any) -> Steps:
+def allreduce(algorithm: str, job: SparseJob, result: Any) -> Steps:
     """Run one of them.
 
     Parameters
@@ -275,15 +292,13 @@ def allreduce(algorithm: str, job: SparseJob, out: Array, result: Any) -> Steps:
         One of `ALLREDUCE`.
     job : SparseJob
         Its means.
-    out : array
-        Where the dense sum goes, flat.
     result : array
-        The same memory in the caller's shape and element type.
+        Where the dense sum goes, in the caller's shape and element type.
     """
     parts = yield from ALLREDUCE[algorithm](job)
     started = perf_counter()
-    if job.coder.sparsifier.out_format == "dense":
-        job.coder.store(job.n, parts, out)
+    if job.zeros is not None:
+        job.coder.store(parts, job.zeros, job.out)
         summed = None
     else:
         indices, values = job.coder.kernels.merged(parts)

@@ -140,7 +140,7 @@ class SparseCoder:
             if not fed:
                 residual += values
         if decoded is not None:
-            self.store(n, [(indices, sent)], decoded)
+            self.store([(indices, sent)], self.zeros_for(decoded), decoded)
         return nbytes
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
@@ -192,15 +192,19 @@ class SparseCoder:
         self.sparsifier.settle(self.kernels, feedback, indices, sent)
         feedback.calls += 1
 
-    def store(self, n: int, parts: Sequence[tuple[Array, Array]], out: Array) -> None:
-        """Store the dense sum of sparse vectors, added in their order."""
-        values = out if self._direct else self.kernels.zeros(n)
-        if self._direct:
-            self.kernels.clear(out)
-        for indices, sent in parts:
-            self.kernels.add(indices, sent, values)
+    def zeros_for(self, out: Array) -> Array:
+        """Zeros to add sparse vectors to whose dense sum goes to ``out``: its own memory, where that will do."""
         if not self._direct:
-            self._cast.decode(n, None, (self._as_bytes(values),), out)
+            return self.kernels.zeros(int(out.size))
+        self.kernels.clear(out)
+        return out
+
+    def store(self, parts: Sequence[tuple[Array, Array]], zeros: Array, out: Array) -> None:
+        """Store the dense sum of sparse vectors, added in their order."""
+        for indices, sent in parts:
+            self.kernels.add(indices, sent, zeros)
+        if not self._direct:
+            self._cast.decode(int(out.size), None, (self._as_bytes(zeros),), out)
 
     def stored(self, values: Array) -> Array:
         """Values that are on the host, in the element type."""

@@ -15,11 +15,13 @@ from ..codecs.base import Array
 from .base import Selection
 
 _SAMPLE = 16384  # values of a long buffer in which thresholds are tried before they are in all
+_PART = 128  # of a longer one, a sample is this part
 _WHOLE = 4096  # values that are not worth a sample
 _RUN = 16  # values next to each other in a sample
 _MIDDLE = 1.2  # of what is accepted, in units of k
 _FEWEST = 8  # elements of a sample that shall be above a threshold, else it tells too little
-_ENOUGH = 12  # of them, beyond which a longer sample costs more than it saves
+_ENOUGH = 128  # of them, beyond which a longer sample costs more than it saves
+_ROOM = 1 << 17  # indices, beyond which fresh memory costs more than another pass
 _LIGHT = 0.753  # mean magnitude by standard deviation: √½ of a Laplacian distribution, √(2/π) of a normal one
 _NARROW = 1e-6  # of the largest magnitude: an interval in which no further threshold is tried
 
@@ -161,12 +163,12 @@ def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
 
 def _sampled(n: int, k: int) -> int:
     """Length of a sample of n values, to find k of them."""
-    return max(min(n // 8, _SAMPLE, _ENOUGH * n // max(k, 1)), _RUN) // _RUN * _RUN
+    return max(min(n // 8, max(_SAMPLE, n // _PART), _ENOUGH * n // max(k, 1)), _RUN) // _RUN * _RUN
 
 
 def _room(values: Array, k: int) -> int:
     n = int(values.size)
-    return min(n, max(4 * k, n // 16))
+    return min(n, max(4 * k, min(n // 16, _ROOM)))
 
 
 def _collect(kernels: Selection, values: Array, threshold: float, k: int) -> Array | None:
