@@ -338,7 +338,7 @@ class Communicator(Calls):
         return turn
 
     def _account(self, collective: str, plan: Plan, nbytes: int) -> Stats:
-        stats = Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, nbytes)
+        stats = Stats(collective, plan.told, plan.algorithm, nbytes)
         if plan.algorithm == choose.NATIVE:
             stats.wire_nbytes = -1
         elif plan.algorithm == choose.DISSEMINATION:

@@ -48,12 +48,21 @@ def fingerprint(call: str) -> int:
 
 
 def _longest(ranks: int) -> int:
+    if not 1 < ranks <= _MOST_RANKS:
+        return _BEGIN
     return _LONGEST_IN_PAIRS if in_pairs(ranks) else _LONGEST
 
 
 def largest(ranks: int) -> int:
     """Bytes of the largest array of each rank that can travel along; 0 if none can."""
-    return (_longest(ranks) - _BEGIN) // max(shares(ranks)) if 1 < ranks <= _MOST_RANKS else 0
+    return (_longest(ranks) - _BEGIN) // max(shares(ranks), default=1)
+
+
+def surely_small(ranks: int) -> int:
+    """Bytes of an array that travels along faster than MPI's own collective reduces it after the opening, as far as
+    seen: of longer ones that depends.
+    """
+    return min(largest(ranks), 16384 // max(len(shares(ranks)), 1))
 
 
 class Places(NamedTuple):

@@ -16,7 +16,7 @@ from ..request import Steps
 from ..sparse.base import Sparsifier
 from ..ways import segment_nbytes, way_of
 from . import direct, hierarchical, recursive_doubling, ring, sparse
-from .agree import largest
+from .agree import largest, surely_small
 from .job import Job
 
 AUTO = "auto"
@@ -57,9 +57,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "alltoall": ("pairwise", NATIVE),
 }
 """The algorithms of each collective."""
-
-_SURELY_SMALL = 16 * 1024
-"""Bytes that travel with the opening faster than by MPI's own, as far as seen: which has further ways for more."""
 
 CLEARLY = 0.95
 """Part of another's time below which something counts as faster."""
@@ -187,7 +184,7 @@ def _refused(
     if algorithm == HIERARCHICAL and (world.nodes == 1 or world.per_node == 1):
         return "one level only"
     if algorithm == DISSEMINATION:
-        known = question.nbytes <= _SURELY_SMALL or profile.measured(world, DISSEMINATION)
+        known = question.nbytes <= surely_small(world.size) or profile.measured(world, DISSEMINATION)
         return "" if known else "not measured here"
     if codec is None and question.native and not profile.measured(world):
         return "not measured here"

@@ -18,7 +18,7 @@ from typing import Any
 from mpi4py import MPI
 
 from .. import config
-from ..algorithms.agree import Opening, Signature, agreed, fingerprint, largest, places, settle
+from ..algorithms.agree import Opening, Signature, agreed, fingerprint, places, settle, surely_small
 from ..devices.host import HostDevice
 from ..errors import CommunicatorBroken, InvalidArgument, PeerTimeout
 from ..request import give_way, keep_forever
@@ -115,7 +115,7 @@ class Channel:
 
     def gathered(self, n: int, nbytes: int, dtype: str, op: str) -> Any:
         """Reduces small arrays that travel along while the ranks agree (`HostDevice.gathered`); None of what cannot."""
-        if self.size < 2 or nbytes > largest(self.size) or not HostDevice.gathers(dtype, op):
+        if self.size < 2 or nbytes > surely_small(self.size) or not HostDevice.gathers(dtype, op):
             return None
         return HostDevice.gathered(self._opening.arrays, self.size, places(self.rank, self.size), n, dtype, op)
 
