@@ -101,7 +101,6 @@ _TEXT = (
     Method("uncompressed-best", "--sgd 0.07 --momentum 0.7", "the best without compression: see below"),
     Method("qsgd4", f"{_SGD} --codec qsgd --bits 4 --norm max"),
     Method("onebit", f"{_SGD} --codec onebit"),
-    Method("onebit-0.07", "--sgd 0.07 --momentum 0.5 --codec onebit", "with the rate that is best for it"),
     Method(
         "onebit-no-feedback", f"{_SGD} --codec onebit {_NONE}", "feedback is part of the method (Seide et al. 2014)"
     ),
