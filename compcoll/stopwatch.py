@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sys
 import time
@@ -12,10 +13,10 @@ from typing import Any
 
 from .transports.mpi import MPITransport
 
-_SHORTEST = 3e-4
-"""What is over sooner is done several times in a row."""
+_SHORTEST = 1e-5
+"""What is over sooner is done several times in a row; which no program does, and finds its code and memory at hand."""
 
-_MOST = 50
+_MOST = 200
 """Repetitions at most."""
 
 
@@ -43,8 +44,8 @@ class Stopwatch:
         return self.each([work], budget)[0]
 
     def each(self, works: Sequence[Callable[[], Any]], budget: float) -> list[float]:
-        """The medians over repetitions of what the slowest rank takes, of things that take turns: none of them finds
-        its memory in the caches because it was the last to run. Collective.
+        """The medians over repetitions of what the slowest rank takes, of things that take turns: in an order drawn anew
+        each time, so that none finds its memory in the caches because of what always runs before it. Collective.
 
         Parameters
         ----------
@@ -59,10 +60,13 @@ class Stopwatch:
         rows = [max(int(_SHORTEST / max(seconds, 1e-9)), 1) for seconds in once]
         turn = sum(max(seconds, _SHORTEST) for seconds in once)
         repetitions = min(max(int(budget / turn), 3), _MOST)
-        times = self._slowest(
-            [self._once(work, row) for _ in range(repetitions) for work, row in zip(works, rows, strict=True)]
-        )
-        return [median(times[index :: len(works)]) for index in range(len(works))]
+        draws, order = random.Random(0), list(range(len(works)))  # the same on all ranks
+        times: list[list[float]] = [[] for _ in works]
+        for _ in range(repetitions):
+            draws.shuffle(order)
+            for index in order:
+                times[index].append(self._once(works[index], rows[index]))
+        return [median(self._slowest(own)) for own in times]
 
     def _once(self, work: Callable[[], Any], row: int) -> float:
         self._transport.comm.Barrier()
