@@ -44,8 +44,8 @@ class Stopwatch:
         return self.each([work], budget)[0]
 
     def each(self, works: Sequence[Callable[[], Any]], budget: float) -> list[float]:
-        """The medians over repetitions of what the slowest rank takes, of things that take turns: in an order drawn anew
-        each time, so that none finds its memory in the caches because of what always runs before it. Collective.
+        """The medians over repetitions of what the slowest rank takes, of things that take turns: in an order drawn
+        anew each time, so that none finds its memory in the caches because of what always runs before it. Collective.
 
         Parameters
         ----------
