@@ -14,8 +14,8 @@ namespace {
 
 // ---- sign bits, and values by sign bits ----
 
-// Of `count` values at once: their sign bits, and the choice between two values by bits. The last values of a block, fewer
-// than that, take the general way to the same result.
+// Of `count` values at once: their sign bits, with the largest magnitude so far as an integer, and the choice between two
+// values by bits. The last values of a block, fewer than that, take the general way to the same result.
 #if defined(__AVX512F__)
 template <class T>
 struct SignVector;
@@ -23,7 +23,11 @@ template <>
 struct SignVector<float> {
     static constexpr size_t count = 16;
     using Mask = uint16_t;
-    static Mask signs(const float* values) { return _mm512_movepi32_mask(_mm512_loadu_si512(values)); }
+    static Mask signs(const float* values, __m512i& largest) {
+        const __m512i bits = _mm512_loadu_si512(values);
+        largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+        return _mm512_movepi32_mask(bits);
+    }
     template <bool add>
     static void choose(Mask mask, Reconstruction<float> by_sign, const float* base, float* values) {
         const __m512 chosen = _mm512_mask_blend_ps(mask, _mm512_set1_ps(by_sign.positive), _mm512_set1_ps(by_sign.negative));
@@ -34,7 +38,11 @@ template <>
 struct SignVector<double> {
     static constexpr size_t count = 8;
     using Mask = uint8_t;
-    static Mask signs(const double* values) { return _mm512_movepi64_mask(_mm512_loadu_si512(values)); }
+    static Mask signs(const double* values, __m512i& largest) {
+        const __m512i bits = _mm512_loadu_si512(values);
+        largest = _mm512_max_epi64(largest, _mm512_and_si512(bits, _mm512_set1_epi64(0x7fffffffffffffff)));
+        return _mm512_movepi64_mask(bits);
+    }
     template <bool add>
     static void choose(Mask mask, Reconstruction<double> by_sign, const double* base, double* values) {
         const __m512d chosen = _mm512_mask_blend_pd(mask, _mm512_set1_pd(by_sign.positive), _mm512_set1_pd(by_sign.negative));
@@ -48,7 +56,12 @@ template <>
 struct SignVector<float> {
     static constexpr size_t count = 8;
     using Mask = uint8_t;
-    static Mask signs(const float* values) { return static_cast<Mask>(_mm256_movemask_ps(_mm256_loadu_ps(values))); }
+    static Mask signs(const float* values, __m256i& largest) {
+        const __m256 loaded = _mm256_loadu_ps(values);
+        const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(loaded), _mm256_set1_epi32(0x7fffffff));
+        largest = _mm256_max_epi32(largest, magnitude);
+        return static_cast<Mask>(_mm256_movemask_ps(loaded));
+    }
     template <bool add>
     static void choose(Mask mask, Reconstruction<float> by_sign, const float* base, float* values) {
         const __m256i own_bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
@@ -62,9 +75,13 @@ template <>
 struct SignVector<double> {
     static constexpr size_t count = 8;
     using Mask = uint8_t;
-    static Mask signs(const double* values) {
-        return static_cast<Mask>(_mm256_movemask_pd(_mm256_loadu_pd(values)) |
-                                 _mm256_movemask_pd(_mm256_loadu_pd(values + 4)) << 4);
+    static Mask signs(const double* values, __m256i& largest) {
+        const __m256d halves[] = {_mm256_loadu_pd(values), _mm256_loadu_pd(values + 4)};
+        for (const __m256d half : halves) {
+            const __m256i magnitude = _mm256_and_si256(_mm256_castpd_si256(half), _mm256_set1_epi64x(0x7fffffffffffffff));
+            largest = _mm256_blendv_epi8(largest, magnitude, _mm256_cmpgt_epi64(magnitude, largest));
+        }
+        return static_cast<Mask>(_mm256_movemask_pd(halves[0]) | _mm256_movemask_pd(halves[1]) << 4);
     }
     template <bool add>
     static void choose(Mask mask, Reconstruction<double> by_sign, const double* base, double* values) {
@@ -85,19 +102,32 @@ uint8_t sign_bit(const T* value) {
     return static_cast<uint8_t>(load<Bits>(value) >> (8 * sizeof(T) - 1));
 }
 
+// Writes the signs, and tells the largest magnitude.
 template <class T>
-void write_signs(const T* values, size_t n, uint8_t* wire) {
+T write_signs(const T* values, size_t n, uint8_t* wire) {
     size_t i = 0;
+    T largest = 0;
+#if defined(__AVX512F__)
+    __m512i magnitudes = _mm512_setzero_si512();
+#elif defined(__AVX2__)
+    __m256i magnitudes = _mm256_setzero_si256();
+#endif
 #if defined(__AVX2__)
     using Vector = SignVector<T>;
-    for (; i + Vector::count <= n; i += Vector::count) store(wire + i / 8, Vector::signs(values + i));
+    for (; i + Vector::count <= n; i += Vector::count) store(wire + i / 8, Vector::signs(values + i, magnitudes));
+    largest = largest_magnitude(reinterpret_cast<const T*>(&magnitudes), sizeof(magnitudes) / sizeof(T));
 #endif
+    if (i < n) {
+        const T rest[] = {largest, largest_magnitude(values + i, n - i)};
+        largest = largest_magnitude(rest, 2);
+    }
     alignas(64) uint8_t codes[slice];
     for (size_t m = 0; i < n; i += m) {
         m = smaller(slice, n - i);
         for (size_t j = 0; j < m; ++j) codes[j] = sign_bit(values + i + j);
         pack<1>(codes, m, wire + i / 8);
     }
+    return largest;
 }
 
 template <bool add, class T>
@@ -155,7 +185,7 @@ template <class T>
 void encode_block(const T* values, size_t n, int reconstructions, uint8_t* record) {
     const size_t signs_nbytes = (n + 7) / 8;
     uint8_t* wire = record + header_nbytes<T>(reconstructions);
-    const T largest = largest_magnitude(values, n);
+    const T largest = write_signs(values, n, wire);
     Reconstruction<T> by_sign{T(0), T(0)};
     if (!is_finite(largest) || is_tiny(largest)) {
         if (!is_finite(largest)) by_sign = {quiet_nan<T>(), quiet_nan<T>()};
@@ -163,7 +193,6 @@ void encode_block(const T* values, size_t n, int reconstructions, uint8_t* recor
     } else {
         if (n * sizeof(T) <= prefetched_nbytes) prefetch(values, n, n);  // the next block
         SignedSums sums = signed_sums(values, n, FixedPoint<T>(largest));
-        write_signs(values, n, wire);
         sums.negatives = count_bits(wire, signs_nbytes);
         const auto count = static_cast<int64_t>(n);
         by_sign = reconstructions == 2 ? sums.of_each_sign(count, largest) : sums.of_magnitudes(count, largest);
