@@ -329,7 +329,7 @@ class Collectives:
         scale = 1.0 / self._size if op == "mean" else 1.0
         refused, summands = feedback_refused(plan, call.dtype), plan.summands
         if self._size == 1 and plan.algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
-            plan = plan._replace(codec=None, algorithm=COPY, summands=None, told=None)
+            plan = plan._replace(codec=None, algorithm=COPY, summands=None)
             if call.n < 0:
                 return Recipe(plan, run, None, None)
             return Recipe(plan, self._copy, device.copy, None, refused)
@@ -339,7 +339,7 @@ class Collectives:
             gathered = device.gathered(self._small, self._size, places(self._rank, self._size), call.n, call.dtype, op)
             return Recipe(plan, self._reduce_gathered, gathered.store, None, refused, gathered)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
-            plan = plan._replace(codec=None, told=None)  # nothing is compressed inside a node
+            plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
             return Recipe(plan, run, None, scale, refused)
         reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)

@@ -191,18 +191,16 @@ class Communicator(Calls):
     def call(self, collective: str, *arguments: Any) -> Any:
         """Run a collective with the arguments that `Collectives` takes."""
         checked: Checked
-        if collective == "allreduce" and self._broken is None and (found := self._repeats.find(*arguments)) is not None:
-            recipe, out = found
-            checked = recipe, arguments[0], out, out, None
+        found = self._repeats.find(*arguments) if collective == "allreduce" and self._broken is None else None
+        if found is not None:
+            checked = found[0], arguments[0], found[1], found[1], None
         else:
             checked = self._check(collective, arguments)
-            recipe = checked[0]
-            if recipe.block is None:
-                return self._wait(self._run(collective, Prepared(*checked)))
-            if collective == "allreduce" and checked[1].dtype is arguments[0].dtype:
-                self._repeats.keep(recipe, *arguments)
+            if collective == "allreduce" and checked[0].block is not None and checked[1].dtype is arguments[0].dtype:
+                self._repeats.keep(checked[0], *arguments)
         (plan, run, block, _, _, gathered, timeout), x, out, result, _ = checked
-        assert block is not None
+        if block is None:
+            return self._wait(self._run(collective, Prepared(*checked)))
         # May block in MPI, and does unless some rank has other collectives to advance meanwhile.
         started = perf_counter()
         opening, engine = self._opening, self._engine
@@ -338,7 +336,7 @@ class Communicator(Calls):
         return turn
 
     def _account(self, collective: str, plan: Plan, nbytes: int) -> Stats:
-        stats = Stats(collective, plan.told, plan.algorithm, nbytes)
+        stats = Stats(collective, None if plan.codec is None else repr(plan.codec), plan.algorithm, nbytes)
         if plan.algorithm == choose.NATIVE:
             stats.wire_nbytes = -1
         elif plan.algorithm == choose.DISSEMINATION:

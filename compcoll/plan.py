@@ -81,8 +81,6 @@ class Plan(NamedTuple):
         What other ranks are told of the call.
     summands : Summands or None
         Of an additive codec: the algorithm then adds numbers, and ``coder`` moves values as they are.
-    told : str or None
-        What `Stats` say of the codec.
     """
 
     codec: Codec | None
@@ -93,7 +91,6 @@ class Plan(NamedTuple):
     segment: int
     signature: Signature
     summands: Summands | None = None
-    told: str | None = None
 
     def __str__(self) -> str:
         return self.signature.call
@@ -162,7 +159,7 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
             f"checksums, of numbers of 8 to 128 bits by sum, mean, prod, max or min: not {_line(call, algorithm)}"
         )
     if algorithm in (choose.NATIVE, choose.DISSEMINATION):
-        return Plan(codec, algorithm, None, None, 1, segment, Signature(_line(call, algorithm)), summands, _told(codec))
+        return Plan(codec, algorithm, None, None, 1, segment, Signature(_line(call, algorithm)), summands)
     if not movable:
         raise UnsupportedDType(
             f"algorithm {algorithm!r} moves {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
@@ -176,11 +173,7 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
     signature = Signature(_line(call, f"{algorithm} in segments of {segment}", codec))
     block = 1 if codec is None else codec.block
-    return Plan(codec, algorithm, coder, raw, block, segment, signature, summands, _told(codec))
-
-
-def _told(codec: Codec | None) -> str | None:
-    return None if codec is None else repr(codec)
+    return Plan(codec, algorithm, coder, raw, block, segment, signature, summands)
 
 
 def _choose(

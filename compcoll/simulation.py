@@ -18,7 +18,7 @@ from .codecs.base import Codec
 from .devices.host import HostDevice
 from .devices.sizes import Extent, KernelSeconds, SizesCoder
 from .errors import InvalidArgument
-from .layout import Chunk, World, balanced_chunks
+from .layout import Chunk, World, balanced_chunks, in_pairs
 from .model import DEFAULTS, Profile, Speed
 from .plan import Call, Plan, make_plan
 from .request import Steps
@@ -218,7 +218,7 @@ def allreduce(
 @lru_cache(maxsize=32)
 def opening(ranks: int, network: Network) -> Account:
     """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
-    symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "rotation" if ranks & ranks - 1 else "exclusive"
+    symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "exclusive" if in_pairs(ranks) else "rotation"
     simulated = Simulated(ranks, network, symmetry)
     return simulated.run([agree(Opening(t, 0), Signature(""), busy=False) for t in simulated.transports])
 

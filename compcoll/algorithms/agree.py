@@ -71,20 +71,19 @@ class Places(NamedTuple):
     Attributes
     ----------
     rows : int
-        How many arrays it has room for: one, to which what comes is added; or all ranks', in their order, around its
-        end.
-    own, first : int
-        The rows of this rank and of rank 0.
+        How many arrays it has room for: one, to which what comes is added; or all ranks', from this one's on, in their
+        order, around its end.
+    first : int
+        The row of rank 0.
     """
 
     rows: int
-    own: int
     first: int
 
 
 def places(rank: int, ranks: int) -> Places:
     """Those on a rank."""
-    return Places(1, 0, 0) if in_pairs(ranks) else Places(ranks, 0, -rank % ranks)
+    return Places(1, 0) if in_pairs(ranks) else Places(ranks, -rank % ranks)
 
 
 class Signature:
@@ -127,8 +126,8 @@ class _Round(NamedTuple):
 
     Attributes
     ----------
-    known, new, share : int
-        Where the arrays stand that are sent and that come, and how many these are.
+    share, new : int
+        How many arrays are sent, from the first on, and where as many that come will stand.
     before : bool
         Whether those that come are of ranks before those that are sent.
     """
@@ -137,9 +136,8 @@ class _Round(NamedTuple):
     incoming: bytearray
     sending: Callable[[int], Persistent]
     outgoing: bytearray
-    known: int
-    new: int
     share: int
+    new: int
     before: bool
 
 
@@ -166,9 +164,9 @@ class _Exchanges(dict[int, Exchange]):
         rounds = [
             (
                 *(arriving, sending(min(_padded(_BEGIN + share * nbytes), len(outgoing))), incoming, outgoing),
-                *(known * nbytes, new * nbytes, share * nbytes, before),
+                *(share * nbytes, new * nbytes, before),
             )
-            for arriving, incoming, sending, outgoing, known, new, share, before in self._rounds
+            for arriving, incoming, sending, outgoing, share, new, before in self._rounds
         ]
         exchange = self[nbytes] = Exchange(self._arrays, rounds)
         return exchange
@@ -188,9 +186,8 @@ def _round(transport: Transport, number: int, tag: int) -> _Round:
         incoming,
         cache(lambda length: transport.send_init(_wire(outgoing, length), dest, tag)),
         outgoing,
-        known=0,
-        new=new,
         share=shares(size)[number],
+        new=new,
         before=source < rank,
     )
 
@@ -227,8 +224,7 @@ class Opening:
         self.transport = transport
         self.tag = tag
         self.anybody_busy = False
-        rows, _, _ = places(transport.rank, transport.size)
-        self.arrays = bytearray(rows * largest(transport.size))
+        self.arrays = bytearray(places(transport.rank, transport.size).rows * largest(transport.size))
         self.exchanges = _Exchanges(transport, tag, self.arrays)
 
 

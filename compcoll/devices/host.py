@@ -146,9 +146,7 @@ class HostDevice:
         return _host.Gathered.reducible(dtype, op)
 
     @staticmethod
-    def gathered(
-        memory: bytearray, ranks: int, places: tuple[int, int, int], n: int, dtype: str, op: str
-    ) -> _host.Gathered:
+    def gathered(memory: bytearray, ranks: int, places: tuple[int, int], n: int, dtype: str, op: str) -> _host.Gathered:
         """A small array of each rank, in the places that `compcoll.algorithms.agree` gives them, and their reduction:
         the same bits everywhere.
         """

@@ -4,24 +4,35 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 namespace compcoll {
 
 // The memory of a Python object, by the buffer protocol: any C-contiguous one.
 class Buffer {
 public:
-    Buffer(nanobind::handle owner, int flags) {
-        if (PyObject_GetBuffer(owner.ptr(), &view_, flags) != 0) throw nanobind::python_error();
+    Buffer() = default;  // none
+    Buffer(nanobind::handle owner, int flags) : there_(PyObject_GetBuffer(owner.ptr(), &view_, flags) == 0) {
+        if (!there_) throw nanobind::python_error();
     }
-    ~Buffer() { PyBuffer_Release(&view_); }
+    // None, if Python does not give it.
+    Buffer(nanobind::handle owner, int flags, std::nothrow_t) : there_(PyObject_GetBuffer(owner.ptr(), &view_, flags) == 0) {
+        if (!there_) PyErr_Clear();
+    }
+    ~Buffer() {
+        if (there_) PyBuffer_Release(&view_);
+    }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
 
+    explicit operator bool() const { return there_; }
+    const Py_buffer& view() const { return view_; }
     uint8_t* at() const { return static_cast<uint8_t*>(view_.buf); }
     size_t nbytes() const { return static_cast<size_t>(view_.len); }
 
 private:
-    Py_buffer view_;
+    Py_buffer view_{};
+    bool there_ = false;
 };
 
 }  // namespace compcoll

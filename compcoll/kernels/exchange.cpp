@@ -5,7 +5,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -25,9 +24,9 @@ constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
 
 using Extremes = std::array<uint8_t, begin_nbytes>;
 
-// Arriving, sending, their memory; of the arrays: where what is sent begins, where what comes goes, and how much it is; and
+// Arriving, sending, their memory; of the arrays: how much is sent, from their beginning, and where as much that comes goes; and
 // whether what comes is of ranks before those whose arrays this one has.
-using Given = std::tuple<nb::object, nb::object, nb::object, nb::object, size_t, size_t, size_t, bool>;
+using Given = std::tuple<nb::object, nb::object, nb::object, nb::object, size_t, size_t, bool>;
 
 // Calls a function without arguments.
 nb::object call(const nb::object& function) {
@@ -41,12 +40,11 @@ struct Round {
         : arriving(std::get<0>(given)), sending(std::get<1>(given)), receive(arriving.attr("Start")),
           has_come(arriving.attr("Test")), send(sending.attr("Start")), has_left(sending.attr("Test")),
           incoming(std::get<2>(given), PyBUF_WRITABLE), outgoing(std::get<3>(given), PyBUF_WRITABLE),
-          from(std::get<4>(given)), to(std::get<5>(given)), nbytes(std::get<6>(given)),
-          before(std::get<7>(given)) {}
+          nbytes(std::get<4>(given)), to(std::get<5>(given)), before(std::get<6>(given)) {}
 
     nb::object arriving, sending, receive, has_come, send, has_left;
     Buffer incoming, outgoing;
-    size_t from, to, nbytes;
+    size_t nbytes, to;
     bool before;
 };
 
@@ -57,14 +55,14 @@ public:
             rounds_.push_back(std::make_unique<Round>(given));
             const Round& round = *rounds_.back();
             const size_t message = begin_nbytes + round.nbytes;
-            if (std::max(round.from, round.to) + round.nbytes > arrays_.nbytes() || message > round.incoming.nbytes() ||
+            if (round.to + round.nbytes > arrays_.nbytes() || message > round.incoming.nbytes() ||
                 message > round.outgoing.nbytes())
                 throw nb::value_error("an exchange's arrays or messages are too short");
         }
     }
 
     // From the beginning: whether all rounds ended while each message was looked for so often, and nobody knew of other
-    // extremes. If not, something is waited for, or these differ. What is at the place that it goes to itself is reduced.
+    // extremes. If not, something is waited for, or these differ. What comes to the beginning is added to what is there.
     bool run(const nb::bytes& extremes, size_t looks, nb::object along) {
         if (extremes.size() != extremes_.size()) throw nb::value_error("16 bytes of extremes are needed");
         std::memcpy(extremes_.data(), extremes.c_str(), extremes_.size());
@@ -117,7 +115,7 @@ private:
     void begin(const Round& round) const {
         call(round.receive);
         std::memcpy(round.outgoing.at(), extremes_.data(), begin_nbytes);
-        std::memcpy(round.outgoing.at() + begin_nbytes, arrays_.at() + round.from, round.nbytes);
+        std::memcpy(round.outgoing.at() + begin_nbytes, arrays_.at(), round.nbytes);
         call(round.send);
     }
 
@@ -129,7 +127,7 @@ private:
         };
         wider(0, false);
         wider(fingerprint_nbytes, true);
-        if (round.to != round.from) std::memcpy(arrays_.at() + round.to, others + begin_nbytes, round.nbytes);
+        if (round.to != 0) std::memcpy(arrays_.at() + round.to, others + begin_nbytes, round.nbytes);
         else if (reduction_) reduction_->take(others + begin_nbytes, round.before);
     }
 

@@ -3,7 +3,6 @@
 
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <complex>
 #include <cstring>
 #include <map>
@@ -94,22 +93,21 @@ Combine combination_of(const std::string& dtype, const std::string& op) {
 
 }  // namespace
 
-Gathered::Gathered(nb::handle memory, size_t ranks, size_t rows, size_t own, size_t first, size_t n, const std::string& dtype,
+Gathered::Gathered(nb::handle memory, size_t ranks, size_t rows, size_t first, size_t n, const std::string& dtype,
                    const std::string& op)
     : memory_(memory, PyBUF_WRITABLE), ranks_(ranks), rows_(rows), first_(first), n_(n), combine_(combination_of(dtype, op)) {
     if (!combine_) throw nb::value_error((op + " of " + dtype + " is not defined").c_str());
     const Type& type = types.at(dtype);
     nbytes_ = n * type.size;
-    begin_ = own * nbytes_;
     if (op == "mean") multiply_ = type.multiply;
-    if (!(rows == 1 || rows == ranks) || std::max(own, first) >= rows || memory_.nbytes() / rows < nbytes_)
-        throw nb::value_error("memory for one array or for one of each rank is needed, and places in it");
+    if (!(rows == 1 || rows == ranks) || first >= rows || memory_.nbytes() / rows < nbytes_)
+        throw nb::value_error("memory for one array or for one of each rank is needed, and a place in it");
 }
 
 void Gathered::load(nb::handle x) const {
     const Buffer given(x, PyBUF_SIMPLE);
     require(given);
-    std::memcpy(memory_.at() + begin_, given.at(), nbytes_);
+    std::memcpy(memory_.at(), given.at(), nbytes_);
 }
 
 void Gathered::store(nb::handle result) const {
@@ -138,8 +136,8 @@ void Gathered::require(const Buffer& given) const {
 
 void compcoll::bind_gathered(nb::module_& m) {
     nb::class_<Gathered>(m, "Gathered")
-        .def(nb::init<nb::handle, size_t, size_t, size_t, size_t, size_t, const std::string&, const std::string&>(),
-             nb::arg("memory"), nb::arg("ranks"), nb::arg("rows"), nb::arg("own"), nb::arg("first"), nb::arg("n"),
+        .def(nb::init<nb::handle, size_t, size_t, size_t, size_t, const std::string&, const std::string&>(),
+             nb::arg("memory"), nb::arg("ranks"), nb::arg("rows"), nb::arg("first"), nb::arg("n"),
              nb::arg("dtype"), nb::arg("op"))
         .def_prop_ro("nbytes", &Gathered::nbytes, "Of each array.")
         .def("load", [](nb::object self, nb::handle x) {

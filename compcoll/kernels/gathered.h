@@ -15,8 +15,8 @@ namespace compcoll {
 // is the way here and back.
 class Gathered {
 public:
-    // The arrays of this rank and of rank 0 are the ones at `own` and `first`, of so many `rows`.
-    Gathered(nanobind::handle memory, size_t ranks, size_t rows, size_t own, size_t first, size_t n, const std::string& dtype,
+    // Of so many `rows`, this rank's array is the one at the beginning, and rank 0's the one at `first`.
+    Gathered(nanobind::handle memory, size_t ranks, size_t rows, size_t first, size_t n, const std::string& dtype,
              const std::string& op);
 
     size_t nbytes() const { return nbytes_; }
@@ -37,7 +37,7 @@ private:
     void require(const Buffer& given) const;
 
     Buffer memory_;
-    size_t ranks_, rows_, first_, n_, nbytes_, begin_;
+    size_t ranks_, rows_, first_, n_, nbytes_;
     Combine combine_;
     void (*multiply_)(uint8_t*, size_t, double) = nullptr;
 };

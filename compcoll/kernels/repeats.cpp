@@ -7,42 +7,22 @@
 #include <string>
 #include <vector>
 
+#include "buffer.h"
+
 namespace nb = nanobind;
+using namespace compcoll;
 
 namespace {
 
 constexpr size_t most_kept = 16;
 
-// A C-contiguous array's memory, if Python gives it.
-class Memory {
-public:
-    Memory(nb::handle array, int flags) : there_(PyObject_GetBuffer(array.ptr(), &view_, flags) == 0) {
-        if (!there_) PyErr_Clear();
-    }
-    Memory() = default;
-    ~Memory() { if (there_) PyBuffer_Release(&view_); }
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
-
-    explicit operator bool() const { return there_; }
-    const Py_buffer& operator*() const { return view_; }
-    const Py_buffer* operator->() const { return &view_; }
-
-private:
-    Py_buffer view_{};
-    bool there_ = false;
-};
-
-bool alike(const Py_buffer& a, const Py_buffer& b) {
+bool alike(const Buffer& first, const Buffer& second) {
+    const Py_buffer &a = first.view(), &b = second.view();
     return a.len == b.len && a.ndim == b.ndim && std::strcmp(a.format, b.format) == 0 &&
            std::equal(a.shape, a.shape + a.ndim, b.shape);
 }
 
-bool apart(const Py_buffer& a, const Py_buffer& b) {
-    const auto* first = static_cast<const char*>(a.buf);
-    const auto* second = static_cast<const char*>(b.buf);
-    return first + a.len <= second || second + b.len <= first;
-}
+bool apart(const Buffer& a, const Buffer& b) { return a.at() + a.nbytes() <= b.at() || b.at() + b.nbytes() <= a.at(); }
 
 // Whether two arguments mean the same, as far as this can be told without code of Python's.
 bool same(nb::handle a, nb::handle b) {
@@ -83,34 +63,34 @@ public:
     Repeats(nb::object array, nb::object empty_like) : array_(array), empty_like_(empty_like) {}
 
     void keep(const Arguments& given, nb::object recipe) {
-        const Memory x = memory(given.x);
-        if (!x || !given.feedback.is_none() || position(given, *x) != calls_.size()) return;
+        const Buffer x = memory(given.x);
+        if (!x || !given.feedback.is_none() || position(given, x.view()) != calls_.size()) return;
         nb::dict options;
         options.update(given.options);
         if (calls_.size() == most_kept) calls_.erase(calls_.begin());
-        calls_.push_back({x->len, x->format, given.op, given.codec, given.algorithm, options, recipe});
+        calls_.push_back({x.view().len, x.view().format, given.op, given.codec, given.algorithm, options, recipe});
     }
 
     nb::object find(const Arguments& given) const {
-        const Memory x = memory(given.x);
+        const Buffer x = memory(given.x);
         if (!x || !given.feedback.is_none()) return nb::none();
-        const size_t at = position(given, *x);
+        const size_t at = position(given, x.view());
         if (at == calls_.size()) return nb::none();
         nb::object out = given.out;
         if (out.is_none()) {
             out = empty_like_(given.x);
         } else if (!out.is(given.x)) {
-            const Memory y = memory(out, PyBUF_WRITABLE);
-            if (!y || !alike(*x, *y) || !apart(*x, *y)) return nb::none();
-        } else if (x->readonly) {
+            const Buffer y = memory(out, PyBUF_WRITABLE);
+            if (!y || !alike(x, y) || !apart(x, y)) return nb::none();
+        } else if (x.view().readonly) {
             return nb::none();
         }
         return nb::make_tuple(calls_[at].recipe, out);
     }
 
 private:
-    Memory memory(nb::handle array, int flags = PyBUF_SIMPLE) const {
-        return array.type().is(array_) ? Memory(array, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) : Memory();
+    Buffer memory(nb::handle array, int flags = PyBUF_SIMPLE) const {
+        return array.type().is(array_) ? Buffer(array, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags, std::nothrow) : Buffer();
     }
 
     // Where the call of such arguments is kept; the number of calls if it is not.

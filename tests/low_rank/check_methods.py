@@ -137,6 +137,13 @@ def check_exact_steps(comm: MPI.Intracomm) -> None:
             compression.free()
 
 
+def assert_exact_means(comm: MPI.Intracomm, net: nn.Module, names: tuple[str, ...]) -> None:
+    own = draw(comm, 0)
+    got = backward(net, own)
+    for name in names:
+        assert np.abs(got[name] - mean(comm, own[name].numpy())).max() < 1e-12, name
+
+
 def check_small_gradients_are_exact(comm: MPI.Intracomm) -> None:
     net = model(False)
     compression = ACPSGD(net, rank=4, min_compression_rate=5)
@@ -145,10 +152,7 @@ def check_small_gradients_are_exact(comm: MPI.Intracomm) -> None:
     compression.free()
     compression = ACPSGD(net, rank=4, min_compression_rate=6.1)
     assert [name for name, exact in compression.exact.items() if not exact] == ["kernels", "square"]
-    own = draw(comm, 0)
-    got = backward(net, own)
-    for name in ("first", "last", "bias", "norm"):
-        assert np.abs(got[name] - mean(comm, own[name].numpy())).max() < 1e-12, name
+    assert_exact_means(comm, net, ("first", "last", "bias", "norm"))
     compression.free()
 
 
@@ -156,10 +160,7 @@ def check_excluded_gradients_are_exact(comm: MPI.Intracomm) -> None:
     net = model(False)
     compression = ACPSGD(net, rank=4, exclude=["first", "la*"])
     assert [name for name, exact in compression.exact.items() if not exact] == ["kernels", "square"]
-    own = draw(comm, 0)
-    got = backward(net, own)
-    for name in ("first", "last", "bias", "norm"):
-        assert np.abs(got[name] - mean(comm, own[name].numpy())).max() < 1e-12, name
+    assert_exact_means(comm, net, ("first", "last", "bias", "norm"))
     compression.free()
     with pytest.raises(InvalidArgument, match="exclude: 'nothing'"):
         ACPSGD(net, rank=4, exclude=["nothing"])
