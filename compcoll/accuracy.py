@@ -117,7 +117,7 @@ def feedback_converges(codec: Codec, dtype: str) -> bool:
 
 def encodings(collective: str, algorithm: str, world: World) -> int:
     """How often a value is encoded on its way, at most."""
-    if algorithm == "native" or world.size == 1:
+    if algorithm in ("native", "shared_memory") or world.size == 1:
         return 0
     if collective == "reduce_scatter":
         return world.size - 1 if algorithm == "ring" else 1

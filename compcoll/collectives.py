@@ -6,12 +6,12 @@ import contextlib
 import math
 import numbers
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from . import config
-from .algorithms import additive, bcast, choose, native, pairwise, sparse
+from .algorithms import additive, bcast, choose, native, pairwise, shared_memory, sparse
 from .algorithms.agree import places
 from .algorithms.gather import gather
 from .algorithms.job import Job, Window
@@ -22,10 +22,11 @@ from .layout import Chunk, World, balanced_chunks, consecutive_chunks
 from .model import Profile
 from .plan import MOVED, Call, Plan, make_plan, with_checksum
 from .recipe import Asked, Checked, Compression, Means, Prepared, Recipe, compression, feedback_refused
-from .request import Steps, Turn
+from .request import Engine, Steps, Turn
 from .sparse.base import Sparsifier
 from .sparse.coder import SparseCoder
 from .transports.mpi import MPITransport, operation_name
+from .transports.shared import Shared
 
 _COUNT = struct.Struct("<q")
 
@@ -56,8 +57,10 @@ class Collectives:
         The ranks.
     small : bytearray
         Where all ranks' small arrays arrive with the opening.
-    follow : callable
-        Runs steps, of what is named, to their end, in so many seconds.
+    shared : Shared or None
+        Memory that all ranks have in common.
+    engine : Engine
+        Runs what blocks to its end.
     bounded : bool
         Whether nothing may block in MPI, where no time-out ends it.
     checksum : bool
@@ -73,8 +76,9 @@ class Collectives:
         profile: Profile,
         world: World,
         small: bytearray,
+        shared: Shared | None,
         *,
-        follow: Callable[[Steps, object, float | None], None],
+        engine: Engine,
         bounded: bool,
         checksum: bool,
     ) -> None:
@@ -86,7 +90,8 @@ class Collectives:
         self._profile = profile
         self._world = world
         self._small = small
-        self._follow = follow
+        self._shared = shared
+        self._engine = engine
         self._bounded = bounded
         self._checksum = checksum
         self._recipes: dict[tuple[Any, ...], Recipe] = {}
@@ -274,6 +279,11 @@ class Collectives:
         yield None
 
     @staticmethod
+    def _through_memory(call: Prepared, means: Means) -> Steps:
+        transfer, scale = call.recipe.detail
+        return shared_memory.allreduce(transfer, call.x, call.out, scale)
+
+    @staticmethod
     def _reduce(call: Prepared, means: Means) -> Steps:
         reduction: native.Reduction = call.recipe.detail
         return reduction.steps(call.x, call.out, means.turn)
@@ -324,7 +334,14 @@ class Collectives:
 
     def _make(self, call: Call, timeout: float | None) -> Recipe:
         device, mpi, op = self._device, self._mpi, call.op
-        plan = make_plan(call, device=device, profile=self._profile, world=self._world, native=mpi is not None)
+        plan = make_plan(
+            call,
+            device=device,
+            profile=self._profile,
+            world=self._world,
+            native=mpi is not None,
+            shared=self._shared is not None,
+        )
         run = getattr(self, f"_{call.collective}")
         scale = 1.0 / self._size if op == "mean" else 1.0
         refused, summands = feedback_refused(plan, call.dtype), plan.summands
@@ -338,6 +355,14 @@ class Collectives:
         if plan.algorithm == choose.DISSEMINATION:
             gathered = device.gathered(self._small, self._size, places(self._rank, self._size), call.n, call.dtype, op)
             return Recipe(plan, self._reduce_gathered, gathered.store, None, refused, gathered)
+        if plan.algorithm == choose.SHARED_MEMORY:
+            assert self._shared is not None  # else no plan names it
+            transfer = device.shared_sum(*self._shared, call.dtype, self._engine.looks)
+
+            def through_memory(x: Any, out: Any) -> None:
+                self._engine.follow(shared_memory.allreduce(transfer, x, out, scale), plan, timeout)
+
+            return Recipe(plan, self._through_memory, through_memory, (transfer, scale), refused)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
@@ -347,7 +372,7 @@ class Collectives:
         if self._bounded or timeout is not None:
 
             def block(x: Any, out: Any) -> None:
-                self._follow(reduction.steps(x, out, Turn(None)), plan, timeout)
+                self._engine.follow(reduction.steps(x, out, Turn(None)), plan, timeout)
 
         return Recipe(plan, self._reduce, block, reduction)
 

@@ -135,7 +135,8 @@ class Communicator(Calls):
             profile,
             world,
             self._opening.arrays,
-            follow=self._engine.follow,
+            self._transport.shared if world.nodes == 1 else None,
+            engine=self._engine,
             bounded=timeout is not None or config.timeout_is_set(),
             checksum=checksum,
         )
@@ -290,7 +291,7 @@ class Communicator(Calls):
 
         def steps() -> Steps:
             yield from self._open(turn, signature, prepared)
-            if plan.algorithm not in choose.BY_MPI:
+            if plan.algorithm not in choose.IN_TURN:
                 turn.use()
             means = Means(Group(self._transport, tag), arena.take, stats, turn, number)
             result = yield from prepared.recipe.run(prepared, means)
@@ -341,4 +342,6 @@ class Communicator(Calls):
             stats.wire_nbytes = -1
         elif plan.algorithm == choose.DISSEMINATION:
             stats.wire_nbytes = stats.raw_sent_nbytes = sum(shares(self.size)) * nbytes
+        elif plan.algorithm == choose.SHARED_MEMORY:
+            stats.wire_nbytes = stats.raw_sent_nbytes = nbytes
         return stats

@@ -176,7 +176,8 @@ class DeviceCollectives(Collectives):
             host._profile,
             host._world,
             host._small,
-            follow=host._follow,
+            host._shared,
+            engine=host._engine,
             bounded=host._bounded,
             checksum=host._checksum,
         )

@@ -76,6 +76,7 @@ def lines(args: argparse.Namespace) -> list[str]:
         affordable(args.dtype) if automatic else [] if codec is None else [codec],
         tolerance=options.get("tolerance") if automatic else None,
         small=choose.is_small(args.collective, args.dtype, "sum", nbytes, world, device),
+        shared=args.collective == "allreduce" and world.nodes == 1 and world.size > 1,
     )
     found = choose.options(question, profile, world, device)
     chosen = choose.best(found)

@@ -28,6 +28,7 @@ from .model_parts import (
     native,
     recursive_doubling,
     ring,
+    shared_memory,
     sparse_direct,
     sparse_native,
     sparse_ring,
@@ -271,6 +272,8 @@ def formula(
         return opening + sum(shares(world.size)) * (_REDUCTION + nbytes * (link + costs.add))
     if algorithm == "native":
         return opening + native(costs, collective)
+    if algorithm == "shared_memory":
+        return opening + shared_memory(costs)
     if algorithm in _MOVES:
         return opening + profile.call + moves(costs, collective)
     if algorithm == "hierarchical":

@@ -170,6 +170,14 @@ def hierarchical(plain: Costs, leaders: Costs | None) -> float:
     return seconds
 
 
+def shared_memory(c: Costs) -> float:
+    """Through shared memory: a rank copies (p-1)/p of the buffer in, adds as much, and copies as much out. To wait for
+    everybody, twice, is taken for log2 p messages.
+    """
+    p = c.world.size
+    return (p - 1).bit_length() * c.inside_latency + (p - 1) / p * c.n * (c.encode + c.add + c.decode)
+
+
 def sparse_ring(c: Costs, collective: str) -> float:
     """All ranks' sparse wires around a ring, and their sum: p - 1 steps of a whole wire each.
 

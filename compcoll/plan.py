@@ -101,7 +101,7 @@ def with_checksum(coder: Coder, device: Any) -> Coder:
     return coder.checked() if isinstance(coder, SparseCoder) else CheckedCoder(coder, device)
 
 
-def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native: bool) -> Plan:
+def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native: bool, shared: bool) -> Plan:
     """Check a call and choose what it leaves open.
 
     Parameters
@@ -116,6 +116,8 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         The ranks.
     native : bool
         Whether the transport has collectives of MPI's own.
+    shared : bool
+        Whether all ranks have memory in common.
 
     Raises
     ------
@@ -132,11 +134,12 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
     summands: Summands | None = bind(device, call.dtype, world.size) if bind else None
     by_mpi = native and (summands is None or summands.is_sum)
     nbytes = call.n * call.itemsize
+    shared = (shared or world.size == 1) and movable and call.collective == "allreduce" and not checksum
     small = not checksum and choose.is_small(call.collective, call.dtype, call.op, nbytes, world, device)
     if algorithm == choose.AUTO and not movable:
         algorithm, codec = choose.DISSEMINATION if small else choose.NATIVE, None
     elif algorithm == choose.AUTO or call.tolerance is not None:
-        algorithm, codec = _choose(call, movable, device, profile, world, native=by_mpi, small=small)
+        algorithm, codec = _choose(call, movable, device, profile, world, native=by_mpi, small=small, shared=shared)
     if codec is None:
         summands = None  # it does not pay
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
@@ -158,7 +161,12 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
             f"algorithm={algorithm!r} takes uncompressed arrays of up to {largest(world.size)} bytes, without "
             f"checksums, of numbers of 8 to 128 bits by sum, mean, prod, max or min: not {_line(call, algorithm)}"
         )
-    if algorithm in (choose.NATIVE, choose.DISSEMINATION):
+    if algorithm == choose.SHARED_MEMORY and (codec is not None or not shared):
+        raise UnknownAlgorithm(
+            f"algorithm={algorithm!r} takes uncompressed {', '.join(DTYPES)}, by {' or '.join(SUMS)}, without "
+            f"checksums, among ranks of one node that can open each other's memory: not {_line(call, algorithm)}"
+        )
+    if algorithm in (choose.NATIVE, *choose.LIMITED):
         return Plan(codec, algorithm, None, None, 1, segment, Signature(_line(call, algorithm)), summands)
     if not movable:
         raise UnsupportedDType(
@@ -177,7 +185,7 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
 
 
 def _choose(
-    call: Call, movable: bool, device: Any, profile: Profile, world: World, *, native: bool, small: bool
+    call: Call, movable: bool, device: Any, profile: Profile, world: World, *, native: bool, small: bool, shared: bool
 ) -> tuple[str, Codec | None]:
     """The algorithm and the codec of a call that leaves either open: a function of what all ranks know alike."""
     if not movable:
@@ -187,7 +195,6 @@ def _choose(
     if call.tolerance is not None:
         codecs = affordable(call.dtype)
     own_is_better = call.dtype in HALVES and call.op in SUMS and nbytes >= _HALVES_BY_MPI_NBYTES
-    by_mpi = native and not own_is_better
     question = choose.Question(
         call.collective,
         nbytes,
@@ -195,11 +202,12 @@ def _choose(
         call.itemsize,
         codecs,
         call.algorithm,
-        native=by_mpi,
-        # Where MPI's own is no choice, what was asked for is done.
-        plain=by_mpi or call.codec is None,
+        native=native and not own_is_better,
+        # Without MPI, what was asked for is done.
+        plain=native or call.codec is None,
         tolerance=call.tolerance,
         small=small,
+        shared=shared,
     )
     option = choose.best(choose.options(question, profile, world, device))
     return option.algorithm, option.codec

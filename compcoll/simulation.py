@@ -177,7 +177,7 @@ def allreduce(
     device, world, itemsize = HostDevice(), scenario.world, ITEMSIZES[scenario.dtype]
     n = scenario.nbytes // itemsize
     call = Call("allreduce", n, scenario.dtype, itemsize, "sum", codec, algorithm)
-    plan = make_plan(call, device=device, profile=scenario.profile, world=world, native=False)
+    plan = make_plan(call, device=device, profile=scenario.profile, world=world, native=False, shared=False)
     if scenario.segment is not None:
         plan = plan._replace(segment=max(scenario.segment // itemsize, 1))
     cut = _cut(plan, n, scenario, symmetric)

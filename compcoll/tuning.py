@@ -21,7 +21,7 @@ import numpy as np
 
 from . import config
 from .algorithms.agree import largest
-from .algorithms.choose import DISSEMINATION
+from .algorithms.choose import DISSEMINATION, LIMITED, SHARED_MEMORY
 from .codecs import ZFP, Cast, Codec, MinMax, get_codec, list_codecs
 from .communicator import Communicator
 from .devices.host import HostDevice
@@ -263,6 +263,8 @@ def _timings(
     names += ["direct"] if world.size <= MANY_RANKS else []
     names += ["hierarchical"] if 1 < world.per_node < world.size else []
     series: list[tuple[str, Codec | None, float]] = [(DISSEMINATION, None, 32.0), ("native", None, 32.0)]
+    if world.nodes == 1 and transport.shared is not None:
+        series.append((SHARED_MEMORY, None, 32.0))
     series += [(name, codec, bits) for name in names for codec, bits in ((None, 32.0), (ZFP(rate=8), 8.0))]
     points: list[list[tuple[int, float]]] = [[] for _ in series]
     row = 0.0
@@ -290,7 +292,7 @@ def _call(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
     """What the smallest allreduces of our own took beyond what the formulas say, at least."""
     beyond = []
     for timing in timings:
-        if timing.algorithm not in ("native", DISSEMINATION) and timing.codec == RAW:
+        if timing.algorithm not in ("native", *LIMITED) and timing.codec == RAW:
             nbytes, seconds = timing.points[0]
             said = formula(replace(profile, call=0.0), "allreduce", timing.algorithm, nbytes, world, raw(), _SEGMENT)
             beyond.append(seconds - said)

@@ -147,7 +147,7 @@ def path_of(collective: str, algorithm: str, size: int, nodes: int) -> Path:
     size, nodes : int
         Ranks, and nodes that they are on.
     """
-    if algorithm in ("native", "dissemination", "copy"):
+    if algorithm in ("native", "dissemination", "shared_memory", "copy"):
         return Path(0, 0)
     if collective == "reduce_scatter":
         return Path(size - 1, size - 1) if algorithm == "ring" else Path(1, size - 1)

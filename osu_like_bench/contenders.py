@@ -75,8 +75,8 @@ def names(collective: str) -> list[str]:
     """All contenders of a collective."""
     algorithms = [choose.AUTO, *(name for name in choose.NAMES[collective] if name != choose.NATIVE)]
     dense = [name + UNCOMPRESSED for name in algorithms if name not in choose.SPARSE]
-    compressing = list(naive.ALLREDUCE) if collective == "allreduce" else []
-    return [choose.NATIVE, *algorithms, *dense, *compressing]
+    special = [choose.SHARED_MEMORY, *naive.ALLREDUCE] if collective == "allreduce" else []
+    return [choose.NATIVE, *algorithms, *dense, *special]
 
 
 def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
@@ -97,7 +97,7 @@ def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
         if name not in known:
             raise UsageError(f"{collective} has no contender {name!r}: there are {', '.join(known)}")
         sparse = isinstance(codec, Sparsifier)
-        goes_with_all = name in (choose.NATIVE, choose.AUTO) or name.endswith(UNCOMPRESSED)
+        goes_with_all = name in (choose.NATIVE, choose.AUTO, choose.SHARED_MEMORY) or name.endswith(UNCOMPRESSED)
         if collective == "allreduce" and not goes_with_all and (name in choose.SPARSE) != sparse:
             allowed = ", ".join(choose.SPARSE)
             raise UsageError(f"{name} and codec {codec!r} do not go together: sparse codecs go by {allowed}")
@@ -145,7 +145,8 @@ def make(
         assert codec is not None
         return _point_to_point(name, ranks, x, out, codec, scale)
     algorithm = name.removesuffix(UNCOMPRESSED)
-    options: dict[str, Any] = {"algorithm": algorithm, "codec": None if name.endswith(UNCOMPRESSED) else codec}
+    plain = name == choose.SHARED_MEMORY or name.endswith(UNCOMPRESSED)
+    options: dict[str, Any] = {"algorithm": algorithm, "codec": None if plain else codec}
     if case.reduces:
         options["op"] = "mean" if mean else "sum"
 

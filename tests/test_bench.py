@@ -261,7 +261,7 @@ def test_collectives(words: str, factor: float, mpirun: MPIRun, tmp_path: Path) 
         assert record["total_bytes"] == parts * record["size"]
         assert record["algbw"] == pytest.approx(record["total_bytes"] / record["avg_us"] / 1e3)
         assert record["busbw"] == pytest.approx(record["algbw"] * factor)
-        assert (record["codec"] is None) == (record["algorithm"] == "native")
+        assert (record["codec"] is None) == (record["algorithm"] in ("native", "shared_memory"))
 
 
 SABOTAGE = """

@@ -77,7 +77,7 @@ def test_extreme_values_as_in_numpy(op: str, dtype: type) -> None:
 def test_what_is_too_large_travels_otherwise() -> None:
     for ranks in (2, 3, 16):
         n = surely_small(ranks) // 4  # more only where it was measured
-        world = World(ranks)
+        world = World(ranks, ranks_per_node=1)
         world.allreduce([np.ones(n, np.float32)] * ranks)
         assert algorithms(world) == {"dissemination"}
         world.allreduce([np.ones(n + 1, np.float32)] * ranks)

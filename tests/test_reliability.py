@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 from conftest import MPI, Completed
 
-from compcoll.algorithms.choose import NAMES
+from compcoll.algorithms.choose import NAMES, SHARED_MEMORY
 
 SCRIPTS = Path(__file__).resolve().parent / "reliability"
 ULFM = ("--with-ft", "ulfm")
 TIMEOUT = 5.0  # of survive.py's communicators
 
-BY_MPI = ["native", "sparse_native"]
+WITHOUT_MESSAGES = ["native", "sparse_native", SHARED_MEMORY]
 KILLED = [f"{collective}.{algorithm}" for collective, algorithms in NAMES.items() for algorithm in algorithms]
+KILLED.append(f"allreduce.{SHARED_MEMORY}")
 MESSAGES, MILLISECONDS = ["0", "1", "3", "7"], ["2ms", "15ms"]
 SHORT = ["allreduce.ring:0:3", "allreduce.recursive_doubling:-1:1", "bcast.binomial:1:0", "allreduce.native:0:2ms"]
+SHARING = ["allreduce.shared_memory:0:1ms", "allreduce.shared_memory:-1:8ms"]
 TORCH = "lib/python*/site-packages/torch"
 
 
@@ -29,8 +31,8 @@ def survived(done: Completed) -> list[dict[str, Any]]:
 
 
 def moments(killed: str) -> list[str]:
-    """MPI's own algorithms send no messages of ours: there time alone tells."""
-    if killed.partition(".")[2] in BY_MPI:
+    """Algorithms of MPI's own and shared memory send no messages of ours: there time alone tells."""
+    if killed.partition(".")[2] in WITHOUT_MESSAGES:
         return ["1ms", "2ms", "4ms", "8ms", "16ms", "32ms"]
     # What a rank posts in one collective; a broadcast is soon over.
     return [*(["0", "1", "2", "3"] if killed == "bcast.binomial" else MESSAGES), *MILLISECONDS]
@@ -72,6 +74,7 @@ def ulfm(mpi: MPI) -> None:
 @pytest.mark.usefixtures("ulfm")
 def test_any_rank_may_die(mpirun: Callable[..., Completed], figure: Callable[[str], None]) -> None:
     kill(mpirun, "wait", SHORT, figure, "some algorithms")
+    kill(mpirun, "wait", SHARING, figure, "shared memory")
 
 
 @pytest.mark.long
@@ -90,6 +93,7 @@ def test_any_rank_may_die_beside_progress_threads(
     mpirun: Callable[..., Completed], figure: Callable[[str], None]
 ) -> None:
     kill(mpirun, "thread", [*SHORT, "allgather.direct:1:1"], figure, "some algorithms")
+    kill(mpirun, "thread", SHARING, figure, "shared memory")
 
 
 # Beside lossless wires, whose trainings have plain PyTorch as their oracle, what loses something.

@@ -24,9 +24,13 @@ NATIVE = "native"
 HIERARCHICAL = "hierarchical"
 
 DISSEMINATION = "dissemination"
-"""An allreduce of small uncompressed arrays, which travel with its opening (see `agree`). Not for all sizes, types and
-numbers of ranks, so not among `NAMES`.
-"""
+"""An allreduce of small uncompressed arrays, which travel with its opening (see `agree`)."""
+
+SHARED_MEMORY = "shared_memory"
+"""An allreduce of uncompressed values inside a node (see `compcoll.algorithms.shared_memory`)."""
+
+LIMITED = (DISSEMINATION, SHARED_MEMORY)
+"""Allreduces that are not for all sizes, types, ranks or transports, so not among `NAMES`."""
 
 ALLREDUCE: Mapping[str, Callable[[Job], Steps]] = {
     "ring": ring.allreduce,
@@ -47,6 +51,9 @@ SPARSE = sparse.ALLREDUCE
 
 BY_MPI = (NATIVE, "sparse_native")
 """The algorithms that start MPI's own collectives."""
+
+IN_TURN = (*BY_MPI, SHARED_MEMORY)
+"""The algorithms whose calls must begin, or go through the one shared memory, in the same order on all ranks."""
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "allreduce": (*ALLREDUCE, HIERARCHICAL, NATIVE, *SPARSE),
@@ -85,6 +92,8 @@ class Question(NamedTuple):
         The relative error that the result may have.
     small : bool
         Whether the arrays may travel with the opening.
+    shared : bool
+        Whether they may go through shared memory.
     """
 
     collective: str
@@ -97,6 +106,7 @@ class Question(NamedTuple):
     plain: bool = True
     tolerance: float | None = None
     small: bool = False
+    shared: bool = False
 
 
 class Option(NamedTuple):
@@ -122,7 +132,7 @@ class Option(NamedTuple):
 def check(collective: str, algorithm: str) -> None:
     """Refuse a name that the collective does not have."""
     allowed = NAMES[collective]
-    if algorithm not in (AUTO, *allowed) and (collective, algorithm) != ("allreduce", DISSEMINATION):
+    if algorithm not in (AUTO, *allowed) and not (collective == "allreduce" and algorithm in LIMITED):
         raise UnknownAlgorithm(f"{collective} has no algorithm {algorithm!r}: there are {AUTO}, {', '.join(allowed)}")
 
 
@@ -147,7 +157,7 @@ def options(question: Question, profile: Profile, world: World, device: Any) -> 
     """
     found = []
     own = [name for name in NAMES[question.collective] if name != NATIVE]
-    for algorithm in [NATIVE, *[DISSEMINATION] * question.small, *own]:
+    for algorithm in [NATIVE, *[DISSEMINATION] * question.small, *[SHARED_MEMORY] * question.shared, *own]:
         ways: list[tuple[Codec | None, Any]] = [(None, raw(question.itemsize))]
         if algorithm in own:
             ways += [(codec, way_of(codec, device, question.dtype, question.itemsize)) for codec in question.codecs]
@@ -186,6 +196,8 @@ def _refused(
     if algorithm == DISSEMINATION:
         known = question.nbytes <= surely_small(world.size) or profile.measured(world, DISSEMINATION)
         return "" if known else "not measured here"
+    if algorithm == SHARED_MEMORY:
+        return ""
     if codec is None and question.native and not profile.measured(world):
         return "not measured here"
     if codec is None and question.itemsize < 4 and algorithm != "direct" and question.collective == "allreduce":
@@ -194,8 +206,8 @@ def _refused(
 
 
 def best(found: Sequence[Option]) -> Option:
-    """The fastest of the options that may be chosen: MPI's own, or what travels with the opening, unless another is
-    clearly faster.
+    """The fastest of the options that may be chosen: MPI's own, or an uncompressed one made for these buffers, unless
+    another is clearly faster.
 
     Of others that are about as fast, the one with the smallest error.
 
@@ -208,7 +220,7 @@ def best(found: Sequence[Option]) -> Option:
     if not allowed:
         raise UnknownAlgorithm("; ".join(f"{option.algorithm}: {option.refused}" for option in found))
     least = min(option.seconds for option in allowed)
-    usual = [option for option in allowed if option.algorithm in (NATIVE, DISSEMINATION)]
+    usual = [option for option in allowed if option.algorithm in (NATIVE, *LIMITED)]
     if usual and CLEARLY * (fastest := min(usual, key=lambda option: option.seconds)).seconds <= least:
         return fastest
     close = [option for option in allowed if CLEARLY * option.seconds <= least]

@@ -152,6 +152,11 @@ class HostDevice:
         """
         return _host.Gathered(memory, ranks, *places, n, dtype, op)
 
+    def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str, looks: int) -> _host.SharedSum:
+        """A rank's end of sums through memory of all ranks; it looks for the others so often before it gives way."""
+        instruction_set = self.instruction_sets().index(self.instruction_set)
+        return _host.SharedSum(memory, rank, ranks, _STORAGE.index(dtype), instruction_set, looks)
+
     @staticmethod
     def repeats() -> _host.Repeats:
         """Keeps calls that were checked, to find those like them."""

@@ -17,6 +17,7 @@
 #include "gathered.h"
 #include "instruction_sets.h"
 #include "repeats.h"
+#include "shared_sum.h"
 #include "sparse_host.h"
 #include "summands_host.h"
 
@@ -142,6 +143,7 @@ NB_MODULE(_host, m) {
     bind_exchange(m);
     bind_gathered(m);
     bind_repeats(m);
+    bind_shared_sum(m);
     bind_sparse(m);
     bind_summands(m);
     nb::class_<HostCoder>(m, "Coder")

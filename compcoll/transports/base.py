@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..errors import CompcollError
 from ..request import Pending
+from .shared import Shared
 
 
 class Wire:
@@ -103,7 +104,15 @@ class Transport(Protocol):
 
 @runtime_checkable
 class Connection(Transport, Protocol):
-    """A transport among ranks that may give up or die."""
+    """A transport among ranks that may give up or die.
+
+    Attributes
+    ----------
+    shared : Shared or None
+        Memory that the ranks of this one's node have in common: of all nodes with more than one rank, or of none.
+    """
+
+    shared: Shared | None
 
     def announce(self, text: str) -> None:
         """Tell all others, whatever they wait for, that this rank gives up, and why."""

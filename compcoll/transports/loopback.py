@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import CompcollError
 from ..request import Pending, Request
 from .base import Persistent, Reposted, Wire
+from .shared import Shared, memory
 
 Key = tuple[int, int, int]
 """Source, destination and tag."""
@@ -64,6 +65,10 @@ class Loopback:
     def __init__(self, size: int, ranks_per_node: int | None = None, seed: int | None = None) -> None:
         nodes = [rank // (ranks_per_node or size) for rank in range(size)]
         self.transports = [LoopbackTransport(self, rank, size, nodes) for rank in range(size)]
+        for node in set(nodes):
+            common = memory(nodes.count(node))
+            for place, transport in enumerate(each for each in self.transports if nodes[each.rank] == node):
+                transport.shared = Shared(common, place, nodes.count(node))
         self._random = random.Random(seed) if seed is not None else None
         self._lock = threading.Lock()
         self._sends: dict[Key, deque[_Transfer]] = defaultdict(deque)
@@ -130,6 +135,7 @@ class LoopbackTransport:
         self.rank = rank
         self.size = size
         self.nodes = nodes
+        self.shared: Shared | None = None
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         transfer = _Transfer(self.world, (self.rank, dest, tag), wire)

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, PeerTimeout, UnsupportedRecovery
 from ..request import Pending, end_all, keep_forever
 from .base import Connection, Persistent, Wire
+from .shared import Shared, accept, offer, withdraw
 
 _OPERATIONS = {
     "sum": MPI.SUM,
@@ -138,17 +139,25 @@ class MPITransport:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
-        self.nodes: Sequence[int] = self._find_nodes()
+        self.nodes: Sequence[int]
+        self.shared: Shared | None
+        self.nodes, self.shared = self._find_nodes()
         self._persistent: list[MPI.Prequest] = []
         self._announced: dict[int, str] = {}
 
-    def _find_nodes(self) -> tuple[int, ...]:
+    def _find_nodes(self) -> tuple[tuple[int, ...], Shared | None]:
+        """The ranks' nodes, and the memory of this one's."""
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
-        first = node.bcast(self.rank, root=0)
+        made = offer(node.size) if node.rank == 0 and node.size > 1 else None
+        first, offered = node.bcast((self.rank, made and made[1]), root=0)
+        memory = made[0] if made else accept(offered) if offered else None
+        shared = None if memory is None else Shared(memory, node.rank, node.size)
+        found: list[tuple[int, bool]] = self.comm.allgather((first, shared is not None or node.size == 1))
         node.Free()
-        firsts: list[int] = self.comm.allgather(first)
-        order = {first: number for number, first in enumerate(sorted(set(firsts)))}
-        return tuple(order[first] for first in firsts)
+        if made:
+            withdraw(offered)
+        order = {first: number for number, first in enumerate(sorted({first for first, _ in found}))}
+        return tuple(order[first] for first, _ in found), shared if all(there for _, there in found) else None
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         if not wire.exact:

@@ -54,9 +54,31 @@ def check_allreduce(comm: MPI.Intracomm) -> None:
         assert x.tobytes() == result.tobytes()
 
 
+def check_shared_memory(comm: MPI.Intracomm) -> None:
+    """Several at once, in line with others, in and out of place, of all sizes."""
+    communicator = Communicator(comm)
+    for n in (0, 1, 63, 5000, 65856, 65857, 400_001):
+        x, expected = normals(comm, n)
+        result = communicator.allreduce(x, algorithm="shared_memory")
+        pending = [communicator.iallreduce(x, algorithm="shared_memory") for _ in range(3)]
+        pending.insert(1, communicator.iallreduce(x, codec="cast", dtype="float32", algorithm="ring"))
+        again = communicator.allreduce(x.copy(), algorithm="shared_memory")
+        assert_same_bits(comm, result)
+        for got in [result, again, *(request.wait() for request in pending)]:
+            assert_close(got, expected, 1e-6, comm.size)
+        assert again.tobytes() == result.tobytes()
+        assert communicator.allreduce(x, out=x, algorithm="shared_memory").tobytes() == result.tobytes()
+        stats = communicator.stats
+        assert stats is not None and stats.algorithm == ("shared_memory" if comm.size > 1 else "copy")
+    communicator.free()
+
+
 def check_large_messages(comm: MPI.Intracomm) -> None:
-    """Beyond every eager limit, several segments a chunk."""
+    """Beyond every eager limit, several segments a chunk, many pieces."""
     x, expected = normals(comm, 3_000_001)
+    plain = compcoll.allreduce(x, algorithm="shared_memory", comm=comm)
+    assert_same_bits(comm, plain)
+    assert_close(plain, expected, 1e-6, comm.size)
     for codec, bound in CODECS[1:3] + CODECS[4:5]:
         for algorithm in ALGORITHMS[:4]:
             result = compcoll.allreduce(x, codec=codec, algorithm=algorithm, comm=comm)
@@ -65,8 +87,9 @@ def check_large_messages(comm: MPI.Intracomm) -> None:
 
 
 def check_element_types(comm: MPI.Intracomm) -> None:
+    plain = [(None, "auto"), (None, "native"), (None, "shared_memory")]
     for dtype, op in itertools.product([np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ["sum", "mean"]):
-        for codec, algorithm in [(None, "auto"), (None, "native"), (MinMax(), "ring"), (ZFP(rate=8), "direct")]:
+        for codec, algorithm in [*plain, (MinMax(), "ring"), (ZFP(rate=8), "direct")]:
             for n in (10, 50000):
                 x, expected = normals(comm, n, dtype)
                 result = compcoll.allreduce(x, op=op, codec=codec, algorithm=algorithm, comm=comm)
@@ -164,7 +187,7 @@ def check_stats(comm: MPI.Intracomm) -> None:
     assert stats is not None and stats.codec is None
     in_pairs = comm.size & comm.size - 1 == 0
     sums = comm.size.bit_length() - 1 if in_pairs else comm.size - 1
-    assert stats.wire_nbytes == {"native": -1, "dissemination": sums * 400}[stats.algorithm]
+    assert stats.wire_nbytes == {"native": -1, "dissemination": sums * 400, "shared_memory": 400}[stats.algorithm]
 
 
 def check_feedback(comm: MPI.Intracomm) -> None:

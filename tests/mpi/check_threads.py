@@ -11,6 +11,7 @@ from mpi4py import MPI
 from compcoll import Communicator
 
 ROUNDS = 40
+WAYS = [(None, "auto"), ("minmax", "ring"), ("zfp", "direct"), (None, "native"), (None, "shared_memory")]
 
 
 def work(communicator: Communicator, number: int, errors: list[BaseException]) -> None:
@@ -18,9 +19,7 @@ def work(communicator: Communicator, number: int, errors: list[BaseException]) -
     try:
         for _ in range(ROUNDS):
             n = int(draw.integers(1, 20000))
-            codec, algorithm = [(None, "auto"), ("minmax", "ring"), ("zfp", "direct"), (None, "native")][
-                draw.integers(4)
-            ]
+            codec, algorithm = WAYS[draw.integers(len(WAYS))]
             x = np.full(n, 1.0 + communicator.rank, np.float32)
             exact = communicator.size * (communicator.size + 1) / 2
             requests = [communicator.iallreduce(x, codec=codec, algorithm=algorithm) for _ in range(draw.integers(3))]

@@ -32,6 +32,7 @@ from compcoll.transports.mpi import MPITransport
 
 N = 70 * 840  # parts of equal size for up to 8 ranks
 TIMEOUT = 5.0
+SHARING = "shared_memory" in " ".join(sys.argv)
 DEATH = Path(tempfile.gettempdir()) / f"compcoll-death-{os.environ.get('PMIX_NAMESPACE', '').replace('/', '-')}"
 
 
@@ -41,7 +42,8 @@ def die() -> None:
 
 
 class Mortal(MPITransport):
-    """MPI among ranks of which every two make a node; this one dies when it is about to send one message too many.
+    """MPI among ranks of which every two make a node, unless memory is to be shared; this one dies when it is about to
+    send one message too many.
 
     Attributes
     ----------
@@ -53,7 +55,8 @@ class Mortal(MPITransport):
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         super().__init__(comm)
-        self.nodes = [rank // 2 for rank in range(self.size)]
+        if not SHARING:
+            self.nodes = [rank // 2 for rank in range(self.size)]
 
     def _count(self) -> None:
         if self.messages is not None:
@@ -71,8 +74,8 @@ class Mortal(MPITransport):
 
 
 def options_of(algorithm: str) -> dict[str, Any]:
-    if algorithm == "native":
-        return {"algorithm": "native", "codec": None}
+    if algorithm in ("native", "shared_memory"):
+        return {"algorithm": algorithm, "codec": None}
     if algorithm.startswith("sparse"):
         return {"algorithm": algorithm, "codec": "topk", "density": 0.05}
     return {"algorithm": algorithm, "codec": "minmax"}
@@ -88,7 +91,7 @@ def outcome(request: Request) -> Exception | None:
 
 def check_sums(comm: Communicator) -> None:
     """By every algorithm, within the codec's bound."""
-    for algorithm in ("ring", "recursive_doubling", "direct", "hierarchical", "native"):
+    for algorithm in ("ring", "recursive_doubling", "direct", "hierarchical", "native", *["shared_memory"] * SHARING):
         x = np.full(1000, 1.0 + comm.rank, np.float32)
         exact = comm.size * (comm.size + 1) / 2
         result = comm.allreduce(x, **options_of(algorithm))
@@ -100,7 +103,7 @@ def endure(comm: Communicator, transport: Mortal, case: str, feedback: ErrorFeed
     collective, algorithm = what.split(".")
     victim = int(who) % comm.size
     options = options_of(algorithm)
-    if collective == "allreduce" and algorithm != "native":
+    if collective == "allreduce" and algorithm not in ("native", "shared_memory"):
         options["feedback"] = feedback
     start = getattr(comm, f"i{collective}")
     x = np.random.default_rng(comm.rank).standard_normal(N).astype(np.float32)

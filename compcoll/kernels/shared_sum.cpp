@@ -1,0 +1,210 @@
+// compcoll._host.SharedSum: an allreduce of uncompressed values through memory that all ranks have in common.
+//
+// The buffer goes through in pieces small enough to stay in the caches. Of each piece a rank copies in what others will add,
+// adds everybody's values for its own share, and copies out what others have added: three stages, of which a rank may be in one
+// on one piece and in another on the next. Main memory is read once and written once. Each stage's progress is a counter that its
+// rank alone writes and that never goes back, so that nothing need be put back between two calls.
+#include "shared_sum.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "buffer.h"
+#include "combine.h"
+#include "instruction_sets.h"
+
+namespace nb = nanobind;
+using namespace compcoll;
+
+namespace {
+
+constexpr size_t line = 64;
+constexpr size_t slots_each = 3;              // pieces of a rank that others may still need
+constexpr size_t hot_nbytes = 16 * 1024;      // what was added is copied again while it is in the first-level cache
+
+enum Stage { copied, added, taken };
+
+// Of one rank: how many pieces passed each stage since the beginning. Two lines, as processors fetch lines in pairs.
+struct alignas(2 * line) Progress {
+    std::array<std::atomic<uint64_t>, 3> passed;
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share these");
+
+void pause() {
+#if defined(COMPCOLL_X86)
+    __builtin_ia32_pause();
+#endif
+}
+
+struct Range {
+    size_t begin, end;
+};
+
+class SharedSum {
+public:
+    SharedSum(nb::handle memory, size_t rank, size_t ranks, int storage, int instruction_set, size_t looks)
+        : memory_(memory, PyBUF_WRITABLE), rank_(rank), ranks_(ranks), storage_(static_cast<Storage>(storage)), looks_(looks) {
+        if (rank >= ranks || storage < 0 || storage > 3) throw nb::value_error("no such rank, or no such element type");
+        const auto set = static_cast<InstructionSet>(instruction_set);
+        if (instruction_set < 0 || instruction_set > 2 || !supported(set))
+            throw nb::value_error("this CPU lacks the instruction set asked for");
+        coder_ = Coder{Codec::cast, Config{storage}, &kernels_of(Codec::cast, set), &kernels_of(Codec::cast, set), &sums_of(set)};
+        const size_t head = ranks * sizeof(Progress);
+        slot_ = memory_.nbytes() > head ? (memory_.nbytes() - head) / (ranks * slots_each) / line * line : 0;
+        if (slot_ == 0 || reinterpret_cast<uintptr_t>(memory_.at()) % alignof(Progress) != 0)
+            throw nb::value_error("aligned memory for a piece of each rank's is needed");
+    }
+
+    // Begins to add all ranks' x · scale into out. All ranks begin the same sums in the same order.
+    void start(nb::handle x, nb::handle out, double scale) {
+        if (!done()) throw nb::value_error("the sum before has not ended");
+        x_.emplace(x, PyBUF_SIMPLE);
+        out_.emplace(out, PyBUF_WRITABLE);
+        if (x_->nbytes() != out_->nbytes()) {
+            x_.reset(), out_.reset();
+            throw nb::value_error("x and out must be alike");
+        }
+        scale_ = scale;
+        before_ = progress(rank_).passed[taken].load(std::memory_order_relaxed);
+        pieces_ = (x_->nbytes() + slot_ - 1) / slot_;
+        passed_ = {};
+        end_if_done();
+    }
+
+    bool done() const { return passed_[taken] == pieces_; }
+
+    // Goes on until something was looked for so often that others did not bring; whether there was any progress.
+    bool advance() {
+        if (done()) return false;
+        bool moved = false;
+        {
+            const nb::gil_scoped_release released;
+            for (size_t look = 0; look < looks_ && !done(); ++look) {
+                if (take() || add() || copy()) {
+                    moved = true;
+                    look = 0;
+                } else {
+                    pause();
+                }
+            }
+        }
+        end_if_done();
+        return moved;
+    }
+
+private:
+    Progress& progress(size_t rank) const { return reinterpret_cast<Progress*>(memory_.at())[rank]; }
+
+    uint8_t* slot(size_t rank, size_t piece) const {
+        const size_t number = rank * slots_each + (before_ + piece) % slots_each;
+        return memory_.at() + ranks_ * sizeof(Progress) + number * slot_;
+    }
+
+    size_t length(size_t piece) const { return std::min(slot_, x_->nbytes() - piece * slot_); }
+
+    // The bytes of a piece that a rank adds.
+    Range share(size_t rank, size_t piece) const {
+        const size_t nbytes = length(piece), lines = (nbytes + line - 1) / line;
+        return {std::min(lines * rank / ranks_ * line, nbytes), std::min(lines * (rank + 1) / ranks_ * line, nbytes)};
+    }
+
+    // Whether all others have passed a stage with all pieces up to the one so far back.
+    bool others_passed(Stage stage, size_t piece, size_t back) const {
+        if (before_ + piece < back) return true;
+        const uint64_t wanted = before_ + piece + 1 - back;
+        for (size_t rank = 0; rank < ranks_; ++rank)
+            if (rank != rank_ && progress(rank).passed[stage].load(std::memory_order_acquire) < wanted) return false;
+        return true;
+    }
+
+    void pass(Stage stage) {
+        progress(rank_).passed[stage].store(before_ + ++passed_[stage], std::memory_order_release);
+    }
+
+    // What others will add, to a slot from which they have taken all that was there before.
+    bool copy() {
+        const size_t piece = passed_[copied];
+        if (piece == pieces_ || !others_passed(taken, piece, slots_each)) return false;
+        const Range own = share(rank_, piece);
+        copy_in(piece, {0, own.begin});
+        copy_in(piece, {own.end, length(piece)});
+        pass(copied);
+        return true;
+    }
+
+    void copy_in(size_t piece, Range range) const {
+        const size_t n = (range.end - range.begin) / storage_size(storage_);
+        const uint8_t* from = x_->at() + piece * slot_ + range.begin;
+        if (scale_ == 1.0) std::memcpy(slot(rank_, piece) + range.begin, from, range.end - range.begin);
+        else if (n) encode(coder_, storage_, n, Terms{from, scale_, {}}, Residual{nullptr, false, 1.0}, Draw{0, 0},
+                           slot(rank_, piece) + range.begin, nullptr, 1);
+    }
+
+    // The own share: own values and the others', in the ranks' order, once for all. In the slot the sum goes where the own
+    // values would be.
+    bool add() {
+        const size_t piece = passed_[added];
+        if (piece == passed_[copied] || !others_passed(copied, piece, 0)) return false;
+        const Range own = share(rank_, piece);
+        Terms terms{nullptr, scale_, std::vector<const uint8_t*>(ranks_ - 1)};
+        for (size_t begin = own.begin, nbytes; begin < own.end; begin += nbytes) {
+            nbytes = std::min(hot_nbytes, own.end - begin);
+            terms.add = x_->at() + piece * slot_ + begin;
+            for (size_t rank = 0, next = 0; rank < ranks_; ++rank)
+                if (rank != rank_) terms.wires[next++] = slot(rank, piece) + begin;
+            uint8_t* out = out_->at() + piece * slot_ + begin;
+            decode(coder_, storage_, nbytes / storage_size(storage_), terms, out, 1);
+            std::memcpy(slot(rank_, piece) + begin, out, nbytes);
+        }
+        pass(added);
+        return true;
+    }
+
+    // What the others have added.
+    bool take() {
+        const size_t piece = passed_[taken];
+        if (piece == passed_[added] || !others_passed(added, piece, 0)) return false;
+        for (size_t rank = 0; rank < ranks_; ++rank) {
+            const Range theirs = share(rank, piece);
+            if (rank != rank_)
+                std::memcpy(out_->at() + piece * slot_ + theirs.begin, slot(rank, piece) + theirs.begin, theirs.end - theirs.begin);
+        }
+        pass(taken);
+        return true;
+    }
+
+    void end_if_done() {
+        if (!done()) return;
+        x_.reset();
+        out_.reset();
+    }
+
+    Buffer memory_;
+    size_t rank_, ranks_;
+    Storage storage_;
+    size_t looks_;
+    Coder coder_{};
+    size_t slot_ = 0;
+    std::optional<Buffer> x_, out_;
+    double scale_ = 1.0;
+    uint64_t before_ = 0;
+    size_t pieces_ = 0;
+    std::array<size_t, 3> passed_{};
+};
+
+}  // namespace
+
+void compcoll::bind_shared_sum(nb::module_& m) {
+    nb::class_<SharedSum>(m, "SharedSum")
+        .def(nb::init<nb::handle, size_t, size_t, int, int, size_t>(), nb::arg("memory"), nb::arg("rank"), nb::arg("ranks"),
+             nb::arg("storage"), nb::arg("instruction_set"), nb::arg("looks"))
+        .def("start", &SharedSum::start, nb::arg("x"), nb::arg("out"), nb::arg("scale"),
+             "Begin to add all ranks' x, times scale, into out.")
+        .def_prop_ro("done", &SharedSum::done, "Whether all was added, or nothing begun.")
+        .def("Test", &SharedSum::advance, "Go on as far as the others have come; whether there was any progress.");
+}
