@@ -22,6 +22,7 @@ from .layout import Chunk, World, balanced_chunks, consecutive_chunks
 from .model import Profile
 from .plan import MOVED, Call, Plan, make_plan, with_checksum
 from .recipe import Asked, Checked, Compression, Means, Prepared, Recipe, compression, feedback_refused
+from .recording import Recordings
 from .request import Engine, Steps, Turn
 from .sparse.base import Sparsifier
 from .sparse.coder import SparseCoder
@@ -59,6 +60,8 @@ class Collectives:
         Where all ranks' small arrays arrive with the opening.
     shared : Shared or None
         Memory that all ranks have in common.
+    recordings : Recordings
+        Of algorithms on host arrays.
     engine : Engine
         Runs what blocks to its end.
     bounded : bool
@@ -77,6 +80,7 @@ class Collectives:
         world: World,
         small: bytearray,
         shared: Shared | None,
+        recordings: Recordings,
         *,
         engine: Engine,
         bounded: bool,
@@ -91,6 +95,7 @@ class Collectives:
         self._world = world
         self._small = small
         self._shared = shared
+        self._recordings = recordings
         self._engine = engine
         self._bounded = bounded
         self._checksum = checksum
@@ -349,32 +354,34 @@ class Collectives:
             plan = plan._replace(codec=None, algorithm=COPY, summands=None)
             if call.n < 0:
                 return Recipe(plan, run, None, None)
-            return Recipe(plan, self._copy, device.copy, None, refused)
+            return Recipe(plan, self._copy, lambda x, out, *_: device.copy(x, out), None, refused)
         if summands is not None:
             return Recipe(plan, self._add, None, scale, refused)
         if plan.algorithm == choose.DISSEMINATION:
             gathered = device.gathered(self._small, self._size, places(self._rank, self._size), call.n, call.dtype, op)
-            return Recipe(plan, self._reduce_gathered, gathered.store, None, refused, gathered)
+            return Recipe(
+                plan, self._reduce_gathered, lambda x, out, *_: gathered.store(x, out), None, refused, gathered
+            )
         if plan.algorithm == choose.SHARED_MEMORY:
             assert self._shared is not None  # else no plan names it
             transfer = device.shared_sum(*self._shared, call.dtype, self._engine.looks)
 
-            def through_memory(x: Any, out: Any) -> None:
+            def through_memory(x: Any, out: Any, *_: Any) -> None:
                 self._engine.follow(shared_memory.allreduce(transfer, x, out, scale), plan, timeout)
 
             return Recipe(plan, self._through_memory, through_memory, (transfer, scale), refused)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
-            return Recipe(plan, run, None, scale, refused)
+            return self._recordings.replaying(Recipe(plan, run, None, scale, refused), call, timeout)
         reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)
-        block = reduction.block
+        at_once = reduction.block
         if self._bounded or timeout is not None:
 
-            def block(x: Any, out: Any) -> None:
+            def at_once(x: Any, out: Any) -> None:
                 self._engine.follow(reduction.steps(x, out, Turn(None)), plan, timeout)
 
-        return Recipe(plan, self._reduce, block, reduction)
+        return Recipe(plan, self._reduce, lambda x, out, *_: at_once(x, out), reduction)
 
     def _by_mpi(self) -> MPITransport:
         assert self._mpi is not None  # else no plan names MPI's own

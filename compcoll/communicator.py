@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from .layout import World, shares
 from .plan import Plan
 from .profile import profile_for
 from .recipe import Checked, Means, Prepared, compression
+from .recording import Recordings
 from .request import Engine, Request, Steps, Turn, keep_forever, under_way
 from .roll_call import RollCall
 from .stats import Stats
@@ -35,7 +37,8 @@ from .transports.mpi import MPITransport, transport_of
 
 _OPENING_TAG = 0  # and the next
 _TAGS_EACH = 4  # a collective's phases may overlap
-_MOST_IN_FLIGHT = 32768 // _TAGS_EACH - 1  # MPI promises tags up to 32767
+_RECORDED_TAG = _TAGS_EACH
+_MOST_IN_FLIGHT = 32768 // _TAGS_EACH - 2  # MPI promises tags up to 32767
 
 
 class Communicator(Calls):
@@ -100,7 +103,7 @@ class Communicator(Calls):
         }
         self._stats: Stats | None = None
         self._repeats = HostDevice.repeats()
-        self._at_once: tuple[str, Plan, int, float] | None = None
+        self._at_once: tuple[str, Plan, int, float, Callable[[Stats], None] | None] | None = None
         threaded = progress == "thread"
         self._transport: Connection = transport_of(comm, threads=threaded)
         mpi = self._transport if isinstance(self._transport, MPITransport) else None
@@ -127,6 +130,7 @@ class Communicator(Calls):
         # Between nodes a look at the network costs more than the core that a waiting rank lends to others.
         crowded = neighbours > config.cores() or world.nodes > 1
         self._engine = Engine(seconds, self._roll_call, threaded=threaded, crowded=crowded, naps=progress == "nap")
+        self._recordings = Recordings(self._transport, _RECORDED_TAG, device, self._engine)
         self._collectives = Collectives(
             device,
             self.rank,
@@ -136,6 +140,7 @@ class Communicator(Calls):
             world,
             self._opening.arrays,
             self._transport.shared if world.nodes == 1 else None,
+            self._recordings,
             engine=self._engine,
             bounded=timeout is not None or config.timeout_is_set(),
             checksum=checksum,
@@ -150,15 +155,18 @@ class Communicator(Calls):
     def stats(self) -> Stats | None:
         """Account of the collective that ended last; None before the first."""
         if self._at_once is not None:  # an account that nobody reads is not made
-            collective, plan, nbytes, seconds = self._at_once
+            collective, plan, nbytes, seconds, fill_in = self._at_once
             self._stats, self._at_once = self._account(collective, plan, nbytes), None
             self._stats.total_seconds = seconds
+            if fill_in is not None:
+                fill_in(self._stats)
         return self._stats
 
     def free(self) -> None:
         """Finish what is under way and give the private MPI communicator back, collectively."""
         if self._broken is None:
             self._engine.drain()
+            self._recordings.free()
             self._transport.free()
         self._engine.close()
         self._broken = CommunicatorBroken("it was freed")
@@ -199,13 +207,14 @@ class Communicator(Calls):
             checked = self._check(collective, arguments)
             if collective == "allreduce" and checked[0].block is not None and checked[1].dtype is arguments[0].dtype:
                 self._repeats.keep(checked[0], *arguments)
-        (plan, run, block, _, _, gathered, timeout), x, out, result, _ = checked
+        (plan, _, block, _, _, gathered, timeout), x, out, result, residual = checked
         if block is None:
             return self._wait(self._run(collective, Prepared(*checked)))
         # May block in MPI, and does unless some rank has other collectives to advance meanwhile.
         started = perf_counter()
-        opening, engine = self._opening, self._engine
+        opening, engine, number = self._opening, self._engine, self._sequence
         self._sequence += 1
+        fill_in = None
         try:
             if self._turn is not None:
                 engine.drive(Turn(self._turn).Test, timeout, lambda: "the openings before")
@@ -216,9 +225,8 @@ class Communicator(Calls):
             if not agreed(opening, signature, busy, along, engine.looks):
                 engine.follow(settle(opening, signature, busy, along), plan, timeout)
             if opening.anybody_busy:
-                engine.follow(run(Prepared(*checked), Means(None, None, None, Turn(None))), plan, timeout)
-            else:
-                block(x, out)
+                return self._beside_others(collective, Prepared(*checked), number)
+            fill_in = block(x, out, residual, number)
         except CollectiveMismatch:
             raise
         except BaseException as error:
@@ -226,8 +234,21 @@ class Communicator(Calls):
             if failure is error:
                 raise
             raise failure from error
-        self._at_once = collective, plan, x.nbytes, perf_counter() - started
+        self._at_once = collective, plan, x.nbytes, perf_counter() - started, fill_in
         return result
+
+    def _beside_others(self, collective: str, prepared: Prepared, number: int) -> Any:
+        """Run a collective that was opened, while some rank has others to advance."""
+        started, recipe = perf_counter(), prepared.recipe
+        flat = prepared.x.reshape(-1)
+        prepared.x, prepared.out = flat, flat if prepared.out is prepared.x else prepared.out.reshape(-1)
+        arena, stats = self._arenas.acquire(), self._account(collective, recipe.plan, flat.nbytes)
+        means = Means(Group(self._transport, self._tag()), arena.take, stats, Turn(None), number)
+        self._engine.follow(recipe.run(prepared, means), recipe.plan, recipe.timeout)
+        self._arenas.release(arena)
+        stats.total_seconds = perf_counter() - started
+        self._stats, self._at_once = stats, None
+        return prepared.result
 
     def start(self, collective: str, *arguments: Any) -> Request:
         """Start a collective with the arguments that `Collectives` takes."""
@@ -285,7 +306,8 @@ class Communicator(Calls):
         if len(self._engine.active) >= _MOST_IN_FLIGHT:
             self._engine.drain()
         number = self._sequence
-        plan, arena, tag, turn = prepared.recipe.plan, self._arenas.acquire(), self._next_tag(), self._next_turn()
+        self._sequence += 1
+        plan, arena, tag, turn = prepared.recipe.plan, self._arenas.acquire(), self._tag(), self._next_turn()
         stats = self._account(collective, plan, prepared.x.nbytes)
         signature = plan.signature.here() if self._debug else plan.signature
 
@@ -328,9 +350,9 @@ class Communicator(Calls):
             self._engine.fail(error)
         return error
 
-    def _next_tag(self) -> int:
-        self._sequence += 1
-        return (self._sequence % _MOST_IN_FLIGHT + 1) * _TAGS_EACH
+    def _tag(self) -> int:
+        """Of the collective that was begun last."""
+        return (self._sequence % _MOST_IN_FLIGHT + 2) * _TAGS_EACH
 
     def _next_turn(self) -> Turn:
         turn = self._turn = Turn(self._turn)

@@ -177,6 +177,7 @@ class DeviceCollectives(Collectives):
             host._world,
             host._small,
             host._shared,
+            host._recordings,
             engine=host._engine,
             bounded=host._bounded,
             checksum=host._checksum,

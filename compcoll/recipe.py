@@ -15,6 +15,7 @@ from .codecs.registry import as_codec
 from .errors import InvalidArgument
 from .plan import Plan
 from .request import Steps
+from .stats import Stats
 
 
 class Means(NamedTuple):
@@ -57,7 +58,8 @@ class Recipe(NamedTuple):
     run : callable
         Makes the steps.
     block : callable or None
-        Does it all in one go, from the flat input to the flat result, and may block in MPI.
+        Does it all in one go, and may block in MPI: from the flat input to the flat result, with the residual, as the
+        collective of this number. May return what adds this to an account.
     detail : object
         What ``run`` must know besides.
     feedback_refused : str
@@ -70,7 +72,7 @@ class Recipe(NamedTuple):
 
     plan: Plan
     run: Callable[[Prepared, Means], Steps]
-    block: Callable[[Any, Any], None] | None
+    block: Callable[[Any, Any, Any, int], Callable[[Stats], None] | None] | None
     detail: Any
     feedback_refused: str = ""
     gathered: Any = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -34,14 +35,14 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 class HostCoder:
     """A codec's kernels bound to an element type (the contract is `compcoll.codecs.base.Coder`)."""
 
-    __slots__ = ("_coder", "_threads", "wire_nbytes")
+    __slots__ = ("_threads", "bound", "wire_nbytes")
 
     fixed_size = True
 
-    def __init__(self, coder: _host.Coder, threads: int) -> None:
-        self._coder = coder
+    def __init__(self, coder: Any, threads: int) -> None:
+        self.bound = coder
         self._threads = threads
-        self.wire_nbytes = coder.wire_nbytes
+        self.wire_nbytes: Callable[[int], int] = coder.wire_nbytes
 
     def encode(
         self,
@@ -58,13 +59,26 @@ class HostCoder:
         draw: int = 0,
         position: int = 0,
     ) -> int:
-        self._coder.encode(
+        self.bound.encode(
             n, add, scale, wires, residual, feed, residual_scale, draw, position, wire, decoded, self._threads
         )
         return self.wire_nbytes(n)
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
-        self._coder.decode(n, add, scale, wires, out, self._threads)
+        self.bound.decode(n, add, scale, wires, out, self._threads)
+
+    def noted(self, program: _host.Program) -> HostCoder:
+        """A coder like this, whose work is not done but becomes part of a program."""
+        return HostCoder(_Noted(program, self.bound), self._threads)
+
+
+class _Noted:
+    """In place of a coder's kernels: their calls become a program's."""
+
+    def __init__(self, program: _host.Program, coder: _host.Coder) -> None:
+        self.wire_nbytes = coder.wire_nbytes
+        self.encode = partial(program.encode, coder)
+        self.decode = partial(program.decode, coder)
 
 
 def _apart(x: Array, y: Array) -> bool:
@@ -154,8 +168,8 @@ class HostDevice:
 
     def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str, looks: int) -> _host.SharedSum:
         """A rank's end of sums through memory of all ranks; it looks for the others so often before it gives way."""
-        instruction_set = self.instruction_sets().index(self.instruction_set)
-        return _host.SharedSum(memory, rank, ranks, _STORAGE.index(dtype), instruction_set, looks)
+        raw = self.coder(("cast", _STORAGE.index(dtype), 0), dtype)
+        return _host.SharedSum(memory, rank, ranks, raw.bound, looks)
 
     @staticmethod
     def repeats() -> _host.Repeats:

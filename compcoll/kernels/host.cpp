@@ -1,13 +1,11 @@
 // compcoll._host: the kernels as Python functions on NumPy memory. The GIL is released while they run.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <pthread.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +13,9 @@
 #include "crc32c.h"
 #include "exchange.h"
 #include "gathered.h"
+#include "host_coder.h"
 #include "instruction_sets.h"
+#include "program.h"
 #include "repeats.h"
 #include "shared_sum.h"
 #include "sparse_host.h"
@@ -23,104 +23,6 @@
 
 namespace nb = nanobind;
 using namespace compcoll;
-
-namespace {
-
-using Readable = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-using Writable = nb::ndarray<nb::c_contig, nb::device::cpu>;
-
-int in_range(const char* what, int value, int low, int high) {
-    if (value < low || value > high)
-        throw nb::value_error((std::string(what) + " must be in [" + std::to_string(low) + ", " + std::to_string(high) +
-                               "], not " + std::to_string(value)).c_str());
-    return value;
-}
-
-// One codec configuration on one element type: what a device calls.
-class HostCoder {
-public:
-    HostCoder(int codec, int first, int second, int variant, uint64_t seed, int storage, int instruction_set)
-        : storage_(static_cast<Storage>(in_range("storage", storage, 0, 3))) {
-        coder_.codec = static_cast<Codec>(in_range("codec", codec, 0, codec_count - 1));
-        coder_.config = Config{first, second, variant, seed};
-        check_config(coder_.config);
-        const auto set = static_cast<InstructionSet>(in_range("instruction set", instruction_set, 0, 2));
-        if (!supported(set)) throw nb::value_error("this CPU lacks the instruction set asked for");
-        coder_.kernels = &kernels_of(coder_.codec, set);
-        coder_.casts = &kernels_of(Codec::cast, set);
-        coder_.sums = &sums_of(set);
-    }
-
-    size_t wire_nbytes(size_t n) const { return compcoll::wire_nbytes(coder_.codec, coder_.config, n, value_size()); }
-
-    void encode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires,
-                std::optional<Writable> residual, bool feed, double residual_scale, uint64_t draw, uint64_t position,
-                Writable wire, std::optional<Writable> decoded, int threads) const {
-        const Terms terms = checked(n, add, add_scale, wires);
-        require("wire", wire.nbytes(), wire_nbytes(n));
-        if (residual) require("residual", residual->nbytes(), n * value_size());
-        if (decoded) require("decoded", decoded->nbytes(), n * storage_size(storage_));
-        if (n == 0) return;
-        const Residual kept{residual ? static_cast<uint8_t*>(residual->data()) : nullptr, feed, residual_scale};
-        auto* decoded_bytes = decoded ? static_cast<uint8_t*>(decoded->data()) : nullptr;
-        auto* wire_bytes = static_cast<uint8_t*>(wire.data());
-        nb::gil_scoped_release released;
-        compcoll::encode(coder_, storage_, n, terms, kept, Draw{draw, position}, wire_bytes, decoded_bytes, threads);
-    }
-
-    void decode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires, Writable out,
-                int threads) const {
-        const Terms terms = checked(n, add, add_scale, wires);
-        require("out", out.nbytes(), n * storage_size(storage_));
-        if (n == 0) return;
-        auto* out_bytes = static_cast<uint8_t*>(out.data());
-        nb::gil_scoped_release released;
-        compcoll::decode(coder_, storage_, n, terms, out_bytes, threads);
-    }
-
-private:
-    void check_config(const Config& config) const {
-        const bool wide = storage_ == Storage::float64;
-        const int first = config.first;
-        switch (coder_.codec) {
-            case Codec::cast: in_range("wire type", first, 0, wide ? 3 : 2); return;
-            case Codec::zfp: in_range("bits per block", first, wide ? 12 : 9, wide ? 256 : 128); return;
-            case Codec::minmax: in_range("bits", first, 1, 8); break;
-            case Codec::qsgd: in_range("bits", first, 1, 8); in_range("variant", config.variant, 0, 3); break;
-            case Codec::onebit: in_range("reconstruction values", first, 1, 2); break;
-            case Codec::fp8: in_range("exponent bits", first, 4, 5); break;
-        }
-        if (in_range("block", config.second, 8, 1 << 20) % 8 != 0) throw nb::value_error("block must be a multiple of 8");
-    }
-
-    size_t value_size() const { return storage_ == Storage::float64 ? 8 : 4; }
-
-    static void require(const char* what, size_t given, size_t needed) {
-        if (given < needed)
-            throw nb::value_error((std::string(what) + " has " + std::to_string(given) + " bytes, " +
-                                   std::to_string(needed) + " are needed").c_str());
-    }
-
-    Terms checked(size_t n, const std::optional<Readable>& add, double add_scale,
-                  const std::vector<Readable>& wires) const {
-        if (!add && wires.empty()) throw nb::value_error("nothing to sum: give an array or a wire");
-        Terms terms{nullptr, add_scale, {}};
-        if (add) {
-            require("array", add->nbytes(), n * storage_size(storage_));
-            terms.add = static_cast<const uint8_t*>(add->data());
-        }
-        for (const auto& wire : wires) {
-            require("wire", wire.nbytes(), wire_nbytes(n));
-            terms.wires.push_back(static_cast<const uint8_t*>(wire.data()));
-        }
-        return terms;
-    }
-
-    Storage storage_;
-    Coder coder_;
-};
-
-}  // namespace
 
 NB_MODULE(_host, m) {
     m.doc() = "Codec kernels on host memory.";
@@ -146,13 +48,6 @@ NB_MODULE(_host, m) {
     bind_shared_sum(m);
     bind_sparse(m);
     bind_summands(m);
-    nb::class_<HostCoder>(m, "Coder")
-        .def(nb::init<int, int, int, int, uint64_t, int, int>(), nb::arg("codec"), nb::arg("first"), nb::arg("second"),
-             nb::arg("variant"), nb::arg("seed"), nb::arg("storage"), nb::arg("instruction_set"))
-        .def("wire_nbytes", &HostCoder::wire_nbytes, nb::arg("n"))
-        .def("encode", &HostCoder::encode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
-             nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("draw"), nb::arg("position"),
-             nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
-        .def("decode", &HostCoder::decode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
-             nb::arg("out"), nb::arg("threads"));
+    bind_host_coder(m);
+    bind_program(m);
 }

@@ -15,8 +15,7 @@
 #include <vector>
 
 #include "buffer.h"
-#include "combine.h"
-#include "instruction_sets.h"
+#include "host_coder.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -47,13 +46,11 @@ struct Range {
 
 class SharedSum {
 public:
-    SharedSum(nb::handle memory, size_t rank, size_t ranks, int storage, int instruction_set, size_t looks)
-        : memory_(memory, PyBUF_WRITABLE), rank_(rank), ranks_(ranks), storage_(static_cast<Storage>(storage)), looks_(looks) {
-        if (rank >= ranks || storage < 0 || storage > 3) throw nb::value_error("no such rank, or no such element type");
-        const auto set = static_cast<InstructionSet>(instruction_set);
-        if (instruction_set < 0 || instruction_set > 2 || !supported(set))
-            throw nb::value_error("this CPU lacks the instruction set asked for");
-        coder_ = Coder{Codec::cast, Config{storage}, &kernels_of(Codec::cast, set), &kernels_of(Codec::cast, set), &sums_of(set)};
+    SharedSum(nb::handle memory, size_t rank, size_t ranks, const HostCoder& raw, size_t looks)
+        : memory_(memory, PyBUF_WRITABLE), rank_(rank), ranks_(ranks), storage_(raw.storage()), coder_(raw.coder()), looks_(looks) {
+        if (rank >= ranks) throw nb::value_error("no such rank");
+        if (coder_.codec != Codec::cast || coder_.config.first != static_cast<int>(storage_))
+            throw nb::value_error("a coder that leaves values as they are is needed");
         const size_t head = ranks * sizeof(Progress);
         slot_ = memory_.nbytes() > head ? (memory_.nbytes() - head) / (ranks * slots_each) / line * line : 0;
         if (slot_ == 0 || reinterpret_cast<uintptr_t>(memory_.at()) % alignof(Progress) != 0)
@@ -187,8 +184,8 @@ private:
     Buffer memory_;
     size_t rank_, ranks_;
     Storage storage_;
+    Coder coder_;
     size_t looks_;
-    Coder coder_{};
     size_t slot_ = 0;
     std::optional<Buffer> x_, out_;
     double scale_ = 1.0;
@@ -201,8 +198,8 @@ private:
 
 void compcoll::bind_shared_sum(nb::module_& m) {
     nb::class_<SharedSum>(m, "SharedSum")
-        .def(nb::init<nb::handle, size_t, size_t, int, int, size_t>(), nb::arg("memory"), nb::arg("rank"), nb::arg("ranks"),
-             nb::arg("storage"), nb::arg("instruction_set"), nb::arg("looks"))
+        .def(nb::init<nb::handle, size_t, size_t, const HostCoder&, size_t>(), nb::arg("memory"), nb::arg("rank"), nb::arg("ranks"), nb::arg("raw"),
+             nb::arg("looks"))
         .def("start", &SharedSum::start, nb::arg("x"), nb::arg("out"), nb::arg("scale"),
              "Begin to add all ranks' x, times scale, into out.")
         .def_prop_ro("done", &SharedSum::done, "Whether all was added, or nothing begun.")

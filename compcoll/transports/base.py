@@ -99,6 +99,9 @@ class Transport(Protocol):
 
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent: ...
 
+    def forget(self, message: Persistent) -> None:
+        """Give back one of these messages, which is not under way."""
+
     def free(self) -> None: ...
 
 

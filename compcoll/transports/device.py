@@ -131,6 +131,9 @@ class DeviceTransport:
     def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
         return self._host.send_init(wire, dest, tag)
 
+    def forget(self, message: Persistent) -> None:
+        """Nothing to give back."""
+
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
         return self._host.recv_init(wire, source, tag)
 

@@ -154,6 +154,9 @@ class LoopbackTransport:
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
         return Reposted(lambda: self.irecv(wire, source, tag))
 
+    def forget(self, message: Persistent) -> None:
+        """Nothing to give back."""
+
     def announce(self, text: str) -> None:
         self.world.announcements[self.rank] = text
 

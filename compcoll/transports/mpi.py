@@ -178,6 +178,11 @@ class MPITransport:
         self._persistent.append(request)
         return request
 
+    def forget(self, message: Persistent) -> None:
+        if not MPI.Is_finalized():
+            kept = next(index for index, each in enumerate(self._persistent) if each is message)
+            self._persistent.pop(kept).Free()
+
     def reductions(self, collective: str, op: str) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any], Pending]]:
         """MPI's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and the
         nonblocking one, as functions of input and result.

@@ -280,6 +280,9 @@ class SimulatedTransport:
     def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
         return Reposted(lambda: self.isend(wire, dest, tag))
 
+    def forget(self, message: Persistent) -> None:
+        """Nothing to give back."""
+
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
         return Reposted(lambda: self.irecv(wire, source, tag))
 

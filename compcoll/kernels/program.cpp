@@ -1,0 +1,254 @@
+// compcoll._host.Program: what an algorithm did, message by message and kernel by kernel, to be done again on other buffers
+// (compcoll/recording.py).
+#include "program.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "buffer.h"
+#include "host_coder.h"
+
+namespace nb = nanobind;
+using namespace compcoll;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t arrays = 3;                    // x, out and the residual
+constexpr size_t worth_the_lock = 4096;         // bytes of values; shorter kernels take less time than to release the GIL
+enum Which : size_t { x, out, residual };
+
+// A part of one of the arrays: which, and where it begins, in elements.
+using Place = std::tuple<size_t, size_t>;
+
+// Seconds that go by while this exists are added to some.
+class Stopwatch {
+public:
+    explicit Stopwatch(double& seconds) : seconds_(seconds), begun_(Clock::now()) {}
+    ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - begun_).count(); }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+private:
+    double& seconds_;
+    Clock::time_point begun_;
+};
+
+struct Step {
+    enum class Kind { start, await, encode, decode } kind;
+    nb::object function;  // of a message
+    nb::object owner;     // of the coder
+    const HostCoder* coder = nullptr;
+    size_t n = 0;
+    int threads = 1;
+    std::optional<Place> add, kept, result;
+    double scale = 1.0, residual_scale = 1.0;
+    std::vector<const uint8_t*> wires;
+    uint8_t* wire = nullptr;
+    bool feed = true;
+    Draw draw{0, 0};
+};
+
+class Program {
+public:
+    void start(const nb::object& message) { add_message(Step::Kind::start, message.attr("Start")); }
+    void await(const nb::object& message) { add_message(Step::Kind::await, message.attr("Test")); }
+
+    void encode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
+                std::optional<Place> kept, bool feed, double residual_scale, uint64_t draw, uint64_t position, nb::object wire,
+                std::optional<Place> decoded, int threads) {
+        Step step = kernel(Step::Kind::encode, coder, n, add, scale, wires, decoded, threads);
+        step.kept = checked(kept, n, step.coder->value_size());
+        step.feed = feed;
+        step.residual_scale = residual_scale;
+        step.draw = Draw{draw, position};
+        step.wire = memory_of(wire, step.coder->wire_nbytes(n), PyBUF_WRITABLE);
+        steps_.push_back(std::move(step));
+    }
+
+    void decode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
+                Place result, int threads) {
+        steps_.push_back(kernel(Step::Kind::decode, coder, n, add, scale, wires, result, threads));
+    }
+
+    // Begins to run it, as the collective of this number; each message is looked for so often before the caller does something
+    // else.
+    void begin(nb::handle x_array, nb::handle out_array, nb::handle residual_array, uint64_t number, size_t looks) {
+        if (running_) throw nb::value_error("the run before has not ended");
+        given_[x].emplace(x_array, PyBUF_SIMPLE);
+        given_[out].emplace(out_array, PyBUF_WRITABLE);
+        if (!residual_array.is_none()) given_[residual].emplace(residual_array, PyBUF_WRITABLE);
+        for (size_t which = 0; which < arrays; ++which) {
+            if (needed_[which] <= (given_[which] ? given_[which]->nbytes() : 0)) continue;
+            release();
+            throw nb::value_error("an array is shorter than those of the recording");
+        }
+        number_ = number;
+        looks_ = looks;
+        encode_seconds_ = decode_seconds_ = wait_seconds_ = 0.0;
+        at_ = 0;
+        running_ = true;
+        end_if_over();
+    }
+
+    bool done() const { return !running_; }
+
+    // Goes on until a message must be waited for; whether there was any progress.
+    bool advance() {
+        const size_t before = at_;
+        while (running_ && run(steps_[at_])) {
+            ++at_;
+            end_if_over();
+        }
+        return at_ != before;
+    }
+
+    double encode_seconds() const { return encode_seconds_; }
+    double decode_seconds() const { return decode_seconds_; }
+    double wait_seconds() const { return wait_seconds_; }
+
+private:
+    void add_message(Step::Kind kind, nb::object function) {
+        Step step{};
+        step.kind = kind;
+        step.function = function;
+        steps_.push_back(std::move(step));
+    }
+
+    Step kernel(Step::Kind kind, nb::object coder, size_t n, std::optional<Place> add, double scale,
+                const std::vector<nb::object>& wires, std::optional<Place> result, int threads) {
+        Step step{};
+        step.kind = kind;
+        step.owner = coder;
+        step.coder = &nb::cast<const HostCoder&>(coder);
+        step.n = n;
+        step.threads = threads;
+        step.scale = scale;
+        if (!add && wires.empty()) throw nb::value_error("nothing to sum");
+        for (const nb::object& wire : wires) step.wires.push_back(memory_of(wire, step.coder->wire_nbytes(n), PyBUF_SIMPLE));
+        step.add = checked(add, n, storage_size(step.coder->storage()));
+        step.result = checked(result, n, storage_size(step.coder->storage()));
+        return step;
+    }
+
+    uint8_t* memory_of(const nb::object& wire, size_t nbytes, int flags) {
+        memory_.push_back(std::make_unique<Buffer>(wire, flags));
+        if (memory_.back()->nbytes() < nbytes) throw nb::value_error("a wire is too short");
+        return memory_.back()->at();
+    }
+
+    // In bytes.
+    std::optional<Place> checked(std::optional<Place> place, size_t n, size_t itemsize) {
+        if (!place) return place;
+        const auto [which, first] = *place;
+        if (which >= arrays) throw nb::value_error("no such array");
+        needed_[which] = std::max(needed_[which], (first + n) * itemsize);
+        return Place{which, first * itemsize};
+    }
+
+    uint8_t* at(const std::optional<Place>& place) const {
+        return place ? given_[std::get<0>(*place)]->at() + std::get<1>(*place) : nullptr;
+    }
+
+    // Whether a step is over.
+    bool run(const Step& step) {
+        switch (step.kind) {
+            case Step::Kind::start: call(step.function); return true;
+            case Step::Kind::await: return look(step.function);
+            case Step::Kind::encode: {
+                const Stopwatch watch(encode_seconds_);
+                work(step, [&](const Terms& terms) {
+                    const Draw draw{number_ << 32 | step.draw.number, step.draw.position};
+                    const Residual kept{at(step.kept), step.feed, step.residual_scale};
+                    compcoll::encode(step.coder->coder(), step.coder->storage(), step.n, terms, kept, draw, step.wire,
+                                     at(step.result), step.threads);
+                });
+                return true;
+            }
+            case Step::Kind::decode: {
+                const Stopwatch watch(decode_seconds_);
+                work(step, [&](const Terms& terms) {
+                    compcoll::decode(step.coder->coder(), step.coder->storage(), step.n, terms, at(step.result), step.threads);
+                });
+                return true;
+            }
+        }
+        return true;
+    }
+
+    template <class Body>
+    void work(const Step& step, Body body) {
+        if (step.n == 0) return;
+        const Terms terms{at(step.add), step.scale, step.wires};
+        if (step.n * step.coder->value_size() < worth_the_lock) {
+            body(terms);
+        } else {
+            const nb::gil_scoped_release released;
+            body(terms);
+        }
+    }
+
+    static nb::object call(const nb::object& function) {
+        PyObject* result = PyObject_CallNoArgs(function.ptr());
+        if (!result) throw nb::python_error();
+        return nb::steal(result);
+    }
+
+    bool look(const nb::object& test) {
+        if (call(test).ptr() == Py_True) return true;
+        const Stopwatch watch(wait_seconds_);
+        for (size_t i = 1; i < looks_; ++i)
+            if (call(test).ptr() == Py_True) return true;
+        return false;
+    }
+
+    void end_if_over() {
+        if (at_ < steps_.size()) return;
+        running_ = false;
+        release();
+    }
+
+    void release() {
+        for (auto& array : given_) array.reset();
+    }
+
+    std::vector<Step> steps_;
+    std::vector<std::unique_ptr<Buffer>> memory_;
+    std::array<size_t, arrays> needed_{};
+    std::array<std::optional<Buffer>, arrays> given_;
+    uint64_t number_ = 0;
+    size_t looks_ = 1, at_ = 0;
+    bool running_ = false;
+    double encode_seconds_ = 0.0, decode_seconds_ = 0.0, wait_seconds_ = 0.0;
+};
+
+}  // namespace
+
+void compcoll::bind_program(nb::module_& m) {
+    nb::class_<Program>(m, "Program")
+        .def(nb::init<>())
+        .def("start", &Program::start, nb::arg("message"))
+        .def("wait", &Program::await, nb::arg("message"))
+        .def("encode", &Program::encode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
+             nb::arg("wires"), nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("draw"),
+             nb::arg("position"), nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
+        .def("decode", &Program::decode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
+             nb::arg("wires"), nb::arg("out"), nb::arg("threads"))
+        .def("begin", &Program::begin, nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"),
+             nb::arg("looks"), "Begin to run it on some arrays.")
+        .def_prop_ro("done", &Program::done, "Whether it has run to its end, or has not begun.")
+        .def("Test", &Program::advance, "Go on until a message must be waited for; whether there was any progress.")
+        .def_prop_ro("encode_seconds", &Program::encode_seconds, "Of the last run.")
+        .def_prop_ro("decode_seconds", &Program::decode_seconds, "Of the last run.")
+        .def_prop_ro("wait_seconds", &Program::wait_seconds, "Of the last run, without what the caller did meanwhile.");
+}

@@ -1,0 +1,113 @@
+"""Blocking allreduces are replayed from a recording; nonblocking ones run their algorithm. Both give the same bits."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from mpi4py import MPI
+
+import compcoll
+from compcoll import FP8, QSGD, ZFP, Cast, Communicator, ErrorFeedback, MinMax, OneBit, TernGrad
+
+ALGORITHMS = ["ring", "direct", "recursive_doubling", "hierarchical"]
+CODECS: list[Any] = [
+    None,
+    ZFP(rate=8),
+    ZFP(rate=11.5),
+    MinMax(bits=5, block=64),
+    Cast("bfloat16"),
+    OneBit(block=128),
+    FP8(),
+]
+AT_RANDOM: list[Any] = [QSGD(bits=4, block=256, seed=3), TernGrad(block=64)]
+
+
+def check_same_bits_as_the_algorithm(comm: MPI.Intracomm) -> None:
+    replayed, run = Communicator(comm), Communicator(comm)
+    draw = np.random.default_rng(comm.rank)
+    for codec, algorithm, n in itertools.product(CODECS + AT_RANDOM, ALGORITHMS, [0, 1, 1000, 70_001]):
+        for dtype, op in ((np.float32, "mean"), (np.float64, "sum")):
+            how: dict[str, Any] = {"codec": codec, "algorithm": algorithm, "op": op}
+            for _ in range(2):  # the first of them is recorded
+                x = draw.standard_normal(n).astype(dtype)
+                ours, theirs = replayed.allreduce(x, **how), run.iallreduce(x, **how).wait()
+                np.testing.assert_array_equal(ours.view(np.uint8), theirs.view(np.uint8))
+            assert replayed.allreduce(x, out=x, **how) is x
+            np.testing.assert_array_equal(run.iallreduce(theirs.copy(), **how).wait().shape, x.shape)
+            a, b = replayed.stats, run.stats
+            assert a is not None and b is not None
+            assert (a.codec, a.algorithm, a.wire_nbytes, a.ratio) == (b.codec, b.algorithm, b.wire_nbytes, b.ratio)
+    replayed.free()
+    run.free()
+
+
+def check_halves_and_shapes(comm: MPI.Intracomm) -> None:
+    communicator = Communicator(comm)
+    for dtype in (np.float16, ml_dtypes.bfloat16, np.float32):
+        for shape in ((), (3,), (4, 5), (2, 300, 7)):
+            x = np.random.default_rng(comm.rank).standard_normal(shape).astype(dtype)
+            for _ in range(3):
+                got = communicator.allreduce(x, codec="minmax", algorithm="ring")
+                expected = communicator.iallreduce(x, codec="minmax", algorithm="ring").wait()
+                assert got.shape == shape and got.dtype == x.dtype
+                np.testing.assert_array_equal(got, expected)
+    communicator.free()
+
+
+def check_feedback(comm: MPI.Intracomm) -> None:
+    replayed, run = Communicator(comm), Communicator(comm)
+    for codec, algorithm in itertools.product([ZFP(rate=8), OneBit(), QSGD(bits=6, seed=1)], ALGORITHMS):
+        ours, theirs = ErrorFeedback(), ErrorFeedback()
+        for step in range(4):
+            x = np.random.default_rng([comm.rank, step]).standard_normal(30_000).astype(np.float32)
+            how: dict[str, Any] = {"codec": codec, "algorithm": algorithm}
+            got = replayed.allreduce(x, feedback=ours, **how)
+            np.testing.assert_array_equal(got, run.iallreduce(x, feedback=theirs, **how).wait())
+            plain = replayed.allreduce(x, **how)  # another program
+            np.testing.assert_array_equal(plain, run.iallreduce(x, **how).wait())
+        if ours.residual is not None:
+            np.testing.assert_array_equal(ours.residual, theirs.residual)
+    replayed.free()
+    run.free()
+
+
+def check_beside_others(comm: MPI.Intracomm) -> None:
+    """A rank with another collective under way makes all run the algorithm."""
+    communicator = Communicator(comm)
+    x = np.random.default_rng(comm.rank).standard_normal((50, 400)).astype(np.float32)
+    how: dict[str, Any] = {"codec": "zfp", "rate": 16, "algorithm": "direct"}
+    alone = communicator.allreduce(x, **how)
+    for busy in range(comm.size):
+        other = compcoll.get_communicator(comm)
+        late = other.iallreduce(x, algorithm="ring") if comm.rank == busy else None
+        np.testing.assert_array_equal(communicator.allreduce(x, **how), alone)
+        stats = communicator.stats
+        assert stats is not None and stats.algorithm == ("direct" if comm.size > 1 else "copy")
+        if late is None:
+            late = other.iallreduce(x, algorithm="ring")
+        late.wait()
+        np.testing.assert_array_equal(communicator.allreduce(x, **how), alone)
+    communicator.free()
+
+
+def check_old_recordings_are_given_back(comm: MPI.Intracomm) -> None:
+    """More than are kept, over and over."""
+    from compcoll import recording
+
+    kept, recording._MOST_KEPT = recording._MOST_KEPT, 1 << 19
+    try:
+        communicator = Communicator(comm)
+        for _ in range(3):
+            for n in range(1000, 60_000, 4999):
+                x = np.full(n, comm.rank + 1.0, np.float32)
+                got = communicator.allreduce(x, codec="cast", dtype="bfloat16", algorithm="ring")
+                np.testing.assert_allclose(got, comm.size * (comm.size + 1) / 2, rtol=0.02)
+        held = sum(each.nbytes for each in communicator._recordings._kept.values())
+        assert held <= 1 << 19 and (comm.size == 1 or len(communicator._recordings._kept) > 0)
+        communicator.free()
+        assert not communicator._recordings._kept
+    finally:
+        recording._MOST_KEPT = kept
