@@ -25,14 +25,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from compcoll.errors import CompcollError
 from osu_like_bench.errors import UsageError
 from osu_like_bench.parser import codec_options
 from osu_like_bench.report import Progress
 from osu_like_bench.training.elastic import ElasticTraining
-from osu_like_bench.training.processes import leave, place, share_cores, start
+from osu_like_bench.training.processes import give_up, leave, place, share_cores, start
 from osu_like_bench.training.run import LOW_RANK, Training
 from osu_like_bench.training.tasks import TASKS
 
@@ -114,9 +113,9 @@ def main() -> int:
     except (UsageError, CompcollError) as error:
         if standing.rank == 0:
             print(f"{top.prog}: error: {error}", file=sys.stderr)
-        if not arguments.elastic:
-            dist.destroy_process_group()
-        return 2
+        if arguments.elastic:
+            return 2
+        give_up(2)
     if arguments.gradients is not None and training.standing[0] == 0:
         gradients = [p.grad.flatten() for p in training.module.parameters() if p.grad is not None]
         np.save(arguments.gradients, torch.cat(gradients).numpy())

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import World, exact_sum, magnitude, normals
 
-from compcoll import MinMax
+from compcoll import Cast, MinMax
+from compcoll.devices.host import HostDevice
 from compcoll.errors import CollectiveMismatch, UnknownAlgorithm
 from compcoll.transports import shared
 
@@ -209,16 +210,12 @@ def test_no_other_file_is_taken_for_the_memory(tmp_path: Any) -> None:
 def test_the_kernel_refuses_what_does_not_fit() -> None:
     from compcoll import _host
 
-    memory = shared.memory(2)
-    for arguments in (
-        (memory, 2, 2, 2, 0, 1),
-        (memory, 0, 2, 4, 0, 1),
-        (memory, 0, 2, 2, 3, 1),
-        (bytearray(64), 0, 2, 2, 0, 1),
-    ):
-        with pytest.raises(ValueError, match=r"no such|lacks|memory for a piece"):
+    device, memory = HostDevice(), shared.memory(2)
+    raw, other = (Cast(name).coder(device, "float32").bound for name in ("float32", "float16"))
+    for arguments in ((memory, 2, 2, raw, 1), (memory, 0, 2, other, 1), (bytearray(64), 0, 2, raw, 1)):
+        with pytest.raises(ValueError, match=r"no such|leaves values as they are|memory for a piece"):
             _host.SharedSum(*arguments)
-    transfer = _host.SharedSum(memory, 0, 2, 2, 0, 1)
+    transfer = _host.SharedSum(memory, 0, 2, raw, 1)
     assert transfer.done and not transfer.Test()
     x = np.ones(4, np.float32)
     with pytest.raises(ValueError, match="alike"):
