@@ -92,6 +92,7 @@ def _gloo(sizes: str) -> str:
 OWN = "native,ring,direct"
 SPARSE = "sparse_ring,sparse_direct,sparse_native"
 EVERY = "native,auto,ring,direct,recursive_doubling"
+EVERY_INSIDE = f"{EVERY},shared_memory"
 SIMULATED = "ring,direct,recursive_doubling,ring_uncompressed,direct_uncompressed,recursive_doubling_uncompressed"
 TUNE = "compcoll tune --output {json}"
 
@@ -122,7 +123,7 @@ CASES: tuple[Case, ...] = (
     Case("10g-profile", FAST, TUNE),
     Case("10g-auto", FAST, _bench("zfp8", "4:64M", EVERY, 0.4), profile="10g-profile"),
     Case("memory-profile", MEMORY, TUNE, ranks=2),
-    Case("memory-auto", MEMORY, _bench("zfp8", "4:64M", EVERY, 0.4), profile="memory-profile", ranks=2),
+    Case("memory-auto", MEMORY, _bench("zfp8", "4:64M", EVERY_INSIDE, 0.4), profile="memory-profile", ranks=2),
     Case("simulated-2-profile", PAIR, TUNE),
     Case("simulated-2", PAIR, _bench("zfp8", "1M:16M", SIMULATED, 0.4)),
     Case("simulated-4-profile", ONE, TUNE),
