@@ -83,8 +83,8 @@ def allreduce(
         that the result may have, chooses the codec, too: see docs/model.md. ``"topk"`` and the other sparse ones send
         few elements, chosen from the whole buffer: see docs/sparse.md.
     algorithm : str
-        ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``; ``"sparse_ring"``, ``"sparse_native"`` and
-        ``"sparse_direct"`` for sparse codecs; uncompressed: ``"native"`` (MPI's own), ``"shared_memory"`` (inside a
+        ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``; for sparse codecs ``"sparse_ring"``,
+        ``"sparse_native"`` and ``"sparse_direct"``; uncompressed: ``"native"`` (MPI's own), ``"shared_memory"`` (in a
         node) and ``"dissemination"`` (small arrays travel with the call's first messages); or ``"auto"``, which takes
         what a cost model predicts to be fastest, also without the codec: `Communicator.stats` tells.
     comm : mpi4py.MPI.Intracomm, optional

@@ -283,10 +283,8 @@ class Collectives:
         call.recipe.gathered.store(call.x, call.out)
         yield None
 
-    @staticmethod
-    def _through_memory(call: Prepared, means: Means) -> Steps:
-        transfer, scale = call.recipe.detail
-        return shared_memory.allreduce(transfer, call.x, call.out, scale)
+    def _through_memory(self, transfer: Any, scale: float, x: Any, out: Any) -> Steps:
+        return shared_memory.allreduce(transfer, x, out, scale, self._engine.patience)
 
     @staticmethod
     def _reduce(call: Prepared, means: Means) -> Steps:
@@ -359,29 +357,30 @@ class Collectives:
             return Recipe(plan, self._add, None, scale, refused)
         if plan.algorithm == choose.DISSEMINATION:
             gathered = device.gathered(self._small, self._size, places(self._rank, self._size), call.n, call.dtype, op)
-            return Recipe(
-                plan, self._reduce_gathered, lambda x, out, *_: gathered.store(x, out), None, refused, gathered
-            )
+            return Recipe(plan, self._reduce_gathered, gathered.store, None, refused, gathered)
         if plan.algorithm == choose.SHARED_MEMORY:
             assert self._shared is not None  # else no plan names it
-            transfer = device.shared_sum(*self._shared, call.dtype, self._engine.looks)
+            transfer = device.shared_sum(*self._shared, call.dtype)
 
             def through_memory(x: Any, out: Any, *_: Any) -> None:
-                self._engine.follow(shared_memory.allreduce(transfer, x, out, scale), plan, timeout)
+                self._engine.follow(self._through_memory(transfer, scale, x, out), plan, timeout)
 
-            return Recipe(plan, self._through_memory, through_memory, (transfer, scale), refused)
+            def run(call: Prepared, means: Means) -> Steps:
+                return self._through_memory(transfer, scale, call.x, call.out)
+
+            return Recipe(plan, run, through_memory, None, refused)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
             return self._recordings.replaying(Recipe(plan, run, None, scale, refused), call, timeout)
         reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)
-        at_once = reduction.block
+        block = reduction.block
         if self._bounded or timeout is not None:
 
-            def at_once(x: Any, out: Any) -> None:
+            def block(x: Any, out: Any, *_: Any) -> None:
                 self._engine.follow(reduction.steps(x, out, Turn(None)), plan, timeout)
 
-        return Recipe(plan, self._reduce, lambda x, out, *_: at_once(x, out), reduction)
+        return Recipe(plan, self._reduce, block, reduction)
 
     def _by_mpi(self) -> MPITransport:
         assert self._mpi is not None  # else no plan names MPI's own

@@ -27,6 +27,28 @@ Steps = Generator[Pending | None, None, Any]
 """An algorithm: yields what it must wait for (None: nothing on this device), returns the result."""
 
 
+class Work(Pending, Protocol):
+    """What goes on by itself while it is tested; `Test` tells whether there was any progress."""
+
+    @property
+    def done(self) -> bool:
+        """Whether that was all."""
+
+
+def until_done(work: Work) -> Steps:
+    """Wait for work that has begun."""
+    while not work.done:
+        yield work
+
+
+Patience = tuple[int, int]
+"""How long a message is waited for before a rank does something else about it: so many looks, and so many more after
+each of which other processes may have the core.
+"""
+
+_YIELDS = 100
+
+
 class Peers(Protocol):
     """The other ranks, when something goes wrong."""
 
@@ -120,8 +142,8 @@ class Engine:
 
     Attributes
     ----------
-    looks : int
-        How often a rank looks for a message before it does more about it.
+    patience : Patience
+        Of what waits by itself: without yields while there are other collectives to advance.
     """
 
     def __init__(
@@ -135,9 +157,10 @@ class Engine:
     ) -> None:
         self.timeout = timeout
         self._peers = peers
-        self.looks = 2 if crowded or naps else 50
+        self._looks = 2 if crowded or naps else 50
         # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
         self._naps = naps or (crowded and threaded)
+        self._alone, self._beside = (self._looks, 0 if self._naps else _YIELDS), (self._looks, 0)
         self.active: list[Request] = []
         self.lock = threading.RLock()
         self._work = threading.Event()
@@ -148,6 +171,10 @@ class Engine:
             self._thread.start()
         _all.add(self)
         _end_all_at_exit()
+
+    @property
+    def patience(self) -> Patience:
+        return self._alone if not under_way else self._beside
 
     def start(self, request: Request) -> None:
         """Begin a collective."""
@@ -201,7 +228,7 @@ class Engine:
                 raise error
             if self._naps and idle > _LOOKS:
                 time.sleep(_NAP)
-            elif idle > self.looks:
+            elif idle > self._looks:
                 give_way()
 
     def fail(self, error: BaseException) -> None:
@@ -219,14 +246,8 @@ class Engine:
     def follow(self, steps: Steps, waiting: object = "a blocking collective", timeout: float | None = None) -> None:
         """Run some steps to their end; each may take as long as a wait."""
         for pending in steps:
-            if pending is None:
-                continue
-            spins = 0
-            while not pending.Test():
-                spins += 1
-                if spins > self.looks:
-                    self.drive(pending.Test, timeout, lambda: str(waiting))
-                    break
+            if pending is not None and not pending.Test():
+                self.drive(pending.Test, timeout, lambda: str(waiting))
 
     def drain(self, timeout: float | None = None) -> None:
         """Finish everything that is under way."""

@@ -212,14 +212,14 @@ def test_the_kernel_refuses_what_does_not_fit() -> None:
 
     device, memory = HostDevice(), shared.memory(2)
     raw, other = (Cast(name).coder(device, "float32").bound for name in ("float32", "float16"))
-    for arguments in ((memory, 2, 2, raw, 1), (memory, 0, 2, other, 1), (bytearray(64), 0, 2, raw, 1)):
+    for arguments in ((memory, 2, 2, raw), (memory, 0, 2, other), (bytearray(64), 0, 2, raw)):
         with pytest.raises(ValueError, match=r"no such|leaves values as they are|memory for a piece"):
             _host.SharedSum(*arguments)
-    transfer = _host.SharedSum(memory, 0, 2, raw, 1)
+    transfer = _host.SharedSum(memory, 0, 2, raw)
     assert transfer.done and not transfer.Test()
     x = np.ones(4, np.float32)
     with pytest.raises(ValueError, match="alike"):
-        transfer.start(x, np.ones(5, np.float32), 1.0)
-    transfer.start(x, np.ones(4, np.float32), 1.0)
+        transfer.start(x, np.ones(5, np.float32), 1.0, 1, 0)
+    transfer.start(x, np.ones(4, np.float32), 1.0, 1, 0)
     with pytest.raises(ValueError, match="has not ended"):
-        transfer.start(x, x, 1.0)
+        transfer.start(x, x, 1.0, 1, 0)

@@ -37,6 +37,7 @@ FLOORS = [
     {"calls"},
     {"device_collectives"},
     {"collectives"},
+    {"recording"},
     {"recipe"},
     {"plan", "arena"},
     {"algorithms", "profile", "roll_call", "stopwatch"},

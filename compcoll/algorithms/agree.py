@@ -28,7 +28,7 @@ from typing import NamedTuple
 from .._host import Exchange, Gathered
 from ..errors import CollectiveMismatch
 from ..layout import in_pairs, shares
-from ..request import Steps
+from ..request import Patience, Steps, until_done
 from ..transports.base import Persistent, Transport, Wire
 
 _NBYTES = 8  # of a fingerprint, the most significant byte first
@@ -252,25 +252,23 @@ def agree(opening: Opening, own: Signature, busy: bool, along: Gathered | None =
     CollectiveMismatch
         On every rank, if they do not.
     """
-    if not agreed(opening, own, busy, along, 1):
+    if not agreed(opening, own, busy, along, (1, 0)):
         yield from settle(opening, own, busy, along)
 
 
-def agreed(opening: Opening, own: Signature, busy: bool, along: Gathered | None, looks: int) -> bool:
-    """Begin to `agree`: whether that is all, since the other ranks' messages came while each was looked for so often.
+def agreed(opening: Opening, own: Signature, busy: bool, along: Gathered | None, patience: Patience) -> bool:
+    """Begin to `agree`: whether that is all, since the other ranks' messages came while each was waited for so long.
     If not, `settle`.
     """
     opening.anybody_busy = busy
-    return opening.exchanges[0 if along is None else along.nbytes].run(own.extremes[busy], looks, along)
+    exchange = opening.exchanges[0 if along is None else along.nbytes]
+    return exchange.run(own.extremes[busy], along, *patience)
 
 
 def settle(opening: Opening, own: Signature, busy: bool, along: Gathered | None) -> Steps:
     """What is left to do then."""
     exchange = opening.exchanges[0 if along is None else along.nbytes]
-    pending = exchange.waiting
-    while pending is not None:
-        yield pending
-        pending = exchange.advance()
+    yield from until_done(exchange)
     extremes = exchange.extremes
     if extremes != own.extremes[busy]:
         low, high = int.from_bytes(extremes[:_NBYTES], "big"), int.from_bytes(extremes[_NBYTES:], "big")

@@ -23,8 +23,7 @@ def allreduce(job: Job) -> Steps:
     own = job.wires(job.chunks[job.group.rank])
 
     def finish(index: int, segment: Segment, arrived: list[Wire]) -> Steps:
-        yield job.encode(segment, own[index], arrived, final=True)
-        allgather_phase.send(segment, own[index])
+        yield from job.finish(segment, own[index], allgather_phase.send, arrived)
 
     yield from _reduce_scatter(job, finish)
     yield from allgather_phase.collect()
@@ -44,8 +43,7 @@ def allgather(job: Job) -> Steps:
     phase = _Allgather(job)
     own = job.chunks[job.group.rank]
     for segment, wire in zip(own, job.wires(own), strict=True):
-        yield job.encode(segment, wire, final=True)
-        phase.send(segment, wire)
+        yield from job.finish(segment, wire, phase.send)
     yield from phase.collect()
 
 

@@ -9,7 +9,7 @@ from time import perf_counter
 from ..codecs.base import Array, Coder
 from ..devices.streams import Timeline
 from ..layout import Chunk, Segment
-from ..request import Pending
+from ..request import Pending, Steps
 from ..stats import Stats
 from ..transports.base import Group, Wire
 
@@ -119,6 +119,20 @@ class Job:
             self.timeline.encoded(wire)
         self.stats.encode_seconds += perf_counter() - started
         return None
+
+    def finish(
+        self, segment: Segment, wire: Wire, send: Callable[[Segment, Wire], None], terms: Sequence[Wire] = ()
+    ) -> Steps:
+        """Encode a segment of the result, ``x`` plus ``terms``, send it off, and store in ``out`` what others decode.
+
+        Where the encoding must know its loss, or a device has still to do it, decoding is part of it; else it waits
+        until the wire has left.
+        """
+        in_one = self.residual is not None or self.timeline is not None
+        yield self.encode(segment, wire, terms, final=in_one)
+        send(segment, wire)
+        if not in_one:
+            yield self.decode(segment, [wire])
 
     def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
         """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``: on a device some time before the

@@ -31,12 +31,12 @@ class Reduction:
     Attributes
     ----------
     block : callable
-        Reduces the first argument into the second; returns when all is done.
+        Reduces the first argument into the second, whatever follows them; returns when all is done.
     """
 
     def __init__(
         self,
-        reduce: Callable[[Any, Any], None],
+        reduce: Callable[..., None],
         start: Callable[[Any, Any], Pending],
         device: Any,
         dtype: str,
@@ -46,7 +46,7 @@ class Reduction:
         self._device, self._dtype, self._scale = device, dtype, scale
         self.block = reduce if scale == 1.0 and device.known_to_mpi(dtype) else self._convert_and_block
 
-    def _convert_and_block(self, x: Any, out: Any) -> None:
+    def _convert_and_block(self, x: Any, out: Any, *_: Any) -> None:
         values, sums = self._device.for_mpi(x, out, self._dtype)
         self._reduce(values, sums)
         self._end(sums, out)

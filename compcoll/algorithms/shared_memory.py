@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..request import Steps
+from ..request import Patience, Steps, until_done
 
 
-def allreduce(transfer: Any, x: Any, out: Any, scale: float) -> Steps:
+def allreduce(transfer: Any, x: Any, out: Any, scale: float, patience: Patience) -> Steps:
     """Sum all ranks' buffers.
 
     Parameters
@@ -26,7 +26,8 @@ def allreduce(transfer: Any, x: Any, out: Any, scale: float) -> Steps:
         This rank's values, and where the result goes.
     scale : float
         Factor of the values.
+    patience : Patience
+        With which others are waited for in between.
     """
-    transfer.start(x, out, scale)
-    while not transfer.done:
-        yield transfer
+    transfer.start(x, out, scale, *patience)
+    yield from until_done(transfer)

@@ -166,10 +166,10 @@ class HostDevice:
         """
         return _host.Gathered(memory, ranks, *places, n, dtype, op)
 
-    def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str, looks: int) -> _host.SharedSum:
-        """A rank's end of sums through memory of all ranks; it looks for the others so often before it gives way."""
+    def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str) -> _host.SharedSum:
+        """A rank's end of sums through memory that all ranks share."""
         raw = self.coder(("cast", _STORAGE.index(dtype), 0), dtype)
-        return _host.SharedSum(memory, rank, ranks, raw.bound, looks)
+        return _host.SharedSum(memory, rank, ranks, raw.bound)
 
     @staticmethod
     def repeats() -> _host.Repeats:

@@ -13,6 +13,7 @@
 
 #include "buffer.h"
 #include "gathered.h"
+#include "patience.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -61,56 +62,55 @@ public:
         }
     }
 
-    // From the beginning: whether all rounds ended while each message was looked for so often, and nobody knew of other
-    // extremes. If not, something is waited for, or these differ. What comes to the beginning is added to what is there.
-    bool run(const nb::bytes& extremes, size_t looks, nb::object along) {
+    // From the beginning: whether all rounds ended at once, and nobody knew of other extremes. What comes to the beginning is
+    // added to what is there.
+    bool run(const nb::bytes& extremes, nb::object along, size_t looks, size_t yields) {
         if (extremes.size() != extremes_.size()) throw nb::value_error("16 bytes of extremes are needed");
         std::memcpy(extremes_.data(), extremes.c_str(), extremes_.size());
         first_ = extremes_;
+        patience_ = Patience{looks, yields};
         round_ = 0;
         stage_ = Stage::begins;
-        looks_ = looks;
         along_ = along;
         reduction_ = along.is_none() ? nullptr : &nb::cast<const Gathered&>(along);
-        waiting_ = advance();
-        return waiting_.is_none() && extremes_ == first_;
+        advance();
+        return done() && extremes_ == first_;
     }
 
-    nb::object waiting() const { return waiting_; }
+    bool done() const { return round_ == rounds_.size(); }
 
-    // What is to be waited for next, when what was waited for has come; None at the end.
-    nb::object advance() {
-        while (round_ < rounds_.size()) {
+    // Goes on until a message was waited for in vain; whether there was any progress.
+    bool advance() {
+        bool moved = false;
+        while (!done()) {
             const Round& round = *rounds_[round_];
+            const auto has_come = [&] { return call(round.has_come).ptr() == Py_True; };
             switch (stage_) {
             case Stage::begins:
                 begin(round);
                 stage_ = Stage::awaited;
-                if (!look(round.has_come, looks_)) return round.arriving;
+                moved = true;
                 [[fallthrough]];
             case Stage::awaited:
+                if (!patience_.wait(has_come)) return moved;
                 end(round);
                 stage_ = Stage::leaving;
-                if (!look(round.has_left, 1)) return round.sending;
+                moved = true;
                 [[fallthrough]];
             case Stage::leaving:
+                if (call(round.has_left).ptr() != Py_True) return moved;
                 ++round_;
                 stage_ = Stage::begins;
+                moved = true;
             }
         }
-        return nb::none();
+        return moved;
     }
 
     nb::bytes extremes() const { return nb::bytes(extremes_.data(), extremes_.size()); }
 
 private:
     enum class Stage { begins, awaited, leaving };
-
-    static bool look(const nb::object& test, size_t looks) {
-        for (size_t i = 0; i < looks; ++i)
-            if (call(test).ptr() == Py_True) return true;
-        return false;
-    }
 
     void begin(const Round& round) const {
         call(round.receive);
@@ -134,8 +134,9 @@ private:
     Buffer arrays_;
     std::vector<std::unique_ptr<Round>> rounds_;
     Extremes first_{}, extremes_{};
-    size_t round_ = 0, looks_ = 1;
-    nb::object waiting_ = nb::none(), along_ = nb::none();
+    size_t round_ = 0;
+    Patience patience_;
+    nb::object along_ = nb::none();
     const Gathered* reduction_ = nullptr;
     Stage stage_ = Stage::begins;
 };
@@ -145,9 +146,9 @@ private:
 void compcoll::bind_exchange(nb::module_& m) {
     nb::class_<Exchange>(m, "Exchange")
         .def(nb::init<nb::handle, const std::vector<Given>&>(), nb::arg("arrays"), nb::arg("rounds"))
-        .def("run", &Exchange::run, nb::arg("extremes"), nb::arg("looks"), nb::arg("along").none(),
+        .def("run", &Exchange::run, nb::arg("extremes"), nb::arg("along").none(), nb::arg("looks"), nb::arg("yields"),
              "From the beginning: whether all ended at once, and all ranks had these extremes.")
-        .def_prop_ro("waiting", &Exchange::waiting, "What that must wait for; None if nothing.")
-        .def("advance", &Exchange::advance, "What is to be waited for when that has come; None at the end.")
+        .def_prop_ro("done", &Exchange::done, "Whether all rounds have ended.")
+        .def("Test", &Exchange::advance, "Go on until a message must be waited for; whether there was any progress.")
         .def_prop_ro("extremes", &Exchange::extremes, "Smallest and largest fingerprint that this rank knows of.");
 }

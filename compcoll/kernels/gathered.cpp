@@ -144,8 +144,9 @@ void compcoll::bind_gathered(nb::module_& m) {
             nb::cast<const Gathered&>(self).load(x);
             return self;
         }, "Put this rank's array in its place; this is then what travels along.")
-        .def("store", [](const Gathered& self, nb::handle, nb::handle out) { self.store(out); }, nb::arg("x").none(),
-             nb::arg("out"), "Reduce all arrays, of which x was loaded, into a result.")
+        .def("store", [](const Gathered& self, nb::handle, nb::handle out, nb::handle, nb::handle) { self.store(out); },
+             nb::arg("x").none(), nb::arg("out"), nb::arg("residual").none() = nb::none(), nb::arg("number").none() = nb::none(),
+             "Reduce all arrays, of which x was loaded, into a result. Takes what every `Recipe.block` does.")
         .def_static("reducible", [](const std::string& dtype, const std::string& op) {
             return combination_of(dtype, op) != nullptr;
         }, "Whether arrays of this type can be reduced by that operation.");

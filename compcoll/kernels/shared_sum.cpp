@@ -16,6 +16,7 @@
 
 #include "buffer.h"
 #include "host_coder.h"
+#include "patience.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -24,6 +25,7 @@ namespace {
 
 constexpr size_t line = 64;
 constexpr size_t slots_each = 3;              // pieces of a rank that others may still need
+constexpr size_t pauses = 4;                  // for a look: they are shorter than at a message
 constexpr size_t hot_nbytes = 16 * 1024;      // what was added is copied again while it is in the first-level cache
 
 enum Stage { copied, added, taken };
@@ -46,8 +48,8 @@ struct Range {
 
 class SharedSum {
 public:
-    SharedSum(nb::handle memory, size_t rank, size_t ranks, const HostCoder& raw, size_t looks)
-        : memory_(memory, PyBUF_WRITABLE), rank_(rank), ranks_(ranks), storage_(raw.storage()), coder_(raw.coder()), looks_(looks) {
+    SharedSum(nb::handle memory, size_t rank, size_t ranks, const HostCoder& raw)
+        : memory_(memory, PyBUF_WRITABLE), rank_(rank), ranks_(ranks), storage_(raw.storage()), coder_(raw.coder()) {
         if (rank >= ranks) throw nb::value_error("no such rank");
         if (coder_.codec != Codec::cast || coder_.config.first != static_cast<int>(storage_))
             throw nb::value_error("a coder that leaves values as they are is needed");
@@ -58,7 +60,7 @@ public:
     }
 
     // Begins to add all ranks' x · scale into out. All ranks begin the same sums in the same order.
-    void start(nb::handle x, nb::handle out, double scale) {
+    void start(nb::handle x, nb::handle out, double scale, size_t looks, size_t yields) {
         if (!done()) throw nb::value_error("the sum before has not ended");
         x_.emplace(x, PyBUF_SIMPLE);
         out_.emplace(out, PyBUF_WRITABLE);
@@ -67,6 +69,7 @@ public:
             throw nb::value_error("x and out must be alike");
         }
         scale_ = scale;
+        patience_ = Patience{looks * pauses, yields};
         before_ = progress(rank_).passed[taken].load(std::memory_order_relaxed);
         pieces_ = (x_->nbytes() + slot_ - 1) / slot_;
         passed_ = {};
@@ -75,21 +78,17 @@ public:
 
     bool done() const { return passed_[taken] == pieces_; }
 
-    // Goes on until something was looked for so often that others did not bring; whether there was any progress.
+    // Goes on until what others must do first was waited for in vain; whether there was any progress.
     bool advance() {
         if (done()) return false;
         bool moved = false;
-        {
+        const auto step = [&] {
             const nb::gil_scoped_release released;
-            for (size_t look = 0; look < looks_ && !done(); ++look) {
-                if (take() || add() || copy()) {
-                    moved = true;
-                    look = 0;
-                } else {
-                    pause();
-                }
-            }
-        }
+            if (take() || add() || copy()) return moved = true;
+            pause();
+            return false;
+        };
+        while (!done() && patience_.wait(step)) {}
         end_if_done();
         return moved;
     }
@@ -185,7 +184,7 @@ private:
     size_t rank_, ranks_;
     Storage storage_;
     Coder coder_;
-    size_t looks_;
+    Patience patience_;
     size_t slot_ = 0;
     std::optional<Buffer> x_, out_;
     double scale_ = 1.0;
@@ -198,10 +197,9 @@ private:
 
 void compcoll::bind_shared_sum(nb::module_& m) {
     nb::class_<SharedSum>(m, "SharedSum")
-        .def(nb::init<nb::handle, size_t, size_t, const HostCoder&, size_t>(), nb::arg("memory"), nb::arg("rank"), nb::arg("ranks"), nb::arg("raw"),
-             nb::arg("looks"))
-        .def("start", &SharedSum::start, nb::arg("x"), nb::arg("out"), nb::arg("scale"),
-             "Begin to add all ranks' x, times scale, into out.")
+        .def(nb::init<nb::handle, size_t, size_t, const HostCoder&>(), nb::arg("memory"), nb::arg("rank"), nb::arg("ranks"), nb::arg("raw"))
+        .def("start", &SharedSum::start, nb::arg("x"), nb::arg("out"), nb::arg("scale"), nb::arg("looks"),
+             nb::arg("yields"), "Begin to add all ranks' x, times scale, into out.")
         .def_prop_ro("done", &SharedSum::done, "Whether all was added, or nothing begun.")
         .def("Test", &SharedSum::advance, "Go on as far as the others have come; whether there was any progress.");
 }

@@ -132,10 +132,10 @@ class Channel:
         if self.broken is not None:
             raise CommunicatorBroken(f"this process group cannot be used any more: {self.broken}") from self.broken
         try:
-            if agreed(self._opening, signature, False, along, self._spins):
+            if agreed(self._opening, signature, False, along, (self._spins, 0)):
                 return
             for message in settle(self._opening, signature, False, along):
-                if message is not None and not message.Test() and not poll(message.Test, seconds, self._spins):
+                if message is not None and not message.Test() and not poll(message.Test, seconds, 1):
                     keep_forever(self._opening)
                     self.broken = PeerTimeout(
                         f" Timed out after {seconds:.3g} s: not all ranks came to {signature.call}"

@@ -183,19 +183,19 @@ class MPITransport:
             kept = next(index for index, each in enumerate(self._persistent) if each is message)
             self._persistent.pop(kept).Free()
 
-    def reductions(self, collective: str, op: str) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any], Pending]]:
+    def reductions(self, collective: str, op: str) -> tuple[Callable[..., None], Callable[[Any, Any], Pending]]:
         """MPI's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and the
-        nonblocking one, as functions of input and result.
+        nonblocking one, as functions of input and result; the former takes more arguments, and ignores them.
         """
         comm, operation = self.comm, _OPERATIONS[op]
         if collective == "allreduce":
             whole, iwhole, in_place = comm.Allreduce, comm.Iallreduce, MPI.IN_PLACE
             return (
-                lambda x, out: whole(in_place if out is x else x, out, operation),
+                lambda x, out, *_: whole(in_place if out is x else x, out, operation),
                 lambda x, out: iwhole(in_place if out is x else x, out, operation),
             )
         block, iblock = comm.Reduce_scatter_block, comm.Ireduce_scatter_block
-        return lambda x, out: block(x, out, operation), lambda x, out: iblock(x, out, operation)
+        return lambda x, out, *_: block(x, out, operation), lambda x, out: iblock(x, out, operation)
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         """MPI's own nonblocking allgatherv; counts in elements."""
