@@ -207,7 +207,7 @@ class Communicator(Calls):
             checked = self._check(collective, arguments)
             if collective == "allreduce" and checked[0].block is not None and checked[1].dtype is arguments[0].dtype:
                 self._repeats.keep(checked[0], *arguments)
-        (plan, _, block, _, _, gathered, timeout, ahead), x, out, result, residual = checked
+        (plan, _, block, _, _, gathered, timeout), x, out, result, residual = checked
         if block is None:
             return self._wait(self._run(collective, Prepared(*checked)))
         # May block in MPI, and does unless some rank has other collectives to advance meanwhile.
@@ -222,9 +222,7 @@ class Communicator(Calls):
             along = None if gathered is None else gathered.load(x)
             signature = plan.signature.here() if self._debug else plan.signature
             busy = bool(under_way)
-            if not agreed(opening, signature, busy, along, engine.patience if ahead is None else (2, 0)):
-                if ahead is not None and not busy:
-                    ahead(x, out, residual, number)
+            if not agreed(opening, signature, busy, along, engine.patience):
                 engine.follow(settle(opening, signature, busy, along), plan, timeout)
             if opening.anybody_busy:
                 return self._beside_others(collective, Prepared(*checked), number)

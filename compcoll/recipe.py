@@ -68,8 +68,6 @@ class Recipe(NamedTuple):
         Memory of all ranks' arrays, where they travel with the opening.
     timeout : float or None
         Seconds that a wait of these calls may last, if they say so.
-    ahead : callable or None
-        With the arguments of ``block``, before it: begins what nobody sees if the ranks do not agree.
     """
 
     plan: Plan
@@ -79,7 +77,6 @@ class Recipe(NamedTuple):
     feedback_refused: str = ""
     gathered: Any = None
     timeout: float | None = None
-    ahead: Callable[[Any, Any, Any, int], None] | None = None
 
 
 Checked = tuple[Recipe, Any, Any, Any, Any]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from . import _host
 from .devices.host import HostCoder
-from .plan import Call, Plan
+from .plan import Call
 from .recipe import Means, Prepared, Recipe
 from .request import Engine, Pending, Steps, Turn, until_done
 from .stats import Stats
@@ -105,34 +105,6 @@ class Recording(NamedTuple):
         stats.wait_seconds = self.program.wait_seconds
 
 
-class _Replay:
-    """The blocking calls of one recipe, as `Recipe.block` and `Recipe.ahead` are called."""
-
-    def __init__(
-        self, recording_of: Callable[[Any], Recording], engine: Engine, plan: Plan, timeout: float | None
-    ) -> None:
-        self._recording_of = recording_of
-        self._engine = engine
-        self._plan = plan
-        self._timeout = timeout
-        self._begun = -1
-
-    def work_ahead(self, x: Any, out: Any, residual: Any, number: int) -> None:
-        program = self._recording_of(residual).program
-        program.begin(x, out, residual, number % 2**32)
-        program.work_ahead()
-        self._begun = number
-
-    def __call__(self, x: Any, out: Any, residual: Any, number: int) -> Callable[[Stats], None]:
-        recording, engine = self._recording_of(residual), self._engine
-        program = recording.program
-        if self._begun != number:
-            program.begin(x, out, residual, number % 2**32)
-        program.be_patient(*engine.patience)
-        engine.follow(until_done(program), self._plan, self._timeout)
-        return recording.account
-
-
 class Recordings:
     """Those of a communicator, the latest ones that were run.
 
@@ -173,12 +145,14 @@ class Recordings:
 
         without_feedback, with_feedback = partial(steps, None), partial(steps, losses)
 
-        def recording_of(residual: Any) -> Recording:
-            feedback = residual is not None
-            return self._get((plan.signature.call, feedback), with_feedback if feedback else without_feedback)
+        def replay(x: Any, out: Any, residual: Any, number: int) -> Callable[[Stats], None]:
+            feedback, engine = residual is not None, self._engine
+            recording = self._get((plan.signature.call, feedback), with_feedback if feedback else without_feedback)
+            recording.program.begin(x, out, residual, number % 2**32, *engine.patience)
+            engine.follow(until_done(recording.program), plan, timeout)
+            return recording.account
 
-        replay = _Replay(recording_of, self._engine, plan, timeout)
-        return recipe._replace(block=replay, ahead=replay.work_ahead)
+        return recipe._replace(block=replay)
 
     def _get(self, key: object, make: Callable[[_host.Program, Means], Steps]) -> Recording:
         """The recording of what the key stands for, made of these steps if there is none."""

@@ -82,10 +82,9 @@ public:
         steps_.push_back(kernel(Step::Kind::decode, coder, n, add, scale, wires, result, threads));
     }
 
-    // Begins to run it, as the collective of this number. Another run may have begun, if it has done nothing but work ahead.
-    void begin(nb::handle x_array, nb::handle out_array, nb::handle residual_array, uint64_t number) {
-        if (running_ && at_ > 0) throw nb::value_error("the run before has not ended");
-        release();
+    // Begins to run it, as the collective of this number.
+    void begin(nb::handle x_array, nb::handle out_array, nb::handle residual_array, uint64_t number, size_t looks, size_t yields) {
+        if (running_) throw nb::value_error("the run before has not ended");
         given_[x].emplace(x_array, PyBUF_SIMPLE);
         given_[out].emplace(out_array, PyBUF_WRITABLE);
         if (!residual_array.is_none()) given_[residual].emplace(residual_array, PyBUF_WRITABLE);
@@ -95,31 +94,19 @@ public:
             throw nb::value_error("an array is shorter than those of the recording");
         }
         number_ = number;
+        patience_ = Patience{looks, yields};
         encode_seconds_ = decode_seconds_ = wait_seconds_ = 0.0;
         at_ = 0;
-        ahead_ = 0;
         running_ = true;
         end_if_over();
     }
-
-    // Encodes what is encoded first, before any message is started: what that writes nobody sees if nothing follows.
-    void work_ahead() {
-        size_t first = 0;
-        while (first < steps_.size() && steps_[first].kind == Step::Kind::start) ++first;
-        if (!running_ || first == steps_.size() || steps_[first].kind != Step::Kind::encode) return;
-        if (steps_[first].kept || steps_[first].result) return;
-        run(steps_[first]);
-        ahead_ = first;
-    }
-
-    void be_patient(size_t looks, size_t yields) { patience_ = Patience{looks, yields}; }
 
     bool done() const { return !running_; }
 
     // Goes on until a message must be waited for; whether there was any progress.
     bool advance() {
         const size_t before = at_;
-        while (running_ && ((at_ == ahead_ && at_ > 0) || run(steps_[at_]))) {
+        while (running_ && run(steps_[at_])) {
             ++at_;
             end_if_over();
         }
@@ -240,7 +227,7 @@ private:
     std::array<std::optional<Buffer>, arrays> given_;
     uint64_t number_ = 0;
     Patience patience_;
-    size_t at_ = 0, ahead_ = 0;
+    size_t at_ = 0;
     bool running_ = false;
     double encode_seconds_ = 0.0, decode_seconds_ = 0.0, wait_seconds_ = 0.0;
 };
@@ -258,9 +245,7 @@ void compcoll::bind_program(nb::module_& m) {
         .def("decode", &Program::decode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("out"), nb::arg("threads"))
         .def("begin", &Program::begin, nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"),
-             "Begin to run it on some arrays.")
-        .def("work_ahead", &Program::work_ahead, "Encode what comes first: without effect, unless the run goes on.")
-        .def("be_patient", &Program::be_patient, nb::arg("looks"), nb::arg("yields"), "From now on wait so long in `Test`.")
+             nb::arg("looks"), nb::arg("yields"), "Begin to run it on some arrays, with so much patience.")
         .def_prop_ro("done", &Program::done, "Whether it has run to its end, or has not begun.")
         .def("Test", &Program::advance, "Go on until a message must be waited for; whether there was any progress.")
         .def_prop_ro("encode_seconds", &Program::encode_seconds, "Of the last run.")
