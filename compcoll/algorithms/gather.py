@@ -58,7 +58,7 @@ def ring(
     block: int,
     arrived: Callable[[int], None],
     sending: Callable[[int, int], None],
-    meanwhile: Callable[[], None],
+    meanwhile: Callable[[Callable[[], None]], None],
 ) -> Steps:
     """Fill in the wires of all other ranks; each travels around the ring in blocks, so that a long one keeps nobody
     waiting for all of it.
@@ -76,7 +76,8 @@ def ring(
     sending : callable
         Called with a rank and the number of bytes of its wire that leave.
     meanwhile : callable
-        What else is to be done: called when the own wire is on its way.
+        What else is to be done: called when the own wire is on its way, with what helps that on and is to be called now
+        and then.
     """
     p, rank = group.size, group.rank
     right, left = (rank + 1) % p, (rank - 1) % p
@@ -91,10 +92,14 @@ def ring(
         sending(source, part.nbytes)
         sends.append(group.isend(part, right))
 
+    def help_on() -> None:
+        if sends and sends[0].Test():
+            del sends[0]
+
     if p > 1:
         for part in parts[rank]:
             forward(rank, part)
-    meanwhile()
+    meanwhile(help_on)
     for source in route:
         for _ in parts[source]:
             arrival, part = arriving.next()

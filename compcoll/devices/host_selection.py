@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class HostSelection:
         return np.zeros(n, self.dtype)
 
     def clear(self, out: Array) -> None:
-        out[:] = 0
+        ctypes.memset(out.ctypes.data, 0, out.nbytes)  # sooner done than out[:] = 0, where caches do not hold it
 
     def multiply(self, values: Array, factor: float) -> None:
         values *= factor

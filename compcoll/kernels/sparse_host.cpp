@@ -149,7 +149,11 @@ public:
         require(indices.size() == values.size(), "as many indices as values are needed");
         require_within(indices, out.size());
         T* to = out.data();
-        for (size_t i = 0; i < indices.size(); ++i) to[indices.data()[i]] += values.data()[i];
+        constexpr size_t ahead = 16;  // they lie far apart
+        for (size_t i = 0; i < indices.size(); ++i) {
+            if (i + ahead < indices.size()) __builtin_prefetch(to + indices.data()[i + ahead], 1);
+            to[indices.data()[i]] += values.data()[i];
+        }
     }
 
     // The sum of two sparse vectors with ascending indices, whose own is also ascending; its length.

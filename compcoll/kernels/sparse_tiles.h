@@ -185,18 +185,31 @@ size_t compact_if(size_t n, const Condition& condition, uint32_t* indices, size_
         if (total < capacity) std::memcpy(indices + total, found, (count < capacity - total ? count : capacity - total) * 4);
         total += count;
     };
-    for (; i + stride<T> <= n; i += stride<T>) {
-        Lanes<T> masks[rows<T>], either = {};
-        for (size_t r = 0; r < rows<T>; ++r) either |= masks[r] = condition.some(i + r * lanes<T>);
-        if (any(either)) {
-            if (total + stride<T> + 16 <= capacity) total += found_in_stride<T>(i, condition, masks, indices + total);
-            else keep(found_in_stride<T>(i, condition, masks, found));
-        }
-    }
-    for (; i < n; ++i) {
+    const auto look_at = [&](size_t begin) {
+        Lanes<T> masks[rows<T>];
+        for (size_t r = 0; r < rows<T>; ++r) masks[r] = condition.some(begin + r * lanes<T>);
+        if (total + stride<T> + 16 <= capacity) total += found_in_stride<T>(begin, condition, masks, indices + total);
+        else keep(found_in_stride<T>(begin, condition, masks, found));
+    };
+    const auto look_at_one = [&] {
         found[0] = static_cast<uint32_t>(i);
         if (condition.one(i)) keep(1);
+    };
+    for (const size_t first = before_line(condition.values, n); i < first; ++i) look_at_one();
+    // First which strides have something, without a branch that nobody can predict; then these, whose values are still near.
+    constexpr size_t most = 64;
+    while (i + stride<T> <= n) {
+        const size_t left = (n - i) / stride<T>, strides = left < most ? left : most;
+        uint64_t some = 0;
+        for (size_t s = 0; s < strides; ++s) {
+            Lanes<T> either = {};
+            for (size_t r = 0; r < rows<T>; ++r) either |= condition.some(i + s * stride<T> + r * lanes<T>);
+            some |= static_cast<uint64_t>(any(either)) << s;
+        }
+        for (; some != 0; some &= some - 1) look_at(i + static_cast<size_t>(__builtin_ctzll(some)) * stride<T>);
+        i += strides * stride<T>;
     }
+    for (; i < n; ++i) look_at_one();
     return total;
 }
 

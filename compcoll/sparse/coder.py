@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..codecs.base import DTYPES, Array, Coder
@@ -14,6 +14,7 @@ from ..feedback import ErrorFeedback
 from .base import FULL, MOST_ELEMENTS, MOST_PACKED, POWER, WIRES, Selection, Sparsifier
 
 _HEADER_NBYTES = 32
+_CLEARED_AT_ONCE = 1 << 21
 _PACKED = WIRES.index("packed")
 _VALUE_NAMES = ("full", "sign", "power")
 
@@ -140,7 +141,7 @@ class SparseCoder:
             if not fed:
                 residual += values
         if decoded is not None:
-            self.store([(indices, sent)], self.zeros_for(decoded), decoded)
+            self.store([(indices, sent)], self.zeros_for(decoded, lambda: None), decoded)
         return nbytes
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
@@ -192,11 +193,13 @@ class SparseCoder:
         self.sparsifier.settle(self.kernels, feedback, indices, sent)
         feedback.calls += 1
 
-    def zeros_for(self, out: Array) -> Array:
+    def zeros_for(self, out: Array, now_and_then: Callable[[], None]) -> Array:
         """Zeros to add sparse vectors to whose dense sum goes to ``out``: its own memory, where that will do."""
         if not self._direct:
             return self.kernels.zeros(int(out.size))
-        self.kernels.clear(out)
+        for begin in range(0, int(out.size), _CLEARED_AT_ONCE):
+            self.kernels.clear(out[begin : begin + _CLEARED_AT_ONCE])
+            now_and_then()
         return out
 
     def store(self, parts: Sequence[tuple[Array, Array]], zeros: Array, out: Array) -> None:
