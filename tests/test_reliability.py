@@ -21,7 +21,10 @@ WITHOUT_MESSAGES = ["native", "sparse_native", SHARED_MEMORY]
 KILLED = [f"{collective}.{algorithm}" for collective, algorithms in NAMES.items() for algorithm in algorithms]
 KILLED.append(f"allreduce.{SHARED_MEMORY}")
 MESSAGES, MILLISECONDS = ["0", "1", "3", "7"], ["2ms", "15ms"]
-SHORT = ["allreduce.ring:0:3", "allreduce.recursive_doubling:-1:1", "bcast.binomial:1:0", "allreduce.native:0:2ms"]
+BLOCKING = [f"blocking.{name}" for name in ("ring", "direct", "recursive_doubling", "hierarchical", "native")]
+KILLED += [*BLOCKING, f"blocking.{SHARED_MEMORY}"]
+SHORT = ["blocking.direct:1:8ms", "allreduce.ring:0:3", "allreduce.recursive_doubling:-1:1", "bcast.binomial:1:0"]
+SHORT.append("allreduce.native:0:2ms")
 SHARING = ["allreduce.shared_memory:0:1ms", "allreduce.shared_memory:-1:8ms"]
 TORCH = "lib/python*/site-packages/torch"
 
@@ -31,8 +34,8 @@ def survived(done: Completed) -> list[dict[str, Any]]:
 
 
 def moments(killed: str) -> list[str]:
-    """Algorithms of MPI's own and shared memory send no messages of ours: there time alone tells."""
-    if killed.partition(".")[2] in WITHOUT_MESSAGES:
+    """What MPI's own algorithms, recordings and shared memory send is not counted: there time alone tells."""
+    if killed in BLOCKING or killed.partition(".")[2] in WITHOUT_MESSAGES:
         return ["1ms", "2ms", "4ms", "8ms", "16ms", "32ms"]
     # What a rank posts in one collective; a broadcast is soon over.
     return [*(["0", "1", "2", "3"] if killed == "bcast.binomial" else MESSAGES), *MILLISECONDS]

@@ -2,11 +2,11 @@
 
     launch/mpirun --with-ft ulfm -n 6 python tests/reliability/survive.py wait allreduce.ring:0:3 bcast.native:-1:2ms
 
-First comes what makes collectives advance. Each case is a collective and its algorithm, the rank that dies, and when:
-at so many messages of its own, sent or received, or so many milliseconds after it began. The rank is one of those that
-are still there. Every survivor has collectives pending then, all of which must end with the same PeerFailed or
-PeerTimeout; it must shrink, and get right sums. Every survivor prints one line of JSON a case: which error came, and
-how many seconds after the death.
+First comes what makes collectives advance. Each case is a collective ("blocking": an allreduce that is waited for at
+once) and its algorithm, the rank that dies, and when: at so many messages of its own, sent or received, or so many
+milliseconds after it began. The rank is one of those that are still there. Every survivor has collectives pending then,
+all of which must end with the same PeerFailed or PeerTimeout; it must shrink, and get right sums. Every survivor prints
+one line of JSON a case: which error came, and how many seconds after the death.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +83,14 @@ def options_of(algorithm: str) -> dict[str, Any]:
     return {"algorithm": algorithm, "codec": "minmax"}
 
 
-def outcome(request: Request) -> Exception | None:
+class Later:
+    """A blocking call, made when it is waited for."""
+
+    def __init__(self, call: Callable[..., Any], x: np.ndarray, **options: Any) -> None:
+        self.wait = partial(call, x, **options)
+
+
+def outcome(request: Request | Later) -> Exception | None:
     try:
         request.wait()
     except (PeerFailed, PeerTimeout) as error:
@@ -103,9 +112,10 @@ def endure(comm: Communicator, transport: Mortal, case: str, feedback: ErrorFeed
     collective, algorithm = what.split(".")
     victim = int(who) % comm.size
     options = options_of(algorithm)
-    if collective == "allreduce" and algorithm not in ("native", "shared_memory"):
+    if collective in ("allreduce", "blocking") and algorithm not in ("native", "shared_memory"):
         options["feedback"] = feedback
-    start = getattr(comm, f"i{collective}")
+    blocking = collective == "blocking"
+    start = partial(Later, comm.allreduce) if blocking else getattr(comm, f"i{collective}")
     x = np.random.default_rng(comm.rank).standard_normal(N).astype(np.float32)
     check_sums(comm)
     start(x.copy(), **options).wait()
@@ -120,8 +130,9 @@ def endure(comm: Communicator, transport: Mortal, case: str, feedback: ErrorFeed
         given = received if collective == "bcast" else x
         before = x.tobytes()
         pending = [start(given, **options)]
-        with contextlib.suppress(CommunicatorBroken):  # the first may know of the death already
-            pending.append(start(given, **options))
+        if not blocking:
+            with contextlib.suppress(CommunicatorBroken):  # the first may know of the death already
+                pending.append(start(given, **options))
         # What the victim was not needed for may have ended; all the others end with one error.
         errors = [error for error in map(outcome, pending) if error is not None]
         assert x.tobytes() == before
