@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from . import _host
+from .algorithms.choose import HIERARCHICAL
 from .devices.host import HostCoder
 from .plan import Call
 from .recipe import Means, Prepared, Recipe
@@ -21,8 +22,8 @@ from .request import Engine, Pending, Steps, Turn, until_done
 from .stats import Stats
 from .transports.base import Group, Persistent, Transport, Wire
 
-_MOST_NBYTES = 4 << 20  # of a buffer: with longer ones the time in Python counts for little, and wires are large
-_MOST_KEPT = 64 << 20  # bytes of wires
+_MOST_NBYTES = 8 << 20  # of a buffer's wire: with longer ones the time in Python counts for little
+_MOST_KEPT = 128 << 20  # bytes of wires
 
 
 class _Given(NamedTuple):
@@ -133,8 +134,8 @@ class Recordings:
         coder, raw = plan.coder, plan.raw
         if (
             call.collective != "allreduce"
-            or call.n * call.itemsize > _MOST_NBYTES
             or not (isinstance(coder, HostCoder) and isinstance(raw, HostCoder))
+            or (raw if plan.algorithm == HIERARCHICAL else coder).wire_nbytes(call.n) > _MOST_NBYTES
         ):
             return recipe
         x, out, losses = (_Given(which, call.n, call.itemsize) for which in range(3))
