@@ -351,7 +351,7 @@ DEFAULTS = Profile(
         Speed(SPARSE, 0.64, 4e9, 4e9, 3e9, 2e9),
         Speed(VARIABLE, 16, 0.15e9, 0.12e9, 0.12e9, 0.07e9),
     ),
-    message=8e-6,
-    call=60e-6,
+    message=4e-6,
+    call=10e-6,
 )
 """Without a profile: shared memory inside a node, TCP at 10 Gb/s between nodes."""

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from .._host import Exchange, Gathered
 from ..errors import CollectiveMismatch
 from ..layout import in_pairs, shares
-from ..request import Patience, Steps, until_done
+from ..request import Patience, Steps
 from ..transports.base import Persistent, Transport, Wire
 
 _NBYTES = 8  # of a fingerprint, the most significant byte first
@@ -268,7 +268,10 @@ def agreed(opening: Opening, own: Signature, busy: bool, along: Gathered | None,
 def settle(opening: Opening, own: Signature, busy: bool, along: Gathered | None) -> Steps:
     """What is left to do then."""
     exchange = opening.exchanges[0 if along is None else along.nbytes]
-    yield from until_done(exchange)
+    pending = exchange.waiting
+    while pending is not None:
+        yield pending
+        pending = exchange.advance()
     extremes = exchange.extremes
     if extremes != own.extremes[busy]:
         low, high = int.from_bytes(extremes[:_NBYTES], "big"), int.from_bytes(extremes[_NBYTES:], "big")

@@ -62,55 +62,52 @@ public:
         }
     }
 
-    // From the beginning: whether all rounds ended at once, and nobody knew of other extremes. What comes to the beginning is
-    // added to what is there.
+    // From the beginning: whether all rounds ended while each message was waited for so long, and nobody knew of other
+    // extremes. If not, something is waited for, or these differ. What comes to the beginning is added to what is there.
     bool run(const nb::bytes& extremes, nb::object along, size_t looks, size_t yields) {
         if (extremes.size() != extremes_.size()) throw nb::value_error("16 bytes of extremes are needed");
         std::memcpy(extremes_.data(), extremes.c_str(), extremes_.size());
         first_ = extremes_;
-        patience_ = Patience{looks, yields};
         round_ = 0;
         stage_ = Stage::begins;
+        patience_ = Patience{looks, yields};
         along_ = along;
         reduction_ = along.is_none() ? nullptr : &nb::cast<const Gathered&>(along);
-        advance();
-        return done() && extremes_ == first_;
+        waiting_ = advance();
+        return waiting_.is_none() && extremes_ == first_;
     }
 
-    bool done() const { return round_ == rounds_.size(); }
+    nb::object waiting() const { return waiting_; }
 
-    // Goes on until a message was waited for in vain; whether there was any progress.
-    bool advance() {
-        bool moved = false;
-        while (!done()) {
+    // What is to be waited for next, when what was waited for has come; None at the end.
+    nb::object advance() {
+        while (round_ < rounds_.size()) {
             const Round& round = *rounds_[round_];
-            const auto has_come = [&] { return call(round.has_come).ptr() == Py_True; };
             switch (stage_) {
             case Stage::begins:
                 begin(round);
                 stage_ = Stage::awaited;
-                moved = true;
+                if (!patience_.wait([&] { return has(round.has_come); })) return round.arriving;
                 [[fallthrough]];
             case Stage::awaited:
-                if (!patience_.wait(has_come)) return moved;
                 end(round);
                 stage_ = Stage::leaving;
-                moved = true;
+                if (!has(round.has_left)) return round.sending;
                 [[fallthrough]];
             case Stage::leaving:
-                if (call(round.has_left).ptr() != Py_True) return moved;
                 ++round_;
                 stage_ = Stage::begins;
-                moved = true;
             }
         }
-        return moved;
+        return nb::none();
     }
 
     nb::bytes extremes() const { return nb::bytes(extremes_.data(), extremes_.size()); }
 
 private:
     enum class Stage { begins, awaited, leaving };
+
+    static bool has(const nb::object& test) { return call(test).ptr() == Py_True; }
 
     void begin(const Round& round) const {
         call(round.receive);
@@ -136,7 +133,7 @@ private:
     Extremes first_{}, extremes_{};
     size_t round_ = 0;
     Patience patience_;
-    nb::object along_ = nb::none();
+    nb::object waiting_ = nb::none(), along_ = nb::none();
     const Gathered* reduction_ = nullptr;
     Stage stage_ = Stage::begins;
 };
@@ -148,7 +145,7 @@ void compcoll::bind_exchange(nb::module_& m) {
         .def(nb::init<nb::handle, const std::vector<Given>&>(), nb::arg("arrays"), nb::arg("rounds"))
         .def("run", &Exchange::run, nb::arg("extremes"), nb::arg("along").none(), nb::arg("looks"), nb::arg("yields"),
              "From the beginning: whether all ended at once, and all ranks had these extremes.")
-        .def_prop_ro("done", &Exchange::done, "Whether all rounds have ended.")
-        .def("Test", &Exchange::advance, "Go on until a message must be waited for; whether there was any progress.")
+        .def_prop_ro("waiting", &Exchange::waiting, "What that must wait for; None if nothing.")
+        .def("advance", &Exchange::advance, "What is to be waited for when that has come; None at the end.")
         .def_prop_ro("extremes", &Exchange::extremes, "Smallest and largest fingerprint that this rank knows of.");
 }

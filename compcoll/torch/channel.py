@@ -135,7 +135,7 @@ class Channel:
             if agreed(self._opening, signature, False, along, (self._spins, 0)):
                 return
             for message in settle(self._opening, signature, False, along):
-                if message is not None and not message.Test() and not poll(message.Test, seconds, 1):
+                if message is not None and not message.Test() and not poll(message.Test, seconds, self._spins):
                     keep_forever(self._opening)
                     self.broken = PeerTimeout(
                         f" Timed out after {seconds:.3g} s: not all ranks came to {signature.call}"
