@@ -4,7 +4,7 @@
 MPI     ?= openmpi
 PYTHON  ?= python3
 NP      ?= 4
-BENCH   ?= allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,ring,direct,p2p
+BENCH   ?= allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,shared_memory,ring,direct,p2p
 PYTEST_ARGS ?=
 
 VENV.openmpi := .venv
