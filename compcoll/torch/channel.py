@@ -99,6 +99,8 @@ class Channel:
     ----------
     comm : mpi4py.MPI.Intracomm
         For what `run` is given.
+    one_node : bool
+        Whether all ranks are on one node.
     """
 
     def __init__(self, comm: MPI.Intracomm, seconds: float) -> None:
@@ -110,6 +112,7 @@ class Channel:
         self._opening = Opening(self._transport, _OPENING_TAG)
         self._blocked = _watch().blocked
         nodes = list(self._transport.nodes)
+        self.one_node = self.size > 1 and len(set(nodes)) == 1
         # Where other ranks wait for this core, they soon get it.
         self._spins = _SPINS if nodes.count(nodes[self.rank]) <= config.cores() else 2
 

@@ -46,6 +46,8 @@ _NARROW = {
     torch.float8_e5m2fnuz,
 }
 
+_WORTH_A_SECOND_OPENING = 32 * 1024  # bytes: the communicator has one of its own
+
 _SUM, _AVG = ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG
 _PREMUL = ReduceOp.RedOpType.PREMUL_SUM
 _OPERATIONS = {
@@ -234,19 +236,19 @@ class Reductions(Preparation):
     def __init__(self, channel: Channel, options: Options) -> None:
         super().__init__(channel)
         self._options = options
-        self._compressing: Communicator | None = None
+        self._reducing: Communicator | None = None
         self._way = lru_cache(maxsize=4096)(self._find_way)
 
     @property
     def stats(self) -> Stats | None:
         """Of the compressed collective that ended last."""
-        return None if self._compressing is None else self._compressing.stats
+        return None if self._reducing is None else self._reducing.stats
 
     def free(self) -> None:
         """Give back what compresses."""
-        if self._compressing is not None and self.channel.broken is None:
-            self._compressing.free()
-        self._compressing = None
+        if self._reducing is not None and self.channel.broken is None:
+            self._reducing.free()
+        self._reducing = None
 
     def allreduce(self, tensors: Sequence[Tensor], op: Any) -> Prepared:
         tensor = only(tensors)
@@ -371,9 +373,10 @@ class Reductions(Preparation):
         return Prepared(signature("allreduce of sparse", shape, tensor.dtype), run, [tensor])
 
     def _allreduce(self, memory: Tensor, reduction: Reduction, compress: bool) -> None:
-        if compress:
+        if compress or self._through_shared_memory(memory, reduction):
             x = array_of(memory)
-            self._communicator().allreduce(x, op="mean" if reduction.mean else "sum", out=x)
+            codec = self._options.codec if compress else None
+            self._communicator().allreduce(x, op="mean" if reduction.mean else "sum", out=x, codec=codec)
             return
         reduce_into(memory, memory, reduction, self.size, self._in_place)
 
@@ -406,10 +409,15 @@ class Reductions(Preparation):
             target.copy_(result)
 
     def _communicator(self) -> Communicator:
-        if self._compressing is None:
+        if self._reducing is None:
             channel = self.channel
-            self._compressing = Communicator(self.comm, codec=self._options.codec, timeout=channel.seconds)
-        return self._compressing
+            self._reducing = Communicator(self.comm, codec=self._options.codec, timeout=channel.seconds)
+        return self._reducing
+
+    def _through_shared_memory(self, memory: Tensor, reduction: Reduction) -> bool:
+        """Whether the communicator's ``auto`` is of use where nothing is compressed."""
+        large = nbytes_of(memory) >= _WORTH_A_SECOND_OPENING
+        return large and self.channel.one_node and reduction.linear and memory.dtype in (torch.float32, torch.float64)
 
     def _compress(self, dtype: torch.dtype, reduction: Reduction, nbytes: int) -> bool:
         options = self._options
