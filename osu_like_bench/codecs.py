@@ -17,7 +17,7 @@ from . import data
 from .bounds import loss_of
 from .errors import UsageError
 from .report import Progress, label
-from .rivals import OPERATIONS, RIVALS, Operation, available, give_memory_back
+from .rivals import OPERATIONS, RIVALS, Operation, available
 from .timing import Limits, Times, measure
 
 Array = npt.NDArray[Any]
@@ -179,7 +179,6 @@ def run(
     itemsize = NUMPY_DTYPES[dtype].itemsize
     if size < itemsize or size % itemsize:
         raise UsageError(f"size {size} is not a multiple of the {itemsize} bytes of a {dtype}")
-    give_memory_back()
     rivals = available(threads)
     progress.print(head(list(rivals)))
     records: list[CodecRecord] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -112,21 +110,6 @@ def _torch(codec: Codec, x: Array) -> Operations:
 
 
 RIVALS: Mapping[str, Callable[[Codec, Array], Operations]] = {"zfpy": _zfpy, "numpy": _numpy, "torch": _torch}
-
-
-_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
-
-
-def give_memory_back() -> None:
-    """Let every large block of memory come from the system and go back there, as glibc does by default above 32 MiB.
-
-    Some rivals need memory for what lies between input and result. Whether that comes from the system, page by page, or
-    was left over by others before, changes PyTorch's time for cast and add by a factor of five. Settings in
-    GLIBC_TUNABLES stay.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "mmap_threshold" not in os.environ.get("GLIBC_TUNABLES", ""):
-        mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def available(threads: int) -> tuple[str, ...]:

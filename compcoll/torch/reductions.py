@@ -263,7 +263,7 @@ class Reductions(Preparation):
             return Prepared(what, partial(self._allreduce_packed, tensors, reduction, compress), tensors)
         if gathered is not None:
             return Prepared(what, None, tensors, (gathered, memory_of(tensor, nbytes)))
-        if reduction.by_mpi and not compress:
+        if reduction.by_mpi and not compress and not self._through_memory(tensor.dtype, reduction, nbytes):
             whole = self.comm.Allreduce
             return Prepared(what, partial(whole, MPI.IN_PLACE, elements_of(tensor), reduction.operation), tensors)
         if reduction.scaled:
@@ -373,7 +373,7 @@ class Reductions(Preparation):
         return Prepared(signature("allreduce of sparse", shape, tensor.dtype), run, [tensor])
 
     def _allreduce(self, memory: Tensor, reduction: Reduction, compress: bool) -> None:
-        if compress or self._through_shared_memory(memory, reduction):
+        if compress or self._through_memory(memory.dtype, reduction, nbytes_of(memory)):
             x = array_of(memory)
             codec = self._options.codec if compress else None
             self._communicator().allreduce(x, op="mean" if reduction.mean else "sum", out=x, codec=codec)
@@ -414,10 +414,10 @@ class Reductions(Preparation):
             self._reducing = Communicator(self.comm, codec=self._options.codec, timeout=channel.seconds)
         return self._reducing
 
-    def _through_shared_memory(self, memory: Tensor, reduction: Reduction) -> bool:
-        """Whether the communicator's ``auto`` is of use where nothing is compressed."""
-        large = nbytes_of(memory) >= _WORTH_A_SECOND_OPENING
-        return large and self.channel.one_node and reduction.linear and memory.dtype in (torch.float32, torch.float64)
+    def _through_memory(self, dtype: torch.dtype, reduction: Reduction, nbytes: int) -> bool:
+        """Whether uncompressed sums go by what the communicator chooses: inside a node, mostly shared memory."""
+        large = self.channel.one_node and nbytes >= _WORTH_A_SECOND_OPENING
+        return large and reduction.linear and dtype in (torch.float32, torch.float64)
 
     def _compress(self, dtype: torch.dtype, reduction: Reduction, nbytes: int) -> bool:
         options = self._options
