@@ -29,6 +29,11 @@ DISSEMINATION = "dissemination"
 SHARED_MEMORY = "shared_memory"
 """An allreduce of uncompressed values inside a node (see `compcoll.algorithms.shared_memory`)."""
 
+CACHED_NBYTES, STREAMED_NBYTES = 128 << 10, 8 << 20
+"""Up to the former, and from the latter on, shared memory was never seen to be slower than MPI's own. Between them that
+depends on whether the ranks' cores share a cache: it takes from 0.65 to 1.5 times as long.
+"""
+
 LIMITED = (DISSEMINATION, SHARED_MEMORY)
 """Allreduces that are not for all sizes, types, ranks or transports, so not among `NAMES`."""
 
@@ -197,7 +202,8 @@ def _refused(
         known = question.nbytes <= surely_small(world.size) or profile.measured(world, DISSEMINATION)
         return "" if known else "not measured here"
     if algorithm == SHARED_MEMORY:
-        return ""
+        surely = not question.native or not CACHED_NBYTES < question.nbytes < STREAMED_NBYTES
+        return "" if surely or profile.measured(world, SHARED_MEMORY) else "not measured here"
     if codec is None and question.native and not profile.measured(world):
         return "not measured here"
     if codec is None and question.itemsize < 4 and algorithm != "direct" and question.collective == "allreduce":

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ..algorithms.agree import Signature
+from ..algorithms.choose import STREAMED_NBYTES
 from ..communicator import Communicator
 from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDType
 from ..stats import Stats
@@ -45,8 +46,6 @@ _NARROW = {
     torch.float8_e5m2,
     torch.float8_e5m2fnuz,
 }
-
-_WORTH_A_SECOND_OPENING = 32 * 1024  # bytes: the communicator has one of its own
 
 _SUM, _AVG = ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG
 _PREMUL = ReduceOp.RedOpType.PREMUL_SUM
@@ -416,7 +415,7 @@ class Reductions(Preparation):
 
     def _through_memory(self, dtype: torch.dtype, reduction: Reduction, nbytes: int) -> bool:
         """Whether uncompressed sums go by what the communicator chooses: inside a node, mostly shared memory."""
-        large = self.channel.one_node and nbytes >= _WORTH_A_SECOND_OPENING
+        large = self.channel.one_node and nbytes >= STREAMED_NBYTES
         return large and reduction.linear and dtype in (torch.float32, torch.float64)
 
     def _compress(self, dtype: torch.dtype, reduction: Reduction, nbytes: int) -> bool:
