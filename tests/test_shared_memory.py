@@ -128,7 +128,7 @@ def test_several_in_flight_share_the_memory(calls: list[tuple[int, int]], seed: 
 def test_auto_takes_it_for_all_but_small_arrays_of_one_node() -> None:
     for ranks in (2, 4):
         world = World(ranks)
-        for n, expected in ((16, "dissemination"), (20_000, "shared_memory"), (1 << 21, "shared_memory")):
+        for n, expected in ((16, "dissemination"), (20_000, "shared_memory"), (1 << 22, "shared_memory")):
             world.allreduce(normals(ranks, n))
             assert {comm.stats.algorithm for comm in world.comms if comm.stats is not None} == {expected}
     apart = World(4, ranks_per_node=2)
