@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -283,9 +283,6 @@ class Collectives:
         call.recipe.gathered.store(call.x, call.out)
         yield None
 
-    def _through_memory(self, transfer: Any, scale: float, x: Any, out: Any) -> Steps:
-        return shared_memory.allreduce(transfer, x, out, scale, self._engine.patience)
-
     @staticmethod
     def _reduce(call: Prepared, means: Means) -> Steps:
         reduction: native.Reduction = call.recipe.detail
@@ -362,13 +359,11 @@ class Collectives:
             assert self._shared is not None  # else no plan names it
             transfer = device.shared_sum(*self._shared, call.dtype)
 
-            def through_memory(x: Any, out: Any, *_: Any) -> None:
-                self._engine.follow(self._through_memory(transfer, scale, x, out), plan, timeout)
+            def steps(x: Any, out: Any) -> Steps:
+                return shared_memory.allreduce(transfer, x, out, scale, self._engine.patience)
 
-            def run(call: Prepared, means: Means) -> Steps:
-                return self._through_memory(transfer, scale, call.x, call.out)
-
-            return Recipe(plan, run, through_memory, None, refused)
+            block = self._followed(steps, plan, timeout)
+            return Recipe(plan, lambda call, means: steps(call.x, call.out), block, None, refused)
         if plan.algorithm == choose.HIERARCHICAL and self._world.nodes == 1:
             plan = plan._replace(codec=None)  # nothing is compressed inside a node
         if plan.algorithm != choose.NATIVE or op == MOVED:
@@ -376,11 +371,12 @@ class Collectives:
         reduction = native.Reduction(*self._by_mpi().reductions(call.collective, op), device, call.dtype, scale)
         block = reduction.block
         if self._bounded or timeout is not None:
-
-            def block(x: Any, out: Any, *_: Any) -> None:
-                self._engine.follow(reduction.steps(x, out, Turn(None)), plan, timeout)
-
+            block = self._followed(lambda x, out: reduction.steps(x, out, Turn(None)), plan, timeout)
         return Recipe(plan, self._reduce, block, reduction)
+
+    def _followed(self, steps: Callable[[Any, Any], Steps], plan: Plan, timeout: float | None) -> Callable[..., None]:
+        """Steps from the flat input to the flat result as a recipe's ``block``."""
+        return lambda x, out, *_: self._engine.follow(steps(x, out), plan, timeout)
 
     def _by_mpi(self) -> MPITransport:
         assert self._mpi is not None  # else no plan names MPI's own

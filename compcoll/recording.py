@@ -45,7 +45,7 @@ class _Given(NamedTuple):
         return self.which, part.start
 
 
-class _Noted:
+class _NotedMessage:
     """A message of a program's."""
 
     def __init__(self, message: Persistent) -> None:
@@ -75,7 +75,7 @@ class _Notes:
     def _started(self, message: Persistent) -> Pending:
         self.messages.append(message)
         self._program.start(message)
-        return _Noted(message)
+        return _NotedMessage(message)
 
 
 class Recording(NamedTuple):
@@ -175,7 +175,7 @@ class Recordings:
 
         notes = _Notes(self._transport, program)
         for pending in make(program, Means(Group(notes, self._tag), take, stats, Turn(None))):
-            if isinstance(pending, _Noted):
+            if isinstance(pending, _NotedMessage):
                 program.wait(pending.message)
         return Recording(program, stats, notes.messages, nbytes)
 

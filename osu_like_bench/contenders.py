@@ -79,6 +79,11 @@ def names(collective: str) -> list[str]:
     return [choose.NATIVE, *algorithms, *dense, *special]
 
 
+def _is_plain(name: str) -> bool:
+    """Whether one of compcoll's contenders sends values as they are, whatever the codec of the command line."""
+    return name == choose.SHARED_MEMORY or name.endswith(UNCOMPRESSED)
+
+
 def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
     """Names of contenders, separated by commas.
 
@@ -97,7 +102,7 @@ def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
         if name not in known:
             raise UsageError(f"{collective} has no contender {name!r}: there are {', '.join(known)}")
         sparse = isinstance(codec, Sparsifier)
-        goes_with_all = name in (choose.NATIVE, choose.AUTO, choose.SHARED_MEMORY) or name.endswith(UNCOMPRESSED)
+        goes_with_all = name in (choose.NATIVE, choose.AUTO) or _is_plain(name)
         if collective == "allreduce" and not goes_with_all and (name in choose.SPARSE) != sparse:
             allowed = ", ".join(choose.SPARSE)
             raise UsageError(f"{name} and codec {codec!r} do not go together: sparse codecs go by {allowed}")
@@ -145,8 +150,7 @@ def make(
         assert codec is not None
         return _point_to_point(name, ranks, x, out, codec, scale)
     algorithm = name.removesuffix(UNCOMPRESSED)
-    plain = name == choose.SHARED_MEMORY or name.endswith(UNCOMPRESSED)
-    options: dict[str, Any] = {"algorithm": algorithm, "codec": None if plain else codec}
+    options: dict[str, Any] = {"algorithm": algorithm, "codec": None if _is_plain(name) else codec}
     if case.reduces:
         options["op"] = "mean" if mean else "sum"
 

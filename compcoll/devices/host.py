@@ -69,10 +69,10 @@ class HostCoder:
 
     def noted(self, program: _host.Program) -> HostCoder:
         """A coder like this, whose work is not done but becomes part of a program."""
-        return HostCoder(_Noted(program, self.bound), self._threads)
+        return HostCoder(_NotedKernels(program, self.bound), self._threads)
 
 
-class _Noted:
+class _NotedKernels:
     """In place of a coder's kernels: their calls become a program's."""
 
     def __init__(self, program: _host.Program, coder: _host.Coder) -> None:

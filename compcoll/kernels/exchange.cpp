@@ -14,6 +14,7 @@
 #include "buffer.h"
 #include "gathered.h"
 #include "patience.h"
+#include "python_calls.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -28,13 +29,6 @@ using Extremes = std::array<uint8_t, begin_nbytes>;
 // Arriving, sending, their memory; of the arrays: how much is sent, from their beginning, and where as much that comes goes; and
 // whether what comes is of ranks before those whose arrays this one has.
 using Given = std::tuple<nb::object, nb::object, nb::object, nb::object, size_t, size_t, bool>;
-
-// Calls a function without arguments.
-nb::object call(const nb::object& function) {
-    PyObject* result = PyObject_CallNoArgs(function.ptr());
-    if (!result) throw nb::python_error();
-    return nb::steal(result);
-}
 
 struct Round {
     explicit Round(const Given& given)
@@ -87,12 +81,12 @@ public:
             case Stage::begins:
                 begin(round);
                 stage_ = Stage::awaited;
-                if (!patience_.wait([&] { return has(round.has_come); })) return round.arriving;
+                if (!patience_.wait([&] { return is_true(round.has_come); })) return round.arriving;
                 [[fallthrough]];
             case Stage::awaited:
                 end(round);
                 stage_ = Stage::leaving;
-                if (!has(round.has_left)) return round.sending;
+                if (!is_true(round.has_left)) return round.sending;
                 [[fallthrough]];
             case Stage::leaving:
                 ++round_;
@@ -106,8 +100,6 @@ public:
 
 private:
     enum class Stage { begins, awaited, leaving };
-
-    static bool has(const nb::object& test) { return call(test).ptr() == Py_True; }
 
     void begin(const Round& round) const {
         call(round.receive);

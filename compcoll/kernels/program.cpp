@@ -17,6 +17,7 @@
 #include "buffer.h"
 #include "host_coder.h"
 #include "patience.h"
+#include "python_calls.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -198,17 +199,10 @@ private:
         }
     }
 
-    static nb::object call(const nb::object& function) {
-        PyObject* result = PyObject_CallNoArgs(function.ptr());
-        if (!result) throw nb::python_error();
-        return nb::steal(result);
-    }
-
     bool wait(const nb::object& test) {
-        const auto come = [&] { return call(test).ptr() == Py_True; };
-        if (come()) return true;
+        if (is_true(test)) return true;
         const Stopwatch watch(wait_seconds_);
-        return patience_.wait(come);
+        return patience_.wait([&] { return is_true(test); });
     }
 
     void end_if_over() {

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstring>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "buffer.h"

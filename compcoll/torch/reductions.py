@@ -240,11 +240,11 @@ class Reductions(Preparation):
 
     @property
     def stats(self) -> Stats | None:
-        """Of the compressed collective that ended last."""
+        """Of the last collective that was compressed, or went through shared memory."""
         return None if self._reducing is None else self._reducing.stats
 
     def free(self) -> None:
-        """Give back what compresses."""
+        """Give back what reduces otherwise than by MPI."""
         if self._reducing is not None and self.channel.broken is None:
             self._reducing.free()
         self._reducing = None
