@@ -31,7 +31,7 @@ SHARED_MEMORY = "shared_memory"
 
 CACHED_NBYTES, STREAMED_NBYTES = 128 << 10, 16 << 20
 """Up to the former, and from the latter on, shared memory was never seen to be slower than MPI's own. Between them that
-depends on whether the ranks' cores share a cache: it takes from 0.65 to 1.5 times as long.
+depends on whether the ranks' cores share a cache: it takes from 0.6 to 1.6 times as long.
 """
 
 LIMITED = (DISSEMINATION, SHARED_MEMORY)
