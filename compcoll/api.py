@@ -84,9 +84,9 @@ def allreduce(
         few elements, chosen from the whole buffer: see docs/sparse.md.
     algorithm : str
         ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``; for sparse codecs ``"sparse_ring"``,
-        ``"sparse_native"`` and ``"sparse_direct"``; uncompressed: ``"native"`` (MPI's own), ``"shared_memory"`` (in a
-        node) and ``"dissemination"`` (small arrays travel with the call's first messages); or ``"auto"``, which takes
-        what a cost model predicts to be fastest, also without the codec: `Communicator.stats` tells.
+        ``"sparse_native"`` and ``"sparse_direct"``; ``"dissemination"`` (small arrays and wires travel with the call's
+        first messages); uncompressed: ``"native"`` (MPI's own) and ``"shared_memory"`` (in a node); or ``"auto"``,
+        which takes what a cost model predicts to be fastest, also without the codec: `Communicator.stats` tells.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
     out : array, optional

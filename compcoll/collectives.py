@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from . import config
+from ._host import EncodedSum
 from .algorithms import additive, bcast, choose, native, pairwise, shared_memory, sparse
 from .algorithms.agree import places
 from .algorithms.gather import gather
@@ -18,7 +19,7 @@ from .algorithms.job import Job, Window
 from .codecs.base import Coder
 from .errors import InvalidArgument, InvalidBuffer, WireCorrupted
 from .feedback import ErrorFeedback
-from .layout import Chunk, World, balanced_chunks, consecutive_chunks
+from .layout import Chunk, World, balanced_chunks, consecutive_chunks, shares
 from .model import Profile
 from .plan import MOVED, Call, Plan, make_plan, with_checksum
 from .recipe import Asked, Checked, Compression, Means, Prepared, Recipe, compression, feedback_refused
@@ -26,6 +27,7 @@ from .recording import Recordings
 from .request import Engine, Steps, Turn
 from .sparse.base import Sparsifier
 from .sparse.coder import SparseCoder
+from .stats import Stats
 from .transports.mpi import MPITransport, operation_name
 from .transports.shared import Shared
 
@@ -279,8 +281,13 @@ class Collectives:
         yield None
 
     @staticmethod
-    def _reduce_gathered(call: Prepared, means: Means) -> Steps:
-        call.recipe.gathered.store(call.x, call.out)
+    def _finish_along(call: Prepared, means: Means) -> Steps:
+        """What is left to do of arrays that travelled with the opening."""
+        finish = call.recipe.block
+        assert finish is not None
+        fill_in = finish(call.x, call.out, call.residual, means.number)
+        if fill_in is not None:
+            fill_in(means.stats)
         yield None
 
     @staticmethod
@@ -352,9 +359,13 @@ class Collectives:
             return Recipe(plan, self._copy, lambda x, out, *_: device.copy(x, out), None, refused)
         if summands is not None:
             return Recipe(plan, self._add, None, scale, refused)
-        if plan.algorithm == choose.DISSEMINATION:
+        if plan.algorithm == choose.DISSEMINATION and plan.coder is None:
             gathered = device.gathered(self._small, self._size, places(self._rank, self._size), call.n, call.dtype, op)
-            return Recipe(plan, self._reduce_gathered, gathered.store, None, refused, gathered)
+            return Recipe(plan, self._finish_along, gathered.store, None, refused, gathered)
+        if plan.algorithm == choose.DISSEMINATION:
+            total = device.encoded_sum(self._small, plan.coder, call.n, self._rank, self._size, scale)
+            finish = partial(_finish_encoded, total, len(shares(self._size)))
+            return Recipe(plan, self._finish_along, finish, None, refused, total)
         if plan.algorithm == choose.SHARED_MEMORY:
             assert self._shared is not None  # else no plan names it
             transfer = device.shared_sum(*self._shared, call.dtype)
@@ -426,6 +437,19 @@ class Collectives:
             draw=means.number % 2**32 << 32 | self._rank,
             timeline=means.timeline,
         )
+
+
+def _finish_encoded(
+    total: EncodedSum, rounds: int, x: Any, out: Any, residual: Any, number: int
+) -> Callable[[Stats], None]:
+    """Store a sum whose wires travelled with the opening; gives its account."""
+    total.store(out, residual)
+
+    def account(stats: Stats) -> None:
+        stats.wire_nbytes = rounds * total.nbytes
+        stats.encode_seconds, stats.decode_seconds = total.encode_seconds, total.decode_seconds
+
+    return account
 
 
 def _nothing() -> Steps:

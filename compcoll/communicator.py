@@ -219,7 +219,7 @@ class Communicator(Calls):
             if self._turn is not None:
                 engine.drive(Turn(self._turn).Test, timeout, lambda: "the openings before")
                 self._turn = None
-            along = None if gathered is None else gathered.load(x)
+            along = None if gathered is None else gathered.load(x, residual, number)
             signature = plan.signature.here() if self._debug else plan.signature
             busy = bool(under_way)
             if not agreed(opening, signature, busy, along, engine.patience):
@@ -312,7 +312,7 @@ class Communicator(Calls):
         signature = plan.signature.here() if self._debug else plan.signature
 
         def steps() -> Steps:
-            yield from self._open(turn, signature, prepared)
+            yield from self._open(turn, signature, prepared, number)
             if plan.algorithm not in choose.IN_TURN:
                 turn.use()
             means = Means(Group(self._transport, tag), arena.take, stats, turn, number)
@@ -327,10 +327,11 @@ class Communicator(Calls):
         self._engine.start(request)
         return request
 
-    def _open(self, turn: Turn, signature: Signature, prepared: Prepared | None = None) -> Steps:
+    def _open(self, turn: Turn, signature: Signature, prepared: Prepared | None = None, number: int = 0) -> Steps:
         yield turn
-        gathered = None if prepared is None else prepared.recipe.gathered
-        along = None if prepared is None or gathered is None else gathered.load(prepared.x)
+        along = None
+        if prepared is not None and prepared.recipe.gathered is not None:
+            along = prepared.recipe.gathered.load(prepared.x, prepared.residual, number)
         yield from agree(self._opening, signature, True, along)
 
     def _settle(self, turn: Turn, arena: Arena, error: BaseException | None, *buffers: Any) -> BaseException | None:

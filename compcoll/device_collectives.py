@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .algorithms import choose
-from .algorithms.agree import largest
 from .arena import Arena
 from .codecs.cast import Cast
 from .collectives import COPY, Collectives
@@ -141,15 +140,14 @@ class _Ordering(NamedTuple):
 
 
 class _Travelling:
-    """Small arrays that travel with the opening, this rank's one from the device."""
+    """What travels with the opening, of this rank's array on the device."""
 
     def __init__(self, gathered: Any, fetch: Callable[[Any], Any]) -> None:
         self._gathered = gathered
         self._fetch = fetch
-        self.store = gathered.store
 
-    def load(self, x: Any) -> Any:
-        return self._gathered.load(self._fetch(x))
+    def load(self, x: Any, ordering: _Ordering, number: int) -> Any:
+        return self._gathered.load(self._fetch(x), ordering.residual, number)
 
 
 class DeviceCollectives(Collectives):
@@ -189,7 +187,7 @@ class DeviceCollectives(Collectives):
         self._here = device
         self._free: list[_Memory] = []
         self._in_use: list[_Memory] = []
-        self._fetched = device.runtime.pinned_bytes(largest(self._size))
+        self._fetched = device.runtime.pinned_bytes(0)
 
     def check(self, collective: str, arguments: tuple[Any, ...]) -> Checked:
         """Check a collective's arguments: those of the method of that name, with ``stream`` among the options."""
@@ -208,6 +206,8 @@ class DeviceCollectives(Collectives):
 
     def _fetch(self, timeline: Timeline, x: Any) -> Any:
         """A small array, on the host."""
+        if x.nbytes > self._fetched.nbytes:
+            self._fetched = self._here.runtime.pinned_bytes(x.nbytes)
         copy = self._fetched[: x.nbytes]
         arriving = timeline.fetch(x, copy)
         while not arriving.Test():
@@ -279,9 +279,12 @@ class DeviceCollectives(Collectives):
         return back(result)
 
     def _gathered(self, inner: _Inner, call: Prepared, means: Means) -> Steps:
-        """Reduce what came with the opening."""
-        sums = np.empty(call.x.size, call.x.dtype)
-        call.recipe.gathered.store(None, sums)  # at once: the next opening uses the same memory
+        """Finish what came with the opening."""
+        sums, finish = np.empty(call.x.size, call.x.dtype), inner.recipe.block
+        assert finish is not None
+        fill_in = finish(None, sums, call.residual.residual, means.number)  # at once: the next opening uses its memory
+        if fill_in is not None:
+            fill_in(means.stats)
 
         def store(call: Prepared, means: Means) -> Steps:
             copy = means.pinned(sums.nbytes)

@@ -67,15 +67,18 @@ def lines(args: argparse.Namespace) -> list[str]:
     if automatic and (set(options) != {"tolerance"} or options["tolerance"] < 0):
         raise InvalidArgument("--codec auto goes with --tolerance, the result's relative error, and nothing else")
     codec = None if automatic else as_codec(args.codec, options)
-    nbytes = parse_bytes(args.bytes)
+    nbytes, itemsize = parse_bytes(args.bytes), _ITEMSIZES[args.dtype]
+    codecs = affordable(args.dtype) if automatic else [] if codec is None else [codec]
     question = choose.Question(
         args.collective,
         nbytes,
         args.dtype,
-        _ITEMSIZES[args.dtype],
-        affordable(args.dtype) if automatic else [] if codec is None else [codec],
+        itemsize,
+        codecs,
         tolerance=options.get("tolerance") if automatic else None,
-        small=choose.is_small(args.collective, args.dtype, "sum", nbytes, world, device),
+        small=choose.small(
+            *(args.collective, args.dtype, "sum", nbytes // itemsize, itemsize, codecs), world=world, device=device
+        ),
         shared=args.collective == "allreduce" and world.nodes == 1 and world.size > 1,
     )
     found = choose.options(question, profile, world, device)

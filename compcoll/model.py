@@ -269,7 +269,11 @@ def formula(
     opening = (world.size - 1).bit_length() * (costs.latency + 0.5 * profile.message)
     if algorithm == "dissemination":
         link = costs.inside if world.nodes == 1 else costs.between
-        return opening + sum(shares(world.size)) * (_REDUCTION + nbytes * (link + costs.add))
+        arrays = sum(shares(world.size))
+        work = arrays * costs.add
+        if way.codec != RAW:
+            work = costs.encode + (arrays - 1) * costs.recode + costs.accumulate
+        return opening + arrays * (_REDUCTION + nbytes * link * costs.shrink) + nbytes * work
     if algorithm == "native":
         return opening + native(costs, collective)
     if algorithm == "shared_memory":

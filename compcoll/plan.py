@@ -133,13 +133,21 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
     bind = getattr(codec, "summands", None) if call.collective == "allreduce" else None
     summands: Summands | None = bind(device, call.dtype, world.size) if bind else None
     by_mpi = native and (summands is None or summands.is_sum)
-    nbytes = call.n * call.itemsize
     shared = (shared or world.size == 1) and movable and call.collective == "allreduce" and not checksum
-    small = not checksum and choose.is_small(call.collective, call.dtype, call.op, nbytes, world, device)
+    codecs = [] if codec is None else [codec]
+    if call.tolerance is not None:
+        codecs = affordable(call.dtype)
+    small: list[Codec | None] = []
+    if algorithm in (choose.AUTO, choose.DISSEMINATION) and not checksum:
+        small = choose.small(
+            *(call.collective, call.dtype, call.op, call.n, call.itemsize, codecs), world=world, device=device
+        )
     if algorithm == choose.AUTO and not movable:
-        algorithm, codec = choose.DISSEMINATION if small else choose.NATIVE, None
+        algorithm, codec = choose.DISSEMINATION if None in small else choose.NATIVE, None
     elif algorithm == choose.AUTO or call.tolerance is not None:
-        algorithm, codec = _choose(call, movable, device, profile, world, native=by_mpi, small=small, shared=shared)
+        algorithm, codec = _choose(
+            *(call, codecs, movable, device, profile, world), native=by_mpi, small=small, shared=shared
+        )
     if codec is None:
         summands = None  # it does not pay
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
@@ -156,17 +164,18 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
     segment = max(segment_nbytes(codec, way, world.nodes) // call.itemsize, 1)
     if algorithm == choose.NATIVE:
         _check_native(call, None if summands else codec, native)
-    if algorithm == choose.DISSEMINATION and (codec is not None or not small):
+    if algorithm == choose.DISSEMINATION and codec not in small:
         raise UnknownAlgorithm(
             f"algorithm={algorithm!r} takes uncompressed arrays of up to {largest(world.size)} bytes, without "
-            f"checksums, of numbers of 8 to 128 bits by sum, mean, prod, max or min: not {_line(call, algorithm)}"
+            f"checksums, of numbers of 8 to 128 bits by sum, mean, prod, max or min, and where 2, 4, 8 or 16 ranks "
+            f"add, codecs of fixed size whose wires are no longer: not {_line(call, algorithm)}"
         )
     if algorithm == choose.SHARED_MEMORY and (codec is not None or not shared):
         raise UnknownAlgorithm(
             f"algorithm={algorithm!r} takes uncompressed {', '.join(DTYPES)}, by {' or '.join(SUMS)}, without "
             f"checksums, among ranks of one node that can open each other's memory: not {_line(call, algorithm)}"
         )
-    if algorithm in (choose.NATIVE, *choose.LIMITED):
+    if algorithm in (choose.NATIVE, *choose.LIMITED) and (codec is None or summands):
         return Plan(codec, algorithm, None, None, 1, segment, Signature(_line(call, algorithm)), summands)
     if not movable:
         raise UnsupportedDType(
@@ -185,15 +194,21 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
 
 
 def _choose(
-    call: Call, movable: bool, device: Any, profile: Profile, world: World, *, native: bool, small: bool, shared: bool
+    call: Call,
+    codecs: list[Codec],
+    movable: bool,
+    device: Any,
+    profile: Profile,
+    world: World,
+    *,
+    native: bool,
+    small: list[Codec | None],
+    shared: bool,
 ) -> tuple[str, Codec | None]:
     """The algorithm and the codec of a call that leaves either open: a function of what all ranks know alike."""
     if not movable:
         return call.algorithm, None
     nbytes = call.n * call.itemsize if call.n >= 0 else _UNEVEN_NBYTES
-    codecs = [] if call.codec is None else [call.codec]
-    if call.tolerance is not None:
-        codecs = affordable(call.dtype)
     own_is_better = call.dtype in HALVES and call.op in SUMS and nbytes >= _HALVES_BY_MPI_NBYTES
     question = choose.Question(
         call.collective,

@@ -64,8 +64,8 @@ class Recipe(NamedTuple):
         What ``run`` must know besides.
     feedback_refused : str
         Why the codec that was asked for takes no feedback; empty if it does.
-    gathered : Gathered or None
-        Memory of all ranks' arrays, where they travel with the opening.
+    gathered : Along or None
+        What travels with the opening, if this is small.
     timeout : float or None
         Seconds that a wait of these calls may last, if they say so.
     """

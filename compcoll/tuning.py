@@ -26,7 +26,7 @@ from .codecs import ZFP, Cast, Codec, MinMax, get_codec, list_codecs
 from .communicator import Communicator
 from .devices.host import HostDevice
 from .errors import CompcollError
-from .layout import World
+from .layout import World, in_pairs
 from .model import DEFAULTS, RAW, Link, Profile, Speed, Timing, formula, raw
 from .model_parts import MANY_RANKS
 from .profile import Stored, load, path_of, place_of, save
@@ -262,10 +262,12 @@ def _timings(
     names = ["ring", "recursive_doubling"]
     names += ["direct"] if world.size <= MANY_RANKS else []
     names += ["hierarchical"] if 1 < world.per_node < world.size else []
-    series: list[tuple[str, Codec | None, float]] = [(DISSEMINATION, None, 32.0), ("native", None, 32.0)]
+    both: tuple[tuple[Codec | None, float], ...] = ((None, 32.0), (ZFP(rate=8), 8.0))
+    series = [(name, codec, bits) for name in names for codec, bits in both]
+    series.insert(0, ("native", None, 32.0))
     if world.nodes == 1 and transport.shared is not None:
         series.append((SHARED_MEMORY, None, 32.0))
-    series += [(name, codec, bits) for name in names for codec, bits in ((None, 32.0), (ZFP(rate=8), 8.0))]
+    series += [(DISSEMINATION, codec, bits) for codec, bits in both[: 1 + in_pairs(world.size)]]
     points: list[list[tuple[int, float]]] = [[] for _ in series]
     row = 0.0
     for index, nbytes in enumerate(SIZES):
@@ -275,11 +277,19 @@ def _timings(
         x = np.random.default_rng(transport.rank).standard_normal(nbytes // 4).astype(np.float32)
         out = np.empty_like(x)
         bar.show(0.3 + 0.7 * index / len(SIZES), f"allreduces of {nbytes} bytes")
-        works = [partial(comm.allreduce, x, out=out, algorithm=name, codec=codec) for name, codec, _ in series]
-        first = 0 if nbytes <= largest(world.size) else 1  # what travels with the opening is small
+        # What travels with the opening is small.
+        fitting = [
+            place
+            for place, (name, _, bits) in enumerate(series)
+            if name != DISSEMINATION or nbytes * bits / 32 <= largest(world.size)
+        ]
+        works = [
+            partial(comm.allreduce, x, out=out, algorithm=name, codec=codec)
+            for name, codec, _ in map(series.__getitem__, fitting)
+        ]
         budget = _SECONDS_EACH * (1 if nbytes > _SMALL else 0.5)
-        for own, seconds in zip(points[first:], watch.each(works[first:], budget * len(works)), strict=True):
-            own.append((nbytes, seconds))
+        for place, seconds in zip(fitting, watch.each(works, budget * len(works)), strict=True):
+            points[place].append((nbytes, seconds))
         row = time.perf_counter() - begun
     return tuple(
         Timing(name, kind_of(codec), bits, world, tuple(own))

@@ -147,7 +147,7 @@ def path_of(collective: str, algorithm: str, size: int, nodes: int) -> Path:
     size, nodes : int
         Ranks, and nodes that they are on.
     """
-    if algorithm in ("native", "dissemination", "shared_memory", "copy"):
+    if algorithm in ("native", "shared_memory", "copy"):
         return Path(0, 0)
     if collective == "reduce_scatter":
         return Path(size - 1, size - 1) if algorithm == "ring" else Path(1, size - 1)
@@ -160,6 +160,7 @@ def path_of(collective: str, algorithm: str, size: int, nodes: int) -> Path:
         "ring": Path(size, size),
         "direct": Path(2, size),
         "recursive_doubling": doubling,
+        "dissemination": doubling,
         "sparse_ring": Path(1, size),
         "sparse_native": Path(1, size),
         "sparse_direct": Path(2, size + 1),

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loopback import World
+from loopback import World, normals
 
-from compcoll import ZFP, Communicator
+from compcoll import FP8, QSGD, ZFP, Cast, Communicator, ErrorFeedback, MinMax, OneBit, Sign, TernGrad
+from compcoll.accuracy import feedback_converges
 from compcoll.algorithms.agree import largest, surely_small
+from compcoll.codecs import Codec
 from compcoll.errors import CollectiveMismatch, UnknownAlgorithm
 
 REDUCE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
@@ -106,9 +108,70 @@ def test_it_can_be_named_for_what_it_takes() -> None:
 
 
 def test_a_codec_that_was_asked_for_is_used_where_mpi_is_not() -> None:
-    world = World(4)
-    world.allreduce([np.ones(4, np.float32)] * 4, codec=ZFP(rate=8))
-    assert "dissemination" not in algorithms(world)
+    for ranks, expected in ((4, "dissemination"), (3, "direct")):
+        world = World(ranks)
+        world.allreduce([np.ones(4, np.float32)] * ranks, codec=ZFP(rate=8))
+        assert algorithms(world) == {expected}
+        assert all(comm.stats is not None and comm.stats.codec == repr(ZFP(rate=8)) for comm in world.comms)
+
+
+def lost(feedback: ErrorFeedback) -> bytes:
+    residual = feedback.state_dict()["residual"]
+    return b"" if residual is None else residual.tobytes()
+
+
+CODECS = [ZFP(rate=8), MinMax(4), QSGD(bits=4), TernGrad(), OneBit(), FP8(), Cast("bfloat16"), Sign(scale="mean")]
+
+
+@given(
+    st.sampled_from([2, 4, 8, 16]),
+    st.sampled_from(CODECS),
+    st.sampled_from([np.float32, np.float64, np.float16]),
+    st.one_of(st.integers(0, 70), st.integers(0, 5000)),
+    st.sampled_from(["sum", "mean"]),
+    st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_encoded_sums_are_those_of_recursive_doubling(
+    ranks: int, codec: Codec, dtype: type, n: int, op: str, fed_back: bool
+) -> None:
+    if fed_back and not feedback_converges(codec, np.dtype(dtype).name):
+        fed_back = False
+    inputs = normals(ranks, n, dtype, seed=n)
+    found = {}
+    for algorithm in ("dissemination", "recursive_doubling"):
+        world = World(ranks)
+        feedbacks = [ErrorFeedback() if fed_back else None for _ in range(ranks)]
+        for _ in range(3):  # random numbers and losses are other ones each time
+            results = world.run(
+                lambda comm, given, name=algorithm: comm.iallreduce(
+                    given[0], op=op, codec=codec, algorithm=name, feedback=given[1]
+                ),
+                list(zip(inputs, feedbacks, strict=True)),
+            )
+        stats = [comm.stats for comm in world.comms]
+        sent = [(each.codec, each.wire_nbytes, each.raw_sent_nbytes) for each in stats if each is not None]
+        losses = [lost(feedback) for feedback in feedbacks if feedback is not None]
+        found[algorithm] = [result.tobytes() for result in results], sent, losses
+    assert found["dissemination"] == found["recursive_doubling"]
+    assert len(set(found["dissemination"][0])) == 1
+
+
+def test_what_is_lost_is_kept_only_when_all_went_well() -> None:
+    world = World(2)
+    feedback = [ErrorFeedback(), ErrorFeedback()]
+    x = np.linspace(0, 1, 100, dtype=np.float32)
+    arguments = {"codec": MinMax(2), "algorithm": "dissemination"}
+    world.run(lambda comm, mine: comm.iallreduce(x, feedback=mine, **arguments), feedback)
+    before = lost(feedback[0])
+    found = world.errors(
+        [
+            lambda comm: comm.iallreduce(x, feedback=feedback[0], **arguments),
+            lambda comm: comm.iallreduce(x[:50], feedback=feedback[1].reset() or feedback[1], **arguments),
+        ]
+    )
+    assert all(isinstance(error, CollectiveMismatch) for error in found)
+    assert lost(feedback[0]) == before and any(before)
 
 
 def test_in_place_and_several_under_way() -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ..accuracy import relative_error
 from ..codecs.base import Codec, Coder
 from ..errors import UnknownAlgorithm
-from ..layout import Chunk, World
-from ..model import Profile, predict, raw
+from ..layout import Chunk, World, in_pairs
+from ..model import Profile, predict
 from ..model_parts import MANY_RANKS
 from ..request import Steps
 from ..sparse.base import Sparsifier
@@ -24,12 +24,12 @@ NATIVE = "native"
 HIERARCHICAL = "hierarchical"
 
 DISSEMINATION = "dissemination"
-"""An allreduce of small uncompressed arrays, which travel with its opening (see `agree`)."""
+"""An allreduce of small arrays or wires, which travel with its opening (see `agree`)."""
 
 SHARED_MEMORY = "shared_memory"
 """An allreduce of uncompressed values inside a node (see `compcoll.algorithms.shared_memory`)."""
 
-CACHED_NBYTES, STREAMED_NBYTES = 128 << 10, 16 << 20
+CACHED_NBYTES, STREAMED_NBYTES = 128 << 10, 8 << 20
 """Up to the former, and from the latter on, shared memory was never seen to be slower than MPI's own. Between them that
 depends on whether the ranks' cores share a cache: it takes from 0.6 to 1.6 times as long.
 """
@@ -95,8 +95,8 @@ class Question(NamedTuple):
         Whether our own algorithms may send the values as they are.
     tolerance : float or None
         The relative error that the result may have.
-    small : bool
-        Whether the arrays may travel with the opening.
+    small : sequence of Codec or None
+        What the arrays may travel with the opening by: `small`.
     shared : bool
         Whether they may go through shared memory.
     """
@@ -110,7 +110,7 @@ class Question(NamedTuple):
     native: bool = True
     plain: bool = True
     tolerance: float | None = None
-    small: bool = False
+    small: Sequence[Codec | None] = ()
     shared: bool = False
 
 
@@ -141,9 +141,34 @@ def check(collective: str, algorithm: str) -> None:
         raise UnknownAlgorithm(f"{collective} has no algorithm {algorithm!r}: there are {AUTO}, {', '.join(allowed)}")
 
 
-def is_small(collective: str, dtype: str, op: str, nbytes: int, world: World, device: Any) -> bool:
-    """Whether a collective is an allreduce whose arrays can travel with its opening."""
-    return collective == "allreduce" and world.size > 1 and nbytes <= largest(world.size) and device.gathers(dtype, op)
+def small(
+    collective: str,
+    dtype: str,
+    op: str,
+    n: int,
+    itemsize: int,
+    codecs: Sequence[Codec],
+    *,
+    world: World,
+    device: Any,
+) -> list[Codec | None]:
+    """Of no codec and some, those by which an allreduce's arrays can travel with its opening; none if it is another
+    collective.
+    """
+    most = largest(world.size)
+    if collective != "allreduce" or world.size == 1 or most == 0:
+        return []
+    found: list[Codec | None] = [None] if n * itemsize <= most and device.gathers(dtype, op) else []
+    return found + [codec for codec in codecs if _doubles(codec, dtype, n, most, world, device)]
+
+
+def _doubles(codec: Codec, dtype: str, n: int, most: int, world: World, device: Any) -> bool:
+    """Whether sums of wires with this codec, if they are so short, can be made on the way."""
+    additive = getattr(codec, "summands", None)
+    if not in_pairs(world.size) or not codec.fixed_size or (additive and additive(device, dtype, world.size)):
+        return False
+    coder = codec.coder(device, dtype)
+    return device.adds_on_the_way(coder) and coder.wire_nbytes(n) <= most
 
 
 def options(question: Question, profile: Profile, world: World, device: Any) -> list[Option]:
@@ -162,23 +187,33 @@ def options(question: Question, profile: Profile, world: World, device: Any) -> 
     """
     found = []
     own = [name for name in NAMES[question.collective] if name != NATIVE]
-    for algorithm in [NATIVE, *[DISSEMINATION] * question.small, *[SHARED_MEMORY] * question.shared, *own]:
-        ways: list[tuple[Codec | None, Any]] = [(None, raw(question.itemsize))]
+    small = [DISSEMINATION] * (len(question.small) > 0)
+    for algorithm in [NATIVE, *small, *[SHARED_MEMORY] * question.shared, *own]:
+        codecs: Sequence[Codec | None] = [None]
         if algorithm in own:
-            ways += [(codec, way_of(codec, device, question.dtype, question.itemsize)) for codec in question.codecs]
+            codecs = [None, *question.codecs]
+        elif algorithm == DISSEMINATION:
+            codecs = question.small
+        ways = [(codec, way_of(codec, device, question.dtype, question.itemsize)) for codec in codecs]
         if question.collective == "allreduce":
             ways = [(codec, way) for codec, way in ways if isinstance(codec, Sparsifier) == (algorithm in SPARSE)]
         for codec, way in ways:
             segment = segment_nbytes(codec, way, world.nodes)
             seconds = predict(profile, question.collective, algorithm, question.nbytes, world, way, segment)
             error = relative_error(codec, question.dtype, question.collective, algorithm, world)
-            refused = _refused(question, profile, world, algorithm, codec, error)
+            refused = _refused(question, profile, world, algorithm, codec, error, question.nbytes / way.ratio)
             found.append(Option(algorithm, codec, seconds, error, refused))
     return found
 
 
 def _refused(
-    question: Question, profile: Profile, world: World, algorithm: str, codec: Codec | None, error: float | None
+    question: Question,
+    profile: Profile,
+    world: World,
+    algorithm: str,
+    codec: Codec | None,
+    error: float | None,
+    wire_nbytes: float,
 ) -> str:
     if question.algorithm not in (AUTO, algorithm):
         return f"not {question.algorithm}"
@@ -199,7 +234,7 @@ def _refused(
     if algorithm == HIERARCHICAL and (world.nodes == 1 or world.per_node == 1):
         return "one level only"
     if algorithm == DISSEMINATION:
-        known = question.nbytes <= surely_small(world.size) or profile.measured(world, DISSEMINATION)
+        known = wire_nbytes <= surely_small(world.size) or profile.measured(world, DISSEMINATION)
         return "" if known else "not measured here"
     if algorithm == SHARED_MEMORY:
         surely = not question.native or not CACHED_NBYTES < question.nbytes < STREAMED_NBYTES
@@ -226,7 +261,7 @@ def best(found: Sequence[Option]) -> Option:
     if not allowed:
         raise UnknownAlgorithm("; ".join(f"{option.algorithm}: {option.refused}" for option in found))
     least = min(option.seconds for option in allowed)
-    usual = [option for option in allowed if option.algorithm in (NATIVE, *LIMITED)]
+    usual = [option for option in allowed if option.codec is None and option.algorithm in (NATIVE, *LIMITED)]
     if usual and CLEARLY * (fastest := min(usual, key=lambda option: option.seconds)).seconds <= least:
         return fastest
     close = [option for option in allowed if CLEARLY * option.seconds <= least]

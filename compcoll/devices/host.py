@@ -35,13 +35,13 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 class HostCoder:
     """A codec's kernels bound to an element type (the contract is `compcoll.codecs.base.Coder`)."""
 
-    __slots__ = ("_threads", "bound", "wire_nbytes")
+    __slots__ = ("bound", "threads", "wire_nbytes")
 
     fixed_size = True
 
     def __init__(self, coder: Any, threads: int) -> None:
         self.bound = coder
-        self._threads = threads
+        self.threads = threads
         self.wire_nbytes: Callable[[int], int] = coder.wire_nbytes
 
     def encode(
@@ -60,16 +60,16 @@ class HostCoder:
         position: int = 0,
     ) -> int:
         self.bound.encode(
-            n, add, scale, wires, residual, feed, residual_scale, draw, position, wire, decoded, self._threads
+            n, add, scale, wires, residual, feed, residual_scale, draw, position, wire, decoded, self.threads
         )
         return self.wire_nbytes(n)
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
-        self.bound.decode(n, add, scale, wires, out, self._threads)
+        self.bound.decode(n, add, scale, wires, out, self.threads)
 
     def noted(self, program: _host.Program) -> HostCoder:
         """A coder like this, whose work is not done but becomes part of a program."""
-        return HostCoder(_NotedKernels(program, self.bound), self._threads)
+        return HostCoder(_NotedKernels(program, self.bound), self.threads)
 
 
 class _NotedKernels:
@@ -165,6 +165,18 @@ class HostDevice:
         the same bits everywhere.
         """
         return _host.Gathered(memory, ranks, *places, n, dtype, op)
+
+    @staticmethod
+    def adds_on_the_way(coder: Any) -> bool:
+        """Whether `encoded_sum` takes that coder."""
+        return isinstance(coder, HostCoder)
+
+    @staticmethod
+    def encoded_sum(
+        memory: bytearray, coder: HostCoder, n: int, rank: int, ranks: int, scale: float
+    ) -> _host.EncodedSum:
+        """A small sum of encoded values, among a power of two of ranks: that of `recursive_doubling`, bit by bit."""
+        return _host.EncodedSum(memory, coder.bound, n, rank, ranks, scale, coder.threads)
 
     def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str) -> _host.SharedSum:
         """A rank's end of sums through memory that all ranks share."""

@@ -11,8 +11,8 @@
 #include <tuple>
 #include <vector>
 
+#include "along.h"
 #include "buffer.h"
-#include "gathered.h"
 #include "patience.h"
 #include "python_calls.h"
 
@@ -66,7 +66,7 @@ public:
         stage_ = Stage::begins;
         patience_ = Patience{looks, yields};
         along_ = along;
-        reduction_ = along.is_none() ? nullptr : &nb::cast<const Gathered&>(along);
+        taker_ = along.is_none() ? nullptr : &nb::cast<Along&>(along);
         waiting_ = advance();
         return waiting_.is_none() && extremes_ == first_;
     }
@@ -117,7 +117,7 @@ private:
         wider(0, false);
         wider(fingerprint_nbytes, true);
         if (round.to != 0) std::memcpy(arrays_.at() + round.to, others + begin_nbytes, round.nbytes);
-        else if (reduction_) reduction_->take(others + begin_nbytes, round.before);
+        else if (taker_) taker_->take(others + begin_nbytes, round.before);
     }
 
     Buffer arrays_;
@@ -126,7 +126,7 @@ private:
     size_t round_ = 0;
     Patience patience_;
     nb::object waiting_ = nb::none(), along_ = nb::none();
-    const Gathered* reduction_ = nullptr;
+    Along* taker_ = nullptr;
     Stage stage_ = Stage::begins;
 };
 

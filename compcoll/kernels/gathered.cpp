@@ -123,7 +123,7 @@ void Gathered::store(nb::handle result) const {
     if (multiply_) multiply_(out.at(), n_, 1.0 / static_cast<double>(ranks_));
 }
 
-void Gathered::take(const uint8_t* others, bool before) const {
+void Gathered::take(const uint8_t* others, bool before) {
     uint8_t* own = memory_.at();
     before ? combine_(others, own, n_, own) : combine_(own, others, n_, own);
 }
@@ -135,15 +135,15 @@ void Gathered::require(const Buffer& given) const {
 }
 
 void compcoll::bind_gathered(nb::module_& m) {
-    nb::class_<Gathered>(m, "Gathered")
+    nb::class_<Gathered, Along>(m, "Gathered")
         .def(nb::init<nb::handle, size_t, size_t, size_t, size_t, const std::string&, const std::string&>(),
              nb::arg("memory"), nb::arg("ranks"), nb::arg("rows"), nb::arg("first"), nb::arg("n"),
              nb::arg("dtype"), nb::arg("op"))
-        .def_prop_ro("nbytes", &Gathered::nbytes, "Of each array.")
-        .def("load", [](nb::object self, nb::handle x) {
+        .def("load", [](nb::object self, nb::handle x, nb::handle, nb::handle) {
             nb::cast<const Gathered&>(self).load(x);
             return self;
-        }, "Put this rank's array in its place; this is then what travels along.")
+        }, nb::arg("x"), nb::arg("residual").none() = nb::none(), nb::arg("number").none() = nb::none(),
+             "Put this rank's array in its place; this is then what travels along.")
         .def("store", [](const Gathered& self, nb::handle, nb::handle out, nb::handle, nb::handle) { self.store(out); },
              nb::arg("x").none(), nb::arg("out"), nb::arg("residual").none() = nb::none(), nb::arg("number").none() = nb::none(),
              "Reduce all arrays, of which x was loaded, into a result. Takes what every `Recipe.block` does.")

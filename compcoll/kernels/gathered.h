@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "along.h"
 #include "buffer.h"
 
 namespace compcoll {
@@ -13,13 +14,13 @@ namespace compcoll {
 // One small array of each rank on its way through an opening, and their reduction. Memory has room for all ranks' arrays, side
 // by side in the ranks' order, around its end; or for one, to which what comes is added at once. Small enough that what counts
 // is the way here and back.
-class Gathered {
+class Gathered final : public Along {
 public:
     // Of so many `rows`, this rank's array is the one at the beginning, and rank 0's the one at `first`.
     Gathered(nanobind::handle memory, size_t ranks, size_t rows, size_t first, size_t n, const std::string& dtype,
              const std::string& op);
 
-    size_t nbytes() const { return nbytes_; }
+    size_t nbytes() const override { return nbytes_; }
 
     // Put this rank's array in its place.
     void load(nanobind::handle x) const;
@@ -27,8 +28,8 @@ public:
     // Reduce all arrays into a result.
     void store(nanobind::handle out) const;
 
-    // What came in a round, for the one row: of ranks before or behind those whose arrays are in it.
-    void take(const uint8_t* others, bool before) const;
+    // For the one row.
+    void take(const uint8_t* others, bool before) override;
 
     // of(a, b, n, out): may work in place.
     using Combine = void (*)(const uint8_t*, const uint8_t*, size_t, uint8_t*);

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "along.h"
 #include "combine.h"
 #include "crc32c.h"
+#include "encoded_sum.h"
 #include "exchange.h"
 #include "gathered.h"
 #include "host_coder.h"
@@ -42,6 +44,7 @@ NB_MODULE(_host, m) {
         return portable ? crc32c_portable(at, n) : crc32c(at, n);
     }, nb::arg("bytes"), nb::arg("portable") = false,
        "CRC-32C of some memory; by the CPU's instruction, where it has one, unless `portable`.");
+    bind_along(m);
     bind_exchange(m);
     bind_gathered(m);
     bind_repeats(m);
@@ -49,5 +52,6 @@ NB_MODULE(_host, m) {
     bind_sparse(m);
     bind_summands(m);
     bind_host_coder(m);
+    bind_encoded_sum(m);
     bind_program(m);
 }

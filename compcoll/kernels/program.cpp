@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -18,33 +17,18 @@
 #include "host_coder.h"
 #include "patience.h"
 #include "python_calls.h"
+#include "stopwatch.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr size_t arrays = 3;                    // x, out and the residual
-constexpr size_t worth_the_lock = 4096;         // bytes of values; shorter kernels take less time than to release the GIL
 enum Which : size_t { x, out, residual };
 
 // A part of one of the arrays: which, and where it begins, in elements.
 using Place = std::tuple<size_t, size_t>;
-
-// Seconds that go by while this exists are added to some.
-class Stopwatch {
-public:
-    explicit Stopwatch(double& seconds) : seconds_(seconds), begun_(Clock::now()) {}
-    ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - begun_).count(); }
-    Stopwatch(const Stopwatch&) = delete;
-    Stopwatch& operator=(const Stopwatch&) = delete;
-
-private:
-    double& seconds_;
-    Clock::time_point begun_;
-};
 
 struct Step {
     enum class Kind { start, await, encode, decode } kind;
@@ -191,12 +175,7 @@ private:
     void work(const Step& step, Body body) {
         if (step.n == 0) return;
         const Terms terms{at(step.add), step.scale, step.wires};
-        if (step.n * step.coder->value_size() < worth_the_lock) {
-            body(terms);
-        } else {
-            const nb::gil_scoped_release released;
-            body(terms);
-        }
+        beside_python(step.n * step.coder->value_size(), [&] { body(terms); });
     }
 
     bool wait(const nb::object& test) {

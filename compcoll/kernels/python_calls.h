@@ -1,7 +1,9 @@
-// Python functions without arguments, which are messages' own.
+// From kernels to Python and back: calls of messages' own functions, which take no arguments, and work beside other threads.
 #pragma once
 
 #include <nanobind/nanobind.h>
+
+#include <cstddef>
 
 namespace compcoll {
 
@@ -12,5 +14,14 @@ inline nanobind::object call(const nanobind::object& function) {
 }
 
 inline bool is_true(const nanobind::object& test) { return call(test).ptr() == Py_True; }
+
+// Does some work on so many bytes: without the GIL, unless it takes less time than to release that.
+template <class Work>
+void beside_python(size_t nbytes, Work work) {
+    constexpr size_t worth_the_lock = 4096;
+    if (nbytes < worth_the_lock) return work();
+    const nanobind::gil_scoped_release released;
+    work();
+}
 
 }  // namespace compcoll

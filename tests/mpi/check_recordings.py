@@ -44,6 +44,32 @@ def check_same_bits_as_the_algorithm(comm: MPI.Intracomm) -> None:
     run.free()
 
 
+def check_sums_that_travel_with_the_opening(comm: MPI.Intracomm) -> None:
+    if comm.size not in (2, 4, 8, 16):
+        return
+    at_once, doubled = Communicator(comm), Communicator(comm)
+    draw = np.random.default_rng(comm.rank)
+    for codec, n in itertools.product(CODECS[1:] + AT_RANDOM, [0, 1, 1000, 9001]):
+        for dtype, op in ((np.float32, "mean"), (np.float64, "sum"), (ml_dtypes.bfloat16, "sum")):
+            how: dict[str, Any] = {"codec": codec, "op": op}
+            losses = ErrorFeedback(), ErrorFeedback()
+            for number in range(3):
+                x = draw.standard_normal(n).astype(dtype)
+                fed_back = [{"feedback": loss} if codec not in AT_RANDOM else {} for loss in losses]
+                how["algorithm"] = "dissemination"
+                if number == 1:
+                    ours = at_once.iallreduce(x, **how, **fed_back[0]).wait()
+                else:
+                    ours = at_once.allreduce(x, **how, **fed_back[0])
+                theirs = doubled.allreduce(x, **{**how, "algorithm": "recursive_doubling"}, **fed_back[1])
+                np.testing.assert_array_equal(ours.view(np.uint8), theirs.view(np.uint8))
+            a, b = at_once.stats, doubled.stats
+            assert a is not None and b is not None and a.algorithm == "dissemination"
+            assert (a.codec, a.wire_nbytes, a.ratio) == (b.codec, b.wire_nbytes, b.ratio)
+    at_once.free()
+    doubled.free()
+
+
 def check_halves_and_shapes(comm: MPI.Intracomm) -> None:
     communicator = Communicator(comm)
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32):

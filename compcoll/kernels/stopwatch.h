@@ -1,0 +1,22 @@
+#pragma once
+
+#include <chrono>
+
+namespace compcoll {
+
+// Seconds that go by while this exists are added to some.
+class Stopwatch {
+public:
+    explicit Stopwatch(double& seconds) : seconds_(seconds), begun_(Clock::now()) {}
+    ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - begun_).count(); }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    double& seconds_;
+    Clock::time_point begun_;
+};
+
+}  // namespace compcoll
