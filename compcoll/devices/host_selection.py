@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,13 +36,11 @@ class HostSelection:
         self.wire_nbytes = self._kernels.wire_nbytes
         self.write = self._kernels.write
         self.add = self._kernels.add
+        self.clear = self._kernels.clear
         self.subtract = self._kernels.subtract
 
     def zeros(self, n: int) -> Array:
         return np.zeros(n, self.dtype)
-
-    def clear(self, out: Array) -> None:
-        ctypes.memset(out.ctypes.data, 0, out.nbytes)  # sooner done than out[:] = 0, where caches do not hold it
 
     def multiply(self, values: Array, factor: float) -> None:
         values *= factor

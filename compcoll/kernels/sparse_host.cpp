@@ -7,9 +7,14 @@
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <tuple>
 #include <utility>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "sparse.h"
 #include "sparse_passes.h"
@@ -47,6 +52,23 @@ void require(bool condition, const char* what) {
 void require_within(const Indices& indices, size_t n) {
     const uint32_t* at = indices.data();
     require(indices.size() == 0 || *std::max_element(at, at + indices.size()) < n, "an index is out of range");
+}
+
+// Past the caches, if they hold less: memory is then written without being read.
+void zero(uint8_t* to, size_t nbytes) {
+#if defined(__SSE2__)
+    constexpr size_t line = 64, past_the_caches = 8 << 20;
+    if (nbytes >= past_the_caches) {
+        uint8_t* const end = to + nbytes;
+        for (; reinterpret_cast<uintptr_t>(to) % line != 0; ++to) *to = 0;
+        for (; to + line <= end; to += line)
+            for (size_t i = 0; i < line; i += sizeof(__m128i))
+                _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_setzero_si128());
+        _mm_sfence();
+        nbytes = static_cast<size_t>(end - to);
+    }
+#endif
+    std::memset(to, 0, nbytes);
 }
 
 template <class T>
@@ -145,15 +167,15 @@ public:
         require(wrong == nullptr, wrong);
     }
 
+    static void clear(ValuesOut out) {
+        const nb::gil_scoped_release released;
+        zero(reinterpret_cast<uint8_t*>(out.data()), out.size() * sizeof(T));
+    }
+
     void add(Indices indices, Values values, ValuesOut out) const {
         require(indices.size() == values.size(), "as many indices as values are needed");
         require_within(indices, out.size());
-        T* to = out.data();
-        constexpr size_t ahead = 16;  // they lie far apart
-        for (size_t i = 0; i < indices.size(); ++i) {
-            if (i + ahead < indices.size()) __builtin_prefetch(to + indices.data()[i + ahead], 1);
-            to[indices.data()[i]] += values.data()[i];
-        }
+        each(indices, values, out, [](T there, T value) { return there + value; });
     }
 
     // The sum of two sparse vectors with ascending indices, whose own is also ascending; its length.
@@ -180,13 +202,22 @@ public:
     void subtract(Indices indices, Values sent, ValuesOut out) const {
         require(indices.size() == sent.size(), "as many indices as values are needed");
         require_within(indices, out.size());
-        for (size_t i = 0; i < indices.size(); ++i) {
-            T& to = out.data()[indices.data()[i]];
-            to = rest_of(to, sent.data()[i]);
-        }
+        each(indices, sent, out, [](T there, T value) { return rest_of(there, value); });
     }
 
 private:
+    // Elements become what a function makes of them and of a value. They lie far apart, and memory sends many at once.
+    template <class Function>
+    static void each(const Indices& indices, const Values& values, const ValuesOut& out, Function function) {
+        constexpr size_t ahead = 192;
+        const uint32_t* at = indices.data();
+        for (size_t i = 0; i < indices.size(); ++i) {
+            if (i + ahead < indices.size()) __builtin_prefetch(out.data() + at[i + ahead], 1);
+            T& there = out.data()[at[i]];
+            there = function(there, values.data()[i]);
+        }
+    }
+
     static Chosen<T> checked(uint64_t n, const Indices& indices, const T* values, int index_format, int value_format) {
         require(index_format >= 0 && index_format <= 3 && value_format >= 0 && value_format <= 2, "no such format");
         require(n <= most_sparse_elements, "at most 2^32 values");
@@ -230,6 +261,7 @@ void bind(nb::module_& m, const char* name) {
              nb::arg("value_format"), nb::arg("step"), nb::arg("top"), exact("wire"))
         .def("read_count", &S::read_count, exact("wire"), nb::arg("n"))
         .def("read", &S::read, exact("wire"), nb::arg("n"), exact("indices"), exact("values"))
+        .def_static("clear", &S::clear, exact("out"))
         .def("add", &S::add, exact("indices"), exact("values"), exact("out"))
         .def("merge", &S::merge, exact("first"), exact("first_values"), exact("second"), exact("second_values"),
              exact("indices"), exact("values"))

@@ -27,6 +27,12 @@ constexpr size_t stride = moment_lanes<T>;
 template <class T>
 constexpr size_t rows = stride<T> / lanes<T>;
 
+// Has the stride sent that a loop will come to after this much more: the processor's own prefetching stops at pages' ends.
+template <class T>
+void fetch_ahead(const T* values) {
+    prefetch(values, 8192 / sizeof(T), stride<T>);
+}
+
 // ---- moments ----
 
 template <class T>
@@ -85,7 +91,7 @@ Moments moments(const T* values, size_t n) {
     return all;
 }
 
-// ---- which values pass: conditions on one value, and on a vector of them (all ones where true) ----
+// ---- which values pass: conditions on one value, and on a vector of them (all ones where true), and what they will need ----
 
 template <class T>
 struct Above {
@@ -96,6 +102,7 @@ struct Above {
     COMPCOLL_HD Lanes<T> some(size_t i) const {
         return (load<Lanes<T>>(values + i) & FloatBits<T>::all_but_sign) > threshold;
     }
+    void fetch(size_t i) const { fetch_ahead(values + i); }
 };
 
 template <class T>
@@ -112,6 +119,10 @@ struct Unambiguous {
         const auto r = load<Values<T>>(values + i), v = load<Values<T>>(variances + i);
         const auto magnitude = bits_as<Lanes<T>>(r) & FloatBits<T>::all_but_sign;
         return (magnitude > threshold) & ((magnitude >= FloatBits<T>::infinity) | (r * r > alpha * v));
+    }
+    void fetch(size_t i) const {
+        fetch_ahead(values + i);
+        fetch_ahead(variances + i);
     }
 };
 
@@ -203,6 +214,7 @@ size_t compact_if(size_t n, const Condition& condition, uint32_t* indices, size_
         uint64_t some = 0;
         for (size_t s = 0; s < strides; ++s) {
             Lanes<T> either = {};
+            condition.fetch(i + s * stride<T>);
             for (size_t r = 0; r < rows<T>; ++r) either |= condition.some(i + s * stride<T> + r * lanes<T>);
             some |= static_cast<uint64_t>(any(either)) << s;
         }
