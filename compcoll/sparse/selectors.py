@@ -191,17 +191,24 @@ def _bisected(
     tail: float,
     threshold: float,
     second: float = 0.0,
+    known: tuple[float, float] | None = None,
 ) -> float | None:
     """A threshold above which as many lie as wanted, between two others; None where none was found.
 
-    ``second`` is tried after the first, if it lies between what is left.
+    ``second`` is tried after the first, if it lies between what is left; then where counts would reach the middle if
+    they went on falling exponentially, as between the last two trials, of which ``known`` is the one before the first,
+    with its count. Every third trial halves what is left.
     """
-    narrow = _NARROW * tail
+    narrow, middle, trials = _NARROW * tail, math.sqrt(inside[0] * inside[1]), 0
     while tail - head > narrow:
         above = count(threshold)
         if inside[0] <= above <= inside[1]:
             return threshold
         head, tail = (threshold, tail) if above > inside[1] else (head, threshold)
+        trial, trials = (threshold, max(above, 0.5)), trials + 1
+        if not head < second < tail and known is not None and known[1] != trial[1] and trials % 3:
+            second = threshold + (threshold - known[0]) * math.log(trial[1] / middle) / math.log(known[1] / trial[1])
+        known = trial
         threshold, second = second if head < second < tail else (head + tail) / 2, 0.0
     return None
 
@@ -240,6 +247,7 @@ def _searched(
                 threshold,
                 tail,
                 guess if threshold < guess < tail else (threshold + tail) / 2,
+                known=(threshold, above),
             )
             if chosen is None:
                 return _largest_of(kernels, values, found, k)
