@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t tile_nbytes = 4096;              // small: decoding a tile then overlaps encoding the one before
 constexpr size_t feedback_tile_nbytes = 2048;     // of which feedback makes many passes
-constexpr size_t piece = 128;                     // values: few enough cache lines that all may be under way at once
+constexpr size_t piece = 256;                     // values: few enough cache lines that all may be under way at once
 constexpr size_t nbytes_worth_a_thread = 131072;  // below, starting a thread costs more than it saves
 
 std::atomic<bool> alone{false};  // see keep_to_one_thread
@@ -87,14 +87,14 @@ public:
         if (static_cast<T>(scale) != T(1)) sums_.multiply(values, n_, static_cast<T>(scale));
     }
 
-    // The terms and what was lost before.
-    void sum_terms_and(const T* kept, T* values) const {
+    // Adds the terms to what was lost before.
+    void add_terms(T* kept, T* scratch) const {
         if (stored_as_computed() && terms_.scale == 1.0 && terms_.wires.empty()) {
             const T* array = reinterpret_cast<const T*>(array_at(terms_.add));
-            in_pieces(array, [&](size_t i, size_t n) { sums_.add(array + i, kept + i, n, values + i); });
+            in_pieces(array, [&](size_t i, size_t n) { sums_.add(array + i, kept + i, n, kept + i); });
         } else {
-            sum_terms(values);
-            sums_.add(values, kept, n_, values);
+            sum_terms(scratch);
+            sums_.add(scratch, kept, n_, kept);
         }
     }
 
@@ -160,11 +160,12 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
     const size_t length = tile_length<T>(coder, nbytes);
     for_each_tile<T>(length, n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
-        T* values = scratch;
+        // What is fed back becomes the values, and in the end their loss, where it is: that is memory to be written anyway.
+        T* values = kept != nullptr && residual.feed ? kept + begin : scratch;
         if (as_it_is) {
             tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire, draw);
         } else {
-            if (kept != nullptr && residual.feed) tile.sum_terms_and(kept + begin, values);
+            if (values != scratch) tile.add_terms(values, scratch);
             else tile.sum_terms(values);
             tile.encode(values, wire, draw);
         }

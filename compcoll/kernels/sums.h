@@ -16,15 +16,16 @@ void multiply(T* values, size_t n, T factor) {
 
 template <class T>
 void add(const T* a, const T* b, size_t n, T* sums) {
-    SAME_OR_APART for (size_t i = 0; i < n; ++i) sums[i] = load<T>(a + i) + load<T>(b + i);
+    SAME_OR_APART for (size_t i = 0; i < n; ++i) store(sums + i, load<T>(a + i) + load<T>(b + i));
 }
 
 template <class T>
-void keep_loss(const T* __restrict wanted, const T* __restrict got, size_t n, T factor, bool feed, T* __restrict kept) {
+void keep_loss(const T* wanted, const T* got, size_t n, T factor, bool feed, T* kept) {
     if (feed) {
-        for (size_t i = 0; i < n; ++i) store(kept + i, finite_loss(wanted[i], load<T>(got + i), factor));
+        SAME_OR_APART for (size_t i = 0; i < n; ++i) store(kept + i, finite_loss(load<T>(wanted + i), load<T>(got + i), factor));
     } else {
-        for (size_t i = 0; i < n; ++i) store(kept + i, load<T>(kept + i) + finite_loss(wanted[i], load<T>(got + i), factor));
+        SAME_OR_APART for (size_t i = 0; i < n; ++i)
+            store(kept + i, load<T>(kept + i) + finite_loss(load<T>(wanted + i), load<T>(got + i), factor));
     }
 }
 

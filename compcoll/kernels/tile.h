@@ -49,7 +49,8 @@ template <class T>
 struct SumFunctions {
     void (*multiply)(T* values, size_t n, T factor);
     void (*add)(const T* a, const T* b, size_t n, T* sums);
-    // kept = (wanted - got) · factor, or without `feed` that more than it was; nothing where that is not finite
+    // kept, which may be wanted, = (wanted - got) · factor, or without `feed` that more than it was; nothing where that is
+    // not finite
     void (*keep_loss)(const T* wanted, const T* got, size_t n, T factor, bool feed, T* kept);
 };
 
