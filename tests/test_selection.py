@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,65 @@ def test_passes(array: dict[str, Any]) -> None:
     assert known[0][3] == np.abs(finite).max(initial=0)
     if array["kind"] not in ("huge", "tiny"):
         assert known[0][2] == pytest.approx((finite**2).sum(), rel=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(array=arrays, part=st.floats(0.0, 1.0), k=st.integers(1, 300), wider=st.floats(1.0, 3.0))
+def test_choices_of_a_search(array: dict[str, Any], part: float, k: int, wider: float) -> None:
+    x = values(**array)
+    magnitude = np.where(np.isfinite(x), np.abs(x), np.inf).astype(np.float64)
+    finite = magnitude[np.isfinite(magnitude)]
+    largest = float(finite.max(initial=0.0))
+    threshold = float(np.quantile(finite, part)) if finite.size else 0.0
+    most = max(math.ceil(wider * k), k)
+    wanted = np.flatnonzero(magnitude > threshold)
+    for room in (x.size, max(wanted.size - 1, 0)):
+        for instruction_set in SETS:
+            kernels = HostDevice(1, instruction_set).selection(x.dtype.name)
+            found, above = kernels.chosen(x, k, most, threshold, largest, 0.3 * largest, 1.2 * k, room)
+            assert above == wanted.size
+            if above < k or above > room:
+                assert found is None
+                continue
+            assert found is not None and np.all(np.diff(found.astype(np.int64)) > 0)
+            left_out = np.delete(magnitude, found)
+            assert left_out.max(initial=0.0) < magnitude[found].min() or above == found.size
+            assert k <= found.size <= most or np.array_equal(found, wanted)
+    if x.size:
+        bound = HostDevice().selection(x.dtype.name).bisected(x, k, most, 0.0, largest, threshold, 0.7 * largest)
+        assert bound is None or k <= np.count_nonzero(magnitude > bound) <= most
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fitted_distributions(dtype: Any) -> None:
+    """Against the formulas in float64, and what they are estimates of."""
+    rng, n, density = np.random.default_rng(3), 1 << 16, 0.01
+    kernels, quantile = HostDevice().selection(np.dtype(dtype).name), NormalDist().inv_cdf(1 - density / 2)
+    for x in (rng.laplace(0.4, 2.0, n).astype(dtype), rng.laplace(-3.0, 0.5, n).astype(dtype)):
+        mean, b = x.mean(dtype=np.float64), np.sqrt(x.var(dtype=np.float64) / 2)
+        expected = b * np.log(np.cosh(mean / b) / density)
+        got = kernels.laplacian(x, n, density, quantile)
+        if np.mean(np.abs(x)) / np.sqrt(np.mean(np.square(x, dtype=np.float64))) < 0.753:
+            np.testing.assert_allclose(got[:4], [expected, abs(mean), np.abs(x).max(), b], rtol=1e-4)
+        else:
+            np.testing.assert_allclose(got[4], min(expected, np.abs(x).max()), rtol=1e-4)
+    normal = rng.standard_normal(n).astype(dtype)
+    for m in (n, n // 32):
+        assert np.mean(np.abs(normal) > kernels.laplacian(normal, m, density, quantile)[0]) == pytest.approx(
+            0.01, rel=0.3
+        )
+    assert kernels.laplacian(np.zeros(64, dtype), 64, density, quantile) == (0.0, 0.0, 0.0, 0.0, 0.0)
+    assert kernels.laplacian(np.full(64, np.nan, dtype), 64, density, quantile) == (0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("nbytes", [0, 4, 100, (8 << 20) - 4, 8 << 20, (8 << 20) + 68])
+@pytest.mark.parametrize("begin", [0, 1, 15])
+def test_cleared_memory(nbytes: int, begin: int) -> None:
+    """All of it, and no more, past the caches, too."""
+    memory = np.full(nbytes // 4 + 48, 7.0, np.float32)
+    HostDevice().selection("float32").clear(memory[begin : begin + nbytes // 4])
+    assert not memory[begin : begin + nbytes // 4].any()
+    assert (memory[:begin] == 7).all() and (memory[begin + nbytes // 4 :] == 7).all()
 
 
 def test_random_indices_are_a_uniform_choice() -> None:

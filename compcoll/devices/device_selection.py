@@ -186,6 +186,7 @@ class DeviceSelection:
         self.wire_nbytes, self.write, self.read = host.wire_nbytes, host.write, host.read
         self.random, self.union, self.without, self.cuts = host.random, host.union, host.without, host.cuts
         self.finite, self.powers, self.merged = host.finite, host.powers, host.merged
+        self.bisected = host.bisected
 
     def zeros(self, n: int) -> Array:
         values = self._exchange.room(n, self.dtype)
@@ -206,6 +207,12 @@ class DeviceSelection:
         total, absolute, square = np.cumsum(rows[:, :3], axis=0)[-1].tolist()  # in this order, as on the host
         return total, absolute, square, float(rows[:, 3].max())
 
+    def laplacian(
+        self, values: Array, m: int, density: float, quantile: float
+    ) -> tuple[float, float, float, float, float]:
+        moments = self.moments(values) if m == values.size else self._host.moments(self.sample(values, m))
+        return self._host.fitted(moments, m, density, quantile)
+
     def count(self, values: Array, threshold: float) -> int:
         return (
             self._host.count(values, threshold) if type(values) is np.ndarray else self.above(values, threshold, 0)[1]
@@ -216,6 +223,25 @@ class DeviceSelection:
             return self._host.above(values, threshold, most)
         indices, count = self._found(values, threshold, None, 1.0, min(values.size, most))
         return (self._exchange.download(indices[:count]) if count <= most else None), count
+
+    def chosen(
+        self,
+        values: Array,
+        k: int,
+        most: int,
+        threshold: float,
+        tail: float,
+        scale: float,
+        aim: float,
+        room: int,
+    ) -> tuple[HostArray | None, int]:
+        found, above = self.above(values, threshold, room)
+        if found is None or above < k:
+            return None, above
+        if above > most:
+            taken = self.take(values, found)
+            found = found[: self._host.narrowed(taken, k, most, threshold, tail, scale, aim, found)]
+        return found, above
 
     def unambiguous(self, values: Array, variances: Array, alpha: float, threshold: float) -> HostArray:
         indices, count = self._found(values, threshold, variances, alpha, values.size // 16)

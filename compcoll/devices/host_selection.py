@@ -32,6 +32,10 @@ class HostSelection:
         self._kernels = (_host.Selection64 if wide else _host.Selection32)(instruction_set)
         self.count = self._kernels.count
         self.moments = self._kernels.moments
+        self.laplacian = self._kernels.laplacian
+        self.fitted = self._kernels.fitted
+        self.bisected = self._kernels.bisected
+        self.narrowed = self._kernels.narrowed
         self.kth_largest = self._kernels.kth_largest
         self.wire_nbytes = self._kernels.wire_nbytes
         self.write = self._kernels.write
@@ -67,6 +71,21 @@ class HostSelection:
     def largest(self, values: Array, k: int) -> Array:
         positions = np.empty(values.size, np.uint32)
         return positions[: self._kernels.largest(values, k, positions)]
+
+    def chosen(
+        self,
+        values: Array,
+        k: int,
+        most: int,
+        threshold: float,
+        tail: float,
+        scale: float,
+        aim: float,
+        room: int,
+    ) -> tuple[Array | None, int]:
+        indices = np.empty(min(values.size, room) + _SLACK, np.uint32)
+        count, above = self._kernels.choose(values, k, most, threshold, tail, scale, aim, room, indices)
+        return (indices[:count] if count else None), above
 
     def sample(self, values: Array, m: int) -> Array:
         sampled = np.empty(m, self.dtype)

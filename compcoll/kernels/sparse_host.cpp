@@ -2,23 +2,29 @@
 #include "sparse_host.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
+#include "laplacian.h"
 #include "sparse.h"
 #include "sparse_passes.h"
 #include "sparse_wire.h"
+#include "threshold_search.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -75,6 +81,7 @@ template <class T>
 class Selection {
 public:
     using Values = Array<const T>;
+    using Fitted = std::tuple<double, double, double, double, double>;  // a Fit
     using ValuesOut = Array<T>;
 
     // The caller has seen to it that the CPU has the instruction set: an index of instruction_sets().
@@ -82,8 +89,29 @@ public:
 
     std::tuple<double, double, double, double> moments(Values values) const {
         const nb::gil_scoped_release released;
-        const Moments m = pass_->moments(values.data(), values.size());
-        return {m.sum, m.absolute, m.square, m.largest};
+        return as_tuple(pass_->moments(values.data(), values.size()));
+    }
+
+    // Fitted to a sample as long as that, or to all.
+    Fitted laplacian(Values values, size_t m, double density, double quantile) const {
+        const size_t n = values.size();
+        require(m == n || (m % 16 == 0 && m <= n), "a multiple of 16, at most n, is needed");
+        const nb::gil_scoped_release released;
+        const T* looked_at = values.data();
+        if (m < n) {
+            thread_local std::vector<T> sampled;
+            sampled.resize(m);
+            compcoll::sample(values.data(), n, sampled.data(), m);
+            looked_at = sampled.data();
+        }
+        return fitted(as_tuple(pass_->moments(looked_at, m)), m, density, quantile);
+    }
+
+    // Fitted to n values with these moments.
+    static Fitted fitted(std::tuple<double, double, double, double> moments, size_t n, double density, double quantile) {
+        const auto [sum, absolute, square, largest] = moments;
+        const Fit made = fit({sum, absolute, square, largest}, static_cast<double>(n), density, quantile);
+        return {made.threshold, made.mean, made.largest, made.scale, made.second};
     }
 
     // The threshold as kernels elsewhere are told it.
@@ -106,6 +134,39 @@ public:
         const nb::gil_scoped_release released;
         return pass_->unambiguous(values.data(), variances.data(), values.size(), static_cast<T>(alpha),
                                   compcoll::threshold_bits<T>(threshold), indices.data(), indices.size());
+    }
+
+    // A threshold above which from `low` to `high` of the values lie; see ThresholdSearch.
+    std::optional<double> bisected(Values values, double low, double high, double head, double tail, double first,
+                                   double second) const {
+        const nb::gil_scoped_release released;
+        return ThresholdSearch{low, high, head, tail, first, second, 0, 0}.run(counting(values.data(), values.size()));
+    }
+
+    // The indices of from k to `most` values above the threshold or, where more than that are, above a higher one, which is first
+    // looked for where a tail of that scale would have as many as aimed at; as many as there are above the threshold, if no higher
+    // one was found. How many were written, and how many are above the threshold: nothing if they are fewer than k, or too many for
+    // `room`.
+    std::pair<size_t, size_t> choose(Values values, size_t k, size_t most, double threshold, double tail, double scale, double aim,
+                                     size_t room, IndicesOut indices) const {
+        require(values.size() <= most_sparse_elements, "at most 2^32 values");
+        require(indices.size() >= std::min(room, values.size()), "room for the indices is needed");
+        const nb::gil_scoped_release released;
+        const T* at = values.data();
+        const size_t above = pass_->compact(at, values.size(), compcoll::threshold_bits<T>(threshold), indices.data(), indices.size());
+        if (above < k || above > room) return {0, above};
+        if (above <= most) return {above, above};
+        thread_local std::vector<T> taken;
+        taken.resize(above);
+        for (size_t i = 0; i < above; ++i) taken[i] = at[indices.data()[i]];
+        return {narrow(taken.data(), above, k, most, threshold, tail, scale, aim, indices.data()), above};
+    }
+
+    // The second half of that: of indices whose values, which are all above the threshold, were taken; the rest is dropped.
+    size_t narrowed(Values taken, size_t k, size_t most, double threshold, double tail, double scale, double aim,
+                    IndicesOut indices) const {
+        require(taken.size() == indices.size() && taken.size() > 0, "as many values as indices are needed");
+        return narrow(taken.data(), taken.size(), k, most, threshold, tail, scale, aim, indices.data());
     }
 
     double kth_largest(Values values, size_t k) const {
@@ -206,6 +267,28 @@ public:
     }
 
 private:
+    static std::tuple<double, double, double, double> as_tuple(const Moments& m) { return {m.sum, m.absolute, m.square, m.largest}; }
+
+    auto counting(const T* values, size_t n) const {
+        return [this, values, n](double threshold) { return pass_->count(values, n, compcoll::threshold_bits<T>(threshold)); };
+    }
+
+    size_t narrow(const T* taken, size_t n, size_t k, size_t most, double threshold, double tail, double scale, double aim,
+                  uint32_t* indices) const {
+        const auto total = static_cast<double>(n);
+        const double guess = threshold + scale * std::log(total / aim);
+        const double first = threshold < guess && guess < tail ? guess : (threshold + tail) / 2;
+        const auto found = ThresholdSearch{double(k), double(most), threshold, tail, first, 0, threshold, total}.run(counting(taken, n));
+        if (!found) return n;
+        const auto bits = compcoll::threshold_bits<T>(*found);
+        size_t count = 0;
+        for (size_t i = 0; i < n; ++i) {
+            indices[count] = indices[i];
+            count += is_above(taken[i], bits);
+        }
+        return count;
+    }
+
     // Elements become what a function makes of them and of a value. They lie far apart, and memory sends many at once.
     template <class Function>
     static void each(const Indices& indices, const Values& values, const ValuesOut& out, Function function) {
@@ -247,11 +330,19 @@ void bind(nb::module_& m, const char* name) {
     nb::class_<S>(m, name)
         .def(nb::init<int>(), nb::arg("instruction_set"))
         .def("moments", &S::moments, exact("values"))
+        .def("laplacian", &S::laplacian, exact("values"), nb::arg("m"), nb::arg("density"), nb::arg("quantile"))
+        .def_static("fitted", &S::fitted, nb::arg("moments"), nb::arg("n"), nb::arg("density"), nb::arg("quantile"))
         .def_static("threshold_bits", &S::threshold_bits, nb::arg("threshold"))
         .def("count", &S::count, exact("values"), nb::arg("threshold"))
         .def("compact", &S::compact, exact("values"), nb::arg("threshold"), exact("indices"))
         .def("unambiguous", &S::unambiguous, exact("values"), exact("variances"), nb::arg("alpha"), nb::arg("threshold"),
              exact("indices"))
+        .def("bisected", &S::bisected, exact("values"), nb::arg("low"), nb::arg("high"), nb::arg("head"), nb::arg("tail"),
+             nb::arg("first"), nb::arg("second"))
+        .def("choose", &S::choose, exact("values"), nb::arg("k"), nb::arg("most"), nb::arg("threshold"), nb::arg("tail"),
+             nb::arg("scale"), nb::arg("aim"), nb::arg("room"), exact("indices"))
+        .def("narrowed", &S::narrowed, exact("taken"), nb::arg("k"), nb::arg("most"), nb::arg("threshold"), nb::arg("tail"),
+             nb::arg("scale"), nb::arg("aim"), exact("indices"))
         .def("kth_largest", &S::kth_largest, exact("values"), nb::arg("k"))
         .def("largest", &S::largest, exact("values"), nb::arg("k"), exact("positions"))
         .def("sample", &S::sample, exact("values"), exact("sampled"))

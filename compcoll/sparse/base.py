@@ -41,6 +41,15 @@ class Selection(Protocol):
     def moments(self, values: Array) -> tuple[float, float, float, float]:
         """Of the finite values: sum, sum of magnitudes, sum of squares, largest magnitude."""
 
+    def laplacian(
+        self, values: Array, m: int, density: float, quantile: float
+    ) -> tuple[float, float, float, float, float]:
+        """A Laplacian distribution with the moments of a sample of m values, or of all: the estimate of the threshold,
+        ``b · ln(cosh(μ/b) / η)``, above which a part of them lies; ``|μ|``; the largest magnitude looked at; in which
+        length the tail falls to 1/e there, b; and the estimate of a normal distribution without mean, of which the
+        quantile is given. The two change places where the mean magnitude says that the tail is lighter.
+        """
+
     def count(self, values: Array, threshold: float) -> int:
         """How many are above the threshold."""
 
@@ -49,6 +58,29 @@ class Selection(Protocol):
 
     def unambiguous(self, values: Array, variances: Array, alpha: float, threshold: float) -> Array:
         """The indices of values r with ``|r| > threshold`` and ``r² > alpha · v``, and of those that are not finite."""
+
+    def bisected(
+        self, sample: Array, low: float, high: float, head: float, tail: float, first: float, second: float
+    ) -> float | None:
+        """A threshold between two others, above which from low to high of a sample lie: the first trial, the second, if
+        it lies between what is left, or by bisection; None where none was found.
+        """
+
+    def chosen(
+        self,
+        values: Array,
+        k: int,
+        most: int,
+        threshold: float,
+        tail: float,
+        scale: float,
+        aim: float,
+        room: int,
+    ) -> tuple[Array | None, int]:
+        """The indices of from k to ``most`` values above a threshold. Where more are: above a higher one below the
+        tail, first tried where an exponential tail of that scale would have ``aim``; or all of them, if none is found.
+        None if they are fewer than k or more than ``room``. And how many are above the first threshold.
+        """
 
     def kth_largest(self, values: Array, k: int) -> float:
         """The magnitude that k values reach."""

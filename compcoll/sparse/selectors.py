@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
-from typing import NamedTuple
 
 from ..codecs.base import Array
 from .base import Selection
@@ -22,7 +21,6 @@ _MIDDLE = 1.2  # of what is accepted, in units of k
 _FEWEST = 8  # elements of a sample that shall be above a threshold, else it tells too little
 _ENOUGH = 128  # of them, beyond which a longer sample costs more than it saves
 _ROOM = 1 << 17  # indices, beyond which fresh memory costs more than another pass
-_LIGHT = 0.753  # mean magnitude by standard deviation: √½ of a Laplacian distribution, √(2/π) of a normal one
 _NARROW = 1e-6  # of the largest magnitude: an interval in which no further threshold is tried
 
 _NORMAL = NormalDist()
@@ -41,11 +39,11 @@ def exact(kernels: Selection, values: Array, k: int) -> Array:
         sampled = kernels.sample(values, _sampled(n, k))
         expected = k * sampled.size / n
         rank = int(expected + 5 * math.sqrt(expected) + _RUN // 2)
-        fit = _laplacian(kernels, sampled, min(1.1 * rank / sampled.size, 1.0))
-        threshold = fit.threshold
+        threshold, _, largest, _, second = _laplacian(
+            kernels, sampled, sampled.size, min(1.1 * rank / sampled.size, 1.0)
+        )
         while rank < sampled.size:
-            inside = (rank, rank + rank // 4 + 2)
-            bound = _bisected(lambda t: kernels.count(sampled, t), inside, 0.0, fit.largest, threshold, fit.second)
+            bound = kernels.bisected(sampled, rank, rank + rank // 4 + 2, 0.0, largest, threshold, second)
             bound = kernels.kth_largest(sampled, rank) if bound is None else bound
             found = _collect(kernels, values, bound, k)
             if found is not None:
@@ -109,51 +107,28 @@ def ldte(kernels: Selection, values: Array, k: int) -> Array:
     """
     n, most = values.size, max(3 * k // 2, k + 1)
     if n <= 16 * _SAMPLE:
-        # Beyond a length half of the time goes into moments; a sixteenth tells them well enough for the first trial.
-        looked = values if n <= _SAMPLE else kernels.sample(values, n // 16 // _RUN * _RUN)
-        fit = _laplacian(kernels, looked, _MIDDLE * k / n)
-        tail = fit.largest if looked is values else 4 * max(fit.largest, fit.threshold)
-        return _searched(kernels, values, k, most, fit.mean, tail, fit.threshold, fit)
+        # Beyond a length half of the time goes into moments; a part tells them well enough for the first trial.
+        m = n if n <= _SAMPLE else n // 32 // _RUN * _RUN
+        threshold, mean, largest, scale, second = _laplacian(kernels, values, m, _MIDDLE * k / n)
+        tail = largest if m == n else 4 * max(largest, threshold)
+        return _searched(kernels, values, k, most, mean, tail, threshold, scale, second)
     sampled = kernels.sample(values, _sampled(n, k))
     expected = k * sampled.size / n
     deviation = math.sqrt(expected)
-    fit = _laplacian(kernels, sampled, min((expected + 4 * deviation) / sampled.size, 1.0))
-    threshold = fit.threshold
+    threshold, mean, largest, scale, second = _laplacian(
+        kernels, sampled, sampled.size, min((expected + 4 * deviation) / sampled.size, 1.0)
+    )
     if expected >= _FEWEST:
-        inside = (expected + 2 * deviation, expected + 6 * deviation)
-        tried = _bisected(lambda t: kernels.count(sampled, t), inside, fit.mean, fit.largest, threshold, fit.second)
+        low, high = expected + 2 * deviation, expected + 6 * deviation
+        tried = kernels.bisected(sampled, low, high, mean, largest, threshold, second)
         threshold = threshold if tried is None else tried
     # The largest of the sample may not be everybody's.
-    return _searched(kernels, values, k, most, fit.mean, 4 * max(fit.largest, threshold), threshold, fit)
+    return _searched(kernels, values, k, most, mean, 4 * max(largest, threshold), threshold, scale, second)
 
 
-class _Fit(NamedTuple):
-    """A distribution: the estimate of a threshold, ``b · ln(cosh(μ/b) / η)`` of a Laplacian one; ``|μ|``, the largest
-    magnitude of the values, and in which length the tail falls to 1/e there, b; the second threshold to try, of a
-    normal distribution without mean. The other way about where the tail is lighter.
-    """
-
-    threshold: float
-    mean: float
-    largest: float
-    scale: float
-    second: float
-
-
-def _laplacian(kernels: Selection, values: Array, density: float) -> _Fit:
-    total, magnitudes, squares, largest = kernels.moments(values)
-    mean = total / values.size
-    b = math.sqrt(max(squares / values.size - mean * mean, 0.0) / 2)
-    if not 0 < b < math.inf:
-        return _Fit(largest / 2, min(abs(mean), largest), largest, 0.0, 0.0)
-    ratio = abs(mean) / b
-    log_cosh = ratio + math.log1p(math.exp(-2 * ratio)) - math.log(2)
-    laplacian = min(b * (log_cosh - math.log(density)), largest)
-    wide = math.sqrt(squares / values.size)
-    normal = min(wide * _NORMAL.inv_cdf(1 - density / 2), largest)
-    if normal > 0 and magnitudes > _LIGHT * wide * values.size:
-        return _Fit(normal, min(abs(mean), largest), largest, wide * wide / normal, laplacian)
-    return _Fit(laplacian, min(abs(mean), largest), largest, b, normal)
+def _laplacian(kernels: Selection, values: Array, m: int, density: float) -> tuple[float, float, float, float, float]:
+    """As `Selection.laplacian`: threshold, mean, largest, scale of the tail, second threshold."""
+    return kernels.laplacian(values, m, density, _NORMAL.inv_cdf(1 - density / 2))
 
 
 def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
@@ -184,35 +159,6 @@ def _largest_of(kernels: Selection, values: Array, indices: Array, k: int) -> Ar
     return kernels.take(indices, kernels.largest(kernels.take(values, indices), k))
 
 
-def _bisected(
-    count: Callable[[float], int],
-    inside: tuple[float, float],
-    head: float,
-    tail: float,
-    threshold: float,
-    second: float = 0.0,
-    known: tuple[float, float] | None = None,
-) -> float | None:
-    """A threshold above which as many lie as wanted, between two others; None where none was found.
-
-    ``second`` is tried after the first, if it lies between what is left; then where counts would reach the middle if
-    they went on falling exponentially, as between the last two trials, of which ``known`` is the one before the first,
-    with its count. Every third trial halves what is left.
-    """
-    narrow, middle, trials = _NARROW * tail, math.sqrt(inside[0] * inside[1]), 0
-    while tail - head > narrow:
-        above = count(threshold)
-        if inside[0] <= above <= inside[1]:
-            return threshold
-        head, tail = (threshold, tail) if above > inside[1] else (head, threshold)
-        trial, trials = (threshold, max(above, 0.5)), trials + 1
-        if not head < second < tail and known is not None and known[1] != trial[1] and trials % 3:
-            second = threshold + (threshold - known[0]) * math.log(trial[1] / middle) / math.log(known[1] / trial[1])
-        known = trial
-        threshold, second = second if head < second < tail else (head + tail) / 2, 0.0
-    return None
-
-
 def _searched(
     kernels: Selection,
     values: Array,
@@ -221,38 +167,23 @@ def _searched(
     head: float,
     tail: float,
     threshold: float,
-    fit: _Fit | None = None,
+    scale: float = 0.0,
+    second: float = 0.0,
 ) -> Array:
     """From k to ``most``, by bisection; once what is above the lower end has been collected, only among that.
 
     Where a count is known, the next trial goes by the fit's exponential tail.
     """
-    scale, second = (0.0, 0.0) if fit is None else (fit.scale, fit.second)
-    narrow, room = _NARROW * tail, _room(values, k)
+    narrow, room, aim = _NARROW * tail, _room(values, k), _MIDDLE * k
     while tail - head > narrow:
-        found, above = kernels.above(values, threshold, room)
+        found, above = kernels.chosen(values, k, most, threshold, tail, scale, aim, room)
+        if found is not None:
+            return found if found.size <= most else _largest_of(kernels, values, found, k)
         if above < k:
             tail = threshold
-            second = threshold + scale * math.log(above / (_MIDDLE * k)) if above else second
-        elif above <= most and found is not None:
-            return found
-        elif found is None:
-            head = threshold
+            second = threshold + scale * math.log(above / aim) if above else second
         else:
-            among = kernels.take(values, found)
-            guess = threshold + scale * math.log(above / (_MIDDLE * k))
-            chosen = _bisected(
-                lambda t, among=among: kernels.count(among, t),  # type: ignore[misc]
-                (k, most),
-                threshold,
-                tail,
-                guess if threshold < guess < tail else (threshold + tail) / 2,
-                known=(threshold, above),
-            )
-            if chosen is None:
-                return _largest_of(kernels, values, found, k)
-            positions, _ = kernels.above(among, chosen, most)
-            return kernels.take(found, positions)
+            head = threshold
         threshold, second = second if head < second < tail else (head + tail) / 2, 0.0
     return exact(kernels, values, k)
 
