@@ -71,7 +71,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """The algorithms of each collective."""
 
 CLEARLY = 0.95
-"""Part of another's time below which something counts as faster."""
+"""Part of MPI's own time below which something counts as faster."""
+
+ABOUT = 0.98
+"""Part of another's time from which on both count as equally fast."""
 
 
 class Question(NamedTuple):
@@ -264,7 +267,7 @@ def best(found: Sequence[Option]) -> Option:
     usual = [option for option in allowed if option.codec is None and option.algorithm in (NATIVE, *LIMITED)]
     if usual and CLEARLY * (fastest := min(usual, key=lambda option: option.seconds)).seconds <= least:
         return fastest
-    close = [option for option in allowed if CLEARLY * option.seconds <= least]
+    close = [option for option in allowed if ABOUT * option.seconds <= least]
     return min(close, key=lambda option: (math.inf if option.error is None else option.error, option.seconds))
 
 
