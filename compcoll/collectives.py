@@ -10,16 +10,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from . import config
-from ._host import EncodedSum
+from . import config, travelling
 from .algorithms import additive, bcast, choose, native, pairwise, shared_memory, sparse
-from .algorithms.agree import places
 from .algorithms.gather import gather
 from .algorithms.job import Job, Window
 from .codecs.base import Coder
 from .errors import InvalidArgument, InvalidBuffer, WireCorrupted
 from .feedback import ErrorFeedback
-from .layout import Chunk, World, balanced_chunks, consecutive_chunks, shares
+from .layout import Chunk, World, balanced_chunks, consecutive_chunks
 from .model import Profile
 from .plan import MOVED, Call, Plan, make_plan, with_checksum
 from .recipe import Asked, Checked, Compression, Means, Prepared, Recipe, compression, feedback_refused
@@ -27,7 +25,6 @@ from .recording import Recordings
 from .request import Engine, Steps, Turn
 from .sparse.base import Sparsifier
 from .sparse.coder import SparseCoder
-from .stats import Stats
 from .transports.mpi import MPITransport, operation_name
 from .transports.shared import Shared
 
@@ -281,16 +278,6 @@ class Collectives:
         yield None
 
     @staticmethod
-    def _finish_along(call: Prepared, means: Means) -> Steps:
-        """What is left to do of arrays that travelled with the opening."""
-        finish = call.recipe.block
-        assert finish is not None
-        fill_in = finish(call.x, call.out, call.residual, means.number)
-        if fill_in is not None:
-            fill_in(means.stats)
-        yield None
-
-    @staticmethod
     def _reduce(call: Prepared, means: Means) -> Steps:
         reduction: native.Reduction = call.recipe.detail
         return reduction.steps(call.x, call.out, means.turn)
@@ -359,13 +346,9 @@ class Collectives:
             return Recipe(plan, self._copy, lambda x, out, *_: device.copy(x, out), None, refused)
         if summands is not None:
             return Recipe(plan, self._add, None, scale, refused)
-        if plan.algorithm == choose.DISSEMINATION and plan.coder is None:
-            gathered = device.gathered(self._small, self._size, places(self._rank, self._size), call.n, call.dtype, op)
-            return Recipe(plan, self._finish_along, gathered.store, None, refused, gathered)
         if plan.algorithm == choose.DISSEMINATION:
-            total = device.encoded_sum(self._small, plan.coder, call.n, self._rank, self._size, scale)
-            finish = partial(_finish_encoded, total, len(shares(self._size)))
-            return Recipe(plan, self._finish_along, finish, None, refused, total)
+            ours = {"device": device, "memory": self._small, "rank": self._rank, "size": self._size}
+            return travelling.recipe(plan, call, scale, refused, **ours)
         if plan.algorithm == choose.SHARED_MEMORY:
             assert self._shared is not None  # else no plan names it
             transfer = device.shared_sum(*self._shared, call.dtype)
@@ -437,19 +420,6 @@ class Collectives:
             draw=means.number % 2**32 << 32 | self._rank,
             timeline=means.timeline,
         )
-
-
-def _finish_encoded(
-    total: EncodedSum, rounds: int, x: Any, out: Any, residual: Any, number: int
-) -> Callable[[Stats], None]:
-    """Store a sum whose wires travelled with the opening; gives its account."""
-    total.store(out, residual)
-
-    def account(stats: Stats) -> None:
-        stats.wire_nbytes = rounds * total.nbytes
-        stats.encode_seconds, stats.decode_seconds = total.encode_seconds, total.decode_seconds
-
-    return account
 
 
 def _nothing() -> Steps:
