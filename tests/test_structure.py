@@ -37,7 +37,7 @@ FLOORS = [
     {"calls"},
     {"device_collectives"},
     {"collectives"},
-    {"recording"},
+    {"recording", "travelling"},
     {"recipe"},
     {"plan", "arena"},
     {"algorithms", "profile", "roll_call", "stopwatch"},
