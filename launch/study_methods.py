@@ -90,6 +90,7 @@ _DIGITS = (
     Method("variance", f"--codec variance --alpha 1.5 {_SPARSE}"),
     Method("variance-micro", f"--codec variance --alpha 1.5 --micro-batches 4 {_SPARSE}", "from 4 micro-batches of 4"),
     Method("hybrid-0.01", f"--codec hybrid --threshold 0.01 --alpha 1.5 {_SPARSE}"),
+    Method("hybrid-0.02", f"--codec hybrid --threshold 0.02 --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.03", f"--codec hybrid --threshold 0.03 --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.1", f"--codec hybrid --threshold 0.1 --alpha 1.5 {_SPARSE}"),
 )
