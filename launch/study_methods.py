@@ -88,6 +88,7 @@ _DIGITS = (
     ),
     Method("strom-0.1", f"--codec strom --threshold 0.1 {_SPARSE}", "few elements ever reach τ"),
     Method("variance", f"--codec variance --alpha 1.5 {_SPARSE}"),
+    Method("variance-packed", f"--codec variance --alpha 1.5 --wire packed {_SPARSE}", "the paper's format"),
     Method("variance-micro", f"--codec variance --alpha 1.5 --micro-batches 4 {_SPARSE}", "from 4 micro-batches of 4"),
     Method("hybrid-0.01", f"--codec hybrid --threshold 0.01 --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.02", f"--codec hybrid --threshold 0.02 --alpha 1.5 {_SPARSE}"),

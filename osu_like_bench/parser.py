@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from compcoll.codecs import DTYPES, Codec, get_codec, list_codecs
+from compcoll.sparse.base import WIRES
 from compcoll.sparse.selectors import SELECTORS
 
 from . import data, ddp_command, sizes
@@ -75,6 +76,7 @@ def codec_options(codec: argparse._ArgumentGroup) -> None:
     codec.add_argument("--alpha", type=float, help="variance, hybrid: r² over v from which on an element is sent")
     codec.add_argument("--zeta", type=float, help="variance, hybrid: decay of v where nothing is sent")
     codec.add_argument("--scale", choices=("mean",), help="sign: what signs stand for, unless they are votes")
+    codec.add_argument("--wire", choices=("auto", *WIRES), help="sparse codecs: the format of indices and values")
     codec.add_argument("--wire-dtype", dest="wire_dtype", choices=DTYPES, help="cast: the format on the wire")
 
 
@@ -249,6 +251,7 @@ def chosen_codec(arguments: argparse.Namespace) -> Codec | None:
         "alpha",
         "zeta",
         "scale",
+        "wire",
         "wire_dtype",
     ]
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 from conftest import Completed
 
+from compcoll.sparse import TopK
+from compcoll.sparse.base import WIRES
 from osu_like_bench import data, selection
 from osu_like_bench.errors import UsageError
+from osu_like_bench.parser import chosen_codec, codec_options
 
 MPIRun = Callable[..., Completed]
 
@@ -73,3 +77,11 @@ def test_sparse_allreduce(mpirun: MPIRun, tmp_path: Path) -> None:
     assert [record["algorithm"] for record in records] == names.split(",")
     assert all(record["wrong"] == record["different"] == 0 for record in records)
     assert records[1]["ratio"] > 30
+
+
+@pytest.mark.parametrize("wire", ["auto", *WIRES])
+def test_wire_formats_by_name(wire: str) -> None:
+    parser = argparse.ArgumentParser()
+    codec_options(parser.add_argument_group("codec"))
+    words = f"--codec topk --density 0.1 --wire {wire}".split()
+    assert chosen_codec(parser.parse_args(words)) == TopK(density=0.1, wire=wire)
