@@ -109,6 +109,8 @@ class Coder:
     ) -> None: ...
     def decode(self, n: int, add: Any, add_scale: float, wires: Sequence[Any], out: Any, threads: int) -> None: ...
 
+_Search = tuple[int, int, float, float, float, float]
+
 class _Selection:
     def __init__(self, instruction_set: int) -> None: ...
     def moments(self, values: Any) -> tuple[float, float, float, float]: ...
@@ -127,29 +129,8 @@ class _Selection:
     def bisected(
         self, values: Any, low: float, high: float, head: float, tail: float, first: float, second: float
     ) -> float | None: ...
-    def choose(
-        self,
-        values: Any,
-        k: int,
-        most: int,
-        threshold: float,
-        tail: float,
-        scale: float,
-        aim: float,
-        room: int,
-        indices: Any,
-    ) -> tuple[int, int]: ...
-    def narrowed(
-        self,
-        taken: Any,
-        k: int,
-        most: int,
-        threshold: float,
-        tail: float,
-        scale: float,
-        aim: float,
-        indices: Any,
-    ) -> int: ...
+    def choose(self, values: Any, search: _Search, room: int, indices: Any) -> tuple[int, int]: ...
+    def narrowed(self, taken: Any, search: _Search, indices: Any) -> int: ...
     def kth_largest(self, values: Any, k: int) -> float: ...
     def largest(self, values: Any, k: int, positions: Any) -> int: ...
     def sample(self, values: Any, sampled: Any) -> None: ...

@@ -347,8 +347,9 @@ class Collectives:
         if summands is not None:
             return Recipe(plan, self._add, None, scale, refused)
         if plan.algorithm == choose.DISSEMINATION:
-            ours = {"device": device, "memory": self._small, "rank": self._rank, "size": self._size}
-            return travelling.recipe(plan, call, scale, refused, **ours)
+            return travelling.recipe(
+                *(plan, call, scale, refused), device=device, memory=self._small, rank=self._rank, size=self._size
+            )
         if plan.algorithm == choose.SHARED_MEMORY:
             assert self._shared is not None  # else no plan names it
             transfer = device.shared_sum(*self._shared, call.dtype)

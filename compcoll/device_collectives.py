@@ -280,11 +280,9 @@ class DeviceCollectives(Collectives):
 
     def _gathered(self, inner: _Inner, call: Prepared, means: Means) -> Steps:
         """Finish what came with the opening."""
-        sums, finish = np.empty(call.x.size, call.x.dtype), inner.recipe.block
-        assert finish is not None
-        fill_in = finish(None, sums, call.residual.residual, means.number)  # at once: the next opening uses its memory
-        if fill_in is not None:
-            fill_in(means.stats)
+        sums = np.empty(call.x.size, call.x.dtype)
+        host = replace(call, recipe=inner.recipe, out=sums, residual=call.residual.residual)
+        yield from inner.recipe.run(host, means)  # at once: the next opening uses the same memory
 
         def store(call: Prepared, means: Means) -> Steps:
             copy = means.pinned(sums.nbytes)

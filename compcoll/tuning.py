@@ -263,8 +263,8 @@ def _timings(
     names += ["direct"] if world.size <= MANY_RANKS else []
     names += ["hierarchical"] if 1 < world.per_node < world.size else []
     both: tuple[tuple[Codec | None, float], ...] = ((None, 32.0), (ZFP(rate=8), 8.0))
-    series = [(name, codec, bits) for name in names for codec, bits in both]
-    series.insert(0, ("native", None, 32.0))
+    series: list[tuple[str, Codec | None, float]] = [("native", None, 32.0)]
+    series += [(name, codec, bits) for name in names for codec, bits in both]
     if world.nodes == 1 and transport.shared is not None:
         series.append((SHARED_MEMORY, None, 32.0))
     series += [(DISSEMINATION, codec, bits) for codec, bits in both[: 1 + in_pairs(world.size)]]
@@ -279,17 +279,13 @@ def _timings(
         bar.show(0.3 + 0.7 * index / len(SIZES), f"allreduces of {nbytes} bytes")
         # What travels with the opening is small.
         fitting = [
-            place
-            for place, (name, _, bits) in enumerate(series)
+            (own, partial(comm.allreduce, x, out=out, algorithm=name, codec=codec))
+            for own, (name, codec, bits) in zip(points, series, strict=True)
             if name != DISSEMINATION or nbytes * bits / 32 <= largest(world.size)
         ]
-        works = [
-            partial(comm.allreduce, x, out=out, algorithm=name, codec=codec)
-            for name, codec, _ in map(series.__getitem__, fitting)
-        ]
-        budget = _SECONDS_EACH * (1 if nbytes > _SMALL else 0.5)
-        for place, seconds in zip(fitting, watch.each(works, budget * len(works)), strict=True):
-            points[place].append((nbytes, seconds))
+        budget = _SECONDS_EACH * (1 if nbytes > _SMALL else 0.5) * len(fitting)
+        for (own, _), seconds in zip(fitting, watch.each([work for _, work in fitting], budget), strict=True):
+            own.append((nbytes, seconds))
         row = time.perf_counter() - begun
     return tuple(
         Timing(name, kind_of(codec), bits, world, tuple(own))

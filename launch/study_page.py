@@ -166,10 +166,11 @@ def page(study: Study, found: Sequence[Row], records: Sequence[dict[str, Any]], 
     first = next(each for each in records if "epochs" in each)
     about, settings = first["run"], first["settings"]
     dates = sorted({each["run"]["date"][:10] for each in records})
+    processors = " and ".join(sorted({each["run"]["cpu"] for each in records}))
     lines = [
         "# Accuracy and what is sent",
         "",
-        f"Made by `launch/study.py`, {' and '.join(dict.fromkeys((dates[0], dates[-1])))}: {about['cpu']}, "
+        f"Made by `launch/study.py`, {' and '.join(dict.fromkeys((dates[0], dates[-1])))}: {processors}, "
         f"{about['cores']} cores, {about['instruction_set']}; {first['ranks']} ranks. "
         f"The task: {settings['task']}, {settings['examples a step']} examples a step, "
         f"{max(each['epochs'][-1]['epoch'] for each in records if 'epochs' in each)} epochs "

@@ -134,7 +134,7 @@ def test_choices_of_a_search(array: dict[str, Any], part: float, k: int, wider: 
     for room in (x.size, max(wanted.size - 1, 0)):
         for instruction_set in SETS:
             kernels = HostDevice(1, instruction_set).selection(x.dtype.name)
-            found, above = kernels.chosen(x, k, most, threshold, largest, 0.3 * largest, 1.2 * k, room)
+            found, above = kernels.chosen(x, (k, most, threshold, largest, 0.3 * largest, 1.2 * k), room)
             assert above == wanted.size
             if above < k or above > room:
                 assert found is None

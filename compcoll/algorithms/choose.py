@@ -190,8 +190,7 @@ def options(question: Question, profile: Profile, world: World, device: Any) -> 
     """
     found = []
     own = [name for name in NAMES[question.collective] if name != NATIVE]
-    small = [DISSEMINATION] * (len(question.small) > 0)
-    for algorithm in [NATIVE, *small, *[SHARED_MEMORY] * question.shared, *own]:
+    for algorithm in [NATIVE, DISSEMINATION, *[SHARED_MEMORY] * question.shared, *own]:
         codecs: Sequence[Codec | None] = [None]
         if algorithm in own:
             codecs = [None, *question.codecs]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .. import _host
 from .device_coder import Launcher
-from .host_selection import HostSelection
+from .host_selection import HostSelection, Search
 from .launches import STORAGE, TILE_VALUES, Launch, grid_of, parameters, program
 from .streams import Timeline
 
@@ -224,23 +224,13 @@ class DeviceSelection:
         indices, count = self._found(values, threshold, None, 1.0, min(values.size, most))
         return (self._exchange.download(indices[:count]) if count <= most else None), count
 
-    def chosen(
-        self,
-        values: Array,
-        k: int,
-        most: int,
-        threshold: float,
-        tail: float,
-        scale: float,
-        aim: float,
-        room: int,
-    ) -> tuple[HostArray | None, int]:
+    def chosen(self, values: Array, search: Search, room: int) -> tuple[HostArray | None, int]:
+        k, most, threshold, *_ = search
         found, above = self.above(values, threshold, room)
         if found is None or above < k:
             return None, above
         if above > most:
-            taken = self.take(values, found)
-            found = found[: self._host.narrowed(taken, k, most, threshold, tail, scale, aim, found)]
+            found = found[: self._host.narrowed(self.take(values, found), search, found)]
         return found, above
 
     def unambiguous(self, values: Array, variances: Array, alpha: float, threshold: float) -> HostArray:

@@ -13,6 +13,11 @@ from ..errors import WireCorrupted
 
 Array = npt.NDArray[Any]
 
+Search = tuple[int, int, float, float, float, float]
+"""What is searched: from k to most values above a threshold, or a higher one below the tail, which is first tried where
+an exponential tail of a scale would have as many as aimed at. In this order: k, most, threshold, tail, scale, aim.
+"""
+
 _SLACK = 128  # beyond a stride and a vector, so that the fast path writes in place
 
 
@@ -72,19 +77,9 @@ class HostSelection:
         positions = np.empty(values.size, np.uint32)
         return positions[: self._kernels.largest(values, k, positions)]
 
-    def chosen(
-        self,
-        values: Array,
-        k: int,
-        most: int,
-        threshold: float,
-        tail: float,
-        scale: float,
-        aim: float,
-        room: int,
-    ) -> tuple[Array | None, int]:
+    def chosen(self, values: Array, search: Search, room: int) -> tuple[Array | None, int]:
         indices = np.empty(min(values.size, room) + _SLACK, np.uint32)
-        count, above = self._kernels.choose(values, k, most, threshold, tail, scale, aim, room, indices)
+        count, above = self._kernels.choose(values, search, room, indices)
         return (indices[:count] if count else None), above
 
     def sample(self, values: Array, m: int) -> Array:

@@ -82,6 +82,7 @@ class Selection {
 public:
     using Values = Array<const T>;
     using Fitted = std::tuple<double, double, double, double, double>;  // a Fit
+    using Search = std::tuple<size_t, size_t, double, double, double, double>;  // compcoll.devices.host_selection.Search
     using ValuesOut = Array<T>;
 
     // The caller has seen to it that the CPU has the instruction set: an index of instruction_sets().
@@ -89,7 +90,8 @@ public:
 
     std::tuple<double, double, double, double> moments(Values values) const {
         const nb::gil_scoped_release released;
-        return as_tuple(pass_->moments(values.data(), values.size()));
+        const Moments m = pass_->moments(values.data(), values.size());
+        return {m.sum, m.absolute, m.square, m.largest};
     }
 
     // Fitted to a sample as long as that, or to all.
@@ -104,14 +106,13 @@ public:
             compcoll::sample(values.data(), n, sampled.data(), m);
             looked_at = sampled.data();
         }
-        return fitted(as_tuple(pass_->moments(looked_at, m)), m, density, quantile);
+        return as_tuple(fit(pass_->moments(looked_at, m), static_cast<double>(m), density, quantile));
     }
 
     // Fitted to n values with these moments.
     static Fitted fitted(std::tuple<double, double, double, double> moments, size_t n, double density, double quantile) {
         const auto [sum, absolute, square, largest] = moments;
-        const Fit made = fit({sum, absolute, square, largest}, static_cast<double>(n), density, quantile);
-        return {made.threshold, made.mean, made.largest, made.scale, made.second};
+        return as_tuple(fit({sum, absolute, square, largest}, static_cast<double>(n), density, quantile));
     }
 
     // The threshold as kernels elsewhere are told it.
@@ -147,26 +148,25 @@ public:
     // looked for where a tail of that scale would have as many as aimed at; as many as there are above the threshold, if no higher
     // one was found. How many were written, and how many are above the threshold: nothing if they are fewer than k, or too many for
     // `room`.
-    std::pair<size_t, size_t> choose(Values values, size_t k, size_t most, double threshold, double tail, double scale, double aim,
-                                     size_t room, IndicesOut indices) const {
+    std::pair<size_t, size_t> choose(Values values, Search search, size_t room, IndicesOut indices) const {
         require(values.size() <= most_sparse_elements, "at most 2^32 values");
         require(indices.size() >= std::min(room, values.size()), "room for the indices is needed");
         const nb::gil_scoped_release released;
         const T* at = values.data();
+        const auto [k, most, threshold, tail, scale, aim] = search;
         const size_t above = pass_->compact(at, values.size(), compcoll::threshold_bits<T>(threshold), indices.data(), indices.size());
         if (above < k || above > room) return {0, above};
         if (above <= most) return {above, above};
         thread_local std::vector<T> taken;
         taken.resize(above);
         for (size_t i = 0; i < above; ++i) taken[i] = at[indices.data()[i]];
-        return {narrow(taken.data(), above, k, most, threshold, tail, scale, aim, indices.data()), above};
+        return {narrow(taken.data(), above, search, indices.data()), above};
     }
 
     // The second half of that: of indices whose values, which are all above the threshold, were taken; the rest is dropped.
-    size_t narrowed(Values taken, size_t k, size_t most, double threshold, double tail, double scale, double aim,
-                    IndicesOut indices) const {
+    size_t narrowed(Values taken, Search search, IndicesOut indices) const {
         require(taken.size() == indices.size() && taken.size() > 0, "as many values as indices are needed");
-        return narrow(taken.data(), taken.size(), k, most, threshold, tail, scale, aim, indices.data());
+        return narrow(taken.data(), taken.size(), search, indices.data());
     }
 
     double kth_largest(Values values, size_t k) const {
@@ -267,14 +267,14 @@ public:
     }
 
 private:
-    static std::tuple<double, double, double, double> as_tuple(const Moments& m) { return {m.sum, m.absolute, m.square, m.largest}; }
+    static Fitted as_tuple(const Fit& f) { return {f.threshold, f.mean, f.largest, f.scale, f.second}; }
 
     auto counting(const T* values, size_t n) const {
         return [this, values, n](double threshold) { return pass_->count(values, n, compcoll::threshold_bits<T>(threshold)); };
     }
 
-    size_t narrow(const T* taken, size_t n, size_t k, size_t most, double threshold, double tail, double scale, double aim,
-                  uint32_t* indices) const {
+    size_t narrow(const T* taken, size_t n, Search search, uint32_t* indices) const {
+        const auto [k, most, threshold, tail, scale, aim] = search;
         const auto total = static_cast<double>(n);
         const double guess = threshold + scale * std::log(total / aim);
         const double first = threshold < guess && guess < tail ? guess : (threshold + tail) / 2;
@@ -339,10 +339,8 @@ void bind(nb::module_& m, const char* name) {
              exact("indices"))
         .def("bisected", &S::bisected, exact("values"), nb::arg("low"), nb::arg("high"), nb::arg("head"), nb::arg("tail"),
              nb::arg("first"), nb::arg("second"))
-        .def("choose", &S::choose, exact("values"), nb::arg("k"), nb::arg("most"), nb::arg("threshold"), nb::arg("tail"),
-             nb::arg("scale"), nb::arg("aim"), nb::arg("room"), exact("indices"))
-        .def("narrowed", &S::narrowed, exact("taken"), nb::arg("k"), nb::arg("most"), nb::arg("threshold"), nb::arg("tail"),
-             nb::arg("scale"), nb::arg("aim"), exact("indices"))
+        .def("choose", &S::choose, exact("values"), nb::arg("search"), nb::arg("room"), exact("indices"))
+        .def("narrowed", &S::narrowed, exact("taken"), nb::arg("search"), exact("indices"))
         .def("kth_largest", &S::kth_largest, exact("values"), nb::arg("k"))
         .def("largest", &S::largest, exact("values"), nb::arg("k"), exact("positions"))
         .def("sample", &S::sample, exact("values"), exact("sampled"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..codecs.base import Array, Coder, Device
+from ..devices.host_selection import Search
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 
@@ -66,20 +67,9 @@ class Selection(Protocol):
         it lies between what is left, or by bisection; None where none was found.
         """
 
-    def chosen(
-        self,
-        values: Array,
-        k: int,
-        most: int,
-        threshold: float,
-        tail: float,
-        scale: float,
-        aim: float,
-        room: int,
-    ) -> tuple[Array | None, int]:
-        """The indices of from k to ``most`` values above a threshold. Where more are: above a higher one below the
-        tail, first tried where an exponential tail of that scale would have ``aim``; or all of them, if none is found.
-        None if they are fewer than k or more than ``room``. And how many are above the first threshold.
+    def chosen(self, values: Array, search: Search, room: int) -> tuple[Array | None, int]:
+        """The indices of as many values as are searched, by one pass. All above the first threshold, if no higher one
+        is found where more are; None if these are fewer than k or more than ``room``. And how many they are.
         """
 
     def kth_largest(self, values: Array, k: int) -> float:

@@ -176,7 +176,7 @@ def _searched(
     """
     narrow, room, aim = _NARROW * tail, _room(values, k), _MIDDLE * k
     while tail - head > narrow:
-        found, above = kernels.chosen(values, k, most, threshold, tail, scale, aim, room)
+        found, above = kernels.chosen(values, (k, most, threshold, tail, scale, aim), room)
         if found is not None:
             return found if found.size <= most else _largest_of(kernels, values, found, k)
         if above < k:
