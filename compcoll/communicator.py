@@ -125,7 +125,7 @@ class Communicator(Calls):
             mpi.settle(None)
         profile = profile_for(self._transport, device.name)
         world = World.of(self._transport.nodes)
-        self._opening = Opening(self._transport, _OPENING_TAG)
+        self._opening = Opening(self._transport, _OPENING_TAG, self._transport.mail)
         self._roll_call = RollCall(self._transport)
         # Between nodes a look at the network costs more than the core that a waiting rank lends to others.
         crowded = neighbours > config.cores() or world.nodes > 1

@@ -13,6 +13,7 @@ from compcoll.accuracy import feedback_converges
 from compcoll.algorithms.agree import largest, surely_small
 from compcoll.codecs import Codec
 from compcoll.errors import CollectiveMismatch, UnknownAlgorithm
+from compcoll.transports.shared import Mail, Room
 
 REDUCE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
@@ -46,7 +47,7 @@ def test_what_numpy_reduces(data: st.DataObject, ranks: int, dtype: type) -> Non
     n = data.draw(st.one_of(st.integers(0, 100), st.integers(0, most), st.just(most)))
     rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
     inputs = [(rng.standard_normal(n) * 40).astype(np.int64).astype(dtype) for _ in range(ranks)]
-    world = World(ranks)
+    world = World(ranks, ranks_per_node=data.draw(st.integers(1, ranks)), seed=data.draw(st.sampled_from([0, None])))
     results = world.allreduce(inputs, op=op, algorithm="dissemination")
     assert algorithms(world) == {"dissemination"}
     sent = [comm.stats.wire_nbytes for comm in world.comms if comm.stats is not None]
@@ -57,6 +58,50 @@ def test_what_numpy_reduces(data: st.DataObject, ranks: int, dtype: type) -> Non
         expected = (expected * (1 / ranks)).astype(dtype)
     for result in results:
         np.testing.assert_array_equal(result, expected)  # the very bits
+
+
+@given(st.integers(2, 20), st.lists(st.integers(0, 400), min_size=1, max_size=9), st.integers(1, 20))
+@settings(max_examples=40, deadline=None)
+def test_one_after_the_other_through_memory(ranks: int, sizes: list[int], per_node: int) -> None:
+    """Without a wait in between: no rank's next message may meet one that was not read."""
+    world = World(ranks, ranks_per_node=per_node, seed=None)
+    pending = [
+        [comm.iallreduce(np.full(n, comm.rank + i, np.float32)) for i, n in enumerate(sizes)] for comm in world.comms
+    ]
+    world.loopback.run([request for requests in pending for request in requests])
+    for requests in pending:
+        for i, (request, n) in enumerate(zip(requests, sizes, strict=True)):
+            np.testing.assert_array_equal(request.wait(), np.full(n, sum(range(ranks)) + i * ranks))
+
+
+def test_a_message_through_memory() -> None:
+    from compcoll import _host
+
+    room, progressed = Room(2, 2), []
+    mail = Mail(room, room.memory(), (0, 0), lambda: progressed.append(1))
+    waiting = mail.message(0, 1, 0, sending=False)
+    assert waiting is not None and waiting.Test()  # nothing was begun
+    sent = mail.message(0, 1, 0, sending=True)
+    assert sent is not None and sent.Test()
+    arrays = [bytearray(64), bytearray(64)]
+    ends = [mail.message(1, 0, 0, sending=False), sent, waiting, mail.message(1, 0, 0, sending=True)]
+    first = _host.Exchange(arrays[0], [(ends[0], ends[1], b"", b"", 8, 8, False)])
+    second = _host.Exchange(arrays[1], [(ends[2], ends[3], b"", b"", 8, 8, True)])
+    for number in range(1, 6):
+        arrays[0][:8], arrays[1][:8] = bytes([number] * 8), bytes([number + 10] * 8)
+        same = bytes([number] * 16)
+        assert not first.run(same, None, 20, 0)
+        assert progressed, "others' messages must advance while this one is waited for"
+        assert not first.waiting.Test()
+        assert second.run(same, None, 1, 0) and arrays[1][8:16] == bytes([number] * 8)
+        assert first.waiting.Test() and first.advance() is None
+        assert first.extremes == same and arrays[0][8:16] == bytes([number + 10] * 8)
+        progressed.clear()
+    assert mail.message(0, 1, 0, sending=True) is not None
+    assert Mail(Room(1, 2), room.memory(), (0, 1), print).message(0, 1, 0, sending=True) is None
+    for at, nbytes in ((1, 128), (0, 100), (0, 0), (0, 1 << 40)):
+        with pytest.raises(ValueError, match="cache lines"):
+            _host.SharedMessage(room.memory(), at, nbytes, True, print)
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])

@@ -106,10 +106,11 @@ def test_pairs(usual: str, other: str, count: Callable[[str], None]) -> None:
         np.testing.assert_allclose(result, exact_sum(inputs), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", [0, None], ids=["messages", "memory"])
 @pytest.mark.parametrize("collective", ARGUMENTS)
-def test_arguments(collective: str, count: Callable[[str], None]) -> None:
+def test_arguments(collective: str, seed: int | None, count: Callable[[str], None]) -> None:
     """One world for all: it stays usable from one mismatch to the next."""
-    world = World(3)
+    world = World(3, seed=seed)
     calls = [
         lambda comm, x=x, options=options: getattr(comm, f"i{collective}")(*x, **options)
         for x, options in ARGUMENTS[collective].values()

@@ -20,6 +20,7 @@ from compcoll.devices.host import HostDevice
 from compcoll.errors import CollectiveMismatch, UnknownAlgorithm
 from compcoll.transports import shared
 
+ROOM = shared.Room(2, 2)
 PIECE = 256 * 1024 + 4096  # bytes, about
 DTYPES: list[Any] = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 
@@ -174,10 +175,10 @@ def test_a_mismatch_touches_nothing() -> None:
 
 
 def test_another_process_finds_the_memory_that_is_offered() -> None:
-    made = shared.offer(2)
+    made = shared.offer(ROOM)
     assert made is not None
     memory, offered = made
-    assert len(memory) == shared.size(2) and offered.process == os.getpid()
+    assert len(memory) == ROOM.nbytes and offered.process == os.getpid()
     program = (
         "import sys; from compcoll.transports import shared; "
         "memory = shared.accept(shared.Offer(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), "
@@ -191,7 +192,7 @@ def test_another_process_finds_the_memory_that_is_offered() -> None:
 
 
 def test_no_other_file_is_taken_for_the_memory(tmp_path: Any) -> None:
-    made = shared.offer(2)
+    made = shared.offer(ROOM)
     assert made is not None
     offered = made[1]
     try:
@@ -210,7 +211,7 @@ def test_no_other_file_is_taken_for_the_memory(tmp_path: Any) -> None:
 def test_the_kernel_refuses_what_does_not_fit() -> None:
     from compcoll import _host
 
-    device, memory = HostDevice(), shared.memory(2)
+    device, memory = HostDevice(), ROOM.memory()
     raw, other = (Cast(name).coder(device, "float32").bound for name in ("float32", "float16"))
     for arguments in ((memory, 2, 2, raw), (memory, 0, 2, other), (bytearray(64), 0, 2, raw)):
         with pytest.raises(ValueError, match=r"no such|leaves values as they are|memory for a piece"):

@@ -25,11 +25,12 @@ from functools import cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from .._host import Exchange, Gathered
+from .._host import Exchange, Gathered, SharedMessage
 from ..errors import CollectiveMismatch
 from ..layout import in_pairs, shares
 from ..request import Patience, Steps
 from ..transports.base import Persistent, Transport, Wire
+from ..transports.shared import Mail
 
 _NBYTES = 8  # of a fingerprint, the most significant byte first
 _TWICE = 1 << 8 * _NBYTES | 1
@@ -126,15 +127,17 @@ class _Round(NamedTuple):
 
     Attributes
     ----------
+    incoming, outgoing : bytearray
+        Their memory; empty if they have their own.
     share, new : int
         How many arrays are sent, from the first on, and where as many that come will stand.
     before : bool
         Whether those that come are of ranks before those that are sent.
     """
 
-    arriving: Persistent
+    arriving: Persistent | SharedMessage
     incoming: bytearray
-    sending: Callable[[int], Persistent]
+    sending: Callable[[int], Persistent | SharedMessage]
     outgoing: bytearray
     share: int
     new: int
@@ -150,20 +153,23 @@ class _Exchanges(dict[int, Exchange]):
         Between all ranks.
     tag : int
         Of the messages.
+    mail : Mail or None
+        Carries those inside a node.
     arrays : bytearray
         Memory of small arrays.
     """
 
-    def __init__(self, transport: Transport, tag: int, arrays: bytearray) -> None:
+    def __init__(self, transport: Transport, tag: int, mail: Mail | None, arrays: bytearray) -> None:
         self._arrays = arrays
-        self._rounds = [_round(transport, number, tag) for number in range(len(shares(transport.size)))]
+        self._longest = _longest(transport.size)
+        self._rounds = [_round(transport, number, tag, mail) for number in range(len(shares(transport.size)))]
 
     def __missing__(self, nbytes: int) -> Exchange:
         if len(self) >= _MOST_KEPT:
             self.clear()
         rounds = [
             (
-                *(arriving, sending(min(_padded(_BEGIN + share * nbytes), len(outgoing))), incoming, outgoing),
+                *(arriving, sending(min(_padded(_BEGIN + share * nbytes), self._longest)), incoming, outgoing),
                 *(share * nbytes, new * nbytes, before),
             )
             for arriving, incoming, sending, outgoing, share, new, before in self._rounds
@@ -172,7 +178,7 @@ class _Exchanges(dict[int, Exchange]):
         return exchange
 
 
-def _round(transport: Transport, number: int, tag: int) -> _Round:
+def _round(transport: Transport, number: int, tag: int, mail: Mail | None) -> _Round:
     rank, size, distance = transport.rank, transport.size, 1 << number
     if in_pairs(size):
         dest = source = rank ^ distance
@@ -180,11 +186,16 @@ def _round(transport: Transport, number: int, tag: int) -> _Round:
     else:
         dest, source = (rank - distance) % size, (rank + distance) % size
         new = distance
-    outgoing, incoming = bytearray(_longest(size)), bytearray(_longest(size))
+    arriving: Persistent | SharedMessage | None
+    arriving = None if mail is None else mail.message(source, rank, number, sending=False)
+    sent = None if mail is None else mail.message(rank, dest, number, sending=True)
+    incoming, outgoing = (bytearray(0 if in_memory else _longest(size)) for in_memory in (arriving, sent))
+    if arriving is None:
+        arriving = transport.recv_init(Wire(memoryview(incoming), exact=False), source, tag)
     return _Round(
-        transport.recv_init(Wire(memoryview(incoming), exact=False), source, tag),
+        arriving,
         incoming,
-        cache(lambda length: transport.send_init(_wire(outgoing, length), dest, tag)),
+        cache(lambda length: sent or transport.send_init(_wire(outgoing, length), dest, tag)),
         outgoing,
         share=shares(size)[number],
         new=new,
@@ -207,6 +218,8 @@ class Opening:
         Between all ranks of the communicator.
     tag : int
         Of its messages, and of no others; the next is that of the lines on the calls.
+    mail : Mail, optional
+        Carries its messages inside a node.
 
     Attributes
     ----------
@@ -220,12 +233,12 @@ class Opening:
 
     __slots__ = ("anybody_busy", "arrays", "exchanges", "tag", "transport")
 
-    def __init__(self, transport: Transport, tag: int) -> None:
+    def __init__(self, transport: Transport, tag: int, mail: Mail | None = None) -> None:
         self.transport = transport
         self.tag = tag
         self.anybody_busy = False
         self.arrays = bytearray(places(transport.rank, transport.size).rows * largest(transport.size))
-        self.exchanges = _Exchanges(transport, tag, self.arrays)
+        self.exchanges = _Exchanges(transport, tag, mail, self.arrays)
 
 
 def _wire(memory: bytearray, length: int | None = None) -> Wire:

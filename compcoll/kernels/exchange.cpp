@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "buffer.h"
 #include "patience.h"
 #include "python_calls.h"
+#include "shared_message.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -26,19 +28,39 @@ constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
 
 using Extremes = std::array<uint8_t, begin_nbytes>;
 
-// Arriving, sending, their memory; of the arrays: how much is sent, from their beginning, and where as much that comes goes; and
+// Arriving, sending, their memory unless they have their own; of the arrays: how much is sent, from their beginning, and where as much that comes goes; and
 // whether what comes is of ranks before those whose arrays this one has.
 using Given = std::tuple<nb::object, nb::object, nb::object, nb::object, size_t, size_t, bool>;
 
+// A message of the rounds: one in memory that the ranks have in common, or a Python object's, with its memory.
+class Message {
+public:
+    Message(nb::object message, nb::object memory)
+        : object_(message), shared_(nb::isinstance<SharedMessage>(message) ? &nb::cast<SharedMessage&>(message) : nullptr) {
+        if (shared_) return;
+        start_ = message.attr("Start");
+        test_ = message.attr("Test");
+        memory_.emplace(memory, PyBUF_WRITABLE);
+    }
+
+    void start() const { shared_ ? shared_->start() : void(call(start_)); }
+    bool test() const { return shared_ ? shared_->test() : is_true(test_); }
+    uint8_t* at() const { return shared_ ? shared_->content() : memory_->at(); }
+    size_t nbytes() const { return shared_ ? shared_->nbytes() : memory_->nbytes(); }
+    nb::object object() const { return object_; }
+
+private:
+    nb::object object_, start_, test_;
+    SharedMessage* shared_;
+    std::optional<Buffer> memory_;
+};
+
 struct Round {
     explicit Round(const Given& given)
-        : arriving(std::get<0>(given)), sending(std::get<1>(given)), receive(arriving.attr("Start")),
-          has_come(arriving.attr("Test")), send(sending.attr("Start")), has_left(sending.attr("Test")),
-          incoming(std::get<2>(given), PyBUF_WRITABLE), outgoing(std::get<3>(given), PyBUF_WRITABLE),
+        : arriving(std::get<0>(given), std::get<2>(given)), sending(std::get<1>(given), std::get<3>(given)),
           nbytes(std::get<4>(given)), to(std::get<5>(given)), before(std::get<6>(given)) {}
 
-    nb::object arriving, sending, receive, has_come, send, has_left;
-    Buffer incoming, outgoing;
+    Message arriving, sending;
     size_t nbytes, to;
     bool before;
 };
@@ -50,8 +72,8 @@ public:
             rounds_.push_back(std::make_unique<Round>(given));
             const Round& round = *rounds_.back();
             const size_t message = begin_nbytes + round.nbytes;
-            if (round.to + round.nbytes > arrays_.nbytes() || message > round.incoming.nbytes() ||
-                message > round.outgoing.nbytes())
+            if (round.to + round.nbytes > arrays_.nbytes() || message > round.arriving.nbytes() ||
+                message > round.sending.nbytes())
                 throw nb::value_error("an exchange's arrays or messages are too short");
         }
     }
@@ -81,12 +103,12 @@ public:
             case Stage::begins:
                 begin(round);
                 stage_ = Stage::awaited;
-                if (!patience_.wait([&] { return is_true(round.has_come); })) return round.arriving;
+                if (!patience_.wait([&] { return round.arriving.test(); })) return round.arriving.object();
                 [[fallthrough]];
             case Stage::awaited:
                 end(round);
                 stage_ = Stage::leaving;
-                if (!is_true(round.has_left)) return round.sending;
+                if (!round.sending.test()) return round.sending.object();
                 [[fallthrough]];
             case Stage::leaving:
                 ++round_;
@@ -102,14 +124,15 @@ private:
     enum class Stage { begins, awaited, leaving };
 
     void begin(const Round& round) const {
-        call(round.receive);
-        std::memcpy(round.outgoing.at(), extremes_.data(), begin_nbytes);
-        std::memcpy(round.outgoing.at() + begin_nbytes, arrays_.at(), round.nbytes);
-        call(round.send);
+        round.arriving.start();
+        uint8_t* outgoing = round.sending.at();
+        std::memcpy(outgoing, extremes_.data(), begin_nbytes);
+        std::memcpy(outgoing + begin_nbytes, arrays_.at(), round.nbytes);
+        round.sending.start();
     }
 
     void end(const Round& round) {
-        const uint8_t* others = round.incoming.at();
+        const uint8_t* others = round.arriving.at();
         const auto wider = [&](size_t at, bool larger) {  // most significant byte first: bytes order as the numbers do
             const int order = std::memcmp(others + at, extremes_.data() + at, fingerprint_nbytes);
             if (larger ? order > 0 : order < 0) std::memcpy(extremes_.data() + at, others + at, fingerprint_nbytes);

@@ -19,6 +19,7 @@
 #include "instruction_sets.h"
 #include "program.h"
 #include "repeats.h"
+#include "shared_message.h"
 #include "shared_sum.h"
 #include "sparse_host.h"
 #include "summands_host.h"
@@ -46,6 +47,7 @@ NB_MODULE(_host, m) {
        "CRC-32C of some memory; by the CPU's instruction, where it has one, unless `portable`.");
     bind_along(m);
     bind_exchange(m);
+    bind_shared_message(m);
     bind_gathered(m);
     bind_repeats(m);
     bind_shared_sum(m);

@@ -35,12 +35,6 @@ struct alignas(2 * line) Progress {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share these");
 
-void pause() {
-#if defined(COMPCOLL_X86)
-    __builtin_ia32_pause();
-#endif
-}
-
 struct Range {
     size_t begin, end;
 };
@@ -84,7 +78,7 @@ public:
         const auto step = [&] {
             const nb::gil_scoped_release released;
             if (take() || add() || copy()) return moved = true;
-            pause();
+            relax();
             return false;
         };
         while (!done() && patience_.wait(step)) {}

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..errors import CompcollError
 from ..request import Pending
-from .shared import Shared
+from .shared import Mail, Shared
 
 
 class Wire:
@@ -113,9 +113,12 @@ class Connection(Transport, Protocol):
     ----------
     shared : Shared or None
         Memory that the ranks of this one's node have in common: of all nodes with more than one rank, or of none.
+    mail : Mail or None
+        What openings send their messages by inside the node, if not by the transport.
     """
 
     shared: Shared | None
+    mail: Mail | None
 
     def announce(self, text: str) -> None:
         """Tell all others, whatever they wait for, that this rank gives up, and why."""

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import CompcollError
 from ..request import Pending, Request
 from .base import Persistent, Reposted, Wire
-from .shared import Shared, memory
+from .shared import Mail, Room, Shared
 
 Key = tuple[int, int, int]
 """Source, destination and tag."""
@@ -53,7 +53,7 @@ class Loopback:
     ranks_per_node : int, optional
         How many consecutive ranks share a node; all by default.
     seed : int, optional
-        Seed of the delivery order; None delivers at once.
+        Seed of the delivery order; None delivers at once, and the messages of openings through the nodes' memory.
 
     Examples
     --------
@@ -66,9 +66,12 @@ class Loopback:
         nodes = [rank // (ranks_per_node or size) for rank in range(size)]
         self.transports = [LoopbackTransport(self, rank, size, nodes) for rank in range(size)]
         for node in set(nodes):
-            common = memory(nodes.count(node))
+            room = Room(nodes.count(node), size)
+            common = room.memory()
             for place, transport in enumerate(each for each in self.transports if nodes[each.rank] == node):
-                transport.shared = Shared(common, place, nodes.count(node))
+                transport.shared = Shared(room.sums(common), place, room.ranks)
+                if seed is None:
+                    transport.mail = Mail(room, common, nodes, transport.progress)
         self._random = random.Random(seed) if seed is not None else None
         self._lock = threading.Lock()
         self._sends: dict[Key, deque[_Transfer]] = defaultdict(deque)
@@ -136,6 +139,7 @@ class LoopbackTransport:
         self.size = size
         self.nodes = nodes
         self.shared: Shared | None = None
+        self.mail: Mail | None = None
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         transfer = _Transfer(self.world, (self.rank, dest, tag), wire)
@@ -156,6 +160,9 @@ class LoopbackTransport:
 
     def forget(self, message: Persistent) -> None:
         """Nothing to give back."""
+
+    def progress(self) -> None:
+        """Everything advances by itself."""
 
     def announce(self, text: str) -> None:
         self.world.announcements[self.rank] = text

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, PeerTimeout, UnsupportedRecovery
 from ..request import Pending, end_all, keep_forever
 from .base import Connection, Persistent, Wire
-from .shared import Shared, accept, offer, withdraw
+from .shared import Mail, Room, Shared, accept, offer, withdraw
 
 _OPERATIONS = {
     "sum": MPI.SUM,
@@ -140,24 +140,28 @@ class MPITransport:
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.nodes: Sequence[int]
-        self.shared: Shared | None
-        self.nodes, self.shared = self._find_nodes()
+        self.shared: Shared | None = None
+        self.mail: Mail | None = None
+        self._find_nodes()
         self._persistent: list[MPI.Prequest] = []
         self._announced: dict[int, str] = {}
 
-    def _find_nodes(self) -> tuple[tuple[int, ...], Shared | None]:
+    def _find_nodes(self) -> None:
         """The ranks' nodes, and the memory of this one's."""
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
-        made = offer(node.size) if node.rank == 0 and node.size > 1 else None
+        room = Room(node.size, self.size)
+        made = offer(room) if node.rank == 0 and node.size > 1 else None
         first, offered = node.bcast((self.rank, made and made[1]), root=0)
         memory = made[0] if made else accept(offered) if offered else None
-        shared = None if memory is None else Shared(memory, node.rank, node.size)
-        found: list[tuple[int, bool]] = self.comm.allgather((first, shared is not None or node.size == 1))
+        found: list[tuple[int, bool]] = self.comm.allgather((first, memory is not None or node.size == 1))
+        order = {first: number for number, first in enumerate(sorted({first for first, _ in found}))}
+        self.nodes = tuple(order[first] for first, _ in found)
+        if memory is not None and all(there for _, there in found):
+            self.shared = Shared(room.sums(memory), node.rank, node.size)
+            self.mail = Mail(room, memory, self.nodes, self.progress)
         node.Free()
         if made:
-            withdraw(offered)
-        order = {first: number for number, first in enumerate(sorted({first for first, _ in found}))}
-        return tuple(order[first] for first, _ in found), shared if all(there for _, there in found) else None
+            withdraw(made[1])
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         if not wire.exact:
@@ -233,6 +237,9 @@ class MPITransport:
         self.free()
         if refused is None:
             raise InvalidArgument("; ".join(refusals))
+
+    def progress(self) -> None:
+        self.comm.Iprobe(MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
 
     def announce(self, text: str) -> None:
         message = text.encode()[:_ANNOUNCEMENT_NBYTES].ljust(_ANNOUNCEMENT_NBYTES)

@@ -6,16 +6,68 @@ import contextlib
 import mmap
 import os
 import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .._host import SharedMessage
+
 _NAME = "compcoll"
-_NBYTES_EACH = 3 * (256 * 1024 + 4096)
-_MOST_NBYTES = 32 << 20
+_SUMS_NBYTES_EACH = 3 * (256 * 1024 + 4096)
+_MOST_SUMS_NBYTES = 32 << 20
+_LONG_NBYTES, _SHORT_NBYTES = 128 * 1024 + 64, 64
+_MOST_RANKS_OF_LONG_MESSAGES = 16
 _MARK_NBYTES = 16
 
 
+@dataclass(frozen=True)
+class Room:
+    """How the memory of a node's ranks is divided: for sums, for the messages of openings, and a mark.
+
+    Parameters
+    ----------
+    ranks : int
+        How many they are.
+    size : int
+        Of all nodes.
+    """
+
+    ranks: int
+    size: int
+
+    @property
+    def sums_nbytes(self) -> int:
+        return min(self.ranks * _SUMS_NBYTES_EACH, _MOST_SUMS_NBYTES)
+
+    @property
+    def message_nbytes(self) -> int:
+        """Of an opening's message, and its number."""
+        return _LONG_NBYTES if self.size <= _MOST_RANKS_OF_LONG_MESSAGES else _SHORT_NBYTES
+
+    @property
+    def nbytes(self) -> int:
+        return self.place(self.ranks, 0)[0] + _MARK_NBYTES
+
+    def place(self, rank: int, number: int) -> tuple[int, int]:
+        """Where the messages of a round stand that come to one of the ranks, and how many bytes they are: two, in
+        turn.
+        """
+        rounds, nbytes = (self.size - 1).bit_length(), 2 * self.message_nbytes
+        return self.sums_nbytes + (rank * rounds + number) * nbytes, nbytes
+
+    def sums(self, memory: mmap.mmap) -> memoryview:
+        """The part for sums."""
+        return memoryview(memory)[: self.sums_nbytes]
+
+    def memory(self, descriptor: int = -1) -> mmap.mmap:
+        """It, filled with zeros at first: what of it nobody uses takes no room. Of this process alone unless the file
+        of a descriptor is given.
+        """
+        return mmap.mmap(descriptor, self.nbytes)
+
+
 class Shared(NamedTuple):
-    """Memory of some ranks, filled with zeros at first; what of it nobody uses takes no room.
+    """Memory of a node's ranks for sums.
 
     Attributes
     ----------
@@ -30,6 +82,36 @@ class Shared(NamedTuple):
     ranks: int
 
 
+class Mail:
+    """The messages of openings between ranks of a node, through its memory.
+
+    Parameters
+    ----------
+    room : Room
+        How the memory is divided.
+    memory : buffer
+        All of it.
+    nodes : sequence of int
+        Each rank's.
+    progress : callable
+        Lets other messages advance while a rank waits for one of these.
+    """
+
+    def __init__(self, room: Room, memory: Any, nodes: Sequence[int], progress: Callable[[], object]) -> None:
+        self._room = room
+        self._memory = memory
+        self._nodes = nodes
+        self._progress = progress
+
+    def message(self, source: int, dest: int, number: int, *, sending: bool) -> SharedMessage | None:
+        """One end of the messages of a round; None between nodes."""
+        node = self._nodes[dest]
+        if self._nodes[source] != node:
+            return None
+        at, nbytes = self._room.place(self._nodes[:dest].count(node), number)
+        return SharedMessage(self._memory, at, nbytes, sending, self._progress)
+
+
 class Offer(NamedTuple):
     """Where another process finds a file in memory, and by what it knows that it is the one."""
 
@@ -39,26 +121,14 @@ class Offer(NamedTuple):
     mark: bytes
 
 
-def memory(ranks: int, descriptor: int = -1) -> mmap.mmap:
-    """Memory for so many ranks, of this process alone unless the file of a descriptor is given."""
-    return mmap.mmap(descriptor, size(ranks))
-
-
-def size(ranks: int) -> int:
-    """Bytes for so many ranks, and a mark."""
-    return min(ranks * _NBYTES_EACH, _MOST_NBYTES) + _MARK_NBYTES
-
-
-def offer(ranks: int) -> tuple[mmap.mmap, Offer] | None:
-    """Memory for so many ranks, and where the others find it until it is withdrawn; None where the system has no files
-    in memory.
-    """
+def offer(room: Room) -> tuple[mmap.mmap, Offer] | None:
+    """The memory, and where the others find it until it is withdrawn; None where the system has no files in memory."""
     with contextlib.suppress(OSError, AttributeError):
         descriptor = os.memfd_create(_NAME)
         with contextlib.ExitStack() as failed:
             failed.callback(os.close, descriptor)
-            os.ftruncate(descriptor, size(ranks))
-            mapped = memory(ranks, descriptor)
+            os.ftruncate(descriptor, room.nbytes)
+            mapped = room.memory(descriptor)
             mark = secrets.token_bytes(_MARK_NBYTES)
             mapped[-_MARK_NBYTES:] = mark
             failed.pop_all()

@@ -229,6 +229,22 @@ def check_progress_by_itself(comm: MPI.Intracomm) -> None:
     communicator.free()
 
 
+def check_the_callers_messages_advance_meanwhile(comm: MPI.Intracomm) -> None:
+    """A rank that waits for the others in a collective may have what they wait for first."""
+    message, n = np.full(4 << 20, comm.rank, np.uint8), np.ones(1, np.float32)
+    communicator = Communicator(comm, timeout=40)
+    for _ in range(3):
+        sending = comm.Isend(message, (comm.rank + 1) % comm.size, 5) if comm.rank % 2 == 0 else None
+        if sending is None or (comm.size % 2 and comm.rank == 0):
+            received = np.empty_like(message)
+            comm.Recv(received, (comm.rank - 1) % comm.size, 5)
+            assert np.all(received == (comm.rank - 1) % comm.size)
+        assert communicator.allreduce(n).tolist() == [comm.size]
+        if sending is not None:
+            sending.Wait()
+    communicator.free()
+
+
 def check_communicators_are_kept_with_their_owner(comm: MPI.Intracomm) -> None:
     kept = compcoll.get_communicator(comm)
     assert compcoll.get_communicator(comm) is kept

@@ -1,0 +1,76 @@
+// A short message through memory that its two ranks have in common, sent or received again and again.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "buffer.h"
+#include "patience.h"
+#include "python_calls.h"
+
+namespace compcoll {
+
+// One end of it. There are two slots, used in turn: the one before may still be read while the next is written, and who sends
+// must know that the one before that was read. A slot begins with the number of the message that it holds, which makes the
+// content known as well; both are in one cache line if that is short.
+class SharedMessage {
+public:
+    static constexpr size_t head_nbytes = sizeof(uint64_t);
+
+    // The two slots are so many bytes of the memory, from there on. `progress` is called now and then while nothing comes.
+    SharedMessage(nanobind::handle memory, size_t at, size_t nbytes, bool sending, nanobind::object progress)
+        : memory_(memory, PyBUF_WRITABLE), at_(at), slot_(nbytes / 2), ahead_(sending), progress_(progress) {
+        if (slot_ % line != 0 || slot_ <= head_nbytes || at % line != 0 || at + nbytes > memory_.nbytes() ||
+            reinterpret_cast<uintptr_t>(memory_.at()) % line != 0)
+            throw nanobind::value_error("two slots of whole cache lines are needed");
+    }
+
+    // What is sent next, or came last.
+    uint8_t* content() const { return slot() + head_nbytes; }
+    size_t nbytes() const { return slot_ - head_nbytes; }
+
+    void start() {
+        if (ahead_) number().store(number_ + 1, std::memory_order_release);
+        ++number_;
+    }
+
+    // Whether it has come.
+    bool test() {
+        for (size_t i = 0; i < looks; ++i) {
+            if (ahead_ || number().load(std::memory_order_acquire) == number_) return true;
+            relax();
+        }
+        if (++vain_ % between_progress != 0) return false;
+        call(progress_);
+        return number().load(std::memory_order_acquire) == number_;
+    }
+
+private:
+    static constexpr size_t line = 64;
+    static constexpr size_t looks = 4;  // they are shorter than at a message of MPI
+    static constexpr size_t between_progress = 16;
+
+    uint8_t* slot() const { return memory_.at() + at_ + (number_ + ahead_) % 2 * slot_; }
+    std::atomic<uint64_t>& number() const { return *reinterpret_cast<std::atomic<uint64_t>*>(slot()); }
+
+    Buffer memory_;
+    size_t at_, slot_;
+    bool ahead_;
+    nanobind::object progress_;
+    uint64_t number_ = 0;
+    size_t vain_ = 0;
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share these");
+
+inline void bind_shared_message(nanobind::module_& m) {
+    namespace nb = nanobind;
+    nb::class_<SharedMessage>(m, "SharedMessage")
+        .def(nb::init<nb::handle, size_t, size_t, bool, nb::object>(), nb::arg("memory"), nb::arg("at"), nb::arg("nbytes"),
+             nb::arg("sending"), nb::arg("progress"))
+        .def("Test", &SharedMessage::test, "Whether it has come, or was sent.");
+}
+
+}  // namespace compcoll
