@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NoReturn
 
 from . import config
+from ._host import AtOnce
 from .algorithms import choose
-from .algorithms.agree import Opening, Signature, agree, agreed, settle
+from .algorithms.agree import Opening, Signature, agree, settle
 from .arena import Arena, ArenaPool
 from .calls import Calls
 from .codecs.base import Codec
@@ -26,7 +26,7 @@ from .errors import (
 from .layout import World, shares
 from .plan import Plan
 from .profile import profile_for
-from .recipe import Checked, Means, Prepared, compression
+from .recipe import Checked, Means, Prepared, Recipe, compression
 from .recording import Recordings
 from .request import Engine, Request, Steps, Turn, keep_forever, under_way
 from .roll_call import RollCall
@@ -101,9 +101,6 @@ class Communicator(Calls):
             "checksum": checksum,
             **codec_options,
         }
-        self._stats: Stats | None = None
-        self._repeats = HostDevice.repeats()
-        self._at_once: tuple[str, Plan, int, float, Callable[[Stats], None] | None] | None = None
         threaded = progress == "thread"
         self._transport: Connection = transport_of(comm, threads=threaded)
         mpi = self._transport if isinstance(self._transport, MPITransport) else None
@@ -146,7 +143,9 @@ class Communicator(Calls):
             checksum=checksum,
         )
         self._arenas = ArenaPool(device.empty_bytes)
-        self._sequence = 0
+        self._repeats = HostDevice.repeats()
+        exchanges, engine = self._opening.exchanges, self._engine
+        self._at_once = AtOnce(self._repeats, exchanges, under_way, engine.alone, engine.beside)
         self._broken: BaseException | None = None
         self._turn: Turn | None = None
         self._gpu: DeviceCollectives | None = None
@@ -154,13 +153,15 @@ class Communicator(Calls):
     @property
     def stats(self) -> Stats | None:
         """Account of the collective that ended last; None before the first."""
-        if self._at_once is not None:  # an account that nobody reads is not made
-            collective, plan, nbytes, seconds, fill_in = self._at_once
-            self._stats, self._at_once = self._account(collective, plan, nbytes), None
-            self._stats.total_seconds = seconds
+        account = self._at_once.account
+        if isinstance(account, tuple):  # that nobody reads is not made
+            collective, plan, nbytes, seconds, fill_in = account
+            account = self._account(collective, plan, nbytes)
+            account.total_seconds = seconds
             if fill_in is not None:
-                fill_in(self._stats)
-        return self._stats
+                fill_in(account)
+            self._at_once.account = account
+        return account  # type: ignore[no-any-return]
 
     def free(self) -> None:
         """Finish what is under way and give the private MPI communicator back, collectively."""
@@ -170,6 +171,7 @@ class Communicator(Calls):
             self._transport.free()
         self._engine.close()
         self._broken = CommunicatorBroken("it was freed")
+        self._at_once.ready = False
 
     def shrink(self) -> Communicator:
         """A communicator of the ranks that are alive, with the settings of this one, which is used no more. Collective
@@ -199,56 +201,52 @@ class Communicator(Calls):
 
     def call(self, collective: str, *arguments: Any) -> Any:
         """Run a collective with the arguments that `Collectives` takes."""
-        checked: Checked
-        found = self._repeats.find(*arguments) if collective == "allreduce" and self._broken is None else None
-        if found is not None:
-            checked = found[0], arguments[0], found[1], found[1], None
-        else:
-            checked = self._check(collective, arguments)
-            if collective == "allreduce" and checked[0].block is not None and checked[1].dtype is arguments[0].dtype:
-                self._repeats.keep(checked[0], *arguments)
-        (plan, _, block, _, _, gathered, timeout), x, out, result, residual = checked
-        if block is None:
+        at_once = self._at_once
+        if collective == "allreduce":
+            result = at_once.repeat(self, collective, *arguments)
+            if result is not None:
+                return result
+        checked = self._check(collective, arguments)
+        recipe, x, out, result, residual = checked
+        if recipe.block is None:
             return self._wait(self._run(collective, Prepared(*checked)))
-        # May block in MPI, and does unless some rank has other collectives to advance meanwhile.
-        started = perf_counter()
-        opening, engine, number = self._opening, self._engine, self._sequence
-        self._sequence += 1
-        fill_in = None
-        try:
-            if self._turn is not None:
-                engine.drive(Turn(self._turn).Test, timeout, lambda: "the openings before")
-                self._turn = None
-            along = None if gathered is None else gathered.load(x, residual, number)
-            signature = plan.signature.here() if self._debug else plan.signature
-            busy = bool(under_way)
-            if not agreed(opening, signature, busy, along, engine.patience):
-                engine.follow(settle(opening, signature, busy, along), plan, timeout)
-            if opening.anybody_busy:
-                return self._beside_others(collective, Prepared(*checked), number)
-            fill_in = block(x, out, residual, number)
-        except CollectiveMismatch:
-            raise
-        except BaseException as error:
-            failure = self._break(error, checked)
-            if failure is error:
-                raise
-            raise failure from error
-        self._at_once = collective, plan, x.nbytes, perf_counter() - started, fill_in
-        return result
+        if self._turn is not None:
+            try:
+                self._engine.drive(Turn(self._turn).Test, recipe.timeout, lambda: "the openings before")
+            except BaseException as error:
+                self._failed(error, checked)
+            self._turn, at_once.ready = None, True
+        if collective == "allreduce" and x.dtype is arguments[0].dtype:
+            self._repeats.keep(recipe, *arguments)
+        return at_once.run(self, collective, recipe, x, x.nbytes, out, result, residual)
 
-    def _beside_others(self, collective: str, prepared: Prepared, number: int) -> Any:
+    def _settle_opening(self, recipe: Recipe, along: Any, busy: bool) -> bool:
+        """End an opening that took some time; whether some rank has other collectives to advance."""
+        signature = recipe.plan.signature.here() if self._debug else recipe.plan.signature
+        self._engine.follow(settle(self._opening, signature, busy, along), recipe.plan, recipe.timeout)
+        return self._opening.anybody_busy
+
+    def _failed(self, error: BaseException, *buffers: Any) -> NoReturn:
+        """Raise what a collective ended with."""
+        failure = error if isinstance(error, CollectiveMismatch) else self._break(error, *buffers)
+        if failure is error:
+            raise error
+        raise failure from error
+
+    def _beside_others(
+        self, collective: str, recipe: Recipe, x: Any, out: Any, result: Any, residual: Any, number: int
+    ) -> Any:
         """Run a collective that was opened, while some rank has others to advance."""
-        started, recipe = perf_counter(), prepared.recipe
-        flat = prepared.x.reshape(-1)
+        started, prepared = perf_counter(), Prepared(recipe, x, out, result, residual)
+        flat = x.reshape(-1)
         prepared.x, prepared.out = flat, flat if prepared.out is prepared.x else prepared.out.reshape(-1)
         arena, stats = self._arenas.acquire(), self._account(collective, recipe.plan, flat.nbytes)
         means = Means(Group(self._transport, self._tag()), arena.take, stats, Turn(None), number)
         self._engine.follow(recipe.run(prepared, means), recipe.plan, recipe.timeout)
         self._arenas.release(arena)
         stats.total_seconds = perf_counter() - started
-        self._stats, self._at_once = stats, None
-        return prepared.result
+        self._at_once.account = stats
+        return result
 
     def start(self, collective: str, *arguments: Any) -> Request:
         """Start a collective with the arguments that `Collectives` takes."""
@@ -287,7 +285,7 @@ class Communicator(Calls):
 
     def _refuse(self, collective: str, error: Exception) -> NoReturn:
         signature = Signature(f"{collective} refused: {type(error).__name__}: {error}", f"by rank {self.rank}")
-        self._sequence += 1
+        self._at_once.begun += 1
         arena, turn = self._arenas.acquire(), self._next_turn()
         request = Request(
             self._open(turn, signature),
@@ -305,8 +303,8 @@ class Communicator(Calls):
     def _run(self, collective: str, prepared: Prepared) -> Request:
         if len(self._engine.active) >= _MOST_IN_FLIGHT:
             self._engine.drain()
-        number = self._sequence
-        self._sequence += 1
+        number = self._at_once.begun
+        self._at_once.begun += 1
         plan, arena, tag, turn = prepared.recipe.plan, self._arenas.acquire(), self._tag(), self._next_turn()
         stats = self._account(collective, plan, prepared.x.nbytes)
         signature = plan.signature.here() if self._debug else plan.signature
@@ -320,7 +318,7 @@ class Communicator(Calls):
             return prepared.result if result is None else result
 
         def release(error: BaseException | None) -> BaseException | None:
-            self._stats, self._at_once = stats, None
+            self._at_once.account = stats
             return self._settle(turn, arena, error, prepared)
 
         request = Request(steps(), stats, self._engine, release=release, timeout=prepared.recipe.timeout)
@@ -347,16 +345,18 @@ class Communicator(Calls):
         if self._broken is None:
             error = self._transport.failure(error) or error
             self._broken = error
+            self._at_once.ready = False
             self._roll_call.tell(error)
             self._engine.fail(error)
         return error
 
     def _tag(self) -> int:
         """Of the collective that was begun last."""
-        return (self._sequence % _MOST_IN_FLIGHT + 2) * _TAGS_EACH
+        return (self._at_once.begun % _MOST_IN_FLIGHT + 2) * _TAGS_EACH
 
     def _next_turn(self) -> Turn:
         turn = self._turn = Turn(self._turn)
+        self._at_once.ready = False
         return turn
 
     def _account(self, collective: str, plan: Plan, nbytes: int) -> Stats:

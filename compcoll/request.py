@@ -142,8 +142,10 @@ class Engine:
 
     Attributes
     ----------
+    alone, beside : Patience
+        Of what waits by itself, and of what does while there are other collectives to advance: without yields.
     patience : Patience
-        Of what waits by itself: without yields while there are other collectives to advance.
+        The one that is right now.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class Engine:
         self._looks = 2 if crowded or naps else 50
         # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
         self._naps = naps or (crowded and threaded)
-        self._alone, self._beside = (self._looks, 0 if self._naps else _YIELDS), (self._looks, 0)
+        self.alone, self.beside = (self._looks, 0 if self._naps else _YIELDS), (self._looks, 0)
         self.active: list[Request] = []
         self.lock = threading.RLock()
         self._work = threading.Event()
@@ -174,7 +176,7 @@ class Engine:
 
     @property
     def patience(self) -> Patience:
-        return self._alone if not under_way else self._beside
+        return self.alone if not under_way else self.beside
 
     def start(self, request: Request) -> None:
         """Begin a collective."""

@@ -224,7 +224,7 @@ class Opening:
     Attributes
     ----------
     anybody_busy : bool
-        Whether some rank is busy, after `agree`.
+        Whether some rank is busy, after `settle`.
     arrays : bytearray
         Memory of small arrays.
     exchanges : dict
@@ -273,13 +273,13 @@ def agreed(opening: Opening, own: Signature, busy: bool, along: Gathered | None,
     """Begin to `agree`: whether that is all, since the other ranks' messages came while each was waited for so long.
     If not, `settle`.
     """
-    opening.anybody_busy = busy
     exchange = opening.exchanges[0 if along is None else along.nbytes]
     return exchange.run(own.extremes[busy], along, *patience)
 
 
 def settle(opening: Opening, own: Signature, busy: bool, along: Gathered | None) -> Steps:
     """What is left to do then."""
+    opening.anybody_busy = busy
     exchange = opening.exchanges[0 if along is None else along.nbytes]
     pending = exchange.waiting
     while pending is not None:

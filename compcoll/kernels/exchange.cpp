@@ -1,20 +1,12 @@
-// compcoll._host.Exchange: the rounds of an opening (compcoll/algorithms/agree.py), on messages that Python objects send and
-// receive. So short that what counts is the way from one message to the next.
+// compcoll._host.Exchange: see exchange.h.
 #include "exchange.h"
 
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <cstring>
-#include <memory>
 #include <optional>
-#include <tuple>
-#include <vector>
 
-#include "along.h"
-#include "buffer.h"
-#include "patience.h"
 #include "python_calls.h"
 #include "shared_message.h"
 
@@ -22,15 +14,6 @@ namespace nb = nanobind;
 using namespace compcoll;
 
 namespace {
-
-constexpr size_t fingerprint_nbytes = 8;
-constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
-
-using Extremes = std::array<uint8_t, begin_nbytes>;
-
-// Arriving, sending, their memory unless they have their own; of the arrays: how much is sent, from their beginning, and where as much that comes goes; and
-// whether what comes is of ranks before those whose arrays this one has.
-using Given = std::tuple<nb::object, nb::object, nb::object, nb::object, size_t, size_t, bool>;
 
 // A message of the rounds: one in memory that the ranks have in common, or a Python object's, with its memory.
 class Message {
@@ -55,7 +38,9 @@ private:
     std::optional<Buffer> memory_;
 };
 
-struct Round {
+}  // namespace
+
+struct Exchange::Round {
     explicit Round(const Given& given)
         : arriving(std::get<0>(given), std::get<2>(given)), sending(std::get<1>(given), std::get<3>(given)),
           nbytes(std::get<4>(given)), to(std::get<5>(given)), before(std::get<6>(given)) {}
@@ -65,100 +50,79 @@ struct Round {
     bool before;
 };
 
-class Exchange {
-public:
-    Exchange(nb::handle arrays, const std::vector<Given>& rounds) : arrays_(arrays, PyBUF_WRITABLE) {
-        for (const Given& given : rounds) {
-            rounds_.push_back(std::make_unique<Round>(given));
-            const Round& round = *rounds_.back();
-            const size_t message = begin_nbytes + round.nbytes;
-            if (round.to + round.nbytes > arrays_.nbytes() || message > round.arriving.nbytes() ||
-                message > round.sending.nbytes())
-                throw nb::value_error("an exchange's arrays or messages are too short");
+Exchange::Exchange(nb::handle arrays, const std::vector<Given>& rounds) : arrays_(arrays, PyBUF_WRITABLE) {
+    for (const Given& given : rounds) {
+        rounds_.push_back(std::make_unique<Round>(given));
+        const Round& round = *rounds_.back();
+        const size_t message = begin_nbytes + round.nbytes;
+        if (round.to + round.nbytes > arrays_.nbytes() || message > round.arriving.nbytes() || message > round.sending.nbytes())
+            throw nb::value_error("an exchange's arrays or messages are too short");
+    }
+}
+
+Exchange::~Exchange() = default;
+
+bool Exchange::run(const nb::bytes& extremes, nb::object along, Patience patience) {
+    if (extremes.size() != extremes_.size()) throw nb::value_error("16 bytes of extremes are needed");
+    std::memcpy(extremes_.data(), extremes.c_str(), extremes_.size());
+    first_ = extremes_;
+    round_ = 0;
+    stage_ = Stage::begins;
+    patience_ = patience;
+    along_ = along;
+    taker_ = along.is_none() ? nullptr : &nb::cast<Along&>(along);
+    waiting_ = advance();
+    return waiting_.is_none() && extremes_ == first_;
+}
+
+nb::object Exchange::advance() {
+    while (round_ < rounds_.size()) {
+        const Round& round = *rounds_[round_];
+        switch (stage_) {
+        case Stage::begins:
+            begin(round);
+            stage_ = Stage::awaited;
+            if (!patience_.wait([&] { return round.arriving.test(); })) return round.arriving.object();
+            [[fallthrough]];
+        case Stage::awaited:
+            end(round);
+            stage_ = Stage::leaving;
+            if (!round.sending.test()) return round.sending.object();
+            [[fallthrough]];
+        case Stage::leaving:
+            ++round_;
+            stage_ = Stage::begins;
         }
     }
+    return nb::none();
+}
 
-    // From the beginning: whether all rounds ended while each message was waited for so long, and nobody knew of other
-    // extremes. If not, something is waited for, or these differ. What comes to the beginning is added to what is there.
-    bool run(const nb::bytes& extremes, nb::object along, size_t looks, size_t yields) {
-        if (extremes.size() != extremes_.size()) throw nb::value_error("16 bytes of extremes are needed");
-        std::memcpy(extremes_.data(), extremes.c_str(), extremes_.size());
-        first_ = extremes_;
-        round_ = 0;
-        stage_ = Stage::begins;
-        patience_ = Patience{looks, yields};
-        along_ = along;
-        taker_ = along.is_none() ? nullptr : &nb::cast<Along&>(along);
-        waiting_ = advance();
-        return waiting_.is_none() && extremes_ == first_;
-    }
+void Exchange::begin(const Round& round) const {
+    round.arriving.start();
+    uint8_t* outgoing = round.sending.at();
+    std::memcpy(outgoing, extremes_.data(), begin_nbytes);
+    std::memcpy(outgoing + begin_nbytes, arrays_.at(), round.nbytes);
+    round.sending.start();
+}
 
-    nb::object waiting() const { return waiting_; }
-
-    // What is to be waited for next, when what was waited for has come; None at the end.
-    nb::object advance() {
-        while (round_ < rounds_.size()) {
-            const Round& round = *rounds_[round_];
-            switch (stage_) {
-            case Stage::begins:
-                begin(round);
-                stage_ = Stage::awaited;
-                if (!patience_.wait([&] { return round.arriving.test(); })) return round.arriving.object();
-                [[fallthrough]];
-            case Stage::awaited:
-                end(round);
-                stage_ = Stage::leaving;
-                if (!round.sending.test()) return round.sending.object();
-                [[fallthrough]];
-            case Stage::leaving:
-                ++round_;
-                stage_ = Stage::begins;
-            }
-        }
-        return nb::none();
-    }
-
-    nb::bytes extremes() const { return nb::bytes(extremes_.data(), extremes_.size()); }
-
-private:
-    enum class Stage { begins, awaited, leaving };
-
-    void begin(const Round& round) const {
-        round.arriving.start();
-        uint8_t* outgoing = round.sending.at();
-        std::memcpy(outgoing, extremes_.data(), begin_nbytes);
-        std::memcpy(outgoing + begin_nbytes, arrays_.at(), round.nbytes);
-        round.sending.start();
-    }
-
-    void end(const Round& round) {
-        const uint8_t* others = round.arriving.at();
-        const auto wider = [&](size_t at, bool larger) {  // most significant byte first: bytes order as the numbers do
-            const int order = std::memcmp(others + at, extremes_.data() + at, fingerprint_nbytes);
-            if (larger ? order > 0 : order < 0) std::memcpy(extremes_.data() + at, others + at, fingerprint_nbytes);
-        };
-        wider(0, false);
-        wider(fingerprint_nbytes, true);
-        if (round.to != 0) std::memcpy(arrays_.at() + round.to, others + begin_nbytes, round.nbytes);
-        else if (taker_) taker_->take(others + begin_nbytes, round.before);
-    }
-
-    Buffer arrays_;
-    std::vector<std::unique_ptr<Round>> rounds_;
-    Extremes first_{}, extremes_{};
-    size_t round_ = 0;
-    Patience patience_;
-    nb::object waiting_ = nb::none(), along_ = nb::none();
-    Along* taker_ = nullptr;
-    Stage stage_ = Stage::begins;
-};
-
-}  // namespace
+void Exchange::end(const Round& round) {
+    const uint8_t* others = round.arriving.at();
+    const auto wider = [&](size_t at, bool larger) {  // most significant byte first: bytes order as the numbers do
+        const int order = std::memcmp(others + at, extremes_.data() + at, fingerprint_nbytes);
+        if (larger ? order > 0 : order < 0) std::memcpy(extremes_.data() + at, others + at, fingerprint_nbytes);
+    };
+    wider(0, false);
+    wider(fingerprint_nbytes, true);
+    if (round.to != 0) std::memcpy(arrays_.at() + round.to, others + begin_nbytes, round.nbytes);
+    else if (taker_) taker_->take(others + begin_nbytes, round.before);
+}
 
 void compcoll::bind_exchange(nb::module_& m) {
     nb::class_<Exchange>(m, "Exchange")
-        .def(nb::init<nb::handle, const std::vector<Given>&>(), nb::arg("arrays"), nb::arg("rounds"))
-        .def("run", &Exchange::run, nb::arg("extremes"), nb::arg("along").none(), nb::arg("looks"), nb::arg("yields"),
+        .def(nb::init<nb::handle, const std::vector<Exchange::Given>&>(), nb::arg("arrays"), nb::arg("rounds"))
+        .def("run", [](Exchange& self, const nb::bytes& extremes, nb::object along, size_t looks, size_t yields) {
+            return self.run(extremes, along, {looks, yields});
+        }, nb::arg("extremes"), nb::arg("along").none(), nb::arg("looks"), nb::arg("yields"),
              "From the beginning: whether all ended at once, and all ranks had these extremes.")
         .def_prop_ro("waiting", &Exchange::waiting, "What that must wait for; None if nothing.")
         .def("advance", &Exchange::advance, "What is to be waited for when that has come; None at the end.")

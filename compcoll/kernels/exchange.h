@@ -2,7 +2,61 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "along.h"
+#include "buffer.h"
+#include "patience.h"
+
 namespace compcoll {
+
+// The rounds of an opening (compcoll/algorithms/agree.py), on messages of Python objects or through memory. So short that what
+// counts is the way from one message to the next.
+class Exchange {
+public:
+    // Arriving, sending, their memory unless they have their own; of the arrays: how much is sent, from their beginning, and
+    // where as much that comes goes; and whether what comes is of ranks before those whose arrays this one has.
+    using Given = std::tuple<nanobind::object, nanobind::object, nanobind::object, nanobind::object, size_t, size_t, bool>;
+
+    Exchange(nanobind::handle arrays, const std::vector<Given>& rounds);
+    ~Exchange();
+
+    // From the beginning: whether all rounds ended while each message was waited for so long, and nobody knew of other
+    // extremes. If not, something is waited for, or these differ. What comes to the beginning is added to what is there.
+    bool run(const nanobind::bytes& extremes, nanobind::object along, Patience patience);
+
+    nanobind::object waiting() const { return waiting_; }
+
+    // What is to be waited for next, when what was waited for has come; None at the end.
+    nanobind::object advance();
+
+    nanobind::bytes extremes() const { return nanobind::bytes(extremes_.data(), extremes_.size()); }
+
+private:
+    static constexpr size_t fingerprint_nbytes = 8;
+    static constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
+
+    using Extremes = std::array<uint8_t, begin_nbytes>;
+    enum class Stage { begins, awaited, leaving };
+    struct Round;
+
+    void begin(const Round& round) const;
+    void end(const Round& round);
+
+    Buffer arrays_;
+    std::vector<std::unique_ptr<Round>> rounds_;
+    Extremes first_{}, extremes_{};
+    size_t round_ = 0;
+    Patience patience_;
+    nanobind::object waiting_ = nanobind::none(), along_ = nanobind::none();
+    Along* taker_ = nullptr;
+    Stage stage_ = Stage::begins;
+};
 
 void bind_exchange(nanobind::module_& m);
 

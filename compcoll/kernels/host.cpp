@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "along.h"
+#include "at_once.h"
 #include "combine.h"
 #include "crc32c.h"
 #include "encoded_sum.h"
@@ -50,6 +51,7 @@ NB_MODULE(_host, m) {
     bind_shared_message(m);
     bind_gathered(m);
     bind_repeats(m);
+    bind_at_once(m);
     bind_shared_sum(m);
     bind_sparse(m);
     bind_summands(m);

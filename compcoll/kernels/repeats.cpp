@@ -1,13 +1,8 @@
-// compcoll._host.Repeats: allreduces with arguments like those of one before, which was checked in Python. After a large
-// allreduce little of what that reads is in the CPU's caches, and it takes ten times as long as otherwise.
+// compcoll._host.Repeats: see repeats.h.
 #include "repeats.h"
 
 #include <algorithm>
 #include <cstring>
-#include <string>
-#include <vector>
-
-#include "buffer.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -41,76 +36,52 @@ bool same_options(const nb::dict& a, const nb::dict& b) {
     return true;
 }
 
-// The arguments of `Collectives.allreduce`.
-struct Arguments {
-    nb::object x, op, out, feedback, codec, algorithm;
-    nb::dict options;
-
-    Arguments(nb::object x, nb::object op, nb::object out, nb::object feedback, const nb::tuple& asked)
-        : x(x), op(op), out(out), feedback(feedback), codec(asked[0]), algorithm(asked[1]), options(asked[2]) {}
-};
-
-struct Call {
-    Py_ssize_t nbytes;
-    std::string format;
-    nb::object op, codec, algorithm;
-    nb::dict options;
-    nb::object recipe;
-};
-
-class Repeats {
-public:
-    Repeats(nb::object array, nb::object empty_like) : array_(array), empty_like_(empty_like) {}
-
-    void keep(const Arguments& given, nb::object recipe) {
-        const Buffer x = memory(given.x);
-        if (!x || !given.feedback.is_none() || position(given, x.view()) != calls_.size()) return;
-        nb::dict options;
-        options.update(given.options);
-        if (calls_.size() == most_kept) calls_.erase(calls_.begin());
-        calls_.push_back({x.view().len, x.view().format, given.op, given.codec, given.algorithm, options, recipe});
-    }
-
-    nb::object find(const Arguments& given) const {
-        const Buffer x = memory(given.x);
-        if (!x || !given.feedback.is_none()) return nb::none();
-        const size_t at = position(given, x.view());
-        if (at == calls_.size()) return nb::none();
-        nb::object out = given.out;
-        if (out.is_none()) {
-            out = empty_like_(given.x);
-        } else if (!out.is(given.x)) {
-            const Buffer y = memory(out, PyBUF_WRITABLE);
-            if (!y || !alike(x, y) || !apart(x, y)) return nb::none();
-        } else if (x.view().readonly) {
-            return nb::none();
-        }
-        return nb::make_tuple(calls_[at].recipe, out);
-    }
-
-private:
-    Buffer memory(nb::handle array, int flags = PyBUF_SIMPLE) const {
-        return array.type().is(array_) ? Buffer(array, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags, std::nothrow) : Buffer();
-    }
-
-    // Where the call of such arguments is kept; the number of calls if it is not.
-    size_t position(const Arguments& given, const Py_buffer& x) const {
-        size_t at = 0;
-        for (; at < calls_.size(); ++at) {
-            const Call& call = calls_[at];
-            if (call.nbytes == x.len && same(call.op, given.op) && same(call.codec, given.codec) &&
-                same(call.algorithm, given.algorithm) && call.format == x.format &&
-                same_options(call.options, given.options))
-                break;
-        }
-        return at;
-    }
-
-    nb::object array_, empty_like_;
-    std::vector<Call> calls_;
-};
-
 }  // namespace
+
+void Repeats::keep(const Arguments& given, nb::object recipe) {
+    const Buffer x = memory(given.x);
+    if (!x || !given.feedback.is_none() || position(given, x.view()) != calls_.size()) return;
+    nb::dict options;
+    options.update(given.options);
+    if (calls_.size() == most_kept) calls_.erase(calls_.begin());
+    calls_.push_back({x.view().len, x.view().format, given.op, given.codec, given.algorithm, options, recipe});
+}
+
+std::optional<Repeats::Found> Repeats::find(const Arguments& given) const {
+    const Buffer x = memory(given.x);
+    if (!x || !given.feedback.is_none()) return {};
+    const size_t at = position(given, x.view());
+    if (at == calls_.size()) return {};
+    nb::object out = given.out;
+    if (out.is_none()) {
+        out = nb::steal(PyObject_CallOneArg(empty_like_.ptr(), given.x.ptr()));
+        if (!out.is_valid()) {  // no memory: Python tells the other ranks
+            PyErr_Clear();
+            return {};
+        }
+    } else if (!out.is(given.x)) {
+        const Buffer y = memory(out, PyBUF_WRITABLE);
+        if (!y || !alike(x, y) || !apart(x, y)) return {};
+    } else if (x.view().readonly) {
+        return {};
+    }
+    return Found{calls_[at].recipe, out, x.nbytes()};
+}
+
+Buffer Repeats::memory(nb::handle array, int flags) const {
+    return array.type().is(array_) ? Buffer(array, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags, std::nothrow) : Buffer();
+}
+
+size_t Repeats::position(const Arguments& given, const Py_buffer& x) const {
+    size_t at = 0;
+    for (; at < calls_.size(); ++at) {
+        const Call& call = calls_[at];
+        if (call.nbytes == x.len && same(call.op, given.op) && same(call.codec, given.codec) &&
+            same(call.algorithm, given.algorithm) && call.format == x.format && same_options(call.options, given.options))
+            break;
+    }
+    return at;
+}
 
 void compcoll::bind_repeats(nb::module_& m) {
     nb::class_<Repeats>(m, "Repeats")
@@ -120,7 +91,10 @@ void compcoll::bind_repeats(nb::module_& m) {
              nb::arg("recipe"), nb::arg("x"), nb::arg("op").none(), nb::arg("out").none(), nb::arg("feedback").none(),
              nb::arg("asked"), "Remember the recipe of a call that was checked.")
         .def("find", [](const Repeats& self, nb::object x, nb::object op, nb::object out, nb::object feedback,
-                        const nb::tuple& asked) { return self.find({x, op, out, feedback, asked}); },
+                        const nb::tuple& asked) -> nb::object {
+            const auto found = self.find({x, op, out, feedback, asked});
+            return found ? nb::object(nb::make_tuple(found->recipe, found->out)) : nb::none();
+        },
              nb::arg("x").none(), nb::arg("op").none(), nb::arg("out").none(), nb::arg("feedback").none(), nb::arg("asked"),
              "The recipe and the result of a call like one that was kept; None if there is none, or its arrays need a look.");
 }
