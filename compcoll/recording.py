@@ -146,14 +146,20 @@ class Recordings:
 
         without_feedback, with_feedback = partial(steps, None), partial(steps, losses)
 
-        def replay(x: Any, out: Any, residual: Any, number: int) -> Callable[[Stats], None]:
-            feedback, engine = residual is not None, self._engine
-            recording = self._get((plan.signature.call, feedback), with_feedback if feedback else without_feedback)
-            recording.program.begin(x, out, residual, number % 2**32, *engine.patience)
-            engine.follow(until_done(recording.program), plan, timeout)
-            return recording.account
+        def recording(feedback: bool) -> Recording:
+            return self._get((plan.signature.call, feedback), with_feedback if feedback else without_feedback)
 
-        return recipe._replace(block=replay)
+        def encode_first(x: Any, residual: Any, number: int) -> None:
+            if residual is None:
+                recording(False).program.encode_first(x, number % 2**32)
+
+        def replay(x: Any, out: Any, residual: Any, number: int) -> Callable[[Stats], None]:
+            engine, recorded = self._engine, recording(residual is not None)
+            recorded.program.begin(x, out, residual, number % 2**32, *engine.patience)
+            engine.follow(until_done(recorded.program), plan, timeout)
+            return recorded.account
+
+        return recipe._replace(block=replay, early=encode_first)
 
     def _get(self, key: object, make: Callable[[_host.Program, Means], Steps]) -> Recording:
         """The recording of what the key stands for, made of these steps if there is none."""

@@ -62,7 +62,7 @@ Exchange::Exchange(nb::handle arrays, const std::vector<Given>& rounds) : arrays
 
 Exchange::~Exchange() = default;
 
-bool Exchange::run(const nb::bytes& extremes, nb::object along, Patience patience) {
+bool Exchange::run(const nb::bytes& extremes, nb::object along, Patience patience, const std::function<void()>& meanwhile) {
     if (extremes.size() != extremes_.size()) throw nb::value_error("16 bytes of extremes are needed");
     std::memcpy(extremes_.data(), extremes.c_str(), extremes_.size());
     first_ = extremes_;
@@ -71,6 +71,11 @@ bool Exchange::run(const nb::bytes& extremes, nb::object along, Patience patienc
     patience_ = patience;
     along_ = along;
     taker_ = along.is_none() ? nullptr : &nb::cast<Along&>(along);
+    if (meanwhile && !rounds_.empty()) {
+        begin(*rounds_[0]);
+        stage_ = Stage::begun;
+        meanwhile();
+    }
     waiting_ = advance();
     return waiting_.is_none() && extremes_ == first_;
 }
@@ -81,6 +86,8 @@ nb::object Exchange::advance() {
         switch (stage_) {
         case Stage::begins:
             begin(round);
+            [[fallthrough]];
+        case Stage::begun:
             stage_ = Stage::awaited;
             if (!patience_.wait([&] { return round.arriving.test(); })) return round.arriving.object();
             [[fallthrough]];

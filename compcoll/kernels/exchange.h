@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -28,7 +29,9 @@ public:
 
     // From the beginning: whether all rounds ended while each message was waited for so long, and nobody knew of other
     // extremes. If not, something is waited for, or these differ. What comes to the beginning is added to what is there.
-    bool run(const nanobind::bytes& extremes, nanobind::object along, Patience patience);
+    // `meanwhile` is called when the first message was sent.
+    bool run(const nanobind::bytes& extremes, nanobind::object along, Patience patience,
+             const std::function<void()>& meanwhile = {});
 
     nanobind::object waiting() const { return waiting_; }
 
@@ -42,7 +45,7 @@ private:
     static constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
 
     using Extremes = std::array<uint8_t, begin_nbytes>;
-    enum class Stage { begins, awaited, leaving };
+    enum class Stage { begins, begun, awaited, leaving };
     struct Round;
 
     void begin(const Round& round) const;

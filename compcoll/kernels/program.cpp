@@ -25,6 +25,7 @@ using namespace compcoll;
 namespace {
 
 constexpr size_t arrays = 3;                    // x, out and the residual
+constexpr size_t none = SIZE_MAX;
 enum Which : size_t { x, out, residual };
 
 // A part of one of the arrays: which, and where it begins, in elements.
@@ -59,12 +60,30 @@ public:
         step.residual_scale = residual_scale;
         step.draw = Draw{draw, position};
         step.wire = memory_of(wire, step.coder->wire_nbytes(n), PyBUF_WRITABLE);
+        const bool waits = std::any_of(steps_.begin(), steps_.end(), [](const Step& s) { return s.kind == Step::Kind::await; });
+        if (first_ == none && !waits && !kept && !decoded && wires.empty() && std::get<0>(*add) == x) first_ = steps_.size();
         steps_.push_back(std::move(step));
     }
 
     void decode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
                 Place result, int threads) {
         steps_.push_back(kernel(Step::Kind::decode, coder, n, add, scale, wires, result, threads));
+    }
+
+    // Encodes what is sent first, if that is made of x alone, for a run as the collective of this number.
+    void encode_first(nb::handle x_array, uint64_t number) {
+        if (first_ == none) return;
+        if (running_) throw nb::value_error("the run before has not ended");
+        given_[x].emplace(x_array, PyBUF_SIMPLE);
+        if (needed_[x] > given_[x]->nbytes()) {
+            release();
+            throw nb::value_error("an array is shorter than those of the recording");
+        }
+        number_ = number;
+        encode_seconds_ = 0.0;
+        run(steps_[first_]);
+        release();
+        encoded_ = number;
     }
 
     // Begins to run it, as the collective of this number.
@@ -80,7 +99,8 @@ public:
         }
         number_ = number;
         patience_ = Patience{looks, yields};
-        encode_seconds_ = decode_seconds_ = wait_seconds_ = 0.0;
+        if (encoded_ != number) encode_seconds_ = 0.0;
+        decode_seconds_ = wait_seconds_ = 0.0;
         at_ = 0;
         running_ = true;
         end_if_over();
@@ -91,7 +111,7 @@ public:
     // Goes on until a message must be waited for; whether there was any progress.
     bool advance() {
         const size_t before = at_;
-        while (running_ && run(steps_[at_])) {
+        while (running_ && ((at_ == first_ && encoded_ == number_) || run(steps_[at_]))) {
             ++at_;
             end_if_over();
         }
@@ -187,6 +207,7 @@ private:
     void end_if_over() {
         if (at_ < steps_.size()) return;
         running_ = false;
+        encoded_.reset();
         release();
     }
 
@@ -200,7 +221,8 @@ private:
     std::array<std::optional<Buffer>, arrays> given_;
     uint64_t number_ = 0;
     Patience patience_;
-    size_t at_ = 0;
+    size_t at_ = 0, first_ = none;
+    std::optional<uint64_t> encoded_;  // the number of the run for which the first encoding is there
     bool running_ = false;
     double encode_seconds_ = 0.0, decode_seconds_ = 0.0, wait_seconds_ = 0.0;
 };
@@ -217,6 +239,8 @@ void compcoll::bind_program(nb::module_& m) {
              nb::arg("position"), nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
         .def("decode", &Program::decode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("out"), nb::arg("threads"))
+        .def("encode_first", &Program::encode_first, nb::arg("x"), nb::arg("number"),
+             "Encode what is sent first, if that is made of x alone, for the run of this number.")
         .def("begin", &Program::begin, nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"),
              nb::arg("looks"), nb::arg("yields"), "Begin to run it on some arrays, with so much patience.")
         .def_prop_ro("done", &Program::done, "Whether it has run to its end, or has not begun.")
