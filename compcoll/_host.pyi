@@ -189,3 +189,24 @@ class _Summands:
 
 class Summands32(_Summands): ...
 class Summands64(_Summands): ...
+
+class _LowRank:
+    def __init__(
+        self, instruction_set: int, rows: int, columns: int, rank: int, stride: int, past_caches: bool
+    ) -> None: ...
+    def project(
+        self,
+        gradient: int,
+        storage: int,
+        kept: int,
+        sent: tuple[int, int],
+        total: int,
+        side: int,
+        given: int,
+        factor: int,
+        threads: int,
+    ) -> None: ...
+    def multiply(self, left: int, right: int, product: int, storage: int, threads: int) -> None: ...
+
+class LowRank32(_LowRank): ...
+class LowRank64(_LowRank): ...

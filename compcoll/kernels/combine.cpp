@@ -124,12 +124,11 @@ private:
     size_t begin_, n_, offset_;
 };
 
-// Runs body(begin, length, scratch) over all tiles, on so many threads that each has enough to do.
+// Runs body(begin, length, scratch) over all tiles.
 template <class T, class Body>
 void for_each_tile(size_t length, size_t n, int threads, Body body) {
     const auto tiles = static_cast<std::ptrdiff_t>((n + length - 1) / length);
-    const auto useful = static_cast<int>(std::min<size_t>(n * sizeof(T) / nbytes_worth_a_thread + 1, 1024));
-    [[maybe_unused]] const int team = alone ? 1 : std::clamp(threads, 1, useful);
+    [[maybe_unused]] const int team = team_size(n * sizeof(T), threads);
     const auto run = [&](std::ptrdiff_t first, std::ptrdiff_t step_count, std::vector<T>& scratch) {
         for (std::ptrdiff_t tile = first; tile < first + step_count; ++tile) {
             const size_t begin = static_cast<size_t>(tile) * length;
@@ -197,6 +196,11 @@ void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
 }  // namespace
 
 void keep_to_one_thread() { alone = true; }
+
+int team_size(size_t nbytes, int threads) {
+    const auto useful = static_cast<int>(std::min<size_t>(nbytes / nbytes_worth_a_thread + 1, 1024));
+    return alone ? 1 : std::clamp(threads, 1, useful);
+}
 
 size_t wire_nbytes(Codec codec, Config config, size_t n, size_t value_size) {
     const size_t first = static_cast<size_t>(config.first), block = static_cast<size_t>(config.second);

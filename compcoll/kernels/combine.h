@@ -49,4 +49,7 @@ void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, u
 // After a fork the child has none of its parent's threads: from then on it works with one.
 void keep_to_one_thread();
 
+// How many of so many threads have enough to do with so many bytes.
+int team_size(size_t nbytes, int threads);
+
 }  // namespace compcoll

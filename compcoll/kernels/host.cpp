@@ -18,6 +18,7 @@
 #include "gathered.h"
 #include "host_coder.h"
 #include "instruction_sets.h"
+#include "low_rank_host.h"
 #include "program.h"
 #include "repeats.h"
 #include "shared_message.h"
@@ -56,6 +57,7 @@ NB_MODULE(_host, m) {
     bind_sparse(m);
     bind_summands(m);
     bind_host_coder(m);
+    bind_low_rank(m);
     bind_encoded_sum(m);
     bind_program(m);
 }

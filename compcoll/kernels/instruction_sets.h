@@ -1,6 +1,7 @@
 // Which instruction sets there are, which of them this CPU can run, and the functions for each.
 #pragma once
 
+#include "low_rank_passes.h"
 #include "summand_passes.h"
 #include "tile.h"
 
@@ -61,6 +62,15 @@ inline const SummandPasses& summands_of([[maybe_unused]] InstructionSet set) {
     return *table[static_cast<int>(set)];
 #else
     return summands_portable;
+#endif
+}
+
+inline const LowRankPasses& low_rank_of([[maybe_unused]] InstructionSet set) {
+#if defined(COMPCOLL_X86)
+    static const LowRankPasses* const table[3] = {&low_rank_portable, &low_rank_avx2, &low_rank_avx512};
+    return *table[static_cast<int>(set)];
+#else
+    return low_rank_portable;
 #endif
 }
 

@@ -49,8 +49,8 @@ class Gradient:
     ----------
     left, right : torch.Tensor
         Factors, the right one transposed. The same on all ranks.
-    residual : torch.Tensor or None
-        What this rank's part of the sums has lost so far, in the gradient's units; rows × columns.
+    feedback : bool
+        Whether what this rank's part of the sums loses is kept.
     """
 
     def __init__(
@@ -64,36 +64,46 @@ class Gradient:
         real = dtype.to_real()
         self.parts = 2 if dtype.is_complex else 1
         self.dtype = real if real.itemsize > 4 else torch.float32
-        self.residual: Tensor | None = None
+        self.feedback = feedback and rank > 0
+        self._residual: Tensor | None = None
         if not rank:
             return
         self.rows, self.columns = matrix_shape(shape)
         self.left = torch.zeros(self.rows, rank, dtype=self.dtype, device=device)
         self.right = torch.zeros(rank, self.columns, dtype=self.dtype, device=device)
         if feedback:
-            self.residual = torch.zeros(self.rows, self.columns, dtype=self.dtype, device=device)
+            self._keep_losses()
 
     def draw(self, generator: torch.Generator) -> None:
         """Take both factors from a generator's normal numbers."""
         for factor in (self.left, self.right):
             factor.copy_(torch.randn(factor.shape, generator=generator, dtype=self.dtype))
 
+    def losses(self) -> Tensor:
+        """With feedback: what this rank's part of the sums has lost so far, in the gradient's units; rows × columns."""
+        assert self._residual is not None
+        return self._residual
+
+    def set_losses(self, values: Tensor) -> None:
+        """Have these lost."""
+        self.losses().copy_(values)
+
     def forget(self) -> None:
         """Have nothing lost."""
-        if self.residual is not None:
-            self.residual.zero_()
+        if self.feedback:
+            self.set_losses(torch.zeros(()))
 
     def project_left(self, gradient: Tensor, right: Tensor, out: Tensor) -> None:
         """The left factor, for a right one, of this rank's matrix: the gradient and what was lost."""
         torch.mm(self._matrix(gradient), right.t(), out=out)
-        if self.residual is not None:
-            out.addmm_(self.residual, right.t())
+        if self._residual is not None:
+            out.addmm_(self._residual, right.t())
 
     def project_right(self, gradient: Tensor, left: Tensor, out: Tensor) -> None:
         """The right factor, for a left one, of this rank's matrix."""
         torch.mm(left.t(), self._matrix(gradient), out=out)
-        if self.residual is not None:
-            out.addmm_(left.t(), self.residual)
+        if self._residual is not None:
+            out.addmm_(left.t(), self._residual)
 
     def finish(self, gradient: Tensor, left: Tensor, right: Tensor, sent: tuple[Tensor, Tensor] | None) -> None:
         """Store a product as the gradient; what another product leaves of this rank's matrix will be what was lost.
@@ -109,14 +119,17 @@ class Gradient:
         """
         for rows in self._blocks():
             part = gradient[rows]
-            if sent is not None and self.residual is not None:
-                kept = self.residual[rows]
+            if sent is not None and self._residual is not None:
+                kept = self._residual[rows]
                 kept.add_(part.reshape(kept.shape))
                 kept.addmm_(sent[0][rows], sent[1], alpha=-1)
             if part.is_contiguous() and part.dtype == self.dtype:
                 torch.mm(left[rows], right, out=part.view(-1, self.columns))
             else:
                 part.copy_(torch.mm(left[rows], right).view(part.shape))
+
+    def _keep_losses(self) -> None:
+        self._residual = torch.zeros(self.rows, self.columns, dtype=self.dtype, device=self.left.device)
 
     def _matrix(self, gradient: Tensor) -> Tensor:
         return gradient.reshape(self.rows, self.columns).to(self.dtype)

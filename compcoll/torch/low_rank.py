@@ -21,6 +21,7 @@ from .back_propagation import BucketHook, GradientHooks, hooks_of
 from .factors import Gradient, matrix_shape, worthwhile
 from .fusion import Kind
 from .membership import check_alike
+from .one_pass import OnePassGradient
 from .policy import exact_parameters
 from .states import residuals_of, state_of
 from .sums import CodedSums, GroupSums, Sums
@@ -96,8 +97,12 @@ class LowRank:
         self.exact = {name: not low for name, low in ranks.items()}
         self._rank, self._size = group.rank(), group.size()
         # Gradients become ready in about the reverse order of the forward pass.
+        nbytes = sum(p.numel() * p.element_size() for p in parameters.values())
+        one_pass = self._method is ACP and feedback and device.type == "cpu"
         gradients = [
-            Gradient(name, p.shape, p.dtype, p.device, ranks[name], feedback=feedback)
+            OnePassGradient(name, p.shape, p.dtype, ranks[name], nbytes)
+            if one_pass and ranks[name]
+            else Gradient(name, p.shape, p.dtype, p.device, ranks[name], feedback=feedback)
             for name, p in reversed(parameters.items())
         ]
         sums: Sums = GroupSums(group)
@@ -139,7 +144,7 @@ class LowRank:
     def state_dict(self) -> dict[str, Any]:
         """What is to be saved with the model: this rank's losses, the factors, and how many steps were made."""
         low = self._averaging.low
-        residuals = {g.name: g.residual.cpu().view(-1).numpy() for g in low if g.residual is not None}
+        residuals = {g.name: g.losses().cpu().reshape(-1).numpy() for g in low if g.feedback}
         return state_of(self._rank, self._size, residuals) | {
             "steps": self._steps,
             "step": self._averaging.step,
@@ -172,7 +177,7 @@ class LowRank:
                 f"this state's factors are of other parameters or another rank: {differing[0]!r} has "
                 f"{shapes.get(differing[0])} there, {expected.get(differing[0])} here"
             )
-        if residuals and any(gradient.residual is None for gradient in low.values()):
+        if residuals and not all(gradient.feedback for gradient in low.values()):
             raise InvalidArgument("this state has losses to feed back, but here is feedback=False")
         self.reset()
         self._steps, self._averaging.step = first["steps"], first["step"]
@@ -180,11 +185,9 @@ class LowRank:
             for factor, kept in zip((gradient.left, gradient.right), first["factors"][name], strict=True):
                 factor.copy_(kept)
             # A rank that got none of the earlier ranks' losses begins with zeros.
-            if gradient.residual is not None and name in residuals:
-                values = torch.from_numpy(residuals[name]).view_as(gradient.residual)
-                gradient.residual.copy_(
-                    values * (self._size / first["size"]) if self._size != first["size"] else values
-                )
+            if name in residuals:
+                values = torch.from_numpy(residuals[name]).view(gradient.rows, gradient.columns)
+                gradient.set_losses(values * (self._size / first["size"]) if self._size != first["size"] else values)
 
     def reset(self) -> None:
         """Forget what was lost, factors, and what was counted. Not during a backward pass."""
