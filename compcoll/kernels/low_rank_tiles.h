@@ -18,7 +18,7 @@ namespace {
 constexpr size_t tile_rows = 4;
 constexpr size_t tile_columns = 128;
 constexpr size_t chunk = 4;                 // columns of a left factor that are worked on together
-constexpr size_t factor_nbytes = 128 << 10;  // of a right factor, which stay in a cache from one tile's rows to the next
+constexpr size_t factor_nbytes = 32 << 10;  // of a right factor, which stay in the nearest caches from one tile's rows to the next
 
 template <class T>
 constexpr size_t lanes = vector_nbytes / sizeof(T);
@@ -62,9 +62,11 @@ void for_strips(Part whole, size_t rank, const Work& work) {
     }
 }
 
+#define ALWAYS_INLINE __attribute__((always_inline))
+
 // work(j, V()) for n values from j on: as many as a V has, which is a vector, a shorter one at the end, or a value.
 template <class T, size_t nbytes = vector_nbytes, class Work>
-void for_vectors(size_t n, const Work& work, size_t j = 0) {
+COMPCOLL_HD void for_vectors(size_t n, const Work& work, size_t j = 0) {
     if constexpr (nbytes == sizeof(T)) {
         if (j < n) work(j, T());
     } else {
@@ -100,7 +102,7 @@ struct Weights {
 template <size_t height, size_t count, class T>
 void subtract(const T* base, size_t stride, const Weights<T, height, count> weights, const T* right, size_t columns, size_t n,
               T* less) {
-    for_vectors<T>(n, [&]<class V>(size_t j, V) {
+    for_vectors<T>(n, [&]<class V>(size_t j, V) ALWAYS_INLINE {
         V others[count];
         for (size_t k = 0; k < count; ++k) others[k] = load<V>(right + k * columns + j);
         for (size_t r = 0; r < height; ++r) {
@@ -135,7 +137,7 @@ void add_dots(const T* rows, const T* right, size_t columns, size_t n, T* sums, 
 // right[k] += the sum of weights[r][k] · rows[r]
 template <size_t height, size_t count, class T>
 void add_rows(const T* rows, const Weights<T, height, count> weights, size_t n, T* right, size_t columns) {
-    for_vectors<T>(n, [&]<class V>(size_t j, V) {
+    for_vectors<T>(n, [&]<class V>(size_t j, V) ALWAYS_INLINE {
         V held[height];
         for (size_t r = 0; r < height; ++r) held[r] = load<V>(rows + r * tile_columns + j);
         for (size_t k = 0; k < count; ++k) {
@@ -149,7 +151,7 @@ void add_rows(const T* rows, const Weights<T, height, count> weights, size_t n, 
 // sum, or with `more` what it was and, the sum of weights[k] · right[k]
 template <size_t count, bool more, class T>
 void combine(const Weights<T, 1, count> weights, const T* right, size_t columns, size_t n, T* sum) {
-    for_vectors<T>(n, [&]<class V>(size_t j, V) {
+    for_vectors<T>(n, [&]<class V>(size_t j, V) ALWAYS_INLINE {
         V value = weights.at[0][0] * load<V>(right + j);
         if (more) value = load<V>(sum + j) + value;
         for (size_t k = 1; k < count; ++k) value += weights.at[0][k] * load<V>(right + k * columns + j);
