@@ -72,7 +72,7 @@ class Gradient:
         self.left = torch.zeros(self.rows, rank, dtype=self.dtype, device=device)
         self.right = torch.zeros(rank, self.columns, dtype=self.dtype, device=device)
         if feedback:
-            self._keep_losses()
+            self._residual = torch.zeros(self.rows, self.columns, dtype=self.dtype, device=device)
 
     def draw(self, generator: torch.Generator) -> None:
         """Take both factors from a generator's normal numbers."""
@@ -127,9 +127,6 @@ class Gradient:
                 torch.mm(left[rows], right, out=part.view(-1, self.columns))
             else:
                 part.copy_(torch.mm(left[rows], right).view(part.shape))
-
-    def _keep_losses(self) -> None:
-        self._residual = torch.zeros(self.rows, self.columns, dtype=self.dtype, device=self.left.device)
 
     def _matrix(self, gradient: Tensor) -> Tensor:
         return gradient.reshape(self.rows, self.columns).to(self.dtype)

@@ -239,7 +239,8 @@ class ACPSGD(LowRank):
     overlap : bool
         Whether buffers are sent while back-propagation goes on, rather than at its end.
     feedback : bool
-        Whether what is lost is added to the next step's gradients. Takes as much memory as they do.
+        Whether what is lost is added to the next step's gradients. Takes as much memory as they do, here on CPUs twice as
+        much.
     reuse : bool
         Whether factors start from the last step's, rather than from random ones.
     seed : int
@@ -294,7 +295,7 @@ class PowerSGD(LowRank):
     """Average a model's gradients by low-rank factors: Power-SGD. Collective.
 
     P = (M + E) Q, its mean orthonormalised; then Q = (M + E)ᵀ P, whose mean is the next step's start; E ← M + E - P Qᵀ.
-    The second allreduce waits for the first. All else is as in `ACPSGD`, which does about half of the work.
+    The second allreduce waits for the first. All else is as in `ACPSGD`, which does less than half of the work.
 
     References
     ----------

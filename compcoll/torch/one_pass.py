@@ -46,7 +46,12 @@ class OnePassGradient(Gradient):
     """
 
     def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, rank: int, nbytes: int) -> None:
-        super().__init__(name, shape, dtype, torch.device("cpu"), rank, feedback=True)
+        super().__init__(name, shape, dtype, torch.device("cpu"), rank, feedback=False)
+        self.feedback = True
+        line = _LINE // self.dtype.itemsize
+        self._kept = torch.zeros(self.rows, -(-self.columns // line) * line, dtype=self.dtype)
+        self._total = torch.empty_like(self._kept)
+        self._sent_left, self._sent_right = torch.zeros_like(self.left), torch.zeros_like(self.right)
         device = HostDevice()
         self._kernels = (_host.LowRank64 if self.dtype is torch.float64 else _host.LowRank32)(
             device.instruction_sets().index(device.instruction_set),
@@ -85,19 +90,11 @@ class OnePassGradient(Gradient):
         if product is not gradient:
             gradient.copy_(product)
 
-    def _keep_losses(self) -> None:
-        line = _LINE // self.dtype.itemsize
-        self._kept = torch.zeros(self.rows, -(-self.columns // line) * line, dtype=self.dtype)
-        self._total = torch.empty_like(self._kept)
-        self._sent_left, self._sent_right = torch.zeros_like(self.left), torch.zeros_like(self.right)
-
     def _project(self, gradient: Tensor, side: _Side, given: Tensor, out: Tensor) -> None:
         values = self._plain(gradient)
         self._pass(values.data_ptr(), _STORAGE[values.dtype], self._total, side, given.data_ptr(), out.data_ptr())
 
-    def _pass(
-        self, gradient: int, storage: int, total: Tensor, side: _Side, given: int = 0, factor: int = 0
-    ) -> None:
+    def _pass(self, gradient: int, storage: int, total: Tensor, side: _Side, given: int = 0, factor: int = 0) -> None:
         self._kernels.project(
             gradient,
             storage,
