@@ -239,8 +239,8 @@ class ACPSGD(LowRank):
     overlap : bool
         Whether buffers are sent while back-propagation goes on, rather than at its end.
     feedback : bool
-        Whether what is lost is added to the next step's gradients. Takes as much memory as they do, here on CPUs twice as
-        much.
+        Whether what is lost is added to the next step's gradients. Takes as much memory as they do; `ACPSGD` on CPUs
+        twice as much.
     reuse : bool
         Whether factors start from the last step's, rather than from random ones.
     seed : int
