@@ -80,7 +80,8 @@ def decode(
 def _encode_there(x: Any, codec: Codec) -> Any:
     device: Any = cuda_device(x, shared=True)
     caller = device.caller(x, None)
-    name, flat = device.view(x, "x")
+    with device.current(caller):
+        name, flat = device.view(x, "x")
     coder = _kernels(device, codec, _compressible(name))
     if coder is None:  # no kernels there: by way of the host
         host = _host()
@@ -97,7 +98,8 @@ def _encode_there(x: Any, codec: Codec) -> Any:
 def _decode_there(wire: Any, shape: tuple[int, ...], name: str, codec: Codec) -> Any:
     device: Any = cuda_device(wire, shared=True)
     caller = device.caller(wire, None)
-    kind, flat = device.view(wire, "wire")
+    with device.current(caller):
+        kind, flat = device.view(wire, "wire")
     coder, host = _kernels(device, codec, name), _host()
     n = math.prod(shape)
     _check_length(kind, flat.nbytes, codec, codec.coder(host, name), n, name)

@@ -235,10 +235,10 @@ def run_on_gpu(
 
     progress.print(_GPU_HEAD)
     records: list[CodecRecord] = []
-    work, moved = on_gpu.copy_of(size)
+    x = data.make(kind, size // NUMPY_DTYPES[dtype].itemsize, dtype, (seed, 0))
+    work, moved = on_gpu.copy_of(x)
     copied = on_gpu.measure(work, limits)
     per_second = moved / copied.median
-    x = data.make(kind, size // NUMPY_DTYPES[dtype].itemsize, dtype, (seed, 0))
     for codec in codecs:
         progress.step(repr(codec))
         kernels = on_gpu.Kernels(codec, x)

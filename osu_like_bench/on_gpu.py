@@ -124,12 +124,13 @@ class Kernels:
         self.decoded: Array = cupy.asnumpy(decoded).view(x.dtype)
 
 
-def copy_of(nbytes: int) -> tuple[Callable[[], Any], int]:
-    """A copy in GPU memory, and the bytes that it reads and writes."""
+def copy_of(x: Array) -> tuple[Callable[[], Any], int]:
+    """A copy of some values in GPU memory, and the bytes that it reads and writes."""
     import cupy
 
-    source, target = cupy.zeros(nbytes, cupy.uint8), cupy.zeros(nbytes, cupy.uint8)
-    return lambda: cupy.copyto(target, source), 2 * nbytes
+    source = cupy.asarray(x.view(np.uint8))
+    target = cupy.empty_like(source)
+    return lambda: cupy.copyto(target, source), 2 * x.nbytes
 
 
 def measure(work: Callable[[], Any], limits: Limits) -> Times:

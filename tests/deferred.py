@@ -12,6 +12,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -289,6 +290,10 @@ class Device:
 
     def caller(self, x: Any, stream: Any) -> Stream:
         return stream or self.current
+
+    @staticmethod
+    def current(stream: Stream) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def view(self, x: Any, what: str) -> tuple[str, DeviceArray]:
         if not isinstance(x, DeviceArray):

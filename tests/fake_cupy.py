@@ -43,12 +43,21 @@ class Device(_Entered):
 
 
 class Event:
+    status: dict[int, int] = {}
+    """By what CUDA calls them: 0, they have come; 600, not yet."""
+    _handles = iter(range(1, 10**9))
+
     def __init__(self, disable_timing: bool = False) -> None:
-        self.done = False
+        self.ptr = next(self._handles)
+        self.status[self.ptr] = 600
+
+    @property
+    def done(self) -> bool:
+        return self.status[self.ptr] == 0
 
     def record(self, stream: Stream | None = None) -> None:
         assert stream is None or isinstance(stream, Stream)
-        self.done, self.seconds = True, perf_counter()
+        self.status[self.ptr], self.seconds = 0, perf_counter()
 
     def synchronize(self) -> None:
         assert self.done
@@ -57,6 +66,7 @@ class Event:
 class Stream(_Entered):
     null: Stream
     ptds: Stream
+    entered: list[Stream] = []
     _handles = iter(range(1000, 10**9))
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
@@ -67,6 +77,13 @@ class Stream(_Entered):
         stream = cls()
         stream.ptr = other.__cuda_stream__()[1]
         return stream
+
+    def __enter__(self) -> Stream:
+        self.entered.append(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        assert self.entered.pop() is self
 
     def wait_event(self, event: Event) -> None:
         assert event.done
@@ -189,6 +206,7 @@ def installed(shim: Shim) -> Iterator[Any]:
     runtime.getDeviceProperties = lambda index: {"name": b"fake"}
     runtime.pointerGetAttributes = attributes
     runtime.CUDARuntimeError = CUDARuntimeError
+    runtime.eventQuery = Event.status.__getitem__
     nvtx: Any = types.ModuleType("cupy.cuda.nvtx")
     nvtx.ranges = []
     nvtx.RangePush, nvtx.RangePop = nvtx.ranges.append, lambda: None
@@ -201,7 +219,7 @@ def installed(shim: Shim) -> Iterator[Any]:
         Memory,
         pinned_pointer,
     )
-    cuda.get_current_stream = lambda: Stream.null
+    cuda.get_current_stream = lambda: Stream.entered[-1] if Stream.entered else Stream.null
     cupy: Any = types.ModuleType("cupy")
     cupy.cuda, cupy.ndarray, cupy.__version__ = cuda, ndarray, "fake"
     cupy.RawModule = type("RawModule", (RawModule,), {"shim": shim})

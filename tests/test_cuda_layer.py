@@ -306,6 +306,49 @@ def test_benchmark_of_collectives(cupy: Any, name: str) -> None:
     assert there.seconds == 1e-3
 
 
+def test_kernels_that_fail(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA tells it by the events behind them, which never come: an error, not a wait."""
+    world, answers = World(2), [600]
+    monkeypatch.setattr(cupy.cuda.runtime, "eventQuery", lambda event: answers[-1])
+    arrays = [fake_cupy.upload(x) for x in normals(2, 3000)]
+    requests = [comm.iallreduce(x, codec="zfp", algorithm="ring") for comm, x in zip(world.comms, arrays)]
+    assert not any(request.test() for request in requests)
+    answers.append(700)
+    with pytest.raises(fake_cupy.CUDARuntimeError, match="700"):
+        requests[0].wait()
+
+
+def test_what_is_handed_over_comes_after_its_maker(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DLPack orders it in the stream that is CuPy's: the one named, or the current one."""
+    there, seen = fake_cupy.upload(np.ones(4, np.float32)), []
+
+    class Foreign(OnGPU):
+        shape, dtype = there.shape, there.dtype
+
+        def __dlpack__(self) -> Any:
+            return there
+
+    def from_dlpack(x: Any) -> Any:
+        seen.append(cupy.cuda.get_current_stream().ptr)
+        return x.__dlpack__()
+
+    monkeypatch.setattr(cupy, "from_dlpack", from_dlpack, raising=False)
+    World(1).comms[0].allreduce(Foreign(), stream=12345)
+    assert set(seen) == {12345}
+    seen.clear()
+    with cupy.cuda.Stream() as stream:
+        compcoll.encode(Foreign())
+    assert set(seen) == {stream.ptr}
+
+
+def test_encode_asks_once_what_gpus_there_are(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes CUDA longer than the kernel."""
+    x = fake_cupy.upload(np.ones(100, np.float32))
+    compcoll.encode(x)
+    monkeypatch.delattr(cupy.cuda.runtime, "getDeviceProperties")
+    compcoll.decode(compcoll.encode(x), x.shape, x.dtype)
+
+
 def test_streams_by_name(cupy: Any) -> None:
     comm = World(1).comms[0]
     x = fake_cupy.upload(np.ones(4, np.float32))
@@ -362,6 +405,7 @@ def test_without_a_device(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         refused = world.errors([lambda comm: comm.iallreduce(there), lambda comm: comm.iallreduce(x, out=out)])
         assert isinstance(refused[0], errors.UnsupportedDevice) and "finds no GPU: cudaErrorNoDevice" in str(refused[0])
         assert isinstance(refused[1], errors.CollectiveMismatch) and not out.any()
+        sys.modules["compcoll.devices.cuda"]._shared.cache_clear()
         with pytest.raises(errors.UnsupportedDevice, match="finds no GPU"):
             compcoll.encode(there)
     np.testing.assert_array_equal(world.allreduce([there, x])[0].array, 2 * x)

@@ -31,6 +31,9 @@ Coding = TypeVar("Coding")
 
 _TORCH_BFLOAT16 = "torch.bfloat16"
 
+_NOT_READY = 600
+"""CUDA's cudaErrorNotReady: of an event that is still to come."""
+
 _DEFAULT_STREAMS = {0: cupy.cuda.Stream.null, 1: cupy.cuda.Stream.null, 2: cupy.cuda.Stream.ptds}
 """By CUDA's handles for them."""
 
@@ -54,7 +57,10 @@ class _Done:
         self._event = event
 
     def Test(self) -> bool:
-        return bool(self._event.done)
+        status = api.eventQuery(self._event.ptr)
+        if status not in (0, _NOT_READY):  # of a kernel that has failed: `Event.done` would be False for ever
+            raise api.CUDARuntimeError(status)
+        return bool(status == 0)
 
     def __repr__(self) -> str:
         return "an event of the GPU"
@@ -179,8 +185,11 @@ class CudaDevice:
     """
 
     def __init__(self, index: int) -> None:
+        found = names()
+        if index >= len(found):
+            raise UnsupportedDevice(f"an array on CUDA device {index}, but CuPy finds {', '.join(found)}")
         self.index = index
-        self.name = f"cuda {names()[index]}"
+        self.name = f"cuda {found[index]}"
         self.runtime = CudaRuntime(index)
         self.streams = Streams(self.runtime)
         self._coders: dict[tuple[str, int, int, int, int, str], DeviceCoder] = {}
@@ -290,7 +299,7 @@ class CudaDevice:
                 return x.new_empty(shape, dtype=kind)
             with torch.cuda.stream(torch.cuda.ExternalStream(caller.ptr, device=self.index)):
                 return x.new_empty(shape, dtype=kind)
-        with self.runtime.device, caller:
+        with self.current(caller):
             return cupy.empty(shape, x.dtype if dtype is None else NUMPY_DTYPES.get(dtype, dtype))
 
     def given_back(self, result: Any, x: Any, caller: cupy.cuda.Stream) -> Any:
@@ -298,12 +307,18 @@ class CudaDevice:
         caller's work.
         """
         kind = type(x).__module__.partition(".")[0]
-        with self.runtime.device, caller:
+        with self.current(caller):
             if kind in ("jax", "jaxlib"):
                 return import_module("jax.dlpack").from_dlpack(result)
             if kind == "numba":
                 return import_module("numba.cuda").as_cuda_array(result, sync=False)
         return result
+
+    @contextmanager
+    def current(self, stream: cupy.cuda.Stream) -> Iterator[None]:
+        """Let a stream be CuPy's, by one thread: what DLPack hands over is ordered after its maker's work there."""
+        with self.runtime.device, stream:
+            yield
 
     @contextmanager
     def launching_on(self, stream: cupy.cuda.Stream) -> Iterator[None]:
@@ -393,10 +408,7 @@ def device_of(x: Any, *, shared: bool = False) -> CudaDevice:
     UnsupportedDevice
         If CUDA finds none.
     """
-    found = names()
     index = int(x.__dlpack_device__()[1]) if hasattr(x, "__dlpack_device__") else int(cupy.asarray(x).device.id)
-    if index >= len(found):
-        raise UnsupportedDevice(f"an array on CUDA device {index}, but CuPy finds {', '.join(found)}")
     return _shared(index) if shared else CudaDevice(index)
 
 

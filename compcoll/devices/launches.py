@@ -46,12 +46,10 @@ _THREADS = 256  # of a thread block, where teams do not ask for fewer
 _MOST_TABLE_BLOCKS = 2112  # thread blocks of kernels that first copy a table: enough for 132 processors
 _MOST_BLOCKS = 2**31 - 1  # of a grid
 
-_PARAMETERS = np.dtype(
-    "i8, i8, u8, f8, u8, u8, f8, u8, u8, u8, u8, i4, i4, i4, i4, i4, i4, i4, i4, " + f"{MOST_WIRES}u8"
-)
+_PARAMETERS = struct.Struct(f"=qqQdQQdQQQQ8i{MOST_WIRES}Q")
 """`Parameters` of kernels/device.h: nothing is padded."""
 
-_pack = struct.Struct(f"=qqQdQQdQQQQ8i{MOST_WIRES}Q").pack  # the same, ten times as fast as by names
+_AS_BYTES = np.dtype(f"V{_PARAMETERS.size}")  # CuPy has NumPy describe arguments: of fields that takes 13 us a launch
 
 
 def parameters(
@@ -77,11 +75,11 @@ def parameters(
     team: int = 0,
 ) -> Any:
     """A kernel's argument."""
-    packed = _pack(
+    packed = _PARAMETERS.pack(
         *(n, blocks, add, scale, out, residual, residual_scale, decoded, seed, draw, position, first, second, variant),
         *(feed, add_storage, out_storage, len(wires), team, *wires, *_NO_WIRES[len(wires) :]),
     )
-    return np.frombuffer(bytearray(packed), _PARAMETERS).reshape(())
+    return np.frombuffer(packed, _AS_BYTES).reshape(())
 
 
 class Program(NamedTuple):
@@ -115,7 +113,7 @@ class Launch(NamedTuple):
     shared_nbytes : int
         Dynamic shared memory of a thread block.
     arguments : tuple
-        Passed by value: one NumPy structure, a zero-dimensional array.
+        Passed by value: one structure, a zero-dimensional array of NumPy's.
     """
 
     function: str
