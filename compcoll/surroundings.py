@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
 from . import config
 from .transports.gpu_aware import mapped_files
+
+_DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}
+"""Other names under which a package is installed."""
 
 PACKAGES = ("compcoll", "numpy", "ml_dtypes", "zfpy", "mpi4py", "cupy", "torch", "tqdm", "matplotlib")
 
@@ -76,10 +80,10 @@ def versions() -> dict[str, str | None]:
     """Of the packages that matter; None of one that is not installed."""
     found: dict[str, str | None] = {}
     for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "unknown version" if util.find_spec(name) is not None else None
+        found[name] = "unknown version" if util.find_spec(name) is not None else None
+        for distribution in (name, *_DISTRIBUTIONS.get(name, ())):
+            with suppress(metadata.PackageNotFoundError):
+                found[name] = metadata.version(distribution)
     return found
 
 

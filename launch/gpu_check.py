@@ -2,7 +2,8 @@
 """Builds compcoll on a machine with a GPU, tests and measures it there, and prints one table: `make gpu-check`.
 
 No network is needed: what the machine's Python has is used, and the folder --wheels may hold what it lacks. Every step
-has a limit, and all of them together end within eight minutes.
+has a limit, and all of them together end within eight minutes. Results are eight files: summary.txt, log.txt (what each
+step printed), tests.xml, codecs.json, allreduce-1.json, allreduce-2.json, allreduce-4.json and timeline.json.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,8 +27,10 @@ from xml.etree import ElementTree
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv-gpu"
 RANKS = (1, 2, 4)
+LOG = "log.txt"
 
 _BUDGET = 470.0
+_TAIL = 3000
 
 _ENVIRONMENT = """
 import importlib.util, sys, sysconfig, venv
@@ -113,7 +117,7 @@ def steps(out: Path) -> list[Step]:
         Step(
             "tests",
             "the tests marked gpu",
-            [python, "-m", "pytest", "-q", "-m", "gpu", "tests/test_gpu.py", f"--junitxml={out / 'tests.xml'}"],
+            [python, "-m", "pytest", "-v", "-m", "gpu", "tests/test_gpu.py", f"--junitxml={out / 'tests.xml'}"],
             150,
         ),
         Step(
@@ -180,10 +184,11 @@ _TEXT: dict[str, Any] = {"capture_output": True, "text": True}
 
 
 def run(step: Step, out: Path, left: float) -> Outcome:
-    """Run a step; its output goes to a file."""
+    """Run a step; its output goes to the end of the log."""
     started = time.monotonic()
     environment = os.environ | {"PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    with open(log_of(step, out), "w") as log:
+    with open(out / LOG, "a") as log:
+        print(f"==== {step.name}: {shlex.join(step.command)}", file=log, flush=True)
         process = subprocess.Popen(
             step.command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -196,9 +201,10 @@ def run(step: Step, out: Path, left: float) -> Outcome:
     return Outcome(step, status, time.monotonic() - started)
 
 
-def log_of(step: Step, out: Path) -> Path:
-    """Where a step's output goes."""
-    return out / f"{step.name.replace(' ', '-')}.log"
+def tail(out: Path) -> str:
+    """What the last step said in the end."""
+    said = (out / LOG).read_text(errors="replace").rpartition("\n==== ")[2]
+    return said[-_TAIL:]
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -276,19 +282,20 @@ def main() -> int:
         print(f"and write all results to {out}.")
         return 2
     out.mkdir(parents=True, exist_ok=True)
+    (out / LOG).unlink(missing_ok=True)
     started = time.monotonic()
     outcomes: list[Outcome] = []
     for step in build(arguments.wheels.resolve() if arguments.wheels else None):
         outcomes.append(run(step, out, _BUDGET))
         print(f"{step.name:<14}{outcomes[-1].text}", flush=True)
         if outcomes[-1].status != 0:
-            print(log_of(step, out).read_text()[-4000:])
+            print(tail(out))
             return 1
     for step in steps(out):
         outcomes.append(run(step, out, started + _BUDGET - time.monotonic()))
         print(f"{step.name:<14}{outcomes[-1].text}", flush=True)
         if outcomes[-1].status != 0:
-            print(log_of(step, out).read_text()[-4000:])
+            print(tail(out))
     text = summary(outcomes, out, name)
     (out / "summary.txt").write_text(text + "\n")
     print(f"\n{text}\n\nfull results: {out}")

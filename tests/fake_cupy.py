@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ class Device(_Entered):
 
 
 class Event:
-    status: dict[int, int] = {}
+    status: ClassVar[dict[int, int]] = {}
     """By what CUDA calls them: 0, they have come; 600, not yet."""
     _handles = iter(range(1, 10**9))
 
@@ -66,7 +66,7 @@ class Event:
 class Stream(_Entered):
     null: Stream
     ptds: Stream
-    entered: list[Stream] = []
+    entered: ClassVar[list[Stream]] = []
     _handles = iter(range(1000, 10**9))
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import Completed
 
-from compcoll import doctor, selftest
+from compcoll import doctor, selftest, surroundings
 from compcoll.devices.host import HostDevice
 from compcoll.surroundings import Launcher, binding, launcher, settings
 
@@ -154,3 +154,13 @@ def test_under_mpirun(mpirun: Callable[..., Completed], ranks: int) -> None:
 def test_every_rank_says_by_its_status_what_one_found(mpirun: Callable[..., Completed]) -> None:
     done = mpirun(2, "compcoll", "doctor", check=False, env={"COMPCOLL_THREADS": "none"})
     assert done.returncode != 0 and "COMPCOLL_THREADS='none'" in done.stdout
+
+
+def test_cupy_is_known_by_its_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "cupy-cuda13x":
+            return "14.2.0"
+        raise surroundings.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(surroundings.metadata, "version", version)
+    assert surroundings.versions()["cupy"] == "14.2.0"

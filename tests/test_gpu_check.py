@@ -49,6 +49,22 @@ def test_commands_are_understood() -> None:
     assert sum(step.seconds for step in gpu_check.steps(Path("out"))[2:]) < gpu_check._BUDGET
 
 
+def test_results_are_eight_files(tmp_path: Path) -> None:
+    """What is told of them is all there is: some machines give back no more."""
+    written = {Path(word.removeprefix("--junitxml=")) for step in gpu_check.steps(tmp_path) for word in step.command}
+    names = {path.name for path in written if path.parent == tmp_path} | {"summary.txt", gpu_check.LOG}
+    assert gpu_check.__doc__ is not None
+    assert len(names) == 8 and all(name in gpu_check.__doc__ for name in names)
+
+
+def test_log_has_what_every_step_said(tmp_path: Path) -> None:
+    steps = [gpu_check.Step(word, "", [sys.executable, "-c", f"print('{word}')"], 20.0) for word in ("one", "other")]
+    assert [gpu_check.run(step, tmp_path, 20.0).status for step in steps] == [0, 0]
+    said = (tmp_path / gpu_check.LOG).read_text()
+    assert "\none\n" in said and "==== one: " in said and [path.name for path in tmp_path.iterdir()] == [gpu_check.LOG]
+    assert "other\n" in gpu_check.tail(tmp_path) and "one" not in gpu_check.tail(tmp_path)
+
+
 def kernel(codec: str, operation: str, throughput: float, fraction: float, median: float = 100.0) -> dict[str, Any]:
     numbers = {"throughput": throughput, "copy_fraction": fraction, "median_us": median, "wrong": 0}
     return {"codec": codec, "operation": operation, **numbers}
