@@ -257,3 +257,10 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_share_a_gpu(mpirun: Any, ranks: int) -> None:
     mpirun(ranks, Path(__file__).parent / "mpi" / "gpu_ranks.py", timeout=110)
+
+
+def test_process_group_of_cuda_tensors(mpirun: Any) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available() or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("this needs PyTorch 2.13 with CUDA")
+    mpirun(2, Path(__file__).parent / "torch" / "gpu_group.py", timeout=110)

@@ -67,8 +67,8 @@ def check(tensor: Any) -> None:
         raise InvalidBuffer(f"a {type(tensor).__name__} was given: a torch.Tensor is needed")
     if not tensor.is_cpu:
         raise UnsupportedDevice(
-            f"a tensor on {tensor.device} was given, but compcoll has no device layer for {tensor.device.type} yet: "
-            "move it to the CPU, or make a group of another backend for it"
+            f"a tensor on {tensor.device} was given: a call's tensors must be dense, and all on the CPU or on one "
+            "CUDA device"
         )
     if tensor.layout != torch.strided:
         raise InvalidBuffer(

@@ -82,9 +82,15 @@ class Work(_Work):
         What to run; its value becomes the future's.
     engine : Engine
         Where it runs.
+
+    Attributes
+    ----------
+    crossing : Crossing or None
+        Of tensors on a GPU, whose streams go on after the job.
     """
 
     done = False
+    crossing: Any = None
     value: Any = None
     error: BaseException | None = None
     source = -1
@@ -131,8 +137,7 @@ class Work(_Work):
         seconds = -1.0 if timeout is None else timeout.total_seconds()
         if not self.done:
             self._engine.finish(self, seconds)
-        if self.error is not None:
-            raise self.error
+        self._conclude()
         return True
 
     def await_end(self, seconds: float) -> bool:
@@ -174,7 +179,7 @@ class Work(_Work):
             fresh = self._future is None
             if fresh:
                 # The reducer of DDP survives an error raised by a callback, but not one set in the future itself.
-                self._completion = Future()
+                self._completion = Future() if self.crossing is None else Future(devices=self.crossing.devices)
                 self._future = self._completion.then(self._deliver)
             ended = self.done
         if fresh and ended:
@@ -184,9 +189,14 @@ class Work(_Work):
         return self._future
 
     def _deliver(self, _: Any) -> Any:
+        self._conclude()
+        return self.value
+
+    def _conclude(self) -> None:
         if self.error is not None:
             raise self.error
-        return self.value
+        if self.crossing is not None:
+            self.crossing.order()
 
 
 class Engine:

@@ -18,6 +18,7 @@ from ..errors import InvalidArgument, InvalidBuffer, PeerTimeout
 from ..request import keep_forever
 from .buffers import Packed, bytes_of, check
 from .channel import poll
+from .crossing import Crossed, gpu_of
 
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 2e-3
 
@@ -31,7 +32,7 @@ class Message(_Work):
     ----------
     request : mpi4py.MPI.Request
         MPI's handle.
-    packed : Packed
+    packed : Packed or Crossed
         The tensor and its memory.
     what : str
         For messages about errors.
@@ -41,7 +42,9 @@ class Message(_Work):
         Until a wait gives up.
     """
 
-    def __init__(self, request: MPI.Request, packed: Packed, what: str, *, sending: bool, seconds: float) -> None:
+    def __init__(
+        self, request: MPI.Request, packed: Packed | Crossed, what: str, *, sending: bool, seconds: float
+    ) -> None:
         super().__init__()
         self.done = False
         self.error: BaseException | None = None
@@ -211,13 +214,13 @@ class Messages:
 
     def send(self, tensors: Sequence[Tensor], dest: int, tag: int) -> Message:
         """Start to send a tensor."""
-        packed = Packed([self._tensor(tensors, tag)], filled=True)
+        packed = self._packed(tensors, tag, filled=True)
         request = self._comm.Isend(bytes_of(packed.memory), self._rank(dest), tag)
         return self._start(request, packed, f"a send to rank {dest} with tag {tag}", sending=True)
 
     def receive(self, tensors: Sequence[Tensor], source: int | None, tag: int) -> Message:
         """Start to receive a tensor, from any rank if none is given."""
-        packed = Packed([self._tensor(tensors, tag)], filled=False)
+        packed = self._packed(tensors, tag, filled=False)
         rank = MPI.ANY_SOURCE if source is None else self._rank(source)
         request = self._comm.Irecv(bytes_of(packed.memory), rank, tag)
         sender = "any rank" if source is None else f"rank {source}"
@@ -228,19 +231,22 @@ class Messages:
         if not MPI.Is_finalized():
             self._comm.Free()
 
-    def _start(self, request: MPI.Request, packed: Packed, what: str, *, sending: bool) -> Message:
+    def _start(self, request: MPI.Request, packed: Packed | Crossed, what: str, *, sending: bool) -> Message:
         message = Message(request, packed, what, sending=sending, seconds=self.seconds)
         if not message.test():
             _progress().add(message)
         return message
 
-    def _tensor(self, tensors: Sequence[Tensor], tag: int) -> Tensor:
+    def _packed(self, tensors: Sequence[Tensor], tag: int, *, filled: bool) -> Packed | Crossed:
         if len(tensors) != 1:
             raise InvalidBuffer(f"{len(tensors)} tensors were given: one is sent at a time")
         if not 0 <= tag <= self._largest_tag:
             raise InvalidArgument(f"tag={tag}: 0 to {self._largest_tag} are allowed")
+        copies = gpu_of(tensors)
+        if copies is not None:
+            return Crossed(copies, tensors[0], filled=filled)
         check(tensors[0])
-        return tensors[0]
+        return Packed(tensors, filled=filled)
 
     def _rank(self, rank: int) -> int:
         if not 0 <= rank < self._size:

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-from ..errors import CollectiveMismatch, CommunicatorBroken
+from ..errors import CollectiveMismatch, CommunicatorBroken, UnsupportedDevice
 from ..stats import Stats
 from .channel import Channel, open_channel, signature
+from .crossing import Crossing, gpu_of
 from .engine import Done, Engine, Work
 from .messages import Message, Messages, Together
 from .monitored_barrier import monitored_barrier
@@ -34,21 +35,35 @@ def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _collective(prepare: Callable[..., tuple[Any, Prepared]]) -> Callable[..., Work | Done]:
     """Make an operation of what gives its options and what to do: run in its turn, at once if the caller waits."""
+    names = prepare.__code__.co_varnames[1:]  # of arguments
 
     @_untraced
     @wraps(prepare)
     def start(self: ProcessGroup, *arguments: Any, **options: Any) -> Work | Done:
+        crossing: Crossing | None = None
         try:
-            opts, prepared = prepare(self, *arguments, **options)
+            try:
+                opts, prepared = prepare(self, *arguments, **options)
+            except UnsupportedDevice:
+                copies = gpu_of(arguments)
+                if copies is None:
+                    raise
+                crossing = Crossing(copies)
+                opts, prepared = prepare(self, *crossing.taken(names, arguments), **options)
         except Exception as error:
             self._refuse(prepare.__name__, error)
             raise
         job = partial(self._run, prepared, opts.timeout.total_seconds())
+        if crossing is not None:
+            job = partial(crossing.around, job)
         work: Work | Done = self._done
         if opts.asyncOp:
             work = self.engine.submit(job)
+            work.crossing = crossing
         else:
             self.engine.run(job)
+            if crossing is not None:
+                crossing.order()
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -118,7 +118,9 @@ def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
     reduction = _known.get(key)
     if reduction is None:
         reduction = _known[key] = _reduction(kind, dtype)
-    return reduction._replace(factor=op.factor) if reduction.scaled else reduction
+    if not reduction.scaled:
+        return reduction
+    return reduction._replace(factor=op.factor.cpu() if isinstance(op.factor, Tensor) else op.factor)
 
 
 def _reduction(kind: Any, dtype: torch.dtype) -> Reduction:

@@ -1,0 +1,173 @@
+"""Tensors on a GPU as a process group has them: copies in pinned host memory, made on streams of their own.
+
+What a call sends is copied after what its caller had launched, and the job, not the caller, waits for that. What came
+is copied back, and whoever waits for the operation has the current stream wait for the copies: the host does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FETCHED = {"tensors", "inputs", "source"}
+_STORED = {"tensors", "outputs", "output"}
+"""Names of arguments that an operation reads, and of those that it writes."""
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Copies:
+    """A GPU's streams for copies from and to pinned memory.
+
+    Parameters
+    ----------
+    device : torch.device
+        The GPU.
+
+    Attributes
+    ----------
+    devices : list of torch.device
+        Of futures whose values are there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.devices = [device]
+        self._outward, self._inward = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    @staticmethod
+    def pinned(tensor: Tensor) -> Tensor:
+        """Host memory for what is in a tensor."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+    def now(self) -> Any:
+        """The event behind what the caller has launched."""
+        return torch.cuda.current_stream(self.devices[0]).record_event()
+
+    def fetch(self, pairs: Sequence[Pair], before: Any) -> Any:
+        """Copy tensors from the GPU, after an event; the event behind that."""
+        return self._copied(self._outward, [(here, there) for there, here in pairs], before)
+
+    def store(self, pairs: Sequence[Pair], before: Any) -> Any:
+        """Copy tensors to the GPU, after an event; the event behind that."""
+        for there, _ in pairs:
+            there.record_stream(self._inward)  # for who does not wait, and frees it
+        return self._copied(self._inward, pairs, before)
+
+    def order(self, event: Any) -> None:
+        """Let what the caller launches next come after an event."""
+        torch.cuda.current_stream(self.devices[0]).wait_event(event)
+
+    @staticmethod
+    def _copied(stream: Any, pairs: Sequence[Pair], before: Any) -> Any:
+        stream.wait_event(before)
+        with torch.cuda.stream(stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+        return stream.record_event()
+
+
+copies_of = lru_cache(maxsize=None)(Copies)
+
+
+class Crossing:
+    """The tensors of one call, all of which are on one GPU.
+
+    Parameters
+    ----------
+    copies : Copies
+        Of the GPU.
+    """
+
+    def __init__(self, copies: Copies) -> None:
+        self.devices = copies.devices
+        self._copies = copies
+        self._before = copies.now()
+        self._there: dict[int, Tensor] = {}
+        self._fetched: list[Pair] = []
+        self._stored: list[Pair] = []
+        self._behind: Any = None
+
+    def taken(self, names: Sequence[str], arguments: Sequence[Any]) -> list[Any]:
+        """An operation's arguments with host memory in place of tensors, what it reads on its way there."""
+        given = [
+            self._here(argument, fetched=name in _FETCHED, stored=name in _STORED)
+            for name, argument in zip(names, arguments)  # noqa: B905
+        ]
+        self._depart()
+        return given
+
+    def around(self, job: Callable[[], Any]) -> Any:
+        """Do an operation's job once what it reads has come; its value, of the caller's tensors."""
+        self._behind.synchronize()
+        value = job()
+        self._leave()
+        return self._back(value)
+
+    def order(self) -> None:
+        """Let what the caller launches next come after the operation, whose job has been done."""
+        self._copies.order(self._behind)
+
+    def _here(self, argument: Any, *, fetched: bool, stored: bool) -> Any:
+        if isinstance(argument, Tensor):
+            here = self._copies.pinned(argument)
+            self._there[id(here)] = argument
+            self._fetched += [(argument, here)] if fetched else []
+            self._stored += [(argument, here)] if stored else []
+            return here
+        if isinstance(argument, (list, tuple)):
+            return [self._here(part, fetched=fetched, stored=stored) for part in argument]
+        return argument
+
+    def _depart(self) -> None:
+        self._behind = self._copies.fetch(self._fetched, self._before)
+
+    def _leave(self) -> None:
+        self._behind = self._copies.store(self._stored, self._before)
+
+    def _back(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._there.get(id(value), value)
+        return [self._back(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+class Crossed(Crossing):
+    """A tensor on a GPU as `buffers.Packed` is one on the host: what it sends has come, what `unpack` stores is there.
+
+    Attributes
+    ----------
+    tensors : list of torch.Tensor
+        That one.
+    memory : torch.Tensor
+        Contiguous host memory.
+    """
+
+    def __init__(self, copies: Copies, tensor: Tensor, *, filled: bool) -> None:
+        super().__init__(copies)
+        self.tensors = [tensor]
+        self.memory: Tensor = self._here(tensor, fetched=filled, stored=not filled).view(-1)
+        self._depart()
+        self._behind.synchronize()
+
+    def unpack(self) -> None:
+        """Copy what has come to the tensor."""
+        self._leave()
+        self._behind.synchronize()
+
+
+def gpu_of(arguments: Sequence[Any]) -> Copies | None:
+    """The streams of the GPU on which all tensors of a call are, if they are dense and on one."""
+    devices = set(_devices(arguments))
+    return copies_of(devices.pop()) if len(devices) == 1 and None not in devices else None
+
+
+def _devices(argument: Any) -> list[torch.device | None]:
+    """Of all tensors; None for each that is none of a GPU's."""
+    if isinstance(argument, Tensor):
+        return [argument.device if argument.is_cuda and argument.layout is torch.strided else None]
+    if isinstance(argument, (list, tuple)):
+        return [device for part in argument for device in _devices(part)]
+    return []

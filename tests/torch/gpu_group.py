@@ -1,0 +1,52 @@
+"""The process group "compcoll" on CUDA tensors, all ranks on one GPU."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    dist.init_process_group("compcoll")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = sum(range(1, size + 1))
+    side = torch.cuda.Stream()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.complex64):
+        with torch.cuda.stream(side):  # what a long kernel will make
+            heavy = torch.ones(2048, 2048, device="cuda")
+            for _ in range(20):
+                heavy = heavy @ heavy * 1e-4
+            x = torch.full((100_003,), rank + 1, dtype=dtype, device="cuda")
+            work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            doubled = x * 2
+        side.synchronize()
+        assert (doubled == 2 * total).all(), dtype
+    (got,) = dist.all_reduce(torch.ones(1000, device="cuda"), async_op=True).get_future().wait()
+    assert (got == size).all() and got.is_cuda
+    gathered = torch.empty(size, 3, device="cuda")
+    dist.all_gather_into_tensor(gathered, torch.full((3,), float(rank), device="cuda"))
+    assert (gathered == torch.arange(size, device="cuda")[:, None]).all()
+    received = torch.empty(5, device="cuda")
+    sending = dist.isend(torch.full((5,), float(rank), device="cuda"), (rank + 1) % size)
+    dist.recv(received, (rank - 1) % size)
+    sending.wait()
+    assert (received == (rank - 1) % size).all()
+
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 4)).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(32, 64, device="cuda")).square().mean().backward()
+        optimizer.step()
+    own = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    every = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(every, own)
+    assert all(torch.equal(own, other) for other in every) and own.isfinite().all()
+    dist.destroy_process_group()
+
+
+main()
