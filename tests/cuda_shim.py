@@ -1,7 +1,7 @@
 """The CUDA kernels on the CPU: builds cuda_shim.cpp with the machine's C++ compiler, and runs launches on NumPy memory.
 
 As a program, for ThreadSanitizer: ``python cuda_shim.py LIBRARY DROPPED_LINE`` runs kernels whose threads cooperate,
-without the barriers that stand on that line of a source file (0: with all of them).
+without the barriers that stand on that line of a source file (0: with all of them; -1: with misaligned memory).
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ from compcoll.devices.launches import KERNELS, CodecLaunches, Launch, Program
 
 SOURCE = Path(__file__).with_name("cuda_shim.cpp")
 
+STRICT = [
+    "-fsanitize=alignment,shift,float-cast-overflow,signed-integer-overflow,bounds",
+    "-fsanitize-undefined-trap-on-error",
+]
+"""What a GPU refuses, or does otherwise than this processor, ends the process by SIGILL: memory that is not aligned as
+its type, shifts by all bits or more, conversions of numbers that are too large.
+"""
+
 
 def build(library: Path, *options: str) -> None:
     command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off"]
-    command += [f"-I{KERNELS}", *options, "-o", str(library), str(SOURCE)]
+    command += [*STRICT, f"-I{KERNELS}", *options, "-o", str(library), str(SOURCE)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert built.returncode == 0, built.stderr
 
@@ -113,5 +121,8 @@ def cooperate(shim: Shim) -> None:
 
 if __name__ == "__main__":
     racing = Shim(Path(sys.argv[1]))
+    if int(sys.argv[2]) < 0:
+        values, taken = np.zeros(65, np.uint8)[1:].view(np.float32), np.zeros(1, np.float32)
+        ShimDevice(racing).passes("float32").take(values, np.zeros(1, np.uint32), taken)
     racing.drop_barrier(int(sys.argv[2]))
     cooperate(racing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -115,6 +116,13 @@ def under_thread_sanitizer(library: Path, dropped_line: int) -> subprocess.Compl
 def test_no_races(sanitized: Path) -> None:
     ran = under_thread_sanitizer(sanitized, 0)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_misaligned_memory_is_found(tmp_path: Path) -> None:
+    """The proof that the kernels' other tests find what a GPU would refuse."""
+    cuda_shim.build(tmp_path / "shim.so", "-DCOMPCOLL_CODECS=128", "-DCOMPCOLL_TYPES=1")
+    command = [sys.executable, cuda_shim.__file__, str(tmp_path / "shim.so"), "-1"]
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == -signal.SIGILL
 
 
 @pytest.mark.parametrize(("header", "line"), BARRIERS)
