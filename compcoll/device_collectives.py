@@ -195,7 +195,7 @@ class DeviceCollectives(Collectives):
         stream = options.get("stream")
         options = {name: value for name, value in options.items() if name != "stream"}
         caller = self._device.caller = self._here.caller(arguments[0], stream)
-        with self._here.current(caller):
+        with self._here.current_stream(caller):
             checked: Checked = getattr(self, collective)(*arguments[:-1], (codec, algorithm, options))
         recipe, x, out, result, residual = checked
         before = self._here.runtime.record(caller)

@@ -80,7 +80,7 @@ def decode(
 def _encode_there(x: Any, codec: Codec) -> Any:
     device: Any = cuda_device(x, shared=True)
     caller = device.caller(x, None)
-    with device.current(caller):
+    with device.current_stream(caller):
         name, flat = device.view(x, "x")
     coder = _kernels(device, codec, _compressible(name))
     if coder is None:  # no kernels there: by way of the host
@@ -98,7 +98,7 @@ def _encode_there(x: Any, codec: Codec) -> Any:
 def _decode_there(wire: Any, shape: tuple[int, ...], name: str, codec: Codec) -> Any:
     device: Any = cuda_device(wire, shared=True)
     caller = device.caller(wire, None)
-    with device.current(caller):
+    with device.current_stream(caller):
         kind, flat = device.view(wire, "wire")
     coder, host = _kernels(device, codec, name), _host()
     n = math.prod(shape)

@@ -292,7 +292,7 @@ class Device:
         return stream or self.current
 
     @staticmethod
-    def current(stream: Stream) -> AbstractContextManager[None]:
+    def current_stream(stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()
 
     def view(self, x: Any, what: str) -> tuple[str, DeviceArray]:

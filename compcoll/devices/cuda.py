@@ -299,7 +299,7 @@ class CudaDevice:
                 return x.new_empty(shape, dtype=kind)
             with torch.cuda.stream(torch.cuda.ExternalStream(caller.ptr, device=self.index)):
                 return x.new_empty(shape, dtype=kind)
-        with self.current(caller):
+        with self.current_stream(caller):
             return cupy.empty(shape, x.dtype if dtype is None else NUMPY_DTYPES.get(dtype, dtype))
 
     def given_back(self, result: Any, x: Any, caller: cupy.cuda.Stream) -> Any:
@@ -307,7 +307,7 @@ class CudaDevice:
         caller's work.
         """
         kind = type(x).__module__.partition(".")[0]
-        with self.current(caller):
+        with self.current_stream(caller):
             if kind in ("jax", "jaxlib"):
                 return import_module("jax.dlpack").from_dlpack(result)
             if kind == "numba":
@@ -315,7 +315,7 @@ class CudaDevice:
         return result
 
     @contextmanager
-    def current(self, stream: cupy.cuda.Stream) -> Iterator[None]:
+    def current_stream(self, stream: cupy.cuda.Stream) -> Iterator[None]:
         """Let a stream be CuPy's, by one thread: what DLPack hands over is ordered after its maker's work there."""
         with self.runtime.device, stream:
             yield
