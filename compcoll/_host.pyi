@@ -35,6 +35,10 @@ class Exchange:
     @property
     def extremes(self) -> bytes: ...
 
+class Reduction:
+    def __init__(self, reduce: Any, in_place: Any, op: Any) -> None: ...
+    def __call__(self, x: Any, out: Any, *more: Any) -> None: ...
+
 class AtOnce:
     ready: bool
     begun: int

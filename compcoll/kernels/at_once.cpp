@@ -26,6 +26,17 @@ using Waits = std::pair<size_t, size_t>;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
+// MPI's own reduction of x into out, of x into x in place, as a recipe's block.
+class Reduction {
+public:
+    Reduction(nb::object reduce, nb::object in_place, nb::object op) : reduce_(reduce), in_place_(in_place), op_(op) {}
+
+    void call(nb::handle x, nb::handle out) const { reduce_(out.is(x) ? nb::handle(in_place_) : x, out, op_); }
+
+private:
+    nb::object reduce_, in_place_, op_;
+};
+
 class AtOnce {
 public:
     AtOnce(const Repeats& repeats, nb::object exchanges, nb::object under_way, Waits alone, Waits beside)
@@ -118,6 +129,10 @@ private:
 }  // namespace
 
 void compcoll::bind_at_once(nb::module_& m) {
+    nb::class_<Reduction>(m, "Reduction")
+        .def(nb::init<nb::object, nb::object, nb::object>(), nb::arg("reduce"), nb::arg("in_place"), nb::arg("op"))
+        .def("__call__", [](const Reduction& self, nb::handle x, nb::handle out, nb::args) { self.call(x, out); },
+             "Reduce the first argument into the second, whatever follows them.");
     nb::class_<AtOnce>(m, "AtOnce")
         .def(nb::init<const Repeats&, nb::object, nb::object, Waits, Waits>(), nb::keep_alive<1, 2>(), nb::arg("repeats"),
              nb::arg("exchanges"), nb::arg("under_way"), nb::arg("alone"), nb::arg("beside"))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from .._host import Reduction
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, PeerTimeout, UnsupportedRecovery
 from ..request import Pending, end_all, keep_forever
 from .base import Connection, Persistent, Wire
@@ -195,7 +196,7 @@ class MPITransport:
         if collective == "allreduce":
             whole, iwhole, in_place = comm.Allreduce, comm.Iallreduce, MPI.IN_PLACE
             return (
-                lambda x, out, *_: whole(in_place if out is x else x, out, operation),
+                Reduction(whole, in_place, operation),
                 lambda x, out: iwhole(in_place if out is x else x, out, operation),
             )
         block, iblock = comm.Reduce_scatter_block, comm.Ireduce_scatter_block
