@@ -4,8 +4,8 @@
     mpirun -n 4 python launch/train_ddp.py --codec zfp --rate 8                  # a conv net, scikit-learn's digits
     mpirun -n 4 python launch/train_ddp.py --task text --codec minmax --bits 4   # a small GPT, Python's own library
     mpirun -n 4 python launch/train_ddp.py --low-rank acpsgd --rank 4            # low-rank factors
-    mpirun -n 4 python launch/train_ddp.py --dgc 0.001 --warmup 4 --algorithm sparse_ring
-    mpirun -n 4 python launch/train_ddp.py --codec variance --alpha 1.5 --algorithm sparse_ring
+    mpirun -n 4 python launch/train_ddp.py --dgc 0.001 --warmup 4
+    mpirun -n 4 python launch/train_ddp.py --codec variance --alpha 1.5
     mpirun -n 4 python launch/train_ddp.py --task cifar10 --data FOLDER          # CIFAR-10, binary version, unpacked
     mpirun -n 4 python launch/train_ddp.py --checkpoint FOLDER --resume          # go on where FOLDER's last one ends
     mpirun --with-ft ulfm -n 4 python launch/train_ddp.py --elastic              # go on without ranks that die
@@ -62,8 +62,7 @@ def parser() -> argparse.ArgumentParser:
     codec_options(sums)
     sums.add_argument(
         "--algorithm",
-        default="ring",
-        help="compcoll's, for compressed gradients (default: %(default)s; auto: what is fastest, compressed or not)",
+        help="for compressed gradients (default: ring, or sparse_ring; auto: what is fastest, compressed or not)",
     )
     sums.add_argument("--dgc", type=float, metavar="DENSITY", help="Deep Gradient Compression, down to this density")
     sums.add_argument(

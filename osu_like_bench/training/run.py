@@ -53,6 +53,9 @@ class Training:
         self.compression: Any = None
         self.codec = chosen_codec(arguments)
         self.by_samples = isinstance(self.codec, Sparsifier) and issubclass(self.codec.state, VarianceFeedback)
+        if arguments.algorithm is None:
+            sparse = arguments.dgc is not None or isinstance(self.codec, Sparsifier)
+            arguments.algorithm = "sparse_ring" if sparse else "ring"
         self.model = self.connect()
         self.step = 0
         self.stopped = False
