@@ -394,6 +394,11 @@ class Collectives:
             return feedback
         return residual if recipe.plan.codec is not None else None
 
+    def prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
+        """As `Communicator.prepare_feedback`."""
+        dtype = self._device.dtype_name(x)
+        feedback.prepare(self._device.flat(x, dtype).size, dtype, self._device.zeros_residual)
+
     def _split(self, shape: tuple[int, ...], collective: str) -> int:
         """Extent of one rank's block along the first axis."""
         if not shape or shape[0] % self._size:

@@ -23,6 +23,7 @@ from .errors import (
     InvalidArgument,
     UnsupportedRecovery,
 )
+from .feedback import ErrorFeedback
 from .layout import World, shares
 from .plan import Plan
 from .profile import profile_for
@@ -162,6 +163,17 @@ class Communicator(Calls):
                 fill_in(account)
             self._at_once.account = account
         return account  # type: ignore[no-any-return]
+
+    def prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
+        """Make what a feedback keeps of buffers such as ``x``, where these are, before its first call: zeros.
+
+        Raises
+        ------
+        InvalidBuffer
+            If it keeps another number of elements, or those of another type.
+        """
+        collectives = self._collectives if type(x) is ndarray or not gpu_memory(x) else self._on_gpu(x)
+        collectives.prepare_feedback(feedback, x)
 
     def free(self) -> None:
         """Finish what is under way and give the private MPI communicator back, collectively."""

@@ -23,7 +23,6 @@ from .collectives import COPY, Collectives
 from .devices.arrays import NUMPY_DTYPES
 from .devices.device_selection import Exchange, SparseDevice
 from .devices.streams import Timeline
-from .feedback import ErrorFeedback
 from .plan import HALVES, Call, with_checksum
 from .recipe import Checked, Means, Prepared, Recipe
 from .request import Pending, Steps
@@ -140,14 +139,24 @@ class _Ordering(NamedTuple):
 
 
 class _Travelling:
-    """What travels with the opening, of this rank's array on the device."""
+    """What travels with the opening, of this rank's array on the device.
+
+    Attributes
+    ----------
+    residual : array or None
+        What feedback adds, on the host.
+    """
+
+    residual: Any = None
 
     def __init__(self, gathered: Any, fetch: Callable[[Any], Any]) -> None:
         self._gathered = gathered
         self._fetch = fetch
 
     def load(self, x: Any, ordering: _Ordering, number: int) -> Any:
-        return self._gathered.load(self._fetch(x), ordering.residual, number)
+        if ordering.residual is not None:
+            self.residual = self._fetch(ordering.residual).copy()
+        return self._gathered.load(self._fetch(x), self.residual, number)
 
 
 class DeviceCollectives(Collectives):
@@ -240,13 +249,6 @@ class DeviceCollectives(Collectives):
                 inner = _Inner(getattr(self, f"_{call.collective}"), recipe, on_device=True)
         return chosen._replace(run=partial(run, inner), block=None)
 
-    def _residual(self, feedback: ErrorFeedback, recipe: Recipe, n: int, dtype: str) -> Any:
-        assert isinstance(recipe.run, partial)
-        inner: _Inner = recipe.run.args[0]
-        if not inner.on_device:  # what runs on the host keeps its losses there
-            return self._host._residual(feedback, inner.recipe, n, dtype)
-        return super()._residual(feedback, recipe, n, dtype)
-
     def _ordered(self, inner: _Inner, call: Prepared, means: Means) -> Steps:
         """Run a collective after what the caller had launched, and before what the caller will launch."""
         memory = self._free.pop(0) if self._free else _Memory(self._here.runtime)
@@ -281,14 +283,16 @@ class DeviceCollectives(Collectives):
 
     def _gathered(self, inner: _Inner, call: Prepared, means: Means) -> Steps:
         """Finish what came with the opening."""
-        sums = np.empty(call.x.size, call.x.dtype)
-        host = replace(call, recipe=inner.recipe, out=sums, residual=call.residual.residual)
+        sums, residual = np.empty(call.x.size, call.x.dtype), call.recipe.gathered.residual
+        host = replace(call, recipe=inner.recipe, out=sums, residual=residual)
         yield from inner.recipe.run(host, means)  # at once: the next opening uses the same memory
 
         def store(call: Prepared, means: Means) -> Steps:
-            copy = means.pinned(sums.nbytes)
-            copy[:] = sums.view(np.uint8)
-            means.timeline.store(copy, call.out)
+            for made, target in ((sums, call.out), (residual, call.residual)):
+                if made is not None:
+                    copy = means.pinned(made.nbytes)
+                    copy[:] = made.view(np.uint8)
+                    means.timeline.store(copy, target)
             yield None
 
         return (yield from self._ordered(inner._replace(run=store), call, means))
@@ -326,14 +330,19 @@ class DeviceCollectives(Collectives):
         stored = np.dtype(np.uint16 if dtype in HALVES else dtype)
         x = means.pinned(call.x.nbytes).view(stored)
         yield timeline.fetch(call.x, x)
-        out = x
+        out, residual = x, call.residual
+        if residual is not None:
+            residual = means.pinned(residual.nbytes).view(residual.dtype)
+            yield timeline.fetch(call.residual, residual)
         if call.out is not None and call.out is not call.x:
             out = means.pinned(call.out.nbytes).view(stored)
         shape = tuple(call.result.shape)
         result = out.view(NUMPY_DTYPES.get(dtype, stored)).reshape(shape)
-        host = replace(call, x=x, out=None if call.out is None else out, result=result)
+        host = replace(call, x=x, out=None if call.out is None else out, result=result, residual=residual)
         group = Group(self._transport, means.group.tag)
         made = yield from call.recipe.run(host, means._replace(group=group, take=means.pinned, timeline=None))
+        if residual is not None:
+            timeline.store(residual, call.residual)
         if call.out is None:
             return self._uploaded(made, call, means)
         timeline.store(out, call.out)

@@ -283,6 +283,32 @@ def test_small_wires_travel_with_the_opening(on_host: tuple[int, ...]) -> None:
             assert last is not None and last.algorithm == "dissemination" and last.codec is not None
 
 
+def test_losses_stay_on_the_device_whatever_runs() -> None:
+    """Kernels, a codec of the host's on copies, and what travels with the opening; one rank's array on the host."""
+    host, mixed = World(4), DeferredWorld(4, direct=False, on_host=(1,))
+    losses = [[ErrorFeedback() for _ in range(4)] for _ in range(2)]
+    ways: list[dict[str, Any]] = [
+        {"codec": "zfp", "tolerance": 1e-1, "algorithm": "ring"},
+        {"codec": "minmax", "bits": 4, "algorithm": "dissemination"},
+        {"codec": "minmax", "bits": 4, "algorithm": "direct"},
+        {"codec": None, "algorithm": "ring"},
+    ]
+    for seed, options in enumerate(2 * ways):
+        inputs = normals(4, 500, seed=seed)
+        expected, got = (
+            world.run(started_with(iter(kept), options), given)
+            for world, kept, given in zip((host, mixed), losses, (inputs, mixed.upload(inputs)))
+        )
+        np.testing.assert_array_equal(mixed.download(got), expected, err_msg=str(options))
+        for one, other, device in zip(*losses, mixed.devices):
+            assert isinstance(other.residual, DeviceArray) == (device is not None)
+            np.testing.assert_array_equal(
+                other.residual if device is None else device.download(other.residual),
+                one.residual,
+                err_msg=str(options),
+            )
+
+
 # Each wait is left out in turn: at least one of these shows it.
 
 
