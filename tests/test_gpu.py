@@ -264,3 +264,13 @@ def test_process_group_of_cuda_tensors(mpirun: Any) -> None:
     if not torch.cuda.is_available() or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         pytest.skip("this needs PyTorch 2.13 with CUDA")
     mpirun(2, Path(__file__).parent / "torch" / "gpu_group.py", timeout=110)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "compcoll"])
+def test_compressed_gradients_of_cuda_models(mpirun: Any, backend: str) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    if backend == "compcoll" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("this needs PyTorch 2.13")
+    mpirun(2, Path(__file__).parent / "torch" / "gpu_gradients.py", backend, timeout=110)

@@ -61,6 +61,7 @@ ONLY_IMPORTER = {
         "torch/channel",
         "torch/messages",
         "torch/movements",
+        "torch/operations",
         "torch/reductions",
         "torch/rendezvous",
     },

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ..codecs.base import Codec
 from ..communicator import Communicator
-from ..devices.host import HostDevice
 from ..feedback import ErrorFeedback
 from ..sparse import VarianceFeedback
 from .account import Account
-from .states import Residuals
+from .places import Array, GPUPlace, HostArray, HostPlace
 
-Array = npt.NDArray[Any]
-
-Kept = dict[str, Residuals]
+Kept = dict[str, dict[str, Array]]
 """What feedback keeps of parameters, by the name of the array there (``"residual"`` …) and by that of the parameter."""
 
 _SEPARATE_NBYTES = 1 << 16
@@ -58,9 +56,13 @@ class Bucket:
     names : tuple of str
         Of its parameters, in their order.
     sizes : sequence of int
-        Their elements; their gradients lie one behind the other.
-    dtype : numpy.dtype
-        Element type.
+        Their elements.
+    gradients : torch.Tensor
+        One behind the other; others like these will be averaged.
+    place : HostPlace or GPUPlace
+        Where they are.
+    communicator : Communicator
+        Makes what feedback keeps.
     exact : mapping
         Whether a parameter is exact, by name.
     make : callable or None
@@ -73,15 +75,19 @@ class Bucket:
         self,
         names: tuple[str, ...],
         sizes: Sequence[int],
-        dtype: np.dtype[Any],
+        gradients: Tensor,
+        place: HostPlace | GPUPlace,
+        communicator: Communicator,
         exact: Mapping[str, bool],
         make: Callable[[], ErrorFeedback] | None,
         kept: Kept,
     ) -> None:
         self.names = names
+        self._place = place
         self.spans: list[Span] = []
         self._holes: list[tuple[int, int]] = []
         compressed: list[Part] = []
+        values, dtype = place.array(gradients), gradients.dtype
         offset = 0
         for name, size in zip(names, sizes, strict=True):
             part = Part(name, offset, offset + size)
@@ -91,23 +97,24 @@ class Bucket:
                 continue
             self._holes.append((part.begin, part.end))
             if size * dtype.itemsize >= _SEPARATE_NBYTES:
-                self._add_span(compressed, dtype, make, kept)
+                self._add_span(compressed, values, communicator, make, kept)
                 compressed = []
-        self._add_span(compressed, dtype, make, kept)
+        self._add_span(compressed, values, communicator, make, kept)
         # Halves are summed in float32: exactly, as far as a half shows.
-        wide = dtype if dtype.itemsize > 2 else np.dtype(np.float32)
+        wide = dtype if dtype.itemsize > 2 else torch.float32
         held = sum(end - begin for begin, end in self._holes)
         self._whole = held == offset and wide == dtype
-        self._exact = np.empty(0 if self._whole else held, wide)
+        self._memory = gradients.new_empty(0 if self._whole else held, dtype=wide)
+        self._exact = place.array(self._memory)
 
     def average(
-        self, values: Array, communicator: Communicator, codec: Codec | None, algorithm: str, account: Account
+        self, gradients: Tensor, communicator: Communicator, codec: Codec | None, algorithm: str, account: Account
     ) -> None:
         """Average all ranks' gradients in place. Collective.
 
         Parameters
         ----------
-        values : array
+        gradients : torch.Tensor
             This rank's, one behind the other.
         communicator : Communicator
             Of the ranks.
@@ -118,6 +125,7 @@ class Bucket:
         account : Account
             What is sent is added to it.
         """
+        values = self._place.array(gradients)
         least = 2 * (communicator.size - 1) / communicator.size
         exact = self.lift(values)
         requests = []
@@ -138,7 +146,12 @@ class Bucket:
         self.put_back(values)
 
     def _add_span(
-        self, parts: list[Part], dtype: np.dtype[Any], make: Callable[[], ErrorFeedback] | None, kept: Kept
+        self,
+        parts: list[Part],
+        values: Array,
+        communicator: Communicator,
+        make: Callable[[], ErrorFeedback] | None,
+        kept: Kept,
     ) -> None:
         if not parts:
             return
@@ -147,20 +160,21 @@ class Bucket:
         self.spans.append(span)
         if feedback is None:
             return
-        feedback.prepare(span.end - span.begin, dtype.name, HostDevice.zeros_residual)
+        communicator.prepare_feedback(feedback, values[span.begin : span.end])
         for kind in feedback.arrays:
-            whole, known = getattr(feedback, kind), kept.setdefault(kind, {})
+            whole, known = self._place.losses(getattr(feedback, kind)), kept.setdefault(kind, {})
             for name, begin, end in parts:
                 part = whole[begin - span.begin : end - span.begin]
                 if name in known:
-                    part[...] = known[name]
+                    self._place.put(known[name], part)
                 known[name] = part
 
-    def observe(self, moments: Mapping[str, Array]) -> None:
+    def observe(self, moments: Mapping[str, HostArray]) -> None:
         """Give the spans' feedback its second moments, by name of the parameter."""
         for span in self.spans:
             assert isinstance(span.feedback, VarianceFeedback)
-            observed = np.zeros_like(span.feedback.variance)
+            variance = span.feedback.variance
+            observed = np.zeros(variance.size, variance.dtype)
             for name, begin, end in span.parts:
                 observed[begin - span.begin : end - span.begin] = moments[name]
             span.feedback.observe(observed)

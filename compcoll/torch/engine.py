@@ -85,7 +85,7 @@ class Work(_Work):
 
     Attributes
     ----------
-    crossing : Crossing or None
+    crossing : Crossing, InOrder or None
         Of tensors on a GPU, whose streams go on after the job.
     """
 

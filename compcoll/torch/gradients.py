@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -17,11 +16,12 @@ from ..errors import HookTaken, InvalidArgument
 from ..feedback import ErrorFeedback
 from ..sparse import Sparsifier, VarianceFeedback
 from .account import Account
-from .bucket import Array, Bucket, Kept
-from .buffers import COMPRESSIBLE, array_of
+from .bucket import Bucket, Kept
+from .buffers import array_of
 from .engine import Engine
 from .membership import check_alike, communicator_of
 from .moments import Loss, Moments, back_propagate, of_micro_batches, of_samples
+from .places import HostArray, place_of
 from .states import residuals_of, state_of
 
 Feedback = bool | Callable[[], ErrorFeedback]
@@ -52,7 +52,8 @@ class GradientCompression:
             hook_there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
             raise HookTaken(f"this model has the communication hook {hook_there!r} already: DDP takes one, once")
         parameters = dict(model.module.named_parameters())
-        device = next(iter(parameters.values())).device
+        device = _device_of(parameters)
+        self._place = place_of(device)
         make = _maker(codec, feedback)
         told = None if make is None else make()
         check_alike(
@@ -73,7 +74,7 @@ class GradientCompression:
         self._algorithm = algorithm
         self._communicator = communicator
         try:
-            self._try({COMPRESSIBLE[p.dtype] for name, p in parameters.items() if not self.exact[name]}, make)
+            self._try(parameters, make)
         except Exception:
             communicator.free()
             raise
@@ -86,7 +87,7 @@ class GradientCompression:
         self._arrays = () if told is None else told.arrays
         self._kept: Kept = {kind: {} for kind in self._arrays}
         self._needs_moments = isinstance(told, VarianceFeedback)
-        self._moments: dict[str, Array] | None = None
+        self._moments: dict[str, HostArray] | None = None
         self._buckets: dict[int, Bucket] = {}
 
         def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
@@ -134,7 +135,8 @@ class GradientCompression:
             # In the order of memory, as buckets are.
             kept = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
             kept.copy_(torch.nan_to_num(moments[name], nan=0.0, posinf=0.0))
-            self._moments[name] = array_of(kept.detach()).copy()
+            here = kept.detach().cpu()
+            self._moments[name] = array_of(here).copy()
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None = None) -> Tensor:
         """Find the mean gradient of a mini-batch and its samples' second moments, and have the gradient averaged: all
@@ -178,8 +180,11 @@ class GradientCompression:
         """What this rank's compression has lost so far, and what else its feedback keeps: to be saved with the model,
         by every rank its own.
         """
-        residuals, more = self._kept.get("residual", {}), {kind: self._kept[kind] for kind in self._arrays[1:]}
-        return state_of(self._communicator.rank, self._communicator.size, residuals, **more)
+        fetched = {
+            kind: {name: self._place.fetched(losses) for name, losses in kept.items()}
+            for kind, kept in self._kept.items()
+        }
+        return state_of(self._communicator.rank, self._communicator.size, fetched.pop("residual", {}), **fetched)
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on with the losses of an earlier run.
@@ -221,28 +226,30 @@ class GradientCompression:
         self._engine.close()
         self._communicator.free()
 
-    def _try(self, dtypes: set[np.dtype[Any]], make: Callable[[], ErrorFeedback] | None) -> None:
+    def _try(self, parameters: Mapping[str, nn.Parameter], make: Callable[[], ErrorFeedback] | None) -> None:
         """Refuse what the hook would: there errors reach the caller as text."""
         algorithm = self._algorithm
         if algorithm == choose.AUTO:  # which would not compress so little
             algorithm = "sparse_ring" if isinstance(self._codec, Sparsifier) else "direct"
-        for dtype in sorted(dtypes, key=str):
-            feedback = None if make is None else make()
+        some = next(iter(parameters.values())).detach()
+        zeros = some.new_zeros(1, dtype=torch.float32)
+        self._communicator.allreduce(self._place.array(zeros))
+        for dtype in sorted({p.dtype for name, p in parameters.items() if not self.exact[name]}, key=str):
+            zeros = some.new_zeros(64, dtype=dtype)
             self._communicator.allreduce(
-                np.zeros(64, dtype), op="mean", feedback=feedback, codec=self._codec, algorithm=algorithm
+                self._place.array(zeros),
+                op="mean",
+                feedback=None if make is None else make(),
+                codec=self._codec,
+                algorithm=algorithm,
             )
 
     def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Put a bucket's averaging in the line."""
-        gradients = bucket.buffer()
+        gradients, number = bucket.buffer(), bucket.index()
         names = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
-        known = self._buckets.get(bucket.index())
-        if known is None or known.names != names:
-            # DDP makes its buckets anew after the first step; what was lost goes with the parameters.
-            sizes = [gradient.numel() for gradient in bucket.gradients()]
-            known = Bucket(names, sizes, array_of(gradients).dtype, self.exact, self._make, self._kept)
-            self._buckets[bucket.index()] = known
-        laid_out, moments = known, self._moments
+        sizes = [gradient.numel() for gradient in bucket.gradients()]
+        moments = self._moments
         if self._needs_moments:
             if moments is None:
                 raise InvalidArgument(f"{self._codec!r} needs second moments: use backward() of the compression")
@@ -250,12 +257,30 @@ class GradientCompression:
                 self._moments = None
 
         def average() -> Tensor:
+            laid_out = self._laid_out(number, names, sizes, gradients)
             if moments is not None:
                 laid_out.observe(moments)
-            laid_out.average(array_of(gradients), self._communicator, self._codec, self._algorithm, self.account)
+            laid_out.average(gradients, self._communicator, self._codec, self._algorithm, self.account)
             return gradients
 
-        return self._engine.submit(average).get_future()
+        return self._place.submit(self._engine, average, gradients).get_future()
+
+    def _laid_out(self, number: int, names: tuple[str, ...], sizes: Sequence[int], gradients: Tensor) -> Bucket:
+        """How the gradients of a bucket travel."""
+        known = self._buckets.get(number)
+        if known is None or known.names != names:
+            # DDP makes its buckets anew after the first step; what was lost goes with the parameters.
+            known = Bucket(names, sizes, gradients, self._place, self._communicator, self.exact, self._make, self._kept)
+            self._buckets[number] = known
+        return known
+
+
+def _device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
+    """Where a model is."""
+    devices = {parameter.device for parameter in parameters.values()}
+    if len(devices) > 1:
+        raise InvalidArgument(f"the model's parameters are on {sorted(map(str, devices))}: one device is needed")
+    return devices.pop()
 
 
 def _maker(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..communicator import Communicator
-from ..errors import CollectiveMismatch, NotUnderMPI, ThreadsUnavailable, UnsupportedDevice
+from ..errors import CollectiveMismatch, NotUnderMPI, ThreadsUnavailable
 from ..transports.mpi import among, standing
 
 _THREADS_ADVICE = 'set mpi4py.rc.thread_level = "multiple" before MPI starts, and use an MPI built with threads'
@@ -25,15 +25,11 @@ def communicator_of(group: dist.ProcessGroup, device: torch.device) -> Communica
 
     Raises
     ------
-    UnsupportedDevice
-        If that is not the CPU.
     NotUnderMPI
         On every rank, if the group's ranks are not ranks of one MPI job.
     ThreadsUnavailable
         On every rank, if MPI was initialised without MPI_THREAD_MULTIPLE on any.
     """
-    if device.type != "cpu":
-        raise UnsupportedDevice(f"gradients on {device} cannot be compressed yet: only those on the CPU")
     told = _gathered(torch.tensor(standing(), dtype=torch.int64), group, device)
     ranks, sizes, threads = (list(column) for column in zip(*(row.tolist() for row in told), strict=True))
     if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):

@@ -12,6 +12,7 @@ from ..algorithms.agree import Signature
 from ..errors import InvalidArgument, InvalidBuffer
 from .buffers import check
 from .channel import Channel
+from .places import InOrder
 
 
 class Prepared(NamedTuple):
@@ -27,12 +28,15 @@ class Prepared(NamedTuple):
         Of the future.
     small : tuple or None
         Instead of ``run``: what reduces small arrays that travel along while the ranks agree, and this rank's memory.
+    order : InOrder or None
+        Of what works on tensors of a GPU where they are.
     """
 
     signature: Signature
     run: Callable[[], Any] | None
     value: Any
     small: tuple[Any, Any] | None = None
+    order: InOrder | None = None
 
 
 class Preparation:

@@ -22,6 +22,7 @@ from .messages import Message, Messages, Together
 from .monitored_barrier import monitored_barrier
 from .movements import Movements
 from .options import Options
+from .places import InOrder
 from .preparation import Prepared
 from .reductions import Reductions
 
@@ -40,16 +41,17 @@ def _collective(prepare: Callable[..., tuple[Any, Prepared]]) -> Callable[..., W
     @_untraced
     @wraps(prepare)
     def start(self: ProcessGroup, *arguments: Any, **options: Any) -> Work | Done:
-        crossing: Crossing | None = None
+        crossing: Crossing | InOrder | None
         try:
             try:
                 opts, prepared = prepare(self, *arguments, **options)
+                crossing = prepared.order
             except UnsupportedDevice:
                 copies = gpu_of(arguments)
                 if copies is None:
                     raise
-                crossing = Crossing(copies)
-                opts, prepared = prepare(self, *crossing.taken(names, arguments), **options)
+                crossing = across = Crossing(copies)
+                opts, prepared = prepare(self, *across.taken(names, arguments), **options)
         except Exception as error:
             self._refuse(prepare.__name__, error)
             raise
@@ -324,7 +326,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     @_untraced
     def _run(self, prepared: Prepared, seconds: float) -> Any:
-        signature, run, value, small = prepared
+        signature, run, value, small, _ = prepared
         seconds = seconds if seconds > 0 else self.channel.seconds
         if small is not None:
             gathered, memory = small

@@ -1,8 +1,8 @@
-"""The collectives that reduce: what PyTorch's operations do to elements, by MPI or compressed."""
+"""The collectives that reduce, by MPI or compressed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -10,17 +10,15 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
-from torch.distributed import ReduceOp
 
 from ..algorithms.agree import Signature
 from ..algorithms.choose import STREAMED_NBYTES
 from ..communicator import Communicator
-from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDType
+from ..errors import InvalidBuffer, UnsupportedDType
 from ..stats import Stats
 from ..transports.mpi import operation_name
 from .buffers import (
     COMPRESSIBLE,
-    MPI_TYPES,
     Message,
     Packed,
     array_of,
@@ -34,153 +32,10 @@ from .buffers import (
 )
 from .channel import Channel, signature
 from .movements import gather_shares
+from .operations import Reduction, reduce_into, reduction_of
 from .options import Options
+from .places import GPUPlace, InOrder, gpu_codes
 from .preparation import Preparation, Prepared, only, same_type, sizes_of
-
-# MPI has no arithmetic for these: they are reduced in float32 and rounded once.
-_NARROW = {
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-}
-
-_SUM, _AVG = ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG
-_PREMUL = ReduceOp.RedOpType.PREMUL_SUM
-_OPERATIONS = {
-    _SUM: MPI.SUM,
-    _AVG: MPI.SUM,
-    _PREMUL: MPI.SUM,
-    ReduceOp.RedOpType.PRODUCT: MPI.PROD,
-    ReduceOp.RedOpType.MIN: MPI.MIN,
-    ReduceOp.RedOpType.MAX: MPI.MAX,
-    ReduceOp.RedOpType.BAND: MPI.BAND,
-    ReduceOp.RedOpType.BOR: MPI.BOR,
-    ReduceOp.RedOpType.BXOR: MPI.BXOR,
-}
-_BITWISE = {ReduceOp.RedOpType.BAND, ReduceOp.RedOpType.BOR, ReduceOp.RedOpType.BXOR}
-_ORDERED = {ReduceOp.RedOpType.MIN, ReduceOp.RedOpType.MAX}
-# Of bytes that are 0 or 1, so that a sum of booleans is true where any is.
-_OF_BOOLEANS = {
-    _SUM: MPI.MAX,
-    ReduceOp.RedOpType.MAX: MPI.MAX,
-    ReduceOp.RedOpType.BOR: MPI.MAX,
-    ReduceOp.RedOpType.PRODUCT: MPI.MIN,
-    ReduceOp.RedOpType.MIN: MPI.MIN,
-    ReduceOp.RedOpType.BAND: MPI.MIN,
-    ReduceOp.RedOpType.BXOR: MPI.BXOR,
-}
-
-
-class Reduction(NamedTuple):
-    """How tensors are reduced.
-
-    Attributes
-    ----------
-    name : str
-        Of the operation, for messages.
-    operation : mpi4py.MPI.Op
-        What MPI does.
-    linear, mean, scaled : bool
-        Whether it is a sum or a mean; a mean; a sum of values that are multiplied first.
-    by_mpi : bool
-        Whether MPI does all of it.
-    factor : float or torch.Tensor or None
-        What each rank's values are multiplied by first.
-    """
-
-    name: str
-    operation: Any
-    linear: bool
-    mean: bool
-    scaled: bool
-    by_mpi: bool
-    factor: Any = None
-
-
-_known: dict[tuple[int, torch.dtype], Reduction] = {}
-
-
-def reduction_of(op: Any, dtype: torch.dtype) -> Reduction:
-    """What an operation of PyTorch does with elements of some type.
-
-    Raises
-    ------
-    InvalidArgument
-        If there is no such operation.
-    UnsupportedDType
-        If it cannot be done with them.
-    """
-    kind = getattr(op, "op", op)
-    key = int(kind), dtype  # PyTorch's names of operations are hashed and compared slowly
-    reduction = _known.get(key)
-    if reduction is None:
-        reduction = _known[key] = _reduction(kind, dtype)
-    if not reduction.scaled:
-        return reduction
-    return reduction._replace(factor=op.factor.cpu() if isinstance(op.factor, Tensor) else op.factor)
-
-
-def _reduction(kind: Any, dtype: torch.dtype) -> Reduction:
-    if kind not in _OPERATIONS:
-        raise InvalidArgument(f"{kind} is no reduction: there are {', '.join(kind.name for kind in _OPERATIONS)}")
-    name = kind.name
-    floating = dtype.is_floating_point or dtype.is_complex
-    if dtype is torch.bool:
-        if kind not in _OF_BOOLEANS:
-            raise UnsupportedDType(f"{name} of booleans: there are {', '.join(k.name for k in _OF_BOOLEANS)}")
-        return Reduction(name, _OF_BOOLEANS[kind], linear=False, mean=False, scaled=False, by_mpi=True)
-    if (kind in _BITWISE and floating) or (kind in _ORDERED and dtype.is_complex):
-        raise UnsupportedDType(f"{name} of {dtype} elements is not defined")
-    if kind == _PREMUL and not floating:
-        raise UnsupportedDType(f"{name} of {dtype} elements: floating-point ones are needed")
-    if dtype not in MPI_TYPES and dtype not in _NARROW and dtype is not torch.complex32:
-        raise UnsupportedDType(f"elements of type {dtype} cannot be reduced")
-    mean, scaled = kind == _AVG, kind == _PREMUL
-    by_mpi = dtype in MPI_TYPES and not mean and not scaled
-    return Reduction(name, _OPERATIONS[kind], mean or kind == _SUM, mean, scaled, by_mpi)
-
-
-def reduce_into(
-    source: Tensor, target: Tensor, reduction: Reduction, size: int, run: Callable[[Message, Message, Any], None]
-) -> None:
-    """Reduce memory in elements that MPI knows.
-
-    Parameters
-    ----------
-    source : torch.Tensor
-        Contiguous; not changed unless it is the target.
-    target : torch.Tensor
-        Contiguous, of the same element type: all of the result or, in a reduce_scatter, one rank's share.
-    reduction : Reduction
-        What to do.
-    size : int
-        Ranks, for the mean.
-    run : callable
-        Gets the message to send, the one to receive, and MPI's operation. Source and target are one message if both
-        are the same tensor.
-    """
-    same = source is target
-    if source.dtype is torch.complex32:
-        source, target = torch.view_as_real(source), torch.view_as_real(target)
-    values, result = source, target
-    if source.dtype in _NARROW:
-        values = source.float()
-        result = values if same else torch.empty(target.shape, dtype=torch.float32)
-    if reduction.factor is not None:
-        values = values * reduction.factor
-        result = values if same else result
-    outgoing = elements_of(values)
-    run(outgoing, outgoing if same else elements_of(result), reduction.operation)
-    if reduction.mean:
-        if result.dtype.is_floating_point or result.dtype.is_complex:
-            result.div_(size)
-        else:
-            result.div_(size, rounding_mode="trunc")
-    if result is not target:
-        target.copy_(result)
 
 
 class Way(NamedTuple):
@@ -239,6 +94,7 @@ class Reductions(Preparation):
         self._options = options
         self._reducing: Communicator | None = None
         self._way = lru_cache(maxsize=4096)(self._find_way)
+        self._gpu: GPUPlace | None = None
 
     @property
     def stats(self) -> Stats | None:
@@ -256,6 +112,11 @@ class Reductions(Preparation):
         if not is_reachable(tensor):
             if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
                 return self._sparse_allreduce(tensor, op)
+            order = self._order_there(op, tensor)
+            if order is not None:
+                way = self._way(op, tensor.dtype, tensor.numel())
+                run = partial(self._allreduce_packed, tensors, way.reduction, compress=True)
+                return Prepared(way.signature, run, tensors, order=order)
             check(tensor)
         reduction, compress, what, nbytes, gathered = self._way(op, tensor.dtype, tensor.numel())
         if not tensor.is_contiguous():
@@ -270,6 +131,17 @@ class Reductions(Preparation):
         if reduction.scaled:
             reduction = reduction_of(op, tensor.dtype)
         return Prepared(what, partial(self._allreduce, tensor.detach(), reduction, compress), tensors)
+
+    def _order_there(self, op: Any, tensor: Any) -> InOrder | None:
+        """The order of a sum that a GPU compresses; None of what does not go so."""
+        if not (isinstance(tensor, Tensor) and tensor.is_cuda and tensor.layout is torch.strided and gpu_codes()):
+            return None
+        if not self._compress(tensor.dtype, reduction_of(op, tensor.dtype), nbytes_of(tensor)):
+            return None
+        if self._gpu is None:
+            self._gpu = GPUPlace(tensor.device)
+        # A communicator uses one GPU.
+        return self._gpu.ordered(tensor) if self._gpu.device == tensor.device else None
 
     def _find_way(self, op: Any, dtype: torch.dtype, count: int) -> Way:
         reduction, nbytes, gathered = reduction_of(op, dtype), count * dtype.itemsize, None
@@ -375,7 +247,7 @@ class Reductions(Preparation):
 
     def _allreduce(self, memory: Tensor, reduction: Reduction, compress: bool) -> None:
         if compress or self._through_memory(memory.dtype, reduction, nbytes_of(memory)):
-            x = array_of(memory)
+            x = memory if memory.is_cuda else array_of(memory)
             codec = self._options.codec if compress else None
             self._communicator().allreduce(x, op="mean" if reduction.mean else "sum", out=x, codec=codec)
             return

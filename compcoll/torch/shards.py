@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,17 +14,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 
 from ..codecs.base import Codec
 from ..communicator import Communicator
-from ..devices.host import HostDevice
 from ..errors import HookTaken, InvalidArgument
 from ..feedback import ErrorFeedback
 from .account import Account
-from .buffers import COMPRESSIBLE, array_of
+from .buffers import COMPRESSIBLE
 from .engine import Engine, Work
 from .membership import check_alike, communicator_of
-from .reductions import reduction_of
+from .operations import reduction_of
+from .places import Array, place_of
 from .states import Residuals, residuals_of, state_of
-
-Array = npt.NDArray[Any]
 
 
 class _Column(NamedTuple):
@@ -78,6 +75,7 @@ class ShardCompression:
         self.codec = codec
         self.parameters = parameters
         process_group, device = shared.pop(), groups[0].device
+        self.place = place_of(device)
         check_alike(
             process_group,
             device,
@@ -120,11 +118,11 @@ class ShardCompression:
         self._engine.close()
         self.communicator.free()
 
-    def start(self, job: Callable[[], Any], wait: bool) -> Work | None:
-        """Put a collective in the line; PyTorch gets a handle unless it wants to wait."""
+    def start(self, job: Callable[[], Any], wait: bool, *tensors: Tensor) -> Work | None:
+        """Put a collective on some tensors in the line; PyTorch gets a handle unless it wants to wait."""
         if not wait:
-            return self._engine.submit(job)
-        self._engine.run(job)
+            return self.place.submit(self._engine, job, *tensors)
+        self.place.run(self._engine, job, *tensors)
         return None
 
     def count(self, least: float) -> None:
@@ -157,18 +155,20 @@ class _Rows:
     def __init__(self, owner: ShardCompression, columns: list[_Column]) -> None:
         self.owner = owner
         self.columns = columns
+        held = [np.arange(c.begin, c.end) for c in columns if owner.exact[c.name]]
+        self._held: Any = np.concatenate(held) if held else np.empty(0, np.int64)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory, as PyTorch's interface asks for it."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def exact_columns(self, width: int, dtype: torch.dtype) -> Array | None:
+    def exact_columns(self, width: int, tensor: Tensor) -> Any:
         """Indices of columns that stay exact; None for all, also if parameters lack that had no gradient."""
-        if width != self.columns[-1].end or dtype not in COMPRESSIBLE:
+        if width != self.columns[-1].end or tensor.dtype not in COMPRESSIBLE or len(self._held) == width:
             return None
-        held = [np.arange(c.begin, c.end) for c in self.columns if self.owner.exact[c.name]]
-        exact = np.concatenate(held) if held else np.empty(0, np.int64)
-        return None if len(exact) == width else exact
+        if tensor.is_cuda and not isinstance(self._held, Tensor):
+            self._held = tensor.new_tensor(self._held, dtype=torch.int64)
+        return self._held
 
 
 class _AllGather(_Rows, AllGather):
@@ -179,11 +179,11 @@ class _AllGather(_Rows, AllGather):
     ) -> Work | None:
         owner, communicator = self.owner, self.owner.communicator
         codec, width = owner.parameters, input_tensor.numel()
-        exact = None if codec is None else self.exact_columns(width, input_tensor.dtype)
+        exact = None if codec is None else self.exact_columns(width, input_tensor)
 
         def gather() -> None:
-            own = array_of(input_tensor).copy()  # PyTorch gives a part of the output
-            out = array_of(output_tensor).reshape(communicator.size, width)
+            own = owner.place.copy(owner.place.array(input_tensor))  # PyTorch gives a part of the output
+            out = owner.place.array(output_tensor).reshape(communicator.size, width)
             if exact is None:
                 communicator.allgather(own, out=out, codec=None)
                 owner.count(communicator.size - 1)
@@ -196,7 +196,7 @@ class _AllGather(_Rows, AllGather):
                 out[:, exact] = communicator.allgather(kept, codec=None)
                 owner.count(communicator.size - 1)
 
-        return owner.start(gather, not async_op)
+        return owner.start(gather, not async_op, output_tensor, input_tensor)
 
 
 class _ReduceScatter(_Rows, ReduceScatter):
@@ -215,9 +215,9 @@ class _ReduceScatter(_Rows, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> Work | None:
-        owner, communicator = self.owner, self.owner.communicator
+        owner, communicator, place = self.owner, self.owner.communicator, self.owner.place
         width = output_tensor.numel()
-        exact = None if owner.codec is None else self.exact_columns(width, input_tensor.dtype)
+        exact = None if owner.codec is None else self.exact_columns(width, input_tensor)
         reduction = reduction_of(op, input_tensor.dtype)
         if reduction.factor is not None:
             input_tensor.mul_(reduction.factor)
@@ -225,8 +225,8 @@ class _ReduceScatter(_Rows, ReduceScatter):
         least = (communicator.size - 1) / communicator.size
 
         def scatter() -> None:
-            rows = array_of(input_tensor).reshape(communicator.size, width)
-            out = array_of(output_tensor)
+            rows = place.array(input_tensor).reshape(communicator.size, width)
+            out = place.array(output_tensor)
             if exact is None:
                 _exactly(rows, out)
                 return
@@ -242,25 +242,26 @@ class _ReduceScatter(_Rows, ReduceScatter):
                 algorithm=owner.algorithm,
             )
             owner.count(least)
-            if kept.size:
-                got = np.empty(len(exact), out.dtype)
+            if len(exact):
+                memory = output_tensor.new_empty(len(exact))
+                got = place.array(memory)
                 _exactly(kept, got)
                 out[exact] = got
 
         def _exactly(rows: Array, out: Array) -> None:
             # Halves are summed in float32: exactly, as far as a half shows.
-            wide = np.ascontiguousarray(rows, np.float32 if rows.dtype.itemsize == 2 else rows.dtype).reshape(-1)
             with np.errstate(over="ignore"):
-                out[...] = communicator.reduce_scatter(wide, op=mean, codec=None)
+                out[...] = communicator.reduce_scatter(place.wide(rows), op=mean, codec=None)
             owner.count(least)
 
-        return owner.start(scatter, not async_op)
+        return owner.start(scatter, not async_op, output_tensor, input_tensor)
 
     def residuals(self) -> Residuals:
         """What was lost, by name."""
         if self._feedback is None or self._feedback.residual is None:
             return self._restored
-        rows = self._feedback.residual.reshape(self.owner.communicator.size, -1)
+        place = self.owner.place
+        rows = place.fetched(place.losses(self._feedback.residual)).reshape(self.owner.communicator.size, -1)
         return {c.name: rows[:, c.begin : c.end].reshape(-1)[: c.size] for c in self._compressed()}
 
     def restore(self, residuals: Residuals) -> None:
@@ -276,12 +277,15 @@ class _ReduceScatter(_Rows, ReduceScatter):
         """Lay out restored losses like the gradients."""
         if self._feedback is None or not self._restored:
             return
-        kept = self._feedback.prepare(rows.size, rows.dtype.name, HostDevice.zeros_residual).reshape(rows.shape)
+        place = self.owner.place
+        self.owner.communicator.prepare_feedback(self._feedback, rows.reshape(-1))
+        kept = place.losses(self._feedback.residual).reshape(rows.shape)
         for c in self._compressed():
             if c.name in self._restored:
-                padded = np.zeros(kept.shape[0] * (c.end - c.begin), kept.dtype)
-                padded[: c.size] = self._restored[c.name]
-                kept[:, c.begin : c.end] = padded.reshape(kept.shape[0], -1)
+                lost = self._restored[c.name]
+                padded = np.zeros(kept.shape[0] * (c.end - c.begin), lost.dtype)
+                padded[: c.size] = lost
+                place.put(padded.reshape(kept.shape[0], -1), kept[:, c.begin : c.end])
         self._restored = {}
 
     def _compressed(self) -> list[_Column]:

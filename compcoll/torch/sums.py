@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from ..codecs.base import Codec
 from ..communicator import Communicator
+from ..errors import UnsupportedDevice
 from ..feedback import ErrorFeedback
 from .account import Account
 from .buffers import array_of
@@ -72,11 +73,21 @@ class CodedSums:
         As for `compcoll.allreduce`.
     feedback : bool
         Whether to know what was lost.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If they are not on the CPU.
     """
 
     def __init__(
         self, group: dist.ProcessGroup, device: torch.device, codec: Codec, algorithm: str, *, feedback: bool
     ) -> None:
+        if device.type != "cpu":
+            raise UnsupportedDevice(
+                f"factors on {device} cannot be encoded: only those on the CPU; codec=None sums them on the GPU's "
+                "process group as they are"
+            )
         self._communicator: Communicator = communicator_of(group, device)
         self._codec, self._algorithm = codec, algorithm
         self._engine = Engine("compcoll-low-rank")

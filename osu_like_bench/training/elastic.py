@@ -18,6 +18,7 @@ from compcoll.codecs import Codec
 from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
 from compcoll.torch.account import Account
 from compcoll.torch.bucket import Bucket, Kept
+from compcoll.torch.places import HostPlace
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
 from compcoll.torch.states import residuals_of, state_of
 from compcoll.transports.mpi import check_recovery
@@ -61,14 +62,14 @@ class Averaging:
 
     def _laid_out(self) -> Bucket:
         sizes = [parameter.numel() for parameter in self._parameters.values()]
-        dtype = self._gradients.numpy().dtype
-        return Bucket(tuple(self._parameters), sizes, dtype, self._exact, self._make, self._kept)
+        names, place = tuple(self._parameters), HostPlace()
+        return Bucket(names, sizes, self._gradients, place, self.communicator, self._exact, self._make, self._kept)
 
     def average(self) -> None:
         """Have the gradients be the ranks' mean. Collective."""
         parameters = self._parameters.values()
         torch.cat([parameter.grad.view(-1) for parameter in parameters], out=self._gradients)
-        self._bucket.average(self._gradients.numpy(), self.communicator, self._codec, self._algorithm, self.account)
+        self._bucket.average(self._gradients, self.communicator, self._codec, self._algorithm, self.account)
         means = self._gradients.split([parameter.numel() for parameter in parameters])
         for parameter, mean in zip(parameters, means, strict=True):
             parameter.grad = mean.view_as(parameter)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,9 +21,11 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import deferred
+from late_cuda import LateCUDA
 
+from compcoll.communicator import Communicator
 from compcoll.errors import UnsupportedDevice
-from compcoll.torch import Options, crossing
+from compcoll.torch import Options, crossing, places, reductions
 
 LOCK = threading.RLock()
 
@@ -161,3 +166,50 @@ def check_messages_of_a_gpu(comm: MPI.Intracomm) -> None:
         for work in works:
             work.wait()
         assert (there.download(y) == (r - 1) % p).all()
+
+
+def all_reduce(x: torch.Tensor, op: Any, *, async_op: bool = False) -> Any:
+    """As `dist.all_reduce`, which would keep the stand-in's tensors from being asked themselves."""
+    options = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = op, async_op
+    return dist.group.WORLD.allreduce([x], options)
+
+
+def compressed_sums(cuda: LateCUDA | None, rank: int) -> list[torch.Tensor]:
+    """In every way to wait, of tensors on the host or on a GPU."""
+    upload = torch.clone if cuda is None else cuda.upload
+    download = torch.clone if cuda is None else cuda.download
+    x = torch.randn(60_000, generator=torch.Generator().manual_seed(rank))
+    sums = []
+    for op, dtype in ((dist.ReduceOp.SUM, torch.float32), (dist.ReduceOp.AVG, torch.bfloat16)):
+        blocking, strided = upload(x.to(dtype)), upload(x.to(dtype).view(300, 200))
+        all_reduce(blocking, op)
+        all_reduce(strided.t(), op)
+        pairs = [(there, all_reduce(there, op, async_op=True)) for there in (upload(x.to(dtype)), upload(-x))]
+        for _, work in pairs:
+            work.wait()
+        sums += [download(there) for there in (blocking, strided, *(there for there, _ in pairs))]
+        (got,) = all_reduce(upload(2 * x), op, async_op=True).get_future().wait()
+        sums.append(download(got))
+    return sums
+
+
+def check_sums_that_a_gpu_compresses(comm: MPI.Intracomm) -> None:
+    """The bits of tensors on the host, and no wait too few."""
+    options = Options(codec="minmax", bits=4, min_bytes=100_000)
+    with mock.patch.object(reductions, "Communicator", partial(Communicator, algorithm="ring")):
+        with world(options):
+            expected = compressed_sums(None, comm.rank)
+            assert dist.group.WORLD.stats.codec is not None
+        lines = {
+            node.lineno
+            for node in ast.walk(ast.parse(inspect.getsource(places)))
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "wait_event"
+        }
+        for without in (None, *sorted(lines)):
+            cuda = LateCUDA(without, early=without is None and comm.rank % 2 == 1)
+            with world(options), cuda.installed():
+                got = compressed_sums(cuda, comm.rank)
+                assert dist.group.WORLD.stats.device == "deferred"
+            same = all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
+            assert cuda.lines == lines and all(comm.allgather(same)) == (without is None), without

@@ -7,9 +7,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from compcoll.torch import Options
+
 
 def main() -> None:
-    dist.init_process_group("compcoll")
+    dist.init_process_group("compcoll", pg_options=Options(codec="cast", dtype="bfloat16", min_bytes=2**20))
     rank, size = dist.get_rank(), dist.get_world_size()
     total = sum(range(1, size + 1))
     side = torch.cuda.Stream()
@@ -24,6 +26,10 @@ def main() -> None:
             doubled = x * 2
         side.synchronize()
         assert (doubled == 2 * total).all(), dtype
+    large = torch.full((1_000_000,), float(rank + 1), device="cuda")  # which is compressed
+    work = dist.all_reduce(large, async_op=True)
+    work.wait()
+    assert (large * 2 == 2 * total).all()
     (got,) = dist.all_reduce(torch.ones(1000, device="cuda"), async_op=True).get_future().wait()
     assert (got == size).all() and got.is_cuda
     gathered = torch.empty(size, 3, device="cuda")
