@@ -78,8 +78,8 @@ def only(things: Sequence[Any]) -> Any:
     return things[0]
 
 
-def same_type(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The element type that tensors have in common.
+def same_type(tensors: Sequence[Tensor], *, on_host: bool = True) -> torch.dtype:
+    """The element type that tensors have in common; they must be in host memory unless told otherwise.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def same_type(tensors: Sequence[Tensor]) -> torch.dtype:
     """
     if not tensors:
         raise InvalidBuffer("no tensor was given")
-    for tensor in tensors:
+    for tensor in tensors if on_host else ():
         check(tensor)
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:

@@ -112,7 +112,7 @@ class Reductions(Preparation):
         if not is_reachable(tensor):
             if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
                 return self._sparse_allreduce(tensor, op)
-            order = self._order_there(op, tensor)
+            order = self._order_there(op, [tensor])
             if order is not None:
                 way = self._way(op, tensor.dtype, tensor.numel())
                 run = partial(self._allreduce_packed, tensors, way.reduction, compress=True)
@@ -132,16 +132,19 @@ class Reductions(Preparation):
             reduction = reduction_of(op, tensor.dtype)
         return Prepared(what, partial(self._allreduce, tensor.detach(), reduction, compress), tensors)
 
-    def _order_there(self, op: Any, tensor: Any) -> InOrder | None:
-        """The order of a sum that a GPU compresses; None of what does not go so."""
-        if not (isinstance(tensor, Tensor) and tensor.is_cuda and tensor.layout is torch.strided and gpu_codes()):
+    def _order_there(self, op: Any, given: Sequence[Tensor], results: Sequence[Tensor] = ()) -> InOrder | None:
+        """The order of sums that a GPU compresses; None of what does not go so."""
+        tensors = [*given, *results]
+        if not gpu_codes() or not all(
+            isinstance(x, Tensor) and x.is_cuda and x.layout is torch.strided for x in tensors
+        ):
             return None
-        if not self._compress(tensor.dtype, reduction_of(op, tensor.dtype), nbytes_of(tensor)):
+        if not all(self._compress(x.dtype, reduction_of(op, x.dtype), nbytes_of(x)) for x in given):
             return None
         if self._gpu is None:
-            self._gpu = GPUPlace(tensor.device)
+            self._gpu = GPUPlace(given[0].device)
         # A communicator uses one GPU.
-        return self._gpu.ordered(tensor) if self._gpu.device == tensor.device else None
+        return self._gpu.ordered(*tensors) if {x.device for x in tensors} == {self._gpu.device} else None
 
     def _find_way(self, op: Any, dtype: torch.dtype, count: int) -> Way:
         reduction, nbytes, gathered = reduction_of(op, dtype), count * dtype.itemsize, None
@@ -202,7 +205,8 @@ class Reductions(Preparation):
 
     def reduce_scatter_single(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: Any) -> Prepared:
         """Of one tensor, or of several in a coalesced call."""
-        dtype = same_type([*outputs, *inputs])
+        order = None if all(map(is_reachable, inputs)) else self._order_there(op, inputs, outputs)
+        dtype = same_type([*outputs, *inputs], on_host=order is None)
         for output, source in zip(outputs, inputs, strict=True):
             if source.numel() != output.numel() * self.size:
                 raise InvalidBuffer(
@@ -219,7 +223,7 @@ class Reductions(Preparation):
                 self._reduce_scatter(source.memory, target.memory, reduction, compressed, None)
                 target.unpack()
 
-        return Prepared(what, run, outputs)
+        return Prepared(what, run, outputs, order=order)
 
     def _sparse_allreduce(self, tensor: Tensor, op: Any) -> Prepared:
         if tensor.device.type != "cpu":
@@ -247,7 +251,7 @@ class Reductions(Preparation):
 
     def _allreduce(self, memory: Tensor, reduction: Reduction, compress: bool) -> None:
         if compress or self._through_memory(memory.dtype, reduction, nbytes_of(memory)):
-            x = memory if memory.is_cuda else array_of(memory)
+            x = _array_of(memory)
             codec = self._options.codec if compress else None
             self._communicator().allreduce(x, op="mean" if reduction.mean else "sum", out=x, codec=codec)
             return
@@ -270,7 +274,7 @@ class Reductions(Preparation):
     ) -> None:
         result = torch.empty_like(target) if overlap(source, target) else target
         if compress:
-            x, out = array_of(source).reshape(self.size, -1), array_of(result).reshape(1, -1)
+            x, out = _array_of(source).reshape(self.size, -1), _array_of(result).reshape(1, -1)
             self._communicator().reduce_scatter(x, op="mean" if reduction.mean else "sum", out=out)
         elif sizes is None:
             reduce_into(source, result, reduction, self.size, self._scatter_blocks)
@@ -297,3 +301,8 @@ class Reductions(Preparation):
         if options.codec is None or self.size == 1:
             return False
         return nbytes >= max(options.min_bytes, 1) and reduction.linear and dtype in COMPRESSIBLE
+
+
+def _array_of(memory: Tensor) -> Any:
+    """What a communicator takes of contiguous memory."""
+    return memory if memory.is_cuda else array_of(memory)

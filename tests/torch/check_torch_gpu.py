@@ -191,6 +191,11 @@ def compressed_sums(cuda: LateCUDA | None, rank: int) -> list[torch.Tensor]:
         sums += [download(there) for there in (blocking, strided, *(there for there, _ in pairs))]
         (got,) = all_reduce(upload(2 * x), op, async_op=True).get_future().wait()
         sums.append(download(got))
+        part = upload(torch.zeros(60_000 // dist.get_world_size(), dtype=dtype))
+        options = dist.ReduceScatterOptions()
+        options.reduceOp, options.asyncOp = op, True
+        dist.group.WORLD.reduce_scatter_single(part, upload(x.to(dtype)), options).wait()
+        sums.append(download(part))
     return sums
 
 
@@ -200,7 +205,7 @@ def check_sums_that_a_gpu_compresses(comm: MPI.Intracomm) -> None:
     with mock.patch.object(reductions, "Communicator", partial(Communicator, algorithm="ring")):
         with world(options):
             expected = compressed_sums(None, comm.rank)
-            assert dist.group.WORLD.stats.codec is not None
+            assert dist.group.WORLD.stats.codec is not None and dist.group.WORLD.stats.collective == "reduce_scatter"
         lines = {
             node.lineno
             for node in ast.walk(ast.parse(inspect.getsource(places)))
