@@ -72,11 +72,15 @@ def compress(
         If something else reduces this model's gradients already.
     NotUnderMPI, ThreadsUnavailable
         If MPI did not start these ranks, or not for several threads.
+    UnsupportedDevice
+        If the model is neither on the CPU nor on a CUDA device that CuPy can use.
     CollectiveMismatch
         If models or settings differ between ranks.
 
     Notes
     -----
+    Gradients on a GPU are compressed there, and what compression loses stays there: see docs/gpu.md.
+
     A mean is summed in float32, or float64 for such gradients, of values that are divided first: a half can hold it
     wherever it holds the gradients. Only ``codec="cast"`` to float16 can lose tiny values, which feedback makes up for.
 

@@ -29,6 +29,7 @@ from compcoll.devices import gpu
 from compcoll.errors import CompcollError, InvalidArgument, UnsupportedDevice
 from compcoll.sparse import DGCFeedback
 from compcoll.torch import places
+from compcoll.torch.sums import CodedSums
 from osu_like_bench.training.processes import start
 
 WAYS: list[dict[str, Any]] = [
@@ -267,6 +268,13 @@ def check_refusals_on_a_gpu(comm: MPI.Intracomm) -> None:
             error = raised(lambda way=way: compressed(model, way))
             assert isinstance(error, kind) and said in str(error), error
         compressed(model, WAYS[1]).free()  # a refusal leaves it as it was
+    gpu0, codec = torch.device("cuda", 0), compcoll.MinMax()
+    for call, said in (
+        (lambda: CodedSums(dist.group.WORLD, gpu0, codec, "ring", feedback=True), "codec=None"),
+        (lambda: places.place_of(torch.device("meta")), "CUDA"),
+    ):
+        error = raised(call)
+        assert isinstance(error, UnsupportedDevice) and said in str(error), error
 
 
 def no_cupy() -> Any:
