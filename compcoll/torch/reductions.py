@@ -135,11 +135,9 @@ class Reductions(Preparation):
     def _order_there(self, op: Any, given: Sequence[Tensor], results: Sequence[Tensor] = ()) -> InOrder | None:
         """The order of sums that a GPU compresses; None of what does not go so."""
         tensors = [*given, *results]
-        if not gpu_codes() or not all(
-            isinstance(x, Tensor) and x.is_cuda and x.layout is torch.strided for x in tensors
-        ):
+        if not all(isinstance(x, Tensor) and x.is_cuda and x.layout is torch.strided for x in tensors):
             return None
-        if not all(self._compress(x.dtype, reduction_of(op, x.dtype), nbytes_of(x)) for x in given):
+        if not all(self._compress(x.dtype, reduction_of(op, x.dtype), nbytes_of(x)) for x in given) or not gpu_codes():
             return None
         if self._gpu is None:
             self._gpu = GPUPlace(given[0].device)
