@@ -23,6 +23,7 @@ from .collectives import COPY, Collectives
 from .devices.arrays import NUMPY_DTYPES
 from .devices.device_selection import Exchange, SparseDevice
 from .devices.streams import Timeline
+from .feedback import ErrorFeedback
 from .plan import HALVES, Call, with_checksum
 from .recipe import Checked, Means, Prepared, Recipe
 from .request import Pending, Steps
@@ -248,6 +249,11 @@ class DeviceCollectives(Collectives):
                 recipe = chosen._replace(plan=plan._replace(coder=coder, raw=raw))
                 inner = _Inner(getattr(self, f"_{call.collective}"), recipe, on_device=True)
         return chosen._replace(run=partial(run, inner), block=None)
+
+    def prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
+        # What is freed later is used again in the order of the stream that was current here.
+        with self._here.current_stream(self._here.caller(x, None)):
+            super().prepare_feedback(feedback, x)
 
     def _ordered(self, inner: _Inner, call: Prepared, means: Means) -> Steps:
         """Run a collective after what the caller had launched, and before what the caller will launch."""

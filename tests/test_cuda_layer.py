@@ -341,6 +341,24 @@ def test_what_is_handed_over_comes_after_its_maker(cupy: Any, monkeypatch: pytes
     assert set(seen) == {stream.ptr}
 
 
+def test_feedback_is_allocated_in_the_callers_stream(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy uses freed memory again in the order of that."""
+    seen: list[int] = []
+
+    def zeros(n: Any, dtype: Any) -> Any:
+        seen.append(cupy.cuda.get_current_stream().ptr)
+        return fake_cupy.zeros(n, dtype)
+
+    monkeypatch.setattr(cupy, "zeros", zeros)
+    comm, x = World(1).comms[0], fake_cupy.upload(np.ones(100, np.float32))
+    feedback = ErrorFeedback()
+    with cupy.cuda.Stream() as stream:
+        comm.prepare_feedback(feedback, x)
+    assert seen == [stream.ptr] and isinstance(feedback.residual, cupy.ndarray) and feedback.residual.size == 100
+    comm.allreduce(x, feedback=ErrorFeedback(), codec="minmax", stream=12345)
+    assert seen == [stream.ptr, 12345]
+
+
 def test_encode_asks_once_what_gpus_there_are(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes CUDA longer than the kernel."""
     x = fake_cupy.upload(np.ones(100, np.float32))
