@@ -2,7 +2,6 @@
 #include "repeats.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -11,13 +10,44 @@ namespace {
 
 constexpr size_t most_kept = 16;
 
-bool alike(const Buffer& first, const Buffer& second) {
-    const Py_buffer &a = first.view(), &b = second.view();
-    return a.len == b.len && a.ndim == b.ndim && std::strcmp(a.format, b.format) == 0 &&
-           std::equal(a.shape, a.shape + a.ndim, b.shape);
+// What a numpy.ndarray is, as NumPy's headers have it (PyArrayObject_fields, the same since 1.7): the buffer protocol describes an
+// array anew each time, at ten times the cost.
+struct Array {
+    PyObject_HEAD
+    char* data;
+    int dimensions;
+    Py_ssize_t *shape, *strides;
+    PyObject *base, *dtype;
+    int flags;
+
+    size_t elements() const {
+        size_t n = 1;
+        for (int i = 0; i < dimensions; ++i) n *= static_cast<size_t>(shape[i]);
+        return n;
+    }
+};
+
+constexpr int contiguous = 0x1, writeable = 0x400;  // NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE
+
+// Whether NumPy says the same of an array.
+bool as_numpy_says(nb::handle object, const Array& array) {
+    return array.elements() == nb::cast<size_t>(object.attr("size")) && array.dimensions == nb::cast<int>(object.attr("ndim")) &&
+           object.attr("dtype").is(array.dtype) &&
+           nb::cast<uintptr_t>(object.attr("ctypes").attr("data")) == reinterpret_cast<uintptr_t>(array.data);
 }
 
-bool apart(const Buffer& a, const Buffer& b) { return a.at() + a.nbytes() <= b.at() || b.at() + b.nbytes() <= a.at(); }
+// An object, if it is just such an array with these flags.
+const Array* array(nb::handle object, nb::handle type, int flags) {
+    if (!object.type().is(type)) return nullptr;
+    const Array* const found = reinterpret_cast<const Array*>(object.ptr());
+    return (found->flags & flags) == flags ? found : nullptr;
+}
+
+bool alike(const Array& a, const Array& b) {
+    return a.dtype == b.dtype && a.dimensions == b.dimensions && std::equal(a.shape, a.shape + a.dimensions, b.shape);
+}
+
+bool apart(const Array& a, const Array& b, size_t nbytes) { return a.data + nbytes <= b.data || b.data + nbytes <= a.data; }
 
 // Whether two arguments mean the same, as far as this can be told without code of Python's.
 bool same(nb::handle a, nb::handle b) {
@@ -39,19 +69,22 @@ bool same_options(const nb::dict& a, const nb::dict& b) {
 }  // namespace
 
 void Repeats::keep(const Arguments& given, nb::object recipe) {
-    const Buffer x = memory(given.x);
-    if (!x || !given.feedback.is_none() || position(given, x.view()) != calls_.size()) return;
+    const Array* const x = array(given.x, array_, contiguous);
+    if (!x || !given.feedback.is_none() || position(given, x->elements(), x->dtype) != calls_.size()) return;
+    if (!as_numpy_says(given.x, *x)) return;  // an interpreter or a NumPy with other headers
     nb::dict options;
     options.update(given.options);
     if (calls_.size() == most_kept) calls_.erase(calls_.begin());
-    calls_.push_back({x.view().len, x.view().format, given.op, given.codec, given.algorithm, options, recipe});
+    calls_.push_back({x->elements(), nb::cast<size_t>(given.x.attr("nbytes")), nb::borrow(x->dtype), given.op, given.codec,
+                      given.algorithm, options, recipe});
 }
 
 std::optional<Repeats::Found> Repeats::find(const Arguments& given) const {
-    const Buffer x = memory(given.x);
+    const Array* const x = array(given.x, array_, contiguous);
     if (!x || !given.feedback.is_none()) return {};
-    const size_t at = position(given, x.view());
+    const size_t at = position(given, x->elements(), x->dtype);
     if (at == calls_.size()) return {};
+    const Call& call = calls_[at];
     nb::object out = given.out;
     if (out.is_none()) {
         out = nb::steal(PyObject_CallOneArg(empty_like_.ptr(), given.x.ptr()));
@@ -59,25 +92,19 @@ std::optional<Repeats::Found> Repeats::find(const Arguments& given) const {
             PyErr_Clear();
             return {};
         }
-    } else if (!out.is(given.x)) {
-        const Buffer y = memory(out, PyBUF_WRITABLE);
-        if (!y || !alike(x, y) || !apart(x, y)) return {};
-    } else if (x.view().readonly) {
-        return {};
+    } else {
+        const Array* const y = array(out, array_, contiguous | writeable);
+        if (!y || (y != x && !(alike(*x, *y) && apart(*x, *y, call.nbytes)))) return {};
     }
-    return Found{calls_[at].recipe, out, x.nbytes()};
+    return Found{call.recipe, out, call.nbytes};
 }
 
-Buffer Repeats::memory(nb::handle array, int flags) const {
-    return array.type().is(array_) ? Buffer(array, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags, std::nothrow) : Buffer();
-}
-
-size_t Repeats::position(const Arguments& given, const Py_buffer& x) const {
+size_t Repeats::position(const Arguments& given, size_t elements, nb::handle dtype) const {
     size_t at = 0;
     for (; at < calls_.size(); ++at) {
         const Call& call = calls_[at];
-        if (call.nbytes == x.len && same(call.op, given.op) && same(call.codec, given.codec) &&
-            same(call.algorithm, given.algorithm) && call.format == x.format && same_options(call.options, given.options))
+        if (call.elements == elements && call.dtype.is(dtype) && same(call.op, given.op) && same(call.codec, given.codec) &&
+            same(call.algorithm, given.algorithm) && same_options(call.options, given.options))
             break;
     }
     return at;

@@ -3,10 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <optional>
-#include <string>
 #include <vector>
-
-#include "buffer.h"
 
 namespace compcoll {
 
@@ -39,17 +36,15 @@ public:
 
 private:
     struct Call {
-        Py_ssize_t nbytes;
-        std::string format;
+        size_t elements, nbytes;
+        nanobind::object dtype;
         nanobind::object op, codec, algorithm;
         nanobind::dict options;
         nanobind::object recipe;
     };
 
-    Buffer memory(nanobind::handle array, int flags = PyBUF_SIMPLE) const;
-
-    // Where the call of such arguments is kept; the number of calls if it is not.
-    size_t position(const Arguments& given, const Py_buffer& x) const;
+    // Where the call of such arguments on so many elements of some type is kept; the number of calls if it is not.
+    size_t position(const Arguments& given, size_t elements, nanobind::handle dtype) const;
 
     nanobind::object array_, empty_like_;
     std::vector<Call> calls_;
