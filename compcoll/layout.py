@@ -101,3 +101,18 @@ def shares(ranks: int) -> list[int]:
     """How many small arrays a rank sends in each round of an opening: see `compcoll.algorithms.agree`."""
     distances = [1 << number for number in range((ranks - 1).bit_length())]
     return [1 if in_pairs(ranks) else min(distance, ranks - distance) for distance in distances]
+
+
+SIGNATURE_NBYTES = 16
+"""With which every message of an opening begins."""
+
+_LONGEST = 16384
+_LONGEST_IN_PAIRS = 1 << 17 | SIGNATURE_NBYTES
+_MOST_RANKS = 16
+
+
+def longest_message(ranks: int) -> int:
+    """Bytes of the longest message of an opening, with the arrays that travel along."""
+    if not 1 < ranks <= _MOST_RANKS:
+        return SIGNATURE_NBYTES
+    return _LONGEST_IN_PAIRS if in_pairs(ranks) else _LONGEST

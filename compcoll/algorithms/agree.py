@@ -27,17 +27,14 @@ from typing import NamedTuple
 
 from .._host import Exchange, Gathered, SharedMessage
 from ..errors import CollectiveMismatch
-from ..layout import in_pairs, shares
+from ..layout import SIGNATURE_NBYTES, in_pairs, longest_message, shares
 from ..request import Patience, Steps
 from ..transports.base import Persistent, Transport, Wire
 from ..transports.shared import Mail
 
 _NBYTES = 8  # of a fingerprint, the most significant byte first
 _TWICE = 1 << 8 * _NBYTES | 1
-_BEGIN = 2 * _NBYTES  # of what travels along
-_LONGEST = 16384  # bytes of a message
-_LONGEST_IN_PAIRS = 1 << 17 | _BEGIN
-_MOST_RANKS = 16
+_BEGIN = SIGNATURE_NBYTES  # of what travels along
 _MOST_KEPT = 256
 _TEXT_NBYTES = 512
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -48,15 +45,9 @@ def fingerprint(call: str) -> int:
     return int.from_bytes(blake2b(call.encode(), digest_size=_NBYTES).digest(), "little") & ~1
 
 
-def _longest(ranks: int) -> int:
-    if not 1 < ranks <= _MOST_RANKS:
-        return _BEGIN
-    return _LONGEST_IN_PAIRS if in_pairs(ranks) else _LONGEST
-
-
 def largest(ranks: int) -> int:
     """Bytes of the largest array of each rank that can travel along; 0 if none can."""
-    return (_longest(ranks) - _BEGIN) // max(shares(ranks), default=1)
+    return (longest_message(ranks) - _BEGIN) // max(shares(ranks), default=1)
 
 
 def surely_small(ranks: int) -> int:
@@ -161,7 +152,7 @@ class _Exchanges(dict[int, Exchange]):
 
     def __init__(self, transport: Transport, tag: int, mail: Mail | None, arrays: bytearray) -> None:
         self._arrays = arrays
-        self._longest = _longest(transport.size)
+        self._longest = longest_message(transport.size)
         self._rounds = [_round(transport, number, tag, mail) for number in range(len(shares(transport.size)))]
 
     def __missing__(self, nbytes: int) -> Exchange:
@@ -189,7 +180,7 @@ def _round(transport: Transport, number: int, tag: int, mail: Mail | None) -> _R
     arriving: Persistent | SharedMessage | None
     arriving = None if mail is None else mail.message(source, rank, number, sending=False)
     sent = None if mail is None else mail.message(rank, dest, number, sending=True)
-    incoming, outgoing = (bytearray(0 if in_memory else _longest(size)) for in_memory in (arriving, sent))
+    incoming, outgoing = (bytearray(0 if in_memory else longest_message(size)) for in_memory in (arriving, sent))
     if arriving is None:
         arriving = transport.recv_init(Wire(memoryview(incoming), exact=False), source, tag)
     return _Round(

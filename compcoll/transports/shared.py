@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .._host import SharedMessage
+from ..layout import longest_message
 
 _NAME = "compcoll"
 _SUMS_NBYTES_EACH = 3 * (256 * 1024 + 4096)
 _MOST_SUMS_NBYTES = 32 << 20
-_LONG_NBYTES, _SHORT_NBYTES = 128 * 1024 + 64, 64
-_MOST_RANKS_OF_LONG_MESSAGES = 16
+_NUMBER_NBYTES, _LINE_NBYTES = 8, 64
 _MARK_NBYTES = 16
 
 
@@ -41,8 +41,8 @@ class Room:
 
     @property
     def message_nbytes(self) -> int:
-        """Of an opening's message, and its number."""
-        return _LONG_NBYTES if self.size <= _MOST_RANKS_OF_LONG_MESSAGES else _SHORT_NBYTES
+        """Of an opening's message, and its number: whole cache lines."""
+        return -(-(_NUMBER_NBYTES + longest_message(self.size)) // _LINE_NBYTES) * _LINE_NBYTES
 
     @property
     def nbytes(self) -> int:
