@@ -235,7 +235,8 @@ class Communicator(Calls):
     def _settle_opening(self, recipe: Recipe, along: Any, busy: bool) -> bool:
         """End an opening that took some time; whether some rank has other collectives to advance."""
         signature = recipe.plan.signature.here() if self._debug else recipe.plan.signature
-        self._engine.follow(settle(self._opening, signature, busy, along), recipe.plan, recipe.timeout)
+        settling = settle(self._opening, signature, busy, along, recipe.ahead)
+        self._engine.follow(settling, recipe.plan, recipe.timeout)
         return self._opening.anybody_busy
 
     def _failed(self, error: BaseException, *buffers: Any) -> NoReturn:

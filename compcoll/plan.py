@@ -188,7 +188,7 @@ def make_plan(call: Call, *, device: Any, profile: Profile, world: World, native
         raw, coder = with_checksum(raw, device), with_checksum(coder, device)
     if algorithm in choose.BY_MPI and not native:
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
-    signature = Signature(_line(call, f"{algorithm} in segments of {segment}", codec))
+    signature = Signature(_line(call, f"{algorithm} in segments of {segment}", codec), ahead=True)
     block = 1 if codec is None else codec.block
     return Plan(codec, algorithm, coder, raw, block, segment, signature, summands)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .accuracy import feedback_converges
 from .algorithms import choose
+from .algorithms.agree import Ahead
 from .codecs.base import Codec
 from .codecs.registry import as_codec
 from .errors import InvalidArgument
@@ -66,9 +67,8 @@ class Recipe(NamedTuple):
         Why the codec that was asked for takes no feedback; empty if it does.
     gathered : Along or None
         What travels with the opening, if this is small.
-    early : callable or None
-        Does what of ``block`` can be done while the others' first messages are on their way: from the flat input, with
-        the residual, as the collective of this number. Writes to no buffer of the caller's.
+    ahead : Ahead or None
+        Does what of ``block`` can be done while the others' first messages are on their way.
     timeout : float or None
         Seconds that a wait of these calls may last, if they say so.
     """
@@ -79,7 +79,7 @@ class Recipe(NamedTuple):
     detail: Any
     feedback_refused: str = ""
     gathered: Any = None
-    early: Callable[[Any, Any, int], None] | None = None
+    ahead: Ahead | None = None
     timeout: float | None = None
 
 

@@ -9,11 +9,12 @@ belong to the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from . import _host
+from .algorithms.agree import SentAhead
 from .algorithms.choose import HIERARCHICAL
 from .devices.host import HostCoder
 from .plan import Call
@@ -65,16 +66,21 @@ class _Notes:
         self.free = transport.free
         self.forget = transport.forget
         self.messages: list[Persistent] = []
+        self.ahead: list[SentAhead] = []
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
-        return self._started(self.send_init(wire, dest, tag))
+        message = self.send_init(wire, dest, tag)
+        if self._program.start(message, sends=True):
+            self.ahead.append(SentAhead(message, dest, tag, wire.nbytes))
+        return self._noted(message)
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        return self._started(self.recv_init(wire, source, tag))
+        message = self.recv_init(wire, source, tag)
+        self._program.start(message, sends=False)
+        return self._noted(message)
 
-    def _started(self, message: Persistent) -> Pending:
+    def _noted(self, message: Persistent) -> Pending:
         self.messages.append(message)
-        self._program.start(message)
         return _NotedMessage(message)
 
 
@@ -91,12 +97,15 @@ class Recording(NamedTuple):
         Its messages.
     nbytes : int
         Of its wires.
+    ahead : list of SentAhead
+        Those of its messages that can be sent ahead.
     """
 
     program: _host.Program
     stats: Stats
     messages: list[Persistent]
     nbytes: int
+    ahead: list[SentAhead]
 
     def account(self, stats: Stats) -> None:
         """Add the last run to an account."""
@@ -104,6 +113,25 @@ class Recording(NamedTuple):
         stats.encode_seconds = self.program.encode_seconds
         stats.decode_seconds = self.program.decode_seconds
         stats.wait_seconds = self.program.wait_seconds
+
+
+class _Ahead:
+    """What of a recipe's calls without feedback is done ahead (the contract is `compcoll.algorithms.agree.Ahead`)."""
+
+    def __init__(self, recording: Callable[[], Recording]) -> None:
+        self._recording = recording
+
+    def start(self, x: Any, residual: Any, number: int) -> None:
+        if residual is None:
+            self._recording().program.run_ahead(x, number % 2**32)
+
+    @property
+    def sent(self) -> Sequence[SentAhead]:
+        recording = self._recording()
+        return recording.ahead if recording.program.ahead else ()
+
+    def withdraw(self) -> None:
+        self._recording().program.withdraw()
 
 
 class Recordings:
@@ -149,17 +177,13 @@ class Recordings:
         def recording(feedback: bool) -> Recording:
             return self._get((plan.signature.call, feedback), with_feedback if feedback else without_feedback)
 
-        def encode_first(x: Any, residual: Any, number: int) -> None:
-            if residual is None:
-                recording(False).program.encode_first(x, number % 2**32)
-
         def replay(x: Any, out: Any, residual: Any, number: int) -> Callable[[Stats], None]:
             engine, recorded = self._engine, recording(residual is not None)
             recorded.program.begin(x, out, residual, number % 2**32, *engine.patience)
             engine.follow(until_done(recorded.program), plan, timeout)
             return recorded.account
 
-        return recipe._replace(block=replay, early=encode_first)
+        return recipe._replace(block=replay, ahead=_Ahead(partial(recording, False)))
 
     def _get(self, key: object, make: Callable[[_host.Program, Means], Steps]) -> Recording:
         """The recording of what the key stands for, made of these steps if there is none."""
@@ -183,7 +207,7 @@ class Recordings:
         for pending in make(program, Means(Group(notes, self._tag), take, stats, Turn(None))):
             if isinstance(pending, _NotedMessage):
                 program.wait(pending.message)
-        return Recording(program, stats, notes.messages, nbytes)
+        return Recording(program, stats, notes.messages, nbytes, notes.ahead)
 
     def _forget(self, recording: Recording) -> None:
         for message in recording.messages:

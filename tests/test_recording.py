@@ -13,6 +13,7 @@ from loopback import World, normals
 
 from compcoll import FP8, QSGD, ZFP, Cast, ErrorFeedback, MinMax, OneBit, _host
 from compcoll.devices.host import HostDevice
+from compcoll.errors import CollectiveMismatch, InvalidBuffer
 
 CODECS: list[Any] = [
     None,
@@ -94,8 +95,9 @@ def test_what_a_program_refuses() -> None:
     with pytest.raises(ValueError, match="no such array"):
         program.decode(coder, 100, None, 1.0, [wire], (3, 0), 1)
     program = _host.Program()
-    program.start(_Message())
+    assert program.start(_Message(), sends=True) and not program.start(_Message(), sends=False)
     program.wait(_Message())
+    assert not program.start(_Message(), sends=True)  # it may depend on what came
     program.encode(coder, 100, (0, 50), 1.0, [], None, True, 1.0, 0, 0, wire, None, 1)
     program.decode(coder, 100, None, 1.0, [wire], (1, 0), 1)
     x, out = np.ones(150, np.float32), np.zeros(100, np.float32)
@@ -109,3 +111,111 @@ def test_what_a_program_refuses() -> None:
     assert not program.done and program.Test() and program.done and not program.Test()
     np.testing.assert_allclose(out, 1.0, rtol=1e-2)
     assert program.encode_seconds > 0 and program.decode_seconds > 0 and program.wait_seconds == 0
+
+
+ALGORITHMS = ["ring", "direct", "recursive_doubling", "hierarchical"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("ranks", range(2, 7))
+def test_what_is_sent_ahead(algorithm: str, ranks: int) -> None:
+    """All that a rank sends before it waits for anything, under one tag, unless it feeds back losses."""
+    world = World(ranks, ranks_per_node=3, seed=None, timeout=30, codec="zfp", rate=8, algorithm=algorithm)
+    inputs, feedback = normals(ranks, 4000), [ErrorFeedback() for _ in range(ranks)]
+    ahead: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(ranks)}
+    for rank, comm in enumerate(world.comms):
+        checked = comm._collectives.allreduce(inputs[rank], "sum", None, None, (..., None, {}))
+        before = checked[0].ahead
+        assert before is not None and not before.sent
+        before.start(inputs[rank], feedback[rank], 0)
+        assert not before.sent
+        before.start(inputs[rank], None, 0)
+        assert len({each.tag for each in before.sent}) <= 1
+        ahead[rank] = [(each.dest, each.nbytes) for each in before.sent]
+        with pytest.raises(ValueError, match="has not ended"):
+            before.start(inputs[rank], None, 1)
+        before.withdraw()
+        assert not before.sent
+    for rank, sent in ahead.items():
+        dests = sorted(dest for dest, _ in sent)
+        others = [other for other in range(ranks) if other != rank]
+        if algorithm == "direct":
+            assert dests == others
+        elif algorithm == "ring":
+            assert dests == [(rank + 1) % ranks]
+        elif algorithm == "recursive_doubling":  # who waits for a rank outside sends nothing yet
+            folded = ranks - (1 << ranks.bit_length() - 1)
+            assert len(dests) == (0 if rank < 2 * folded and rank % 2 else 1)
+        assert all(nbytes > 0 for _, nbytes in sent)
+        if algorithm != "hierarchical":
+            assert sum(nbytes for _, nbytes in sent) <= 4000
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "usual": {"codec": "zfp", "rate": 8, "algorithm": "ring"},
+    "longer wires": {"codec": "zfp", "rate": 16, "algorithm": "ring"},
+    "other algorithm": {"codec": "zfp", "rate": 8, "algorithm": "direct"},
+    "nothing sent ahead": {"codec": "zfp", "rate": 8, "algorithm": "ring", "feedback": True},
+    "not replayed": {"codec": "zfp", "tolerance": 1e-3, "algorithm": "ring"},
+    "refused": {"codec": "zfp", "rate": 8, "algorithm": "ring", "out": np.empty(3, np.float32)},
+}
+
+
+def left(world: World) -> int:
+    """Messages that nobody has received, and receives to which nothing has come."""
+    ends = [*world.loopback._sends.values(), *world.loopback._receives.values()]
+    return sum(len(queue) for queue in ends)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "usual"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_what_was_sent_ahead_is_received_when_calls_do_not_belong_together(ranks: int, name: str) -> None:
+    world = World(ranks, ranks_per_node=1, seed=None, timeout=30)
+    inputs = normals(ranks, 20_000)
+    before = [x.copy() for x in inputs]
+    expected = blocking(world, inputs, **CALLS["usual"])
+
+    def call(rank: int, odd: int) -> Exception | None:
+        options = dict(CALLS[name if rank == odd else "usual"])
+        if options.get("feedback"):
+            options["feedback"] = ErrorFeedback()
+        try:
+            world.comms[rank].allreduce(inputs[rank], **options)
+        except (CollectiveMismatch, InvalidBuffer) as error:
+            return error
+        return None
+
+    for odd in range(ranks):
+        with ThreadPoolExecutor(ranks) as pool:
+            errors = list(pool.map(call, range(ranks), [odd] * ranks, timeout=60))
+        assert all(isinstance(error, Exception) == (name != "nothing sent ahead") for error in errors), errors
+        assert left(world) == 0
+        for x, same in zip(inputs, before, strict=True):
+            np.testing.assert_array_equal(x, same)
+        for _ in range(2):
+            for ours, theirs in zip(blocking(world, inputs, **CALLS["usual"]), expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+        assert left(world) == 0
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_was_sent_ahead_is_received_when_a_rank_has_others_to_advance(algorithm: str) -> None:
+    ranks = 3
+    world = World(ranks, ranks_per_node=2, seed=None, timeout=30)
+    inputs, how = normals(ranks, 20_000), {"codec": "zfp", "rate": 8, "algorithm": algorithm}
+    expected = blocking(world, inputs, **how)
+
+    def call(rank: int, nonblocking: int) -> np.ndarray:
+        comm = world.comms[rank]
+        result: np.ndarray
+        result = (
+            comm.iallreduce(inputs[rank], **how).wait() if rank == nonblocking else comm.allreduce(inputs[rank], **how)
+        )
+        return result
+
+    for nonblocking in range(ranks):
+        with ThreadPoolExecutor(ranks) as pool:
+            calls = [pool.submit(call, rank, nonblocking) for rank in range(ranks)]
+            for ours, theirs in zip([each.result(60) for each in calls], expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+        assert left(world) == 0

@@ -8,6 +8,10 @@ Where the number of ranks is a power of two, both others are the rank whose numb
 with one partner a round, answers take messages' acknowledgements along); else it sends to the rank 2^i below and
 receives from the one 2^i above (dissemination).
 
+Meanwhile a rank may send others what they will need first if they do make the same call. If they do not, or some rank
+has other collectives to advance and goes about this one another way, the ranks also tell each other how much that was,
+and receive it, so that nothing is under way any more.
+
 Small arrays travel along, so that a small allreduce needs no further messages: in pairs their sum so far; by
 dissemination those that the rank has, 2^i of them (fewer in the last round), and all are summed in the end.
 
@@ -19,16 +23,17 @@ J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multipor
 from __future__ import annotations
 
 import os
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .._host import Exchange, Gathered, SharedMessage
 from ..errors import CollectiveMismatch
 from ..layout import SIGNATURE_NBYTES, in_pairs, longest_message, shares
-from ..request import Patience, Steps
+from ..request import Patience, Pending, Steps
 from ..transports.base import Persistent, Transport, Wire
 from ..transports.shared import Mail
 
@@ -78,6 +83,37 @@ def places(rank: int, ranks: int) -> Places:
     return Places(1, 0) if in_pairs(ranks) else Places(ranks, -rank % ranks)
 
 
+class SentAhead(NamedTuple):
+    """A message that is sent before all ranks are known to make the same call.
+
+    Attributes
+    ----------
+    message : Pending
+        It has left when this tests true.
+    dest, tag, nbytes : int
+        As it is sent.
+    """
+
+    message: Pending
+    dest: int
+    tag: int
+    nbytes: int
+
+
+class Ahead(Protocol):
+    """What a rank does of its call meanwhile. It writes to no buffer of the caller's."""
+
+    def start(self, x: Any, residual: Any, number: int) -> None:
+        """Do it: from the flat input, with the residual, as the collective of this number."""
+
+    @property
+    def sent(self) -> Sequence[SentAhead]:
+        """What was sent, and is still to be used; all under one tag."""
+
+    def withdraw(self) -> None:
+        """Forget it: it is not used."""
+
+
 class Signature:
     """What a rank tells the others of its call.
 
@@ -87,6 +123,8 @@ class Signature:
         One line on it: equal on all ranks when the calls belong together.
     salt : str
         Not told, but makes the fingerprint another.
+    ahead : bool
+        Whether ranks that make this call may send something ahead.
 
     Attributes
     ----------
@@ -95,10 +133,11 @@ class Signature:
         not, since it has other collectives to advance.
     """
 
-    __slots__ = ("call", "extremes")
+    __slots__ = ("ahead", "call", "extremes")
 
-    def __init__(self, call: str, salt: str = "") -> None:
+    def __init__(self, call: str, salt: str = "", *, ahead: bool = False) -> None:
         self.call = call
+        self.ahead = ahead
         own = fingerprint(call + salt)
         self.extremes = tuple((bits * _TWICE).to_bytes(2 * _NBYTES, "big") for bits in (own, own | 1))
 
@@ -109,7 +148,7 @@ class Signature:
             frame = frame.f_back
         located = object.__new__(Signature)
         located.call = f"{self.call[: _TEXT_NBYTES // 2]} at {frame.f_code.co_filename}:{frame.f_lineno}"
-        located.extremes = self.extremes
+        located.extremes, located.ahead = self.extremes, self.ahead
         return located
 
 
@@ -220,9 +259,11 @@ class Opening:
         Memory of small arrays.
     exchanges : dict
         The exchange with arrays of so many bytes.
+    messages : list of Pending
+        Others that are under way.
     """
 
-    __slots__ = ("anybody_busy", "arrays", "exchanges", "tag", "transport")
+    __slots__ = ("anybody_busy", "arrays", "exchanges", "messages", "tag", "transport")
 
     def __init__(self, transport: Transport, tag: int, mail: Mail | None = None) -> None:
         self.transport = transport
@@ -230,6 +271,7 @@ class Opening:
         self.anybody_busy = False
         self.arrays = bytearray(places(transport.rank, transport.size).rows * largest(transport.size))
         self.exchanges = _Exchanges(transport, tag, mail, self.arrays)
+        self.messages: list[Pending] = []
 
 
 def _wire(memory: bytearray, length: int | None = None) -> Wire:
@@ -268,8 +310,8 @@ def agreed(opening: Opening, own: Signature, busy: bool, along: Gathered | None,
     return exchange.run(own.extremes[busy], along, *patience)
 
 
-def settle(opening: Opening, own: Signature, busy: bool, along: Gathered | None) -> Steps:
-    """What is left to do then."""
+def settle(opening: Opening, own: Signature, busy: bool, along: Gathered | None, ahead: Ahead | None = None) -> Steps:
+    """What is left to do then; ``ahead`` is what this rank may have begun meanwhile."""
     opening.anybody_busy = busy
     exchange = opening.exchanges[0 if along is None else along.nbytes]
     pending = exchange.waiting
@@ -279,28 +321,44 @@ def settle(opening: Opening, own: Signature, busy: bool, along: Gathered | None)
     extremes = exchange.extremes
     if extremes != own.extremes[busy]:
         low, high = int.from_bytes(extremes[:_NBYTES], "big"), int.from_bytes(extremes[_NBYTES:], "big")
-        if low ^ high > 1:
-            calls = yield from _exchange(opening.transport, opening.tag + 1, own.call)
+        mismatch = low ^ high > 1
+        if mismatch or own.ahead:
+            calls = yield from _withdraw(opening, own.call, ahead)
+        if mismatch:
             raise CollectiveMismatch(table(calls, opening.transport.rank))
         opening.anybody_busy = bool(high & 1)
 
 
-def _exchange(transport: Transport, tag: int, text: str) -> Steps:
-    """Every rank's line."""
-    own = _wire(bytearray(text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)))
-    text = _text_of(own)
-    others = [rank for rank in range(transport.size) if rank != transport.rank]
-    lines = {rank: _wire(bytearray(_TEXT_NBYTES)) for rank in others}
-    arriving = [transport.irecv(lines[rank], rank, tag) for rank in others]
-    sending = [transport.isend(own, rank, tag) for rank in others]
-    for pending in arriving + sending:
-        yield pending
-    texts = {rank: _text_of(wire) for rank, wire in lines.items()}
-    return [texts.get(rank, text) for rank in range(transport.size)]
+_SENT = struct.Struct("<qqq")  # ahead: how many messages, under which tag, and the bytes of the longest
 
 
-def _text_of(wire: Wire) -> str:
-    return bytes(wire.buffer).decode(errors="ignore").rstrip()
+def _withdraw(opening: Opening, text: str, ahead: Ahead | None) -> Steps:
+    """Receive what was sent ahead. Every rank's line."""
+    transport, tag = opening.transport, opening.tag + 1
+    sent = () if ahead is None else ahead.sent
+    line = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
+    told = {rank: _wire(_told([each for each in sent if each.dest == rank], line)) for rank in range(transport.size)}
+    heard = {rank: _wire(bytearray(wire.nbytes)) for rank, wire in told.items() if rank != transport.rank}
+    opening.messages = [transport.irecv(wire, rank, tag) for rank, wire in heard.items()]
+    opening.messages += [transport.isend(told[rank], rank, tag) for rank in heard]
+    yield from opening.messages
+    for rank, wire in heard.items():
+        count, under, longest = _SENT.unpack_from(wire.buffer)
+        unused = [Wire(memoryview(bytearray(longest)), exact=False) for _ in range(count)]
+        opening.messages += [transport.irecv(wire, rank, under) for wire in unused]
+    yield from opening.messages[2 * len(heard) :]
+    if ahead is not None:
+        yield from [each.message for each in sent]
+        ahead.withdraw()
+    opening.messages = []
+    lines = {**told, **heard}
+    return [bytes(lines[rank].buffer[_SENT.size :]).decode(errors="ignore").rstrip() for rank in range(transport.size)]
+
+
+def _told(sent: Sequence[SentAhead], line: bytes) -> bytearray:
+    """What a rank tells another, to which it sent this ahead."""
+    longest = max((each.nbytes for each in sent), default=0)
+    return bytearray(_SENT.pack(len(sent), sent[0].tag if sent else 0, longest) + line)
 
 
 def table(calls: list[str], own: int) -> str:

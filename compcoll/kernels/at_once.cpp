@@ -66,7 +66,7 @@ public:
             }
             const bool busy = PySet_GET_SIZE(under_way_.ptr()) > 0;
             std::function<void()> meanwhile;
-            if (known.early.is_valid() && !busy) meanwhile = [&] { known.early(x, residual, number); };
+            if (known.ahead.is_valid() && !busy) meanwhile = [&] { known.ahead(x, residual, number); };
             const bool agreed = nb::cast<Exchange&>(exchange).run(known.extremes[busy], along, patience_[busy], meanwhile);
             if (agreed ? busy : nb::cast<bool>(owner.attr("_settle_opening")(recipe, along, busy)))
                 return owner.attr("_beside_others")(collective, recipe, x, out, result, residual, number);
@@ -96,7 +96,7 @@ public:
 private:
     // What is needed of a Python recipe.
     struct Recipe {
-        nb::object recipe, plan, block, early, load;
+        nb::object recipe, plan, block, ahead, load;
         std::array<nb::bytes, 2> extremes;  // where nobody has other collectives to advance, and where this rank has
     };
 
@@ -110,9 +110,9 @@ private:
         for (const Recipe& each : known_)
             if (each.recipe.is(recipe)) return each;
         if (known_.size() == most_known) known_.pop_front();
-        const nb::object plan = recipe.attr("plan"), early = recipe.attr("early"), gathered = recipe.attr("gathered");
+        const nb::object plan = recipe.attr("plan"), ahead = recipe.attr("ahead"), gathered = recipe.attr("gathered");
         const nb::object extremes = plan.attr("signature").attr("extremes");
-        known_.push_back({nb::borrow(recipe), plan, recipe.attr("block"), early.is_none() ? nb::object() : early,
+        known_.push_back({nb::borrow(recipe), plan, recipe.attr("block"), ahead.is_none() ? nb::object() : nb::object(ahead.attr("start")),
                           gathered.is_none() ? nb::object() : nb::object(gathered.attr("load")),
                           {nb::bytes(extremes[0]), nb::bytes(extremes[1])}});
         return known_.back();

@@ -25,7 +25,6 @@ using namespace compcoll;
 namespace {
 
 constexpr size_t arrays = 3;                    // x, out and the residual
-constexpr size_t none = SIZE_MAX;
 enum Which : size_t { x, out, residual };
 
 // A part of one of the arrays: which, and where it begins, in elements.
@@ -33,6 +32,7 @@ using Place = std::tuple<size_t, size_t>;
 
 struct Step {
     enum class Kind { start, await, encode, decode } kind;
+    bool ahead = false;   // may come before `begin`
     nb::object function;  // of a message
     nb::object owner;     // of the coder
     const HostCoder* coder = nullptr;
@@ -48,8 +48,16 @@ struct Step {
 
 class Program {
 public:
-    void start(const nb::object& message) { add_message(Step::Kind::start, message.attr("Start")); }
-    void await(const nb::object& message) { add_message(Step::Kind::await, message.attr("Test")); }
+    // Whether the message is sent by `run_ahead`.
+    bool start(const nb::object& message, bool sends) {
+        add_message(Step::Kind::start, message.attr("Start"), sends && opening_);
+        return sends && opening_;
+    }
+
+    void await(const nb::object& message) {
+        add_message(Step::Kind::await, message.attr("Test"));
+        opening_ = false;
+    }
 
     void encode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
                 std::optional<Place> kept, bool feed, double residual_scale, uint64_t draw, uint64_t position, nb::object wire,
@@ -60,20 +68,22 @@ public:
         step.residual_scale = residual_scale;
         step.draw = Draw{draw, position};
         step.wire = memory_of(wire, step.coder->wire_nbytes(n), PyBUF_WRITABLE);
-        const bool waits = std::any_of(steps_.begin(), steps_.end(), [](const Step& s) { return s.kind == Step::Kind::await; });
-        if (first_ == none && !waits && !kept && !decoded && wires.empty() && std::get<0>(*add) == x) first_ = steps_.size();
+        opening_ = opening_ && !kept && !decoded && wires.empty() && std::get<0>(*add) == x;
+        step.ahead = opening_;
         steps_.push_back(std::move(step));
+        if (opening_) ahead_end_ = steps_.size();
     }
 
     void decode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
                 Place result, int threads) {
         steps_.push_back(kernel(Step::Kind::decode, coder, n, add, scale, wires, result, threads));
+        opening_ = false;
     }
 
-    // Encodes what is sent first, if that is made of x alone, for a run as the collective of this number.
-    void encode_first(nb::handle x_array, uint64_t number) {
-        if (first_ == none) return;
-        if (running_) throw nb::value_error("the run before has not ended");
+    // Encodes and sends what is made of x alone, up to where something is waited for: of a run as the collective of this number,
+    // which may never begin. Writes to wires only.
+    void run_ahead(nb::handle x_array, uint64_t number) {
+        if (running_ || ahead_) throw nb::value_error("the run before has not ended");
         given_[x].emplace(x_array, PyBUF_SIMPLE);
         if (needed_[x] > given_[x]->nbytes()) {
             release();
@@ -81,14 +91,20 @@ public:
         }
         number_ = number;
         encode_seconds_ = 0.0;
-        run(steps_[first_]);
+        for (size_t i = 0; i < ahead_end_; ++i)
+            if (steps_[i].ahead) run(steps_[i]);
         release();
-        encoded_ = number;
+        ahead_ = number;
     }
+
+    // Forgets what was run ahead: nothing of it is under way any more.
+    void withdraw() { ahead_.reset(); }
+
+    bool ahead() const { return ahead_.has_value(); }
 
     // Begins to run it, as the collective of this number.
     void begin(nb::handle x_array, nb::handle out_array, nb::handle residual_array, uint64_t number, size_t looks, size_t yields) {
-        if (running_) throw nb::value_error("the run before has not ended");
+        if (running_ || ahead_.value_or(number) != number) throw nb::value_error("the run before has not ended");
         given_[x].emplace(x_array, PyBUF_SIMPLE);
         given_[out].emplace(out_array, PyBUF_WRITABLE);
         if (!residual_array.is_none()) given_[residual].emplace(residual_array, PyBUF_WRITABLE);
@@ -99,7 +115,7 @@ public:
         }
         number_ = number;
         patience_ = Patience{looks, yields};
-        if (encoded_ != number) encode_seconds_ = 0.0;
+        if (!ahead_) encode_seconds_ = 0.0;
         decode_seconds_ = wait_seconds_ = 0.0;
         at_ = 0;
         running_ = true;
@@ -111,7 +127,7 @@ public:
     // Goes on until a message must be waited for; whether there was any progress.
     bool advance() {
         const size_t before = at_;
-        while (running_ && ((at_ == first_ && encoded_ == number_) || run(steps_[at_]))) {
+        while (running_ && ((ahead_ && steps_[at_].ahead) || run(steps_[at_]))) {
             ++at_;
             end_if_over();
         }
@@ -123,11 +139,13 @@ public:
     double wait_seconds() const { return wait_seconds_; }
 
 private:
-    void add_message(Step::Kind kind, nb::object function) {
+    void add_message(Step::Kind kind, nb::object function, bool ahead = false) {
         Step step{};
         step.kind = kind;
+        step.ahead = ahead;
         step.function = function;
         steps_.push_back(std::move(step));
+        if (ahead) ahead_end_ = steps_.size();
     }
 
     Step kernel(Step::Kind kind, nb::object coder, size_t n, std::optional<Place> add, double scale,
@@ -207,7 +225,7 @@ private:
     void end_if_over() {
         if (at_ < steps_.size()) return;
         running_ = false;
-        encoded_.reset();
+        ahead_.reset();
         release();
     }
 
@@ -221,9 +239,9 @@ private:
     std::array<std::optional<Buffer>, arrays> given_;
     uint64_t number_ = 0;
     Patience patience_;
-    size_t at_ = 0, first_ = none;
-    std::optional<uint64_t> encoded_;  // the number of the run for which the first encoding is there
-    bool running_ = false;
+    size_t at_ = 0, ahead_end_ = 0;
+    std::optional<uint64_t> ahead_;  // the number of the run of which these steps are done
+    bool running_ = false, opening_ = true;  // while it is made: nothing was waited for, and all made of x alone
     double encode_seconds_ = 0.0, decode_seconds_ = 0.0, wait_seconds_ = 0.0;
 };
 
@@ -232,15 +250,17 @@ private:
 void compcoll::bind_program(nb::module_& m) {
     nb::class_<Program>(m, "Program")
         .def(nb::init<>())
-        .def("start", &Program::start, nb::arg("message"))
+        .def("start", &Program::start, nb::arg("message"), nb::arg("sends"), "Whether `run_ahead` sends it.")
         .def("wait", &Program::await, nb::arg("message"))
         .def("encode", &Program::encode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("draw"),
              nb::arg("position"), nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
         .def("decode", &Program::decode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("out"), nb::arg("threads"))
-        .def("encode_first", &Program::encode_first, nb::arg("x"), nb::arg("number"),
-             "Encode what is sent first, if that is made of x alone, for the run of this number.")
+        .def("run_ahead", &Program::run_ahead, nb::arg("x"), nb::arg("number"),
+             "Encode and send what is made of x alone before anything is waited for, of the run of this number.")
+        .def("withdraw", &Program::withdraw, "Forget what was run ahead, of which nothing is under way any more.")
+        .def_prop_ro("ahead", &Program::ahead, "Whether something was run ahead and is still to be used.")
         .def("begin", &Program::begin, nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"),
              nb::arg("looks"), nb::arg("yields"), "Begin to run it on some arrays, with so much patience.")
         .def_prop_ro("done", &Program::done, "Whether it has run to its end, or has not begun.")

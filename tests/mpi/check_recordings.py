@@ -10,7 +10,18 @@ import numpy as np
 from mpi4py import MPI
 
 import compcoll
-from compcoll import FP8, QSGD, ZFP, Cast, Communicator, ErrorFeedback, MinMax, OneBit, TernGrad
+from compcoll import (
+    FP8,
+    QSGD,
+    ZFP,
+    Cast,
+    Communicator,
+    ErrorFeedback,
+    MinMax,
+    OneBit,
+    TernGrad,
+)
+from compcoll.errors import CollectiveMismatch, InvalidBuffer
 
 ALGORITHMS = ["ring", "direct", "recursive_doubling", "hierarchical"]
 CODECS: list[Any] = [
@@ -116,6 +127,40 @@ def check_beside_others(comm: MPI.Intracomm) -> None:
             late = other.iallreduce(x, algorithm="ring")
         late.wait()
         np.testing.assert_array_equal(communicator.allreduce(x, **how), alone)
+    communicator.free()
+
+
+def check_what_was_sent_ahead(comm: MPI.Intracomm) -> None:
+    """Of short and of long messages: when calls do not belong together, nothing stays under way."""
+    if comm.size == 1:
+        return
+    communicator = Communicator(comm)
+    for n, algorithm in itertools.product([3000, 2_000_000], ALGORITHMS):
+        x = np.random.default_rng(comm.rank).standard_normal(n).astype(np.float32)
+        usual: dict[str, Any] = {"codec": "zfp", "rate": 8, "algorithm": algorithm}
+        others: list[dict[str, Any]] = [
+            {**usual, "rate": 16},
+            {**usual, "rate": 4},
+            {**usual, "algorithm": "ring" if algorithm == "direct" else "direct"},
+            {**usual, "out": x[:1]},
+            {"algorithm": "native"},
+        ]
+        expected, before = communicator.allreduce(x, **usual), x.copy()
+        for other, odd in itertools.product(others, {0, comm.size - 1}):
+            try:
+                communicator.allreduce(x, **(other if comm.rank == odd else usual))
+            except (CollectiveMismatch, InvalidBuffer):
+                pass
+            else:
+                raise AssertionError(f"{other} belongs together with {usual}")
+            np.testing.assert_array_equal(x, before)
+            for _ in range(2):
+                np.testing.assert_array_equal(communicator.allreduce(x, **usual), expected)
+            if comm.rank == odd:
+                got = communicator.iallreduce(x, **usual).wait()
+            else:
+                got = communicator.allreduce(x, **usual)
+            np.testing.assert_array_equal(got, expected)
     communicator.free()
 
 
