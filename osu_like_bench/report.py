@@ -32,6 +32,8 @@ class Record:
         What was asked for, and what ran.
     codec : str or None
         The codec that ran; None when values travelled uncompressed.
+    median_low_us, median_high_us : float
+        The median's 95 % confidence interval.
     speedup : float
         The first contender's time by this one's, in the statistic that the tables show.
     ratio : float
@@ -59,6 +61,8 @@ class Record:
     codec: str | None
     avg_us: float
     median_us: float
+    median_low_us: float
+    median_high_us: float
     min_us: float
     max_us: float
     iterations: int

@@ -200,6 +200,8 @@ def _record(
         codec=None if codec is None else repr(codec),
         **{STATISTICS[name][1]: getattr(times, name) * 1e6 for name in STATISTICS},
         max_us=times.max * 1e6,
+        median_low_us=times.low * 1e6,
+        median_high_us=times.high * 1e6,
         iterations=times.iterations,
         algbw=algbw,
         busbw=algbw * case.busbw(comm.size),

@@ -17,6 +17,7 @@ FEWEST = 3
 """Rounds that are timed even if the first takes longer than the time allowed."""
 
 _LONGEST_BATCH = 64
+_BEYOND = 0.98  # half of the normal distribution's 1.96, as the count below the median has a variance of n/4
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,36 @@ class Limits:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the timed iterations of one contender."""
+    """Seconds of the timed iterations of one contender.
+
+    Attributes
+    ----------
+    low, high : float
+        The median's 95 % confidence interval, whatever the distribution; least and largest where that takes more than
+        there are (H. A. David, H. N. Nagaraja, "Order Statistics", 2003, section 7.1).
+    """
 
     mean: float
     median: float
     min: float
     max: float
     iterations: int
+    low: float
+    high: float
 
     @staticmethod
     def of(seconds: Seconds) -> Times:
         """Of one value an iteration."""
+        ordered, n = np.sort(seconds).tolist(), len(seconds)
+        outside = max(int(n / 2 - _BEYOND * n**0.5), 0)
         return Times(
-            float(seconds.mean()), float(np.median(seconds)), float(seconds.min()), float(seconds.max()), len(seconds)
+            float(seconds.mean()),
+            float(np.median(seconds)),
+            ordered[0],
+            ordered[-1],
+            n,
+            low=ordered[outside],
+            high=ordered[-1 - outside],
         )
 
 

@@ -99,6 +99,8 @@ def _record(
         codec=None,
         **{STATISTICS[each][1]: getattr(taken, each) * 1e6 for each in STATISTICS},
         max_us=taken.max * 1e6,
+        median_low_us=taken.low * 1e6,
+        median_high_us=taken.high * 1e6,
         iterations=taken.iterations,
         algbw=algbw,
         busbw=algbw * (p - 1) / p,

@@ -20,7 +20,7 @@ from compcoll.codecs import Codec
 from osu_like_bench import bounds, data, sizes
 from osu_like_bench.errors import UsageError
 from osu_like_bench.report import Record
-from osu_like_bench.timing import Limits, measure
+from osu_like_bench.timing import Limits, Times, measure
 
 MPIRun = Callable[..., Completed]
 
@@ -109,6 +109,16 @@ def test_contenders_take_turns() -> None:
     assert all(taken.min <= taken.median <= taken.max for taken in times)
     assert {frozenset(calls[i : i + 2]) for i in range(0, len(calls), 2)} == {frozenset("ab")}
     assert {tuple(calls[i : i + 2]) for i in range(0, len(calls), 2)} == {("a", "b"), ("b", "a")}
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 20, 101, 400])
+def test_the_interval_of_a_median_holds_the_true_one_as_often_as_it_says(n: int) -> None:
+    """Of a skewed distribution whose median is ln 2."""
+    draws = np.random.default_rng(n).exponential(size=(2000, n))
+    intervals = [(times.low, times.high) for times in map(Times.of, draws)]
+    held = np.mean([low <= np.log(2) <= high for low, high in intervals])
+    assert held == pytest.approx(1 - 0.5 ** (n - 1), abs=0.03) if n < 6 else 0.92 < held < 0.99
+    assert all(times.min <= times.low <= times.median <= times.high <= times.max for times in map(Times.of, draws))
 
 
 def test_the_time_cap_ends_a_measurement_on_all_ranks_at_once() -> None:
@@ -217,7 +227,8 @@ def test_allreduce_contenders_and_records(mpirun: MPIRun, tmp_path: Path) -> Non
     for record in found:
         assert set(record) == {field.name for field in fields(Record)}
         assert record["wrong"] == 0
-        assert record["min_us"] <= record["median_us"] <= record["max_us"]
+        names = ("min_us", "median_low_us", "median_us", "median_high_us", "max_us")
+        assert [record[name] for name in names] == sorted(record[name] for name in names)
         assert record["algbw"] == pytest.approx(record["size"] / record["avg_us"] / 1e3)
         assert record["busbw"] == pytest.approx(record["algbw"] * 4 / 3)
     last = {record["contender"]: record for record in found[-9:]}
