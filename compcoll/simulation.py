@@ -186,7 +186,9 @@ def allreduce(
         raise InvalidArgument(_too_many(scenario, plan, count))
     simulated = Simulated(scenario.ranks, scenario.network, cut.symmetry, progress)
     begun = opening(scenario.ranks, scenario.network)
-    starts = [scenario.call + begun.seconds[t.rank % len(begun.seconds)] for t in simulated.transports]
+    opened = [scenario.call + begun.seconds[t.rank % len(begun.seconds)] for t in simulated.transports]
+    ahead = plan.coder is not None and plan.coder.fixed_size  # as in blocking calls that are replayed
+    starts = [scenario.call] * len(opened) if ahead else opened
     take = lru_cache(maxsize=None)(Extent)
     speeds = scenario.speed or scenario.profile.speed(
         kind_of(codec), way_of(codec, device, scenario.dtype, itemsize).bits
@@ -200,7 +202,7 @@ def allreduce(
             SizesCoder(transport, lambda n: itemsize * n, _seconds(raw_speeds, itemsize)),
         ]
         running.append((_steps(transport, plan, cut, coders, take, stats, itemsize), stats, coders))
-    account = simulated.run([steps for steps, _, _ in running], starts)
+    account = simulated.run([steps for steps, _, _ in running], starts, opened)
     return Outcome(
         algorithm,
         codec,

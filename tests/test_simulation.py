@@ -208,8 +208,12 @@ def test_the_same_messages_as_real_ranks(
 def test_the_opening_is_simulated_too() -> None:
     network = Network(FREE, LINK)
     assert max(opening(16, network).seconds) == pytest.approx(4 * (ALPHA + 16 * BETA))
-    whole = simulation.allreduce(Scenario(16, network, 1 << 20, profile=INSTANT, call=1e-3), "ring").seconds
-    assert whole == pytest.approx(run(16, 1 << 20, "ring").seconds + max(opening(16, network).seconds) + 1e-3)
+    for nbytes in (1 << 14, 1 << 20):
+        whole = simulation.allreduce(Scenario(16, network, nbytes, profile=INSTANT, call=1e-3), "ring").seconds
+        first = ALPHA + nbytes // 16 * BETA  # on its way meanwhile
+        later = max(max(opening(16, network).seconds) - first, 0.0)
+        assert (later > 0) is (nbytes == 1 << 14)
+        assert whole == pytest.approx(run(16, nbytes, "ring").seconds + later + 1e-3)
 
 
 def test_all_bytes_that_are_sent_arrive(monkeypatch: pytest.MonkeyPatch) -> None:

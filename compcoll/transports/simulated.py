@@ -124,7 +124,7 @@ class Simulated:
         self._expected: dict[int, list[_Waited]] = {}
         self._paths: dict[tuple[int, int], tuple[Server, ...]] = {}
 
-    def run(self, steps: Sequence[Steps], starts: Sequence[float] = ()) -> Account:
+    def run(self, steps: Sequence[Steps], starts: Sequence[float] = (), opened: Sequence[float] = ()) -> Account:
         """Run the steps of each simulated rank to their end.
 
         Parameters
@@ -133,6 +133,8 @@ class Simulated:
             One algorithm's generator for each of `transports`.
         starts : sequence of float
             When each rank begins; at 0 by default.
+        opened : sequence of float
+            When each has ended an opening, before which it may send but uses nothing that came; at 0 by default.
 
         Raises
         ------
@@ -141,6 +143,8 @@ class Simulated:
         """
         for transport, start in zip(self.transports, starts, strict=False):
             transport.now = start
+        for transport, end in zip(self.transports, opened, strict=False):
+            transport.opened = end
         for transport, own in zip(self.transports, steps, strict=True):
             transport.steps = own
             transport.ended = False
@@ -257,6 +261,8 @@ class SimulatedTransport:
     ----------
     now : float
         The rank's time.
+    opened : float
+        When its opening ends.
     """
 
     def __init__(self, world: Simulated, rank: int, size: int, nodes: Sequence[int]) -> None:
@@ -264,7 +270,7 @@ class SimulatedTransport:
         self.rank = rank
         self.size = size
         self.nodes = nodes
-        self.now = 0.0
+        self.now = self.opened = 0.0
         self.steps: Steps = iter(())  # type: ignore[assignment]
         self.ended = True
         self.half_message = world.network.message / 2
@@ -306,7 +312,7 @@ def _advance(rank: SimulatedTransport) -> None:
 
 
 def _arrive(rank: SimulatedTransport, waited: _Waited) -> None:
-    rank.now = max(rank.now, waited.done)
+    rank.now = max(rank.now, rank.opened, waited.done)
     if waited.receives:
         rank.now += rank.half_message
         if rank.copy and waited.near:
