@@ -182,14 +182,19 @@ def _naive(records: Records) -> Row:
         for size in records.sizes(case):
             own, naive = records.result(case, "ring", size), records.result(case, "p2p_ring", size)
             assert own is not None and naive is not None
-            spread = sum(
-                (each["median_high_us"] - each["median_low_us"]) / 2 / each["median_us"] for each in (own, naive)
-            )
-            saved.append((1 - own["median_us"] / naive["median_us"], spread, f"{mebibytes(size)}, {network}"))
-            more = more or own["median_low_us"] > naive["median_high_us"]
+            taken, theirs = _interval(own), _interval(naive)
+            spread = sum((high - low) / 2 / middle for low, middle, high in (taken, theirs))
+            saved.append((1 - taken[1] / theirs[1], spread, f"{mebibytes(size)}, {network}"))
+            more = more or taken[0] > theirs[2]
     least, most = min(saved), max(saved)
     figure = " … ".join(f"{100 * part:.1f} ± {100 * spread:.1f} % ({where})" for part, spread, where in (most, least))
     return Row(what, goal, figure, most[0] >= 0.35 and not more)
+
+
+def _interval(result: dict[str, Any]) -> tuple[float, float, float]:
+    """A median and its interval around it; older records have none."""
+    median = result["median_us"]
+    return result.get("median_low_us", median), median, result.get("median_high_us", median)
 
 
 def _auto(records: Records, case: str, where: str) -> Row:
