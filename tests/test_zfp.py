@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import zfpy
@@ -15,6 +16,7 @@ from compcoll import ZFP
 from compcoll.devices.host import HostDevice
 
 SETS = HostDevice.instruction_sets()
+as_bytes = HostDevice.as_bytes
 # zfpy corrupts memory at float32 rates up to 2 and float64 rates below 3: it is never called there.
 RATES = {
     np.float32: [2.25, 2.5, 3, 4, 5.25, 7.75, 8, 9.5, 10, 11, 12, 14.5, 15.75, 16, 17, 20, 24, 28.25, 31.5, 32],
@@ -202,6 +204,93 @@ def test_tiny_blocks_become_zero(instruction_set: str, dtype: Any) -> None:
 def test_unaligned_memory(instruction_set: str, offset: int) -> None:
     x = data("normal", 1000 + offset, np.float32)[offset:]
     assert encode(instruction_set, 8, x) == reference(x.copy(), 8)
+
+
+def rough(kind: str, n: int, seed: int) -> np.ndarray:
+    """Also what zfpy cannot take."""
+    rng = np.random.default_rng(seed)
+    if kind == "any bits":
+        return rng.integers(0, 2**32, n, np.uint32).view(np.float32)
+    x = data("normal" if kind not in KINDS else kind, n, np.float32, seed)
+    if kind == "sums":
+        return np.cumsum(x)
+    if kind == "subnormal":
+        return x * np.float32(1e-36)
+    if kind == "lowest":
+        return x * np.float32(1e3 * SMALLEST[np.float32])
+    if kind == "not finite":
+        x[rng.random(n) < 0.01] = rng.choice([np.nan, np.inf, -np.inf])
+    if kind == "some equal":
+        x[rng.random(n) < 0.5] = 1.5
+    return x
+
+
+ROUGH = [*KINDS, "any bits", "sums", "subnormal", "lowest", "not finite", "some equal"]
+parts = st.lists(
+    st.tuples(st.sampled_from(ROUGH), st.integers(1, 700) | st.sampled_from([4, 64, 256, 1024])),
+    min_size=1,
+    max_size=6,
+)
+
+
+def together(parts: list[tuple[str, int]], seed: int) -> np.ndarray:
+    return np.concatenate([rough(kind, n, seed + i) for i, (kind, n) in enumerate(parts)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=parts,
+    seed=st.integers(0, 2**31),
+    maxbits=st.integers(9, 36) | st.sampled_from([16, 32]),
+    dtype=st.sampled_from([np.float32, np.float32, np.float16, ml_dtypes.bfloat16]),
+    wires=st.integers(0, 1),
+    feed=st.sampled_from([None, True, False]),
+)
+def test_encoders_know_what_others_decode(
+    parts: list[tuple[str, int]], seed: int, maxbits: int, dtype: Any, wires: int, feed: bool | None
+) -> None:
+    """Bit for bit, wherever the bits run out, and on every instruction set the same."""
+    with np.errstate(all="ignore"):
+        x = together(parts, seed).astype(dtype)
+        n, results = x.size, set()
+        before = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+        for instruction_set in SETS:
+            bound = coder(instruction_set, maxbits / 4, dtype)
+            first, wire, wanted_wire = (np.zeros(bound.wire_nbytes(n), np.uint8) for _ in range(3))
+            decoded, own, wanted = np.full(n + 16, 7, dtype), np.zeros(n, dtype), np.zeros(n, dtype)
+            bound.encode(n, as_bytes(x), (), first)
+            given_wires = (first,) * wires
+            residual = None if feed is None else before.copy()
+            options = {"residual": residual, "feed": bool(feed), "residual_scale": 0.5}
+            bound.encode(n, as_bytes(x), given_wires, wire, decoded=as_bytes(decoded[:n]), **options)
+            bound.decode(n, None, (wire,), as_bytes(wanted))
+            assert decoded[:n].tobytes() == wanted.tobytes()
+            assert (decoded[n:] == 7).all()
+            if feed is None:
+                bound.encode(n, as_bytes(x), given_wires, wanted_wire)
+                assert wire.tobytes() == wanted_wire.tobytes()
+                own[:] = x  # in place
+                bound.encode(n, as_bytes(own), given_wires, wanted_wire, decoded=as_bytes(own))
+                assert own.tobytes() == wanted.tobytes()
+            elif dtype is np.float32 and wires == 0:
+                total = x + before if feed else x
+                lost = (total - wanted) * np.float32(0.5) + (np.float32(0) if feed else before)
+                kept = np.where(np.isfinite(lost), lost, np.float32(0) if feed else before)
+                np.testing.assert_array_equal(residual, kept)
+            results.add((wire.tobytes(), wanted.tobytes(), None if residual is None else residual.tobytes()))
+        assert len(results) == 1
+
+
+@pytest.mark.parametrize("kind", ROUGH)
+def test_encoders_know_what_others_decode_at_every_rate(kind: str) -> None:
+    x = rough(kind, 5003, 5).astype(np.float32)
+    for instruction_set in SETS:
+        for maxbits in range(9, 129):
+            bound = coder(instruction_set, maxbits / 4, np.float32)
+            wire, own, wanted = np.zeros(bound.wire_nbytes(x.size), np.uint8), np.zeros_like(x), np.zeros_like(x)
+            bound.encode(x.size, x, (), wire, decoded=own)
+            bound.decode(x.size, None, (wire,), wanted)
+            assert own.tobytes() == wanted.tobytes(), maxbits
 
 
 def test_variable_size_modes_are_zfpys() -> None:

@@ -74,14 +74,18 @@ public:
         }
     }
 
-    void encode(const T* values, uint8_t* wire, Draw draw) const {
+    // `decoded`, unless null, gets what the others will.
+    void encode(const T* values, uint8_t* wire, Draw draw, T* decoded) const {
         Config config = coder_.config;
         config.draw = draw.number;
         config.position = draw.position + begin_;
-        code_.encode(values, n_, wire + offset_, config);
+        if (decoded != nullptr && code_.encode_decoded != nullptr) {
+            code_.encode_decoded(values, n_, wire + offset_, decoded, config);
+        } else {
+            code_.encode(values, n_, wire + offset_, config);
+            if (decoded != nullptr) code_.decode(wire + offset_, n_, decoded, config);
+        }
     }
-
-    void decode(const uint8_t* wire, T* values) const { code_.decode(wire + offset_, n_, values, coder_.config); }
 
     void multiply(T* values, double scale) const {
         if (static_cast<T>(scale) != T(1)) sums_.multiply(values, n_, static_cast<T>(scale));
@@ -137,7 +141,7 @@ void for_each_tile(size_t length, size_t n, int threads, Body body) {
     };
     if (team == 1) {
         thread_local std::vector<T> scratch;
-        scratch.resize(2 * length);
+        if (scratch.size() < 2 * length) scratch.resize(2 * length);  // kept: to grow again would write zeros again
         run(0, tiles, scratch);
         return;
     }
@@ -154,27 +158,26 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
                uint8_t* wire, uint8_t* decoded, int threads) {
     T* kept = reinterpret_cast<T*>(residual.values);
     const bool as_it_is = terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && storage == storage_of<T>;
-    const bool one_pass = as_it_is && decoded == nullptr;  // longer tiles make fewer calls
+    const bool at_once = decoded == nullptr || functions<T>(*coder.kernels).encode_decoded != nullptr;
+    const bool one_pass = as_it_is && at_once;  // longer tiles make fewer calls
     const size_t nbytes = one_pass ? 16 * tile_nbytes : kept != nullptr ? feedback_tile_nbytes : tile_nbytes;
     const size_t length = tile_length<T>(coder, nbytes);
     for_each_tile<T>(length, n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
         // What is fed back becomes the values, and in the end their loss, where it is: that is memory to be written anyway.
         T* values = kept != nullptr && residual.feed ? kept + begin : scratch;
+        const bool in_place = decoded != nullptr && tile.stored_as_computed();
+        T* got = in_place ? reinterpret_cast<T*>(tile.array_at(decoded)) : scratch + length;
+        if (kept == nullptr && decoded == nullptr) got = nullptr;
         if (as_it_is) {
-            tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire, draw);
+            tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire, draw, got);
         } else {
             if (values != scratch) tile.add_terms(values, scratch);
             else tile.sum_terms(values);
-            tile.encode(values, wire, draw);
+            tile.encode(values, wire, draw, got);
         }
-        if (kept == nullptr && decoded == nullptr) return;
-        const bool in_place = decoded != nullptr && tile.stored_as_computed();
-        T* got = in_place ? reinterpret_cast<T*>(tile.array_at(decoded)) : scratch + length;
-        tile.decode(wire, got);
         if (kept != nullptr) tile.keep_loss(values, got, kept + begin, residual);
-        if (decoded == nullptr) return;
-        if (!in_place) tile.store(got, decoded);
+        if (decoded != nullptr && !in_place) tile.store(got, decoded);
     });
 }
 

@@ -3,13 +3,15 @@
 //   zfp_avx512_tables.h       tables, computed from the plane codes of zfp.h
 //   zfp_avx512_lanes.h        vectors with one lane a block
 //   zfp_avx512_encode.h       values to strings of bits, one a lane; zfp_avx512_decode.h the way back,
-//   zfp_avx512_decode_flat.h  and the way back for smooth data
+//   zfp_avx512_decode_flat.h  and the way back for smooth data; zfp_avx512_decode_few.h for at most 16 bits
+//   zfp_avx512_truncated.h    what a decoder will get, without a way back
 //   zfp_avx512_stream.h       strings to and from the wire
 //
 // Encoders and decoders here choose among three sizes of strings: a double word, a word of 64 bits, several words.
+#include "zfp_avx512_decode_few.h"
 #include "zfp_avx512_decode_flat.h"
-#include "zfp_avx512_encode.h"
 #include "zfp_avx512_stream.h"
+#include "zfp_avx512_truncated.h"
 
 namespace compcoll {
 namespace {
@@ -41,10 +43,18 @@ struct Flatness {
     }
 };
 
+template <class T, bool accumulate>
+STEP void write_groups(const Decoded<T> (&g)[together], const T* base, T* values) {
+    UNROLL for (int k = 0; k < together; ++k) {
+        const int first = k * group_values<T>;
+        to_values<T, accumulate>(g[k].d, g[k].head, base + first, values + first);
+    }
+}
+
 // maxbits ≤ 32, floats
 struct ShortEncoder {
     int maxbits;
-    Flatness flat{};
+    Flatness flat{}, early{};  // early: few coefficients are significant where the bits run out
     Output out;
     Packing<float> packing;
 
@@ -52,26 +62,69 @@ struct ShortEncoder {
 
     void operator()(const float* values, size_t) {
         Groups<float> g;
-        to_coefficients(values, g);
-        V strings[together];
-        if (flat.expected()) {
-            put_flat<together>(g, strings);
-        } else {
-            bool usual[together];
-            encode_short_usual(g, maxbits, strings, usual);
-            if (flat.common(usual)) put_flat<together>(g, strings);
-            else
-                for (int k = 0; k < together; ++k)
-                    if (!usual[k]) put_flat<1>(&g[k], &strings[k]);
-        }
+        V strings[together], end[together];
+        bool usual[together];
+        encode<false>(values, g, strings, end, usual);
         for (int k = 0; k < together; ++k) put(strings[k]);
     }
 
-    template <int groups>
-    void put_flat(const Group<float>* g, V* strings) {
+    enum class Cut { few_bits, usual, anywhere };
+
+    // Stores what a decoder will get, too.
+    void operator()(const float* values, size_t, float* decoded) {
+        if (maxbits <= few_bits) both<Cut::few_bits>(values, decoded);
+        else if (early.expected()) both<Cut::anywhere>(values, decoded);
+        else both<Cut::usual>(values, decoded);
+    }
+
+    template <Cut where>
+    [[gnu::noinline]] void both(const float* values, float* decoded) {
+        Groups<float> g;
+        V strings[together], end[together];
+        bool usual[together];
+        encode<true>(values, g, strings, end, usual);
+        UNROLL for (int k = 0; k < together; ++k) put(strings[k]);
+        Decoded<float> cut[together];
+        if constexpr (where == Cut::few_bits) decode_few(strings, maxbits, cut);
+        else if constexpr (where == Cut::anywhere) truncate_anywhere(g, maxbits, cut);
+        else truncate_usual(g, end, usual, cut);
+        write_groups<float, false>(cut, decoded, decoded);
+    }
+
+    // With copies groups can stay in registers: what flat ones are given the address of lies in memory.
+    template <bool copies>
+    STEP void encode(const float* values, Groups<float>& g, V (&strings)[together], V (&end)[together], bool (&usual)[together]) {
+        to_coefficients(values, g);
+        if (flat.expected()) {
+            for (bool& each : usual) each = false;
+            return put_flat<together, copies>(g, strings);
+        }
+        encode_short_usual(g, maxbits, strings, end, usual);
+        if (flat.common(usual)) return put_flat<together, copies>(g, strings);
+        UNROLL for (int k = 0; k < together; ++k)
+            if (!usual[k]) put_flat<1, copies>(&g[k], &strings[k]);
+    }
+
+    STEP void truncate_usual(const Groups<float>& g, const V (&end)[together], bool (&usual)[together],
+                             Decoded<float> (&cut)[together]) {
+        UNROLL for (int k = 0; k < together; ++k) usual[k] &= truncate(g[k], end[k], maxbits, cut[k]);
+        if (usual[0] & usual[1] & usual[2] & usual[3]) [[likely]] return;
+        early.common(usual);
+        UNROLL for (int k = 0; k < together; ++k)
+            if (!usual[k]) cut[k] = truncated_anywhere(g[k], maxbits);
+    }
+
+    template <int groups, bool copies>
+    STEP void put_flat(const Group<float>* g, V* strings) {
         Strings<1> s[groups][2];
-        encode_flat<float, 1, groups>(g, maxbits, s);
-        for (int k = 0; k < groups; ++k) strings[k] = narrow<0>(s[k][0].word[0], s[k][1].word[0]);
+        if constexpr (copies) {
+            Group<float> copy[groups];
+            UNROLL for (int k = 0; k < groups; ++k) copy[k] = g[k];
+            encode_flat<float, 1, groups>(copy, maxbits, s);
+        } else {
+            encode_flat<float, 1, groups>(g, maxbits, s);
+        }
+        UNROLL for (int k = 0; k < groups; ++k) strings[k] = narrow<0>(s[k][0].word[0], s[k][1].word[0]);
     }
 
     void put(V strings) {
@@ -158,14 +211,18 @@ void copy_padded(const T* values, size_t n, T (&padded)[run_values<T>]) {
     std::memcpy(padded + n / 4 * 4, block, sizeof block);
 }
 
-template <class T, class Encoder>
-void encode_with(const T* values, size_t n, uint8_t* wire, int maxbits) {
+template <class T, class Encoder, class... Decoded>
+void encode_with(const T* values, size_t n, uint8_t* wire, int maxbits, Decoded*... decoded) {
     Encoder encoder(maxbits, wire, wire_bytes(n, maxbits));
-    for (; n >= run_values<T>; n -= run_values<T>, values += run_values<T>) encoder(values, run_values<T> / 4);
+    for (; n >= run_values<T>; n -= run_values<T>, values += run_values<T>) {
+        encoder(values, run_values<T> / 4, decoded...);
+        ((decoded += run_values<T>), ...);
+    }
     if (n > 0) {
         T padded[run_values<T>];
         copy_padded(values, n, padded);
-        encoder(padded, blocks_of(n));
+        encoder(padded, blocks_of(n), (static_cast<void>(decoded), padded)...);
+        (std::memcpy(decoded, padded, n * sizeof(T)), ...);
     }
     encoder.finish();
 }
@@ -186,14 +243,6 @@ void encode(const T* values, size_t n, uint8_t* wire, Config config) {
 
 // --- decoding -----------------------------------------------------------------------------------------------------------------
 
-template <class T, bool accumulate>
-STEP void write_groups(const Decoded<T> (&g)[together], const T* base, T* values) {
-    UNROLL for (int k = 0; k < together; ++k) {
-        const int first = k * group_values<T>;
-        to_values<T, accumulate>(g[k].d, g[k].head.scale, base + first, values + first);
-    }
-}
-
 // maxbits ≤ 32, floats
 struct ShortDecoder {
     int maxbits;
@@ -209,7 +258,9 @@ struct ShortDecoder {
         UNROLL for (int k = 0; k < together; ++k) s[k] = take();
         Decoded<float> g[together];
         bool usual[together];
-        if (flat.expected()) {
+        if (maxbits <= few_bits) {
+            decode_few(s, maxbits, g);
+        } else if (flat.expected()) {
             decode_short_flat<together>(s, maxbits, g);
         } else {
             decode_short_usual(s, maxbits, g, usual);
@@ -324,9 +375,20 @@ void decode_add(const uint8_t* wire, size_t n, const T* base, T* values, Config 
     decode_tile<T, true>(wire, n, base, values, config.first);
 }
 
+void encode_decoded(const float* values, size_t n, uint8_t* wire, float* decoded, Config config) {
+    const int maxbits = config.first;
+    if (maxbits <= 32) return encode_with<float, ShortEncoder>(values, n, wire, maxbits, decoded);
+    constexpr size_t piece = 1024;  // small: decoding one overlaps encoding the next
+    for (size_t i = 0; i < n; i += piece, wire += wire_bytes(piece, maxbits)) {
+        const size_t m = n - i < piece ? n - i : piece;
+        encode(values + i, m, wire, config);
+        decode(wire, m, decoded + i, config);
+    }
+}
+
 }  // namespace
 
-const Kernels zfp_avx512 = {{encode<float>, decode<float>, decode_add<float>},
+const Kernels zfp_avx512 = {{encode<float>, decode<float>, decode_add<float>, encode_decoded},
                             {encode<double>, decode<double>, decode_add<double>}};
 
 }  // namespace compcoll

@@ -14,9 +14,11 @@ namespace {
 
 template <class T>
 struct Head {
-    V scale;        // 2^(exponent - bias); 0 for zero blocks, NaN where the block held a NaN or an infinity
-    V empty;        // how many planes are empty; all of them if nothing is coded
-    Mask<T> alive;  // something is coded
+    V scale;         // 2^(exponent - bias - (planes - 3)); 0 for zero blocks, NaN where the block held a NaN or an infinity
+    Mask<T> lowest;  // on the lowest exponent, where that is subnormal: 0 here, too
+    V empty;         // how many planes are empty; all of them if nothing is coded
+    Mask<T> coded;   // a finite block, and none of zeros only …
+    Mask<T> alive;   // … of which a plane that is not empty was sent
 };
 
 // `front` has the header in its lowest bits, `planes` what follows it.
@@ -27,12 +29,13 @@ STEP Head<T> read_head(V front, V planes) {
     const V field = _mm512_and_si512(left<T>(front, F::mantissa_bits - 1), field_mask);
     const Mask<T> something = any_bit<T>(front, one);
     const Mask<T> nan = no_bit<T>(something, front, all<T>(2 * zfp::exponent_mask<T>));
-    const V lowest = all<T>((int64_t(F::lowest_exponent) + 1) << F::mantissa_bits);
-    const Mask<T> coded = not_below<T>(something, field, lowest);
+    const V lowest = all<T>(int64_t(F::lowest_exponent + 1) << F::mantissa_bits);
     // trailing zeros; as many as there are bits if there is no other
     const V zeros = all<T>(F::planes), ones_below = _mm512_andnot_si512(planes, sub<T>(planes, one));
     Head<T> head;
-    head.scale = only<T>(coded, sub<T>(field, all<T>(int64_t(1) << F::mantissa_bits)));
+    const Mask<T> coded = head.coded = not_below<T>(something, field, lowest);
+    head.scale = only<T>(coded, sub<T>(field, lowest));
+    head.lowest = equal<T>(field, lowest) & something;
     head.scale = choose<T>(nan, head.scale, all<T>(int64_t(zfp::quiet_nan<T>)));
     head.empty = choose<T>(coded, zeros, sub<T>(zeros, leading_zeros<T>(ones_below)));
     head.alive = below<T>(head.empty, zeros);
@@ -144,13 +147,18 @@ STEP V place_octets(const Halves<T>& octets) {
         return _mm512_maskz_permutexvar_epi8(octet_place<T, word>(), load(&source), octets.at[0]);
 }
 
+template <class T, int word>
+STEP void place_word(const Halves<T>& octets, V (&d)[4]) {
+    const V placed[4] = {place_octets<T, word, 0>(octets), place_octets<T, word, 1>(octets),
+                         place_octets<T, word, 2>(octets), place_octets<T, word, 3>(octets)};
+    UNROLL for (int i = 0; i < 4; ++i) d[i] = word == 0 ? placed[i] : _mm512_or_si512(d[i], placed[i]);
+}
+
 template <class T, int N, int word = 0>
 STEP void place_planes(const Strings<N> (&nibbles)[halves<T>], V (&d)[4]) {
     Halves<T> octets;
     UNROLL for (int h = 0; h < halves<T>; ++h) octets.at[h] = octets_of(nibbles[h].word[word]);
-    const V placed[4] = {place_octets<T, word, 0>(octets), place_octets<T, word, 1>(octets),
-                         place_octets<T, word, 2>(octets), place_octets<T, word, 3>(octets)};
-                         UNROLL for (int i = 0; i < 4; ++i) d[i] = word == 0 ? placed[i] : _mm512_or_si512(d[i], placed[i]);
+    place_word<T, word>(octets, d);
     if constexpr (word + 1 < N && 16 * (word + 1) < zfp::Format<T>::planes) place_planes<T, N, word + 1>(nibbles, d);
 }
 
@@ -180,22 +188,27 @@ STEP void recorrelate(V (&d)[4]) {
     d[3] = add<T>(w, x), d[0] = sub<T>(x, w);
 }
 
-// i · 2^(exponent - bias - (planes - 3)): the conversion rounds; the products with powers of two are exact, or an infinity.
 template <class T>
-STEP V to_floating(V fixed, V scale) {
-    if constexpr (single<T>) {
-        const __m512 unit = _mm512_mul_ps(_mm512_cvtepi32_ps(fixed), _mm512_set1_ps(0x1p-29f));
-        return _mm512_castps_si512(_mm512_mul_ps(unit, _mm512_castsi512_ps(scale)));
-    } else {
-        const __m512d unit = _mm512_mul_pd(_mm512_cvtepi64_pd(fixed), _mm512_set1_pd(0x1p-61));
-        return _mm512_castpd_si512(_mm512_mul_pd(unit, _mm512_castsi512_pd(scale)));
-    }
+STEP V product(V a, V b) {
+    if constexpr (single<T>) return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
+    else return _mm512_castpd_si512(_mm512_mul_pd(_mm512_castsi512_pd(a), _mm512_castsi512_pd(b)));
 }
 
-// ±1 on the lowest exponent is subnormal: spelled out, for processors told to flush those.
+// The conversion rounds; the product with a power of two is exact, or an infinity.
 template <class T>
-STEP void keep_subnormal(Mask<T> lowest, V fixed, V& x) {
-    const V smallest = all<T>(int64_t(1) << (zfp::Format<T>::mantissa_bits - 1));
+STEP V to_floating(V fixed, V scale) {
+    if constexpr (single<T>) return product<T>(_mm512_castps_si512(_mm512_cvtepi32_ps(fixed)), scale);
+    else return product<T>(_mm512_castpd_si512(_mm512_cvtepi64_pd(fixed)), scale);
+}
+
+// Where the scale is subnormal: in two steps. So is ±1 then, spelled out for processors told to flush those.
+template <class T>
+STEP void on_lowest_exponent(Mask<T> lowest, V fixed, V& x) {
+    using F = zfp::Format<T>;
+    const auto power = [](int64_t field) { return all<T>(field << F::mantissa_bits); };
+    const V unit = to_floating<T>(fixed, power(zfp::exponent_mask<T> / 2 - (F::planes - 3)));
+    x = choose<T>(lowest, x, product<T>(unit, power(F::lowest_exponent)));
+    const V smallest = all<T>(int64_t(1) << (F::mantissa_bits - 1));
     x = choose<T>(lowest & equal<T>(fixed, all<T>(1)), x, smallest);
     x = choose<T>(lowest & equal<T>(fixed, all<T>(-1)), x, _mm512_or_si512(smallest, all<T>(int64_t(zfp::sign_bit<T>))));
 }
@@ -212,12 +225,11 @@ STEP void write_values(const V (&x)[4], const T* base, T* values) {
 }
 
 template <class T, bool accumulate>
-STEP void to_values(const V (&d)[4], V scale, const T* base, T* values) {
+STEP void to_values(const V (&d)[4], const Head<T>& head, const T* base, T* values) {
     V c[4], x[4];
-    UNROLL for (int i = 0; i < 4; ++i) c[i] = to_floating<T>(d[i], scale);
-    const Mask<T> lowest = equal<T>(scale, all<T>(int64_t(zfp::Format<T>::lowest_exponent) << zfp::Format<T>::mantissa_bits));
-    if (lowest) [[unlikely]]
-        for (int i = 0; i < 4; ++i) keep_subnormal<T>(lowest, d[i], c[i]);
+    UNROLL for (int i = 0; i < 4; ++i) c[i] = to_floating<T>(d[i], head.scale);
+    if (head.lowest) [[unlikely]]
+        for (int i = 0; i < 4; ++i) on_lowest_exponent<T>(head.lowest, d[i], c[i]);
     transpose_back<T>(c, x);
     write_values<T, accumulate>(x, base, values);
 }

@@ -260,9 +260,11 @@ STEP bool encode_usual(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>
 }
 
 // The same for at most 32 bits of floats, one double word a block, in the lanes' order: eight planes are usually enough.
-// Several groups side by side: each step for all of them, so that they hide each other's latencies.
+// Several groups side by side: each step for all of them, so that they hide each other's latencies. `end` is where the codes of
+// eight planes end.
 template <int groups>
-STEP void encode_short_usual(const Group<float> (&g)[groups], int maxbits, V (&strings)[groups], bool (&usual)[groups]) {
+STEP void encode_short_usual(const Group<float> (&g)[groups], int maxbits, V (&strings)[groups], V (&end)[groups],
+                             bool (&usual)[groups]) {
     Halves<float> matrices[groups];
     Codes codes[2 * groups];
     UNROLL for (int k = 0; k < groups; ++k) matrices[k] = octet_matrices<float, 0>(g[k].d, significance(g[k]));
@@ -270,8 +272,8 @@ STEP void encode_short_usual(const Group<float> (&g)[groups], int maxbits, V (&s
     UNROLL for (int k = 0; k < groups; ++k) {
         const Codes &a = codes[2 * k], &b = codes[2 * k + 1];
         const V middle = _mm512_add_epi32(g[k].start, narrow<0>(a.length, b.length));
-        const V end = _mm512_add_epi32(middle, narrow<1>(a.length, b.length));
-        usual[k] = _mm512_mask_cmplt_epu32_mask(g[k].coded, end, _mm512_set1_epi32(maxbits)) == 0;
+        end[k] = _mm512_add_epi32(middle, narrow<1>(a.length, b.length));
+        usual[k] = _mm512_mask_cmplt_epu32_mask(g[k].coded, end[k], _mm512_set1_epi32(maxbits)) == 0;
         strings[k] = ternary<a_or_b_or_c>(g[k].header, _mm512_sllv_epi32(narrow<0>(a.bits, b.bits), g[k].start),
                                           _mm512_sllv_epi32(narrow<1>(a.bits, b.bits), middle));
     }
