@@ -183,6 +183,7 @@ class Coder:
     """The host's kernels, launched on a stream."""
 
     fixed_size = True
+    knows_decoded = False
 
     def __init__(self, runtime: Runtime, coder: HostCoder | NumberCoder) -> None:
         self._runtime = runtime

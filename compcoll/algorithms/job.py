@@ -125,10 +125,11 @@ class Job:
     ) -> Steps:
         """Encode a segment of the result, ``x`` plus ``terms``, send it off, and store in ``out`` what others decode.
 
-        Decoding waits until the wire has left, unless the encoding must know its loss, a device has still to do it, or
-        there is no other segment to work on meanwhile.
+        Decoding waits until the wire has left, unless encoding knows or must know what that gives, a device has still
+        to do it, or there is no other segment to work on meanwhile.
         """
-        in_one = self.residual is not None or self.timeline is not None or len(self.chunks[self.group.rank]) == 1
+        known = self.coder.knows_decoded or self.residual is not None
+        in_one = known or self.timeline is not None or len(self.chunks[self.group.rank]) == 1
         yield self.encode(segment, wire, terms, final=in_one)
         send(segment, wire)
         if not in_one:

@@ -69,10 +69,15 @@ class Coder(Protocol):
     ----------
     fixed_size : bool
         The codec's.
+    knows_decoded : bool
+        Whether encoding knows what others will decode: ``decoded`` then costs less than a `decode` of the wire.
     """
 
     @property
     def fixed_size(self) -> bool: ...
+
+    @property
+    def knows_decoded(self) -> bool: ...
 
     def wire_nbytes(self, n: int) -> int:
         """Bytes of the wire of ``n`` values: exact for codecs of fixed size, else an upper bound."""

@@ -54,6 +54,7 @@ class CheckedCoder:
         self._coder = coder
         self._device = device
         self.fixed_size = coder.fixed_size
+        self.knows_decoded = coder.knows_decoded
 
     def wire_nbytes(self, n: int) -> int:
         return self._coder.wire_nbytes(n) + NBYTES

@@ -23,6 +23,7 @@ class ZfpyCoder:
     """
 
     fixed_size = False
+    knows_decoded = False
 
     def __init__(self, dtype: str, *, tolerance: float | None, precision: int | None) -> None:
         self._dtype = dtype

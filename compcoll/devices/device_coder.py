@@ -27,6 +27,7 @@ class DeviceCoder:
     """Encodes and decodes by kernels (the contract is `compcoll.codecs.base.Coder`)."""
 
     fixed_size = True
+    knows_decoded = False
 
     def __init__(self, launcher: Launcher, launches: CodecLaunches) -> None:
         self._launcher = launcher

@@ -76,6 +76,7 @@ class DeviceNumberCoder:
     """Moves numbers and combines them: as `compcoll.devices.summands.NumberCoder`."""
 
     fixed_size = True
+    knows_decoded = False
 
     def __init__(self, launcher: Launcher, dtype: np.dtype[Any], op: str) -> None:
         self._launcher, self._dtype = launcher, dtype

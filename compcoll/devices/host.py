@@ -35,7 +35,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 class HostCoder:
     """A codec's kernels bound to an element type (the contract is `compcoll.codecs.base.Coder`)."""
 
-    __slots__ = ("bound", "threads", "wire_nbytes")
+    __slots__ = ("bound", "knows_decoded", "threads", "wire_nbytes")
 
     fixed_size = True
 
@@ -43,6 +43,7 @@ class HostCoder:
         self.bound = coder
         self.threads = threads
         self.wire_nbytes: Callable[[int], int] = coder.wire_nbytes
+        self.knows_decoded: bool = coder.knows_decoded
 
     def encode(
         self,
@@ -76,7 +77,7 @@ class _NotedKernels:
     """In place of a coder's kernels: their calls become a program's."""
 
     def __init__(self, program: _host.Program, coder: _host.Coder) -> None:
-        self.wire_nbytes = coder.wire_nbytes
+        self.wire_nbytes, self.knows_decoded = coder.wire_nbytes, coder.knows_decoded
         self.encode = partial(program.encode, coder)
         self.decode = partial(program.decode, coder)
 

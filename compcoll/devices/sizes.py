@@ -62,6 +62,7 @@ class SizesCoder:
     """
 
     fixed_size = True
+    knows_decoded = False
 
     def __init__(self, clock: Clock, wire_nbytes: Callable[[int], int], seconds: KernelSeconds) -> None:
         self.encode_seconds = 0.0

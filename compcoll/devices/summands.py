@@ -168,6 +168,7 @@ class NumberCoder:
     """
 
     fixed_size = True
+    knows_decoded = False
 
     def __init__(self, dtype: np.dtype[Any], op: str) -> None:
         self._dtype = dtype

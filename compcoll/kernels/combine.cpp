@@ -79,7 +79,7 @@ public:
         Config config = coder_.config;
         config.draw = draw.number;
         config.position = draw.position + begin_;
-        if (decoded != nullptr && code_.encode_decoded != nullptr) {
+        if (decoded != nullptr && knows_decoded(coder_, storage_)) {
             code_.encode_decoded(values, n_, wire + offset_, decoded, config);
         } else {
             code_.encode(values, n_, wire + offset_, config);
@@ -158,7 +158,7 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
                uint8_t* wire, uint8_t* decoded, int threads) {
     T* kept = reinterpret_cast<T*>(residual.values);
     const bool as_it_is = terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && storage == storage_of<T>;
-    const bool at_once = decoded == nullptr || functions<T>(*coder.kernels).encode_decoded != nullptr;
+    const bool at_once = decoded == nullptr || knows_decoded(coder, storage);
     const bool one_pass = as_it_is && at_once;  // longer tiles make fewer calls
     const size_t nbytes = one_pass ? 16 * tile_nbytes : kept != nullptr ? feedback_tile_nbytes : tile_nbytes;
     const size_t length = tile_length<T>(coder, nbytes);
@@ -221,6 +221,11 @@ size_t wire_nbytes(Codec codec, Config config, size_t n, size_t value_size) {
         case Codec::fp8: return blocks(2, 8);
     }
     return 0;
+}
+
+bool knows_decoded(const Coder& coder, Storage storage) {
+    const int knows_up_to = storage == Storage::float64 ? coder.kernels->f64.knows_up_to : coder.kernels->f32.knows_up_to;
+    return coder.config.first <= knows_up_to;
 }
 
 void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, Draw draw, uint8_t* wire,

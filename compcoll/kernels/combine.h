@@ -43,6 +43,9 @@ struct Draw {
 void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, Draw draw, uint8_t* wire,
             uint8_t* decoded, int threads);
 
+// Whether encoding knows what others will decode: `decoded` then costs less than a decoding.
+bool knows_decoded(const Coder& coder, Storage storage);
+
 // out = terms
 void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, int threads);
 

@@ -98,6 +98,7 @@ void compcoll::bind_host_coder(nb::module_& m) {
     nb::class_<HostCoder>(m, "Coder")
         .def(nb::init<int, int, int, int, uint64_t, int, int>(), nb::arg("codec"), nb::arg("first"), nb::arg("second"),
              nb::arg("variant"), nb::arg("seed"), nb::arg("storage"), nb::arg("instruction_set"))
+        .def_prop_ro("knows_decoded", &HostCoder::knows_decoded, "Whether encoding knows what others will decode.")
         .def("wire_nbytes", &HostCoder::wire_nbytes, nb::arg("n"))
         .def("encode", &HostCoder::encode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
              nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("draw"), nb::arg("position"),

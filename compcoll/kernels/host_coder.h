@@ -20,6 +20,7 @@ public:
 
     const Coder& coder() const { return coder_; }
     Storage storage() const { return storage_; }
+    bool knows_decoded() const { return compcoll::knows_decoded(coder_, storage_); }
     size_t value_size() const { return storage_ == Storage::float64 ? 8 : 4; }
     size_t wire_nbytes(size_t n) const { return compcoll::wire_nbytes(coder_.codec, coder_.config, n, value_size()); }
 

@@ -37,8 +37,10 @@ struct TileFunctions {
     void (*decode)(const uint8_t* wire, size_t n, T* values, Config config);  // values = D(wire)
     // values = base + D(wire); base is values or lies elsewhere
     void (*decode_add)(const uint8_t* wire, size_t n, const T* base, T* values, Config config);
-    // encode, and decoded = D(wire): null where that would take as long as both. `decoded` is values or lies elsewhere.
+    // encode, and decoded = D(wire), for configurations whose `first` is at most `knows_up_to`: others take as long as both.
+    // `decoded` is values or lies elsewhere.
     void (*encode_decoded)(const T* values, size_t n, uint8_t* wire, T* decoded, Config config) = nullptr;
+    int knows_up_to = -1;
 };
 
 struct Kernels {

@@ -376,19 +376,12 @@ void decode_add(const uint8_t* wire, size_t n, const T* base, T* values, Config 
 }
 
 void encode_decoded(const float* values, size_t n, uint8_t* wire, float* decoded, Config config) {
-    const int maxbits = config.first;
-    if (maxbits <= 32) return encode_with<float, ShortEncoder>(values, n, wire, maxbits, decoded);
-    constexpr size_t piece = 1024;  // small: decoding one overlaps encoding the next
-    for (size_t i = 0; i < n; i += piece, wire += wire_bytes(piece, maxbits)) {
-        const size_t m = n - i < piece ? n - i : piece;
-        encode(values + i, m, wire, config);
-        decode(wire, m, decoded + i, config);
-    }
+    encode_with<float, ShortEncoder>(values, n, wire, config.first, decoded);
 }
 
 }  // namespace
 
-const Kernels zfp_avx512 = {{encode<float>, decode<float>, decode_add<float>, encode_decoded},
+const Kernels zfp_avx512 = {{encode<float>, decode<float>, decode_add<float>, encode_decoded, 32},
                             {encode<double>, decode<double>, decode_add<double>}};
 
 }  // namespace compcoll

@@ -84,6 +84,7 @@ class SparseCoder:
     """
 
     fixed_size = False
+    knows_decoded = False
 
     def __init__(self, sparsifier: Sparsifier, device: Any, dtype: str, *, checksum: bool = False) -> None:
         computed = "float64" if dtype == "float64" else "float32"
