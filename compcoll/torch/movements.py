@@ -85,14 +85,14 @@ class Movements(Preparation):
         parts = self._parts_at_root(outputs, own, root, "gather's output list")
 
         def run() -> None:
-            outgoing = bytes_of(_contiguous(own))
+            source = own.detach().contiguous()  # lives as long as its memory is read
             if self.rank != root:
-                self.comm.Gather(outgoing, None, root)
+                self.comm.Gather(bytes_of(source), None, root)
                 return
             gathered = Packed(parts, filled=False)
-            if overlap(own, gathered.memory):
-                outgoing = bytes_of(own.detach().clone())
-            self.comm.Gather(outgoing, _shares(gathered.memory, self.size), root)
+            if overlap(source, gathered.memory):
+                source = source.clone()
+            self.comm.Gather(bytes_of(source), _shares(gathered.memory, self.size), root)
             gathered.unpack()
 
         return Prepared(signature("gather of", own.numel(), own.dtype, "to", root), run, outputs)
@@ -170,19 +170,15 @@ class Movements(Preparation):
 def gather_shares(comm: MPI.Intracomm, own: Tensor, gathered: Tensor, sizes: Sequence[int]) -> None:
     """Gather ``sizes`` elements of each rank in contiguous memory, which may hold this rank's already."""
     itemsize = gathered.element_size()
-    source: Any = bytes_of(_contiguous(own))
-    if own.is_contiguous() and own.data_ptr() == gathered.data_ptr() + sum(sizes[: comm.rank]) * itemsize:
-        source = MPI.IN_PLACE
-    elif overlap(own, gathered):
-        source = bytes_of(own.detach().clone())
+    source = own.detach().contiguous()  # lives as long as its memory is read
+    in_place = source.data_ptr() == gathered.data_ptr() + sum(sizes[: comm.rank]) * itemsize
+    if not in_place and overlap(source, gathered):
+        source = source.clone()
+    outgoing: Any = MPI.IN_PLACE if in_place else bytes_of(source)
     if len(set(sizes)) == 1:
-        comm.Allgather(source, _shares(gathered, comm.size))
+        comm.Allgather(outgoing, _shares(gathered, comm.size))
     else:
-        comm.Allgatherv(source, _uneven(gathered, sizes))
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous()
+        comm.Allgatherv(outgoing, _uneven(gathered, sizes))
 
 
 def _shares(memory: Tensor, ranks: int) -> Message:

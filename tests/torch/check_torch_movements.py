@@ -47,6 +47,22 @@ def check_moving(comm: MPI.Intracomm) -> None:
             assert all(same(part, every[k]) for k, part in enumerate(parts)), dtype
 
 
+def check_what_is_not_contiguous(comm: MPI.Intracomm) -> None:
+    """Large enough that memory which nobody holds is given back to the system."""
+    p, r = comm.size, comm.rank
+    n = 1500
+    numbers = torch.arange(n * n).view(n, n).float()
+    with world() as group:
+        for whole in (False, True):
+            parts = [torch.empty(n, n) if whole else torch.empty(n, n).t() for _ in range(p)]
+            options = dist.GatherOptions()
+            options.rootRank = 1 % p
+            group.gather([parts] if r == 1 % p else [], [(numbers + r).t()], options).wait()
+            assert r != 1 % p or all(torch.equal(part, (numbers + k).t()) for k, part in enumerate(parts))
+            group.allgather([parts], [(numbers - r).t()]).wait()
+            assert all(torch.equal(part, (numbers - k).t()) for k, part in enumerate(parts))
+
+
 def check_uneven(comm: MPI.Intracomm) -> None:
     p, r = comm.size, comm.rank
     with world():
