@@ -6,11 +6,15 @@ events and futures are stand-ins, so that what compcoll.torch does with them is 
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -23,7 +27,10 @@ from torch import Tensor
 from compcoll import communicator
 from compcoll.devices.arrays import NUMPY_DTYPES
 from compcoll.devices.streams import Streams
-from compcoll.torch import engine, membership, places, reductions
+from compcoll.torch import crossing, direct, engine, membership, messages, places, process_group, reductions
+
+Site = tuple[str, int]
+"""The module of compcoll.torch and the line of a wait."""
 
 LOCK = threading.RLock()
 """Of all streams: a rank's threads launch on them and wait for them."""
@@ -46,12 +53,30 @@ class Stream(deferred.Stream):
         with LOCK:
             super().run_up_to(place)
 
-    def record_event(self) -> deferred.Event:
-        return deferred.Event(self)
+    def record_event(self) -> Event:
+        return Event(self)
 
     def wait_event(self, event: deferred.Event) -> None:
-        if self._cuda is None or not self._cuda.leaves_out(sys._getframe(1).f_lineno):
+        if self._cuda is None or not self._cuda.leaves_out(sys._getframe(1)):
             self.add(event)
+
+    def synchronize(self) -> None:
+        if self._cuda is None or not self._cuda.leaves_out(sys._getframe(1)):
+            self.run_up_to(self.added)
+
+    def query(self) -> bool:
+        return self.done == self.added
+
+
+class Event(deferred.Event):
+    """PyTorch's."""
+
+    stream: Stream
+
+    def synchronize(self) -> None:
+        cuda = self.stream._cuda
+        if cuda is None or not cuda.leaves_out(sys._getframe(1)):
+            self.stream.run_up_to(self.place)
 
 
 class Runtime(deferred.Runtime):
@@ -134,27 +159,35 @@ class LateCUDA:
 
     Parameters
     ----------
-    without : int, optional
-        The line of `compcoll.torch.places` whose wait is left out.
+    without : Site, optional
+        The wait that is left out.
     early : bool
         Whether the streams of the communicator do what they can at once.
+    aware : bool
+        Whether MPI takes the GPU's memory in a process group.
 
     Attributes
     ----------
-    lines : set of int
-        Those whose waits were asked for.
+    sites : set of Site
+        The waits that were asked for.
+    pinned : int
+        Tensors for which pinned memory was asked.
     """
 
-    def __init__(self, without: int | None = None, *, early: bool = False) -> None:
+    def __init__(self, without: Site | None = None, *, early: bool = False, aware: bool = False) -> None:
         self._default = Stream()
         self._thread = threading.local()
         self._without = without
         self._early = early
-        self.lines: set[int] = set()
+        self._aware = aware
+        self.sites: set[Site] = set()
+        self.pinned = 0
+        self._copies = lru_cache(maxsize=None)(crossing.Copies)
 
-    def leaves_out(self, line: int) -> bool:
-        self.lines.add(line)
-        return line == self._without
+    def leaves_out(self, frame: FrameType) -> bool:
+        site = Path(frame.f_code.co_filename).stem, frame.f_lineno
+        self.sites.add(site)
+        return site == self._without
 
     def current_stream(self, device: Any = None) -> Any:
         return getattr(self._thread, "stream", self._default)
@@ -184,6 +217,10 @@ class LateCUDA:
                 (membership, "_gathered", lambda values, group, device: gathered(values, group, torch.device("cpu"))),
                 (communicator, "cuda_device", lambda x: Device(self, early=self._early)),
                 (communicator, "gpu_awareness", lambda: SimpleNamespace(aware=False)),
+                (direct, "gpu_awareness", lambda: SimpleNamespace(aware=self._aware)),
+                (process_group, "copies_of", self._copies),
+                (messages, "copies_of", self._copies),
+                (crossing.Copies, "pinned", self._pinned),
                 (places, "gpus", lambda: (["late"], "")),
                 (reductions, "gpu_codes", lambda: True),
             ):
@@ -195,6 +232,10 @@ class LateCUDA:
         stream = self.current_stream()
         stream._cuda = self
         return stream
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        self.pinned += 1
+        return torch.full(tensor.shape, 7, dtype=tensor.dtype)
 
     # The caller's side.
 
@@ -232,12 +273,15 @@ class OnGPU(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs, stream = func.__name__, kwargs or {}, cls.cuda.current_stream()
         if name == "__setitem__" or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_"):
-            given = _operands(args)
+            # What is in pinned memory is copied when the stream comes to it.
+            given = [plain(x) for x in args] if kwargs.get("non_blocking") else _operands(args)
             stream.add(lambda: func(*given, **kwargs))
             return args[0]
         result = super().__torch_function__(func, types, args, kwargs)
         if isinstance(result, OnGPU) and name not in _UNTOUCHED and not _is_view(result, args):
             given, target = _operands(args), plain(result)
+            if name != "__get__":
+                target.fill_(-2)
             stream.add(lambda: target.copy_(func(*given, **kwargs)))
         return result
 
@@ -254,6 +298,15 @@ def _operands(given: Any) -> Any:
 def _is_view(result: Tensor, args: Any) -> bool:
     owner = plain(result).untyped_storage().data_ptr()
     return any(isinstance(x, Tensor) and plain(x).untyped_storage().data_ptr() == owner for x in args)
+
+
+def waits(module: Any, *names: str) -> set[Site]:
+    """Where a module of compcoll.torch has a stream, or the host, wait."""
+    return {
+        (module.__name__.rpartition(".")[2], node.lineno)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
+    }
 
 
 def plain(x: Tensor) -> Tensor:

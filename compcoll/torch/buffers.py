@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -44,6 +45,7 @@ Message = list[Any]
 
 _from_address = MPI.buffer.fromaddress
 _EMPTY = bytearray(0)
+_UNBOUND = nullcontext()
 
 
 def is_reachable(tensor: Any) -> bool:
@@ -52,7 +54,7 @@ def is_reachable(tensor: Any) -> bool:
 
 
 def check(tensor: Any) -> None:
-    """Refuse what MPI cannot reach.
+    """Refuse what is no dense tensor in host memory.
 
     Raises
     ------
@@ -82,7 +84,9 @@ def nbytes_of(tensor: Tensor) -> int:
 
 
 def memory_of(tensor: Tensor, nbytes: int) -> Any:
-    """A contiguous tensor's memory."""
+    """A contiguous tensor's memory; a GPU's, once that has done what the current stream has."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows no streams
     return _from_address(tensor.data_ptr(), nbytes) if nbytes else _EMPTY
 
 
@@ -134,6 +138,10 @@ class Packed:
             self.memory = torch.cat([tensor.reshape(-1) for tensor in self.tensors])
         else:
             self.memory = self.tensors[0].new_empty(sum(self.sizes))
+
+    def bound(self) -> AbstractContextManager[Any]:
+        """In which MPI is given the memory, and looks after it."""
+        return _UNBOUND
 
     def unpack(self) -> None:
         """Copy the memory's values to the tensors."""

@@ -7,6 +7,7 @@ is copied back, and whoever waits for the operation has the current stream wait 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -57,6 +58,11 @@ class Copies:
             there.record_stream(self._inward)  # for who does not wait, and frees it
         return self._copied(self._inward, pairs, before)
 
+    def wait(self, event: Any) -> None:
+        """Have the host wait for an event."""
+        with torch.cuda.stream(self._outward):  # of this GPU: a thread that waits for another's would open the first
+            event.synchronize()
+
     def order(self, event: Any) -> None:
         """Let what the caller launches next come after an event."""
         torch.cuda.current_stream(self.devices[0]).wait_event(event)
@@ -102,7 +108,7 @@ class Crossing:
 
     def around(self, job: Callable[[], Any]) -> Any:
         """Do an operation's job once what it reads has come; its value, of the caller's tensors."""
-        self._behind.synchronize()
+        self._copies.wait(self._behind)
         value = job()
         self._leave()
         return self._back(value)
@@ -150,18 +156,23 @@ class Crossed(Crossing):
         self.tensors = [tensor]
         self.memory: Tensor = self._here(tensor, fetched=filled, stored=not filled).view(-1)
         self._depart()
-        self._behind.synchronize()
+        copies.wait(self._behind)
+
+    @staticmethod
+    def bound() -> AbstractContextManager[Any]:
+        """As of `buffers.Packed`: MPI is given host memory."""
+        return nullcontext()
 
     def unpack(self) -> None:
         """Copy what has come to the tensor."""
         self._leave()
-        self._behind.synchronize()
+        self._copies.wait(self._behind)
 
 
-def gpu_of(arguments: Sequence[Any]) -> Copies | None:
-    """The streams of the GPU on which all tensors of a call are, if they are dense and on one."""
+def gpu_of(arguments: Sequence[Any]) -> torch.device | None:
+    """The GPU on which all tensors of a call are, if they are dense and on one."""
     devices = set(_devices(arguments))
-    return copies_of(devices.pop()) if len(devices) == 1 and None not in devices else None
+    return devices.pop() if len(devices) == 1 else None
 
 
 def _devices(argument: Any) -> list[torch.device | None]:

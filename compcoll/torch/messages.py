@@ -16,9 +16,10 @@ from torch.futures import Future, collect_all
 
 from ..errors import InvalidArgument, InvalidBuffer, PeerTimeout
 from ..request import keep_forever
-from .buffers import Packed, bytes_of, check
+from .buffers import Packed, bytes_of, check, is_reachable, nbytes_of
 from .channel import poll
-from .crossing import Crossed, gpu_of
+from .crossing import Crossed, copies_of, gpu_of
+from .direct import DirectPacked, gpu_for_mpi, streams
 
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 2e-3
 
@@ -33,7 +34,7 @@ class Message(_Work):
     request : mpi4py.MPI.Request
         MPI's handle.
     packed : Packed or Crossed
-        The tensor and its memory.
+        The tensor and the memory that MPI was given.
     what : str
         For messages about errors.
     sending : bool
@@ -65,9 +66,10 @@ class Message(_Work):
             if self.done:
                 return True
             try:
-                if not self._request.Test(self._status):
-                    return False
-                self._arrived()
+                with self._packed.bound():
+                    if not self._request.Test(self._status):
+                        return False
+                    self._arrived()
             except MPI.Exception as error:
                 self.error = InvalidBuffer(f"{self._what} failed: {error}")
             self._end()
@@ -133,7 +135,7 @@ class Message(_Work):
         if self._sending:
             return
         self.source = self._status.Get_source()
-        nbytes, room = self._status.Get_count(MPI.BYTE), bytes_of(self._packed.memory)[1]
+        nbytes, room = self._status.Get_count(MPI.BYTE), nbytes_of(self._packed.memory)
         if nbytes != room:
             self.error = InvalidBuffer(f"{self._what}: {nbytes} bytes came for a tensor of {room}")
         else:
@@ -151,12 +153,13 @@ class Message(_Work):
             if self._sending:
                 keep_forever((self._request, self._packed))
             else:
-                self._request.Cancel()
-                self._request.Wait(self._status)
-                if not self._status.Is_cancelled():
-                    self._arrived()
-                    self._end()
-                    return
+                with self._packed.bound():
+                    self._request.Cancel()
+                    self._request.Wait(self._status)
+                    if not self._status.Is_cancelled():
+                        self._arrived()
+                        self._end()
+                        return
             self.error = PeerTimeout(f" Timed out after {seconds:g} s: {self._what}")
             self._end()
 
@@ -211,18 +214,21 @@ class Messages:
         self._size: int = comm.size
         attribute = comm.Get_attr(MPI.TAG_UB)
         self._largest_tag: int = 32767 if attribute is None else attribute
+        self._stream = streams()
 
     def send(self, tensors: Sequence[Tensor], dest: int, tag: int) -> Message:
         """Start to send a tensor."""
         packed = self._packed(tensors, tag, filled=True)
-        request = self._comm.Isend(bytes_of(packed.memory), self._rank(dest), tag)
+        with packed.bound():
+            request = self._comm.Isend(bytes_of(packed.memory), self._rank(dest), tag)
         return self._start(request, packed, f"a send to rank {dest} with tag {tag}", sending=True)
 
     def receive(self, tensors: Sequence[Tensor], source: int | None, tag: int) -> Message:
         """Start to receive a tensor, from any rank if none is given."""
         packed = self._packed(tensors, tag, filled=False)
         rank = MPI.ANY_SOURCE if source is None else self._rank(source)
-        request = self._comm.Irecv(bytes_of(packed.memory), rank, tag)
+        with packed.bound():
+            request = self._comm.Irecv(bytes_of(packed.memory), rank, tag)
         sender = "any rank" if source is None else f"rank {source}"
         return self._start(request, packed, f"a receive from {sender} with tag {tag}", sending=False)
 
@@ -242,9 +248,12 @@ class Messages:
             raise InvalidBuffer(f"{len(tensors)} tensors were given: one is sent at a time")
         if not 0 <= tag <= self._largest_tag:
             raise InvalidArgument(f"tag={tag}: 0 to {self._largest_tag} are allowed")
-        copies = gpu_of(tensors)
-        if copies is not None:
-            return Crossed(copies, tensors[0], filled=filled)
+        if is_reachable(tensors[0]):
+            return Packed(tensors, filled=filled)
+        if (gpu := gpu_for_mpi(tensors)) is not None:
+            return DirectPacked(gpu, self._stream(gpu), tensors[0], filled=filled)
+        if (gpu := gpu_of(tensors)) is not None:
+            return Crossed(copies_of(gpu), tensors[0], filled=filled)
         check(tensors[0])
         return Packed(tensors, filled=filled)
 

@@ -10,8 +10,9 @@ from mpi4py import MPI
 from torch import Tensor
 
 from ..errors import InvalidBuffer
-from .buffers import Message, Packed, bytes_of, check, overlap, split_counts
+from .buffers import Message, Packed, bytes_of, overlap, split_counts
 from .channel import signature
+from .places import InOrder
 from .preparation import Preparation, Prepared, only, same_type, sizes_of
 
 
@@ -20,8 +21,7 @@ class Movements(Preparation):
 
     def broadcast(self, tensors: Sequence[Tensor], root: int) -> Prepared:
         tensor = only(tensors)
-        check(tensor)
-        root = self.root(root)
+        order, root = self.ordered([tensor]), self.root(root)
         what = signature("broadcast of", tensor.numel(), tensor.dtype, "from", root)
 
         def run() -> None:
@@ -29,12 +29,12 @@ class Movements(Preparation):
             self.comm.Bcast(bytes_of(packed.memory), root)
             packed.unpack()
 
-        return Prepared(what, run, tensors)
+        return Prepared(what, run, tensors, order=order)
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> Prepared:
         parts, own = only(outputs), only(inputs)
         self.one_each(parts, "allgather's output list")
-        dtype = same_type([own, *parts])
+        order, dtype = self.ordered([own, *parts]), same_type([own, *parts])
         sizes = sizes_of(parts)
         if own.numel() != sizes[self.rank]:
             raise InvalidBuffer(
@@ -46,11 +46,12 @@ class Movements(Preparation):
             gather_shares(self.comm, own, gathered.memory, sizes)
             gathered.unpack()
 
-        return Prepared(signature("allgather of", sizes, dtype), run, outputs)
+        return Prepared(signature("allgather of", sizes, dtype), run, outputs, order=order)
 
     def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> Prepared:
         self.one_each(outputs, "allgather_coalesced's output lists")
-        dtype = same_type([*inputs, *(tensor for part in outputs for tensor in part)])
+        tensors = [*inputs, *(tensor for part in outputs for tensor in part)]
+        order, dtype = self.ordered(tensors), same_type(tensors)
         sizes = sizes_of(inputs)
         if any(sizes_of(part) != sizes for part in outputs):
             raise InvalidBuffer("allgather_coalesced: the output tensors must be as large as the input tensors")
@@ -60,11 +61,11 @@ class Movements(Preparation):
             gather_shares(self.comm, Packed(inputs, filled=True).memory, gathered.memory, (sum(sizes),) * self.size)
             gathered.unpack()
 
-        return Prepared(signature("allgather_coalesced of", sizes, dtype), run, outputs)
+        return Prepared(signature("allgather_coalesced of", sizes, dtype), run, outputs, order=order)
 
     def all_gather_single(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Prepared:
         """Of one tensor, or of several in a coalesced call."""
-        dtype = same_type([*outputs, *inputs])
+        order, dtype = self.ordered([*outputs, *inputs]), same_type([*outputs, *inputs])
         for output, source in zip(outputs, inputs, strict=True):
             if output.numel() != source.numel() * self.size:
                 raise InvalidBuffer(
@@ -78,11 +79,11 @@ class Movements(Preparation):
                 gather_shares(self.comm, source, gathered.memory, (source.numel(),) * self.size)
                 gathered.unpack()
 
-        return Prepared(signature("all_gather_single of", sizes_of(inputs), dtype), run, outputs)
+        return Prepared(signature("all_gather_single of", sizes_of(inputs), dtype), run, outputs, order=order)
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], root: int) -> Prepared:
         own, root = only(inputs), self.root(root)
-        parts = self._parts_at_root(outputs, own, root, "gather's output list")
+        order, parts = self._parts_at_root(outputs, own, root, "gather's output list")
 
         def run() -> None:
             source = own.detach().contiguous()  # lives as long as its memory is read
@@ -95,11 +96,11 @@ class Movements(Preparation):
             self.comm.Gather(bytes_of(source), _shares(gathered.memory, self.size), root)
             gathered.unpack()
 
-        return Prepared(signature("gather of", own.numel(), own.dtype, "to", root), run, outputs)
+        return Prepared(signature("gather of", own.numel(), own.dtype, "to", root), run, outputs, order=order)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], root: int) -> Prepared:
         own, root = only(outputs), self.root(root)
-        parts = self._parts_at_root(inputs, own, root, "scatter's input list")
+        order, parts = self._parts_at_root(inputs, own, root, "scatter's input list")
 
         def run() -> None:
             target = Packed([own], filled=False)
@@ -112,24 +113,24 @@ class Movements(Preparation):
                 self.comm.Scatter(_shares(source, self.size), bytes_of(target.memory), root)
             target.unpack()
 
-        return Prepared(signature("scatter of", own.numel(), own.dtype, "from", root), run, outputs)
+        return Prepared(signature("scatter of", own.numel(), own.dtype, "from", root), run, outputs, order=order)
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Prepared:
         self.one_each(outputs, "alltoall's output list")
         self.one_each(inputs, "alltoall's input list")
-        dtype = same_type([*outputs, *inputs])
+        order, dtype = self.ordered([*outputs, *inputs]), same_type([*outputs, *inputs])
 
         def run() -> None:
             target = Packed(outputs, filled=False)
             self._alltoall(Packed(inputs, filled=True).memory, sizes_of(inputs), target.memory, sizes_of(outputs))
             target.unpack()
 
-        return Prepared(signature("alltoall of", dtype), run, outputs)
+        return Prepared(signature("alltoall of", dtype), run, outputs, order=order)
 
     def all_to_all_single(
         self, output: Tensor, source: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
     ) -> Prepared:
-        dtype = same_type([output, source])
+        order, dtype = self.ordered([output, source]), same_type([output, source])
         incoming = split_counts(output_splits, output, self.size, "all_to_all_single's output")
         outgoing = split_counts(input_splits, source, self.size, "all_to_all_single's input")
 
@@ -138,7 +139,7 @@ class Movements(Preparation):
             self._alltoall(Packed([source], filled=True).memory, outgoing, target.memory, incoming)
             target.unpack()
 
-        return Prepared(signature("all_to_all_single of", dtype), run, [output])
+        return Prepared(signature("all_to_all_single of", dtype), run, [output], order=order)
 
     def barrier(self) -> Prepared:
         return Prepared(signature("barrier"), lambda: None, None)  # to agree is to meet
@@ -155,16 +156,18 @@ class Movements(Preparation):
             source = source.clone()
         self.comm.Alltoallv(_uneven(source, sent), _uneven(target, received))
 
-    def _parts_at_root(self, lists: Sequence[Sequence[Tensor]], own: Tensor, root: int, what: str) -> Sequence[Tensor]:
+    def _parts_at_root(
+        self, lists: Sequence[Sequence[Tensor]], own: Tensor, root: int, what: str
+    ) -> tuple[InOrder | None, Sequence[Tensor]]:
         if self.rank != root:
-            check(own)
-            return []
+            return self.ordered([own]), []
         parts = only(lists)
         self.one_each(parts, what)
+        order = self.ordered([own, *parts])
         same_type([own, *parts])
         if set(sizes_of(parts)) != {own.numel()}:
             raise InvalidBuffer(f"{what} has tensors of {sizes_of(parts)} elements: {own.numel()} in each are needed")
-        return parts
+        return order, parts
 
 
 def gather_shares(comm: MPI.Intracomm, own: Tensor, gathered: Tensor, sizes: Sequence[int]) -> None:

@@ -61,6 +61,8 @@ class Reduction(NamedTuple):
         What MPI does.
     linear, mean, scaled : bool
         Whether it is a sum or a mean; a mean; a sum of values that are multiplied first.
+    as_given : bool
+        Whether MPI adds up the very elements that are given, or whatever it does with them.
     by_mpi : bool
         Whether MPI does all of it.
     factor : float or torch.Tensor or None
@@ -72,6 +74,7 @@ class Reduction(NamedTuple):
     linear: bool
     mean: bool
     scaled: bool
+    as_given: bool
     by_mpi: bool
     factor: Any = None
 
@@ -107,7 +110,7 @@ def _reduction(kind: Any, dtype: torch.dtype) -> Reduction:
     if dtype is torch.bool:
         if kind not in _OF_BOOLEANS:
             raise UnsupportedDType(f"{name} of booleans: there are {', '.join(k.name for k in _OF_BOOLEANS)}")
-        return Reduction(name, _OF_BOOLEANS[kind], linear=False, mean=False, scaled=False, by_mpi=True)
+        return Reduction(name, _OF_BOOLEANS[kind], linear=False, mean=False, scaled=False, as_given=True, by_mpi=True)
     if (kind in _BITWISE and floating) or (kind in _ORDERED and dtype.is_complex):
         raise UnsupportedDType(f"{name} of {dtype} elements is not defined")
     if kind == _PREMUL and not floating:
@@ -115,8 +118,8 @@ def _reduction(kind: Any, dtype: torch.dtype) -> Reduction:
     if dtype not in MPI_TYPES and dtype not in _NARROW and dtype is not torch.complex32:
         raise UnsupportedDType(f"elements of type {dtype} cannot be reduced")
     mean, scaled = kind == _AVG, kind == _PREMUL
-    by_mpi = dtype in MPI_TYPES and not mean and not scaled
-    return Reduction(name, _OPERATIONS[kind], mean or kind == _SUM, mean, scaled, by_mpi)
+    as_given = dtype in MPI_TYPES and not scaled
+    return Reduction(name, _OPERATIONS[kind], mean or kind == _SUM, mean, scaled, as_given, as_given and not mean)
 
 
 def reduce_into(
@@ -151,9 +154,8 @@ def reduce_into(
     outgoing = elements_of(values)
     run(outgoing, outgoing if same else elements_of(result), reduction.operation)
     if reduction.mean:
-        if result.dtype.is_floating_point or result.dtype.is_complex:
-            result.div_(size)
-        else:
-            result.div_(size, rounding_mode="trunc")
+        rounding = None if result.dtype.is_floating_point or result.dtype.is_complex else "trunc"
+        # CUDA multiplies by the reciprocal of a number, which is not the CPU's quotient.
+        result.div_(result.new_full((), size) if result.is_cuda else size, rounding_mode=rounding)
     if result is not target:
         target.copy_(result)

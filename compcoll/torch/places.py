@@ -96,8 +96,8 @@ class InOrder:
 
     def around(self, job: Callable[[], Any]) -> Any:
         """Do the job, in the thread that comes to it."""
-        self._stream.wait_event(self._before)
         with torch.cuda.stream(self._stream):
+            self._begin()
             value = job()
         self._behind = self._stream.record_event()
         return value
@@ -105,6 +105,9 @@ class InOrder:
     def order(self) -> None:
         """Let what the caller launches next come after the job, which has been done."""
         torch.cuda.current_stream(self.devices[0]).wait_event(self._behind)
+
+    def _begin(self) -> None:
+        self._stream.wait_event(self._before)
 
 
 class GPUPlace:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..algorithms.agree import Signature
 from ..errors import InvalidArgument, InvalidBuffer
-from .buffers import check
+from .buffers import check, is_reachable
 from .channel import Channel
+from .direct import DirectOrder, gpu_for_mpi, streams
 from .places import InOrder
 
 
@@ -52,6 +53,33 @@ class Preparation:
         self.channel = channel
         self.comm = channel.comm
         self.rank, self.size = channel.rank, channel.size
+        self._stream = streams()
+
+    def ordered(self, tensors: Sequence[Any], *, direct: bool = True) -> InOrder | None:
+        """The order of a call on a GPU's tensors, whose memory MPI takes; None of one on tensors in host memory.
+
+        Parameters
+        ----------
+        tensors : sequence of torch.Tensor
+            All of the call's.
+        direct : bool
+            Whether the host reads and writes their memory by nothing but MPI.
+
+        Raises
+        ------
+        InvalidBuffer
+            If one is no dense tensor.
+        UnsupportedDevice
+            If they are neither.
+        """
+        if all(map(is_reachable, tensors)):
+            return None
+        gpu = gpu_for_mpi(tensors) if direct else None
+        if gpu is not None:
+            return DirectOrder(gpu, self._stream(gpu), tensors)
+        for tensor in tensors:
+            check(tensor)
+        return None
 
     def root(self, root: int) -> int:
         """A rank of this group.
@@ -78,8 +106,8 @@ def only(things: Sequence[Any]) -> Any:
     return things[0]
 
 
-def same_type(tensors: Sequence[Tensor], *, on_host: bool = True) -> torch.dtype:
-    """The element type that tensors have in common; they must be in host memory unless told otherwise.
+def same_type(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The element type that tensors have in common.
 
     Raises
     ------
@@ -88,8 +116,9 @@ def same_type(tensors: Sequence[Tensor], *, on_host: bool = True) -> torch.dtype
     """
     if not tensors:
         raise InvalidBuffer("no tensor was given")
-    for tensor in tensors if on_host else ():
-        check(tensor)
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            check(tensor)
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
         raise InvalidBuffer(f"tensors of one element type are needed, not of {', '.join(sorted(map(str, dtypes)))}")

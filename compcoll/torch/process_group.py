@@ -16,7 +16,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from ..errors import CollectiveMismatch, CommunicatorBroken, UnsupportedDevice
 from ..stats import Stats
 from .channel import Channel, open_channel, signature
-from .crossing import Crossing, gpu_of
+from .crossing import Crossing, copies_of, gpu_of
 from .engine import Done, Engine, Work
 from .messages import Message, Messages, Together
 from .monitored_barrier import monitored_barrier
@@ -47,10 +47,10 @@ def _collective(prepare: Callable[..., tuple[Any, Prepared]]) -> Callable[..., W
                 opts, prepared = prepare(self, *arguments, **options)
                 crossing = prepared.order
             except UnsupportedDevice:
-                copies = gpu_of(arguments)
-                if copies is None:
+                gpu = gpu_of(arguments)
+                if gpu is None:
                     raise
-                crossing = across = Crossing(copies)
+                crossing = across = Crossing(copies_of(gpu))
                 opts, prepared = prepare(self, *across.taken(names, arguments), **options)
         except Exception as error:
             self._refuse(prepare.__name__, error)

@@ -49,6 +49,8 @@ class Way(NamedTuple):
         Whether compressed.
     signature : Signature
         What other ranks are told.
+    direct : bool
+        Whether nothing but MPI, and GPUs, touch elements, which may be in a GPU's memory.
     nbytes : int
         Of each tensor.
     gathered : Gathered or None
@@ -58,6 +60,7 @@ class Way(NamedTuple):
     reduction: Reduction
     compress: bool
     signature: Signature
+    direct: bool
     nbytes: int
     gathered: Any
 
@@ -112,13 +115,11 @@ class Reductions(Preparation):
         if not is_reachable(tensor):
             if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
                 return self._sparse_allreduce(tensor, op)
-            order = self._order_there(op, [tensor])
-            if order is not None:
-                way = self._way(op, tensor.dtype, tensor.numel())
-                run = partial(self._allreduce_packed, tensors, way.reduction, compress=True)
-                return Prepared(way.signature, run, tensors, order=order)
-            check(tensor)
-        reduction, compress, what, nbytes, gathered = self._way(op, tensor.dtype, tensor.numel())
+            way = self._way(op, same_type(tensors), tensor.numel())
+            order = self._order_there(op, tensors) or self.ordered(tensors, direct=way.direct)
+            run = partial(self._allreduce_packed, tensors, way.reduction, way.compress)
+            return Prepared(way.signature, run, tensors, order=order)
+        reduction, compress, what, _, nbytes, gathered = self._way(op, tensor.dtype, tensor.numel())
         if not tensor.is_contiguous():
             if gathered is not None:
                 return Prepared(what, None, tensors, (_Strided(gathered), tensor.detach()))
@@ -135,6 +136,8 @@ class Reductions(Preparation):
     def _order_there(self, op: Any, given: Sequence[Tensor], results: Sequence[Tensor] = ()) -> InOrder | None:
         """The order of sums that a GPU compresses; None of what does not go so."""
         tensors = [*given, *results]
+        if all(map(is_reachable, tensors)):
+            return None
         if not all(isinstance(x, Tensor) and x.is_cuda and x.layout is torch.strided for x in tensors):
             return None
         if not all(self._compress(x.dtype, reduction_of(op, x.dtype), nbytes_of(x)) for x in given) or not gpu_codes():
@@ -151,7 +154,9 @@ class Reductions(Preparation):
         if reduction.by_mpi and not compress:
             name = "uint8" if dtype is torch.bool else str(dtype).removeprefix("torch.")
             gathered = self.channel.gathered(count, nbytes, name, operation_name(reduction.operation))
-        return Way(reduction, compress, what, nbytes, gathered)
+        along_or_shared = gathered is not None or self._through_memory(dtype, reduction, nbytes)
+        direct = reduction.as_given and not compress and not along_or_shared
+        return Way(reduction, compress, what, direct, nbytes, gathered)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], op: Any) -> Prepared:
         dtype = same_type(tensors)
@@ -159,12 +164,14 @@ class Reductions(Preparation):
         nbytes = sum(map(nbytes_of, tensors))
         compress = self._compress(dtype, reduction, nbytes)
         what = signature("allreduce_coalesced of", sizes_of(tensors), dtype, reduction.name, compress)
-        return Prepared(what, partial(self._allreduce_packed, tensors, reduction, compress), tensors)
+        direct = reduction.as_given and not compress and not self._through_memory(dtype, reduction, nbytes)
+        order = self.ordered(tensors, direct=direct)
+        return Prepared(what, partial(self._allreduce_packed, tensors, reduction, compress), tensors, order=order)
 
     def reduce(self, tensors: Sequence[Tensor], op: Any, root: int) -> Prepared:
         tensor = only(tensors)
-        check(tensor)
-        reduction, root = reduction_of(op, tensor.dtype), self.root(root)
+        reduction, root = reduction_of(op, same_type(tensors)), self.root(root)
+        order = self.ordered(tensors, direct=reduction.as_given)
         what = signature("reduce of", tensor.numel(), tensor.dtype, reduction.name, "to", root)
 
         def run() -> None:
@@ -178,7 +185,7 @@ class Reductions(Preparation):
             reduce_into(packed.memory, packed.memory, reduction, self.size, in_place)
             packed.unpack()
 
-        return Prepared(what, run, tensors)
+        return Prepared(what, run, tensors, order=order)
 
     def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], op: Any) -> Prepared:
         output, parts = only(outputs), only(inputs)
@@ -192,6 +199,7 @@ class Reductions(Preparation):
         reduction = reduction_of(op, dtype)
         even = len(set(sizes)) == 1
         compress = even and self._compress(dtype, reduction, sum(sizes) * output.element_size())
+        order = self.ordered([output, *parts], direct=reduction.as_given and not compress)
         what = signature("reduce_scatter of", sizes, dtype, reduction.name, compress)
 
         def run() -> None:
@@ -199,12 +207,11 @@ class Reductions(Preparation):
             self._reduce_scatter(source.memory, target.memory, reduction, compress, None if even else sizes)
             target.unpack()
 
-        return Prepared(what, run, outputs)
+        return Prepared(what, run, outputs, order=order)
 
     def reduce_scatter_single(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: Any) -> Prepared:
         """Of one tensor, or of several in a coalesced call."""
-        order = None if all(map(is_reachable, inputs)) else self._order_there(op, inputs, outputs)
-        dtype = same_type([*outputs, *inputs], on_host=order is None)
+        dtype = same_type([*outputs, *inputs])
         for output, source in zip(outputs, inputs, strict=True):
             if source.numel() != output.numel() * self.size:
                 raise InvalidBuffer(
@@ -213,6 +220,8 @@ class Reductions(Preparation):
                 )
         reduction = reduction_of(op, dtype)
         compress = [self._compress(dtype, reduction, nbytes_of(source)) for source in inputs]
+        order = self._order_there(op, inputs, outputs)
+        order = order or self.ordered([*outputs, *inputs], direct=reduction.as_given and not any(compress))
         what = signature("reduce_scatter_single of", sizes_of(inputs), dtype, reduction.name, any(compress))
 
         def run() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from late_cuda import LateCUDA, OnGPU, on_gpu, plain
+from late_cuda import LateCUDA, OnGPU, on_gpu, plain, waits
 
 import compcoll.torch
 from compcoll import communicator
@@ -170,24 +168,17 @@ def check_the_hosts_bits(comm: MPI.Intracomm) -> None:
             assert_same(on_host(comm, way, dtype), on_late_gpu(comm, way, dtype, cuda), (way, dtype), exact=exact)
 
 
-def waits() -> Iterator[int]:
-    """Lines that order a stream after another."""
-    for node in ast.walk(ast.parse(inspect.getsource(places))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "wait_event":
-            yield node.lineno
-
-
 def check_no_wait_can_be_left_out(comm: MPI.Intracomm) -> None:
     ready()
     way = WAYS[1]
     expected = on_host(comm, way, torch.float32)
     complete = LateCUDA()
     on_late_gpu(comm, way, torch.float32, complete)
-    assert complete.lines == set(waits()) and len(complete.lines) == 2
-    for line in sorted(complete.lines):
-        means, _ = on_late_gpu(comm, way, torch.float32, LateCUDA(without=line))
+    assert complete.sites == waits(places, "wait_event") and len(complete.sites) == 2
+    for site in sorted(complete.sites):
+        means, _ = on_late_gpu(comm, way, torch.float32, LateCUDA(without=site))
         same = [torch.allclose(one[name], other[name]) for one, other in zip(expected[0], means) for name in SIZES]
-        assert not all(comm.allgather(all(same))), f"nothing shows that the wait in line {line} is needed"
+        assert not all(comm.allgather(all(same))), f"nothing shows that the wait in {site} is needed"
 
 
 def check_losses_are_saved_and_go_on(comm: MPI.Intracomm) -> None:

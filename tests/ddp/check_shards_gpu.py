@@ -17,7 +17,7 @@ from torch import Tensor
 
 import compcoll.torch
 from compcoll import Cast
-from compcoll.torch import shards
+from compcoll.torch import places, shards
 from compcoll.torch.places import GPUPlace
 
 Collective = Callable[..., Any]
@@ -83,6 +83,6 @@ def check_the_hosts_shards(comm: MPI.Intracomm) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         expected = results(comm, None, dtype)
         assert same(expected, results(comm, LateCUDA(early=comm.rank == 1), dtype)), dtype
-    for line in waits():
-        got = results(comm, LateCUDA(without=line), dtype)
-        assert not all(comm.allgather(same(expected, got))), f"nothing shows that the wait in line {line} is needed"
+    for site in sorted(waits(places, "wait_event")):
+        got = results(comm, LateCUDA(without=site), dtype)
+        assert not all(comm.allgather(same(expected, got))), f"nothing shows that the wait in {site} is needed"

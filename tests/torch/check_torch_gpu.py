@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,11 +19,11 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import deferred
-from late_cuda import LateCUDA
+from late_cuda import LateCUDA, waits
 
 from compcoll.communicator import Communicator
 from compcoll.errors import UnsupportedDevice
-from compcoll.torch import Options, crossing, places, reductions
+from compcoll.torch import Options, messages, places, process_group, reductions
 
 LOCK = threading.RLock()
 
@@ -65,6 +63,9 @@ class LateCopies:
     def store(self, pairs: Any, before: Event) -> Event:
         return self._copied(self.inward, pairs, before)
 
+    def wait(self, event: Event) -> None:
+        event.synchronize()
+
     def order(self, event: Event) -> None:
         with LOCK:
             self.caller.add(event)
@@ -99,7 +100,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 def gpu() -> Iterator[LateCopies]:
     late = LateCopies()
     with (
-        mock.patch.object(crossing, "copies_of", return_value=late),
+        mock.patch.object(process_group, "copies_of", return_value=late),
+        mock.patch.object(messages, "copies_of", return_value=late),
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)),
     ):
         yield late
@@ -206,15 +208,11 @@ def check_sums_that_a_gpu_compresses(comm: MPI.Intracomm) -> None:
         with world(options):
             expected = compressed_sums(None, comm.rank)
             assert dist.group.WORLD.stats.codec is not None and dist.group.WORLD.stats.collective == "reduce_scatter"
-        lines = {
-            node.lineno
-            for node in ast.walk(ast.parse(inspect.getsource(places)))
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "wait_event"
-        }
-        for without in (None, *sorted(lines)):
+        sites = waits(places, "wait_event")
+        for without in (None, *sorted(sites)):
             cuda = LateCUDA(without, early=without is None and comm.rank % 2 == 1)
             with world(options), cuda.installed():
                 got = compressed_sums(cuda, comm.rank)
                 assert dist.group.WORLD.stats.device == "deferred"
             same = all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
-            assert cuda.lines == lines and all(comm.allgather(same)) == (without is None), without
+            assert cuda.sites == sites and all(comm.allgather(same)) == (without is None), without

@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compcoll.torch import Options
+from compcoll.torch import Options, crossing, direct
+from compcoll.transports.gpu_aware import gpu_awareness
+
+
+class Mapped:
+    """Pinned host memory as a GPU has it: MPI can take it, too, whether it is GPU-aware or not."""
+
+    def __init__(self, *shape: int) -> None:
+        self._host = torch.zeros(shape, pin_memory=True)
+        data = self._host.data_ptr(), False
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": data, "strides": None, "version": 2}
+
+
+def empty(*shape: int) -> torch.Tensor:
+    if gpu_awareness().aware:
+        return torch.zeros(shape, device="cuda")
+    return torch.as_tensor(Mapped(*shape), device="cuda")
+
+
+def without_copies(rank: int, size: int) -> None:
+    """MPI is given memory of the GPU's: once it holds what kernels shall put there, and before others read it."""
+    n, total = 50_000, size * (size + 1) / 2
+    heavy = torch.ones(2048, 2048, device="cuda")
+    for asynchronous in (False, True):
+        x, gathered, exchanged, part, received = empty(n), empty(size, n), empty(size, n), empty(n), empty(n)
+        for _ in range(20):
+            heavy = heavy @ heavy * 1e-4
+        x.fill_(rank + 1.0)
+        before = x + heavy[0, 0] * 0
+        works = [
+            dist.all_reduce(x, async_op=asynchronous),
+            dist.all_gather_into_tensor(gathered, x, async_op=asynchronous),
+            dist.all_to_all_single(exchanged, gathered, async_op=asynchronous),
+            dist.reduce_scatter_tensor(part, exchanged, op=dist.ReduceOp.AVG, async_op=asynchronous),
+        ]
+        for work in works if asynchronous else ():
+            work.wait()
+        sending = dist.isend(part, (rank + 1) % size)
+        dist.recv(received, (rank - 1) % size)
+        sending.wait()
+        assert (before == rank + 1).all()
+        for tensor in (x, gathered, exchanged, part, received):
+            assert (tensor == total).all()
 
 
 def main() -> None:
@@ -52,6 +97,12 @@ def main() -> None:
     every = [torch.empty_like(own) for _ in range(size)]
     dist.all_gather(every, own)
     assert all(torch.equal(own, other) for other in every) and own.isfinite().all()
+
+    with (
+        mock.patch.object(crossing.Copies, "pinned", side_effect=AssertionError("a pinned copy")),
+        mock.patch.object(direct, "gpu_awareness", return_value=SimpleNamespace(aware=True)),
+    ):
+        without_copies(rank, size)
     dist.destroy_process_group()
 
 
