@@ -125,9 +125,11 @@ class Communicator(Calls):
         world = World.of(self._transport.nodes)
         self._opening = Opening(self._transport, _OPENING_TAG, self._transport.mail)
         self._roll_call = RollCall(self._transport)
-        crowded, remote = neighbours > config.cores(), world.nodes > 1
+        # Between nodes a look at the network costs more than the core that a waiting rank lends to others.
+        crowded = neighbours > config.cores() or world.nodes > 1
+        lent = world.nodes > 1 and mpi is not None and mpi.lends_core
         self._engine = Engine(
-            *(seconds, self._roll_call), threaded=threaded, crowded=crowded, remote=remote, naps=progress == "nap"
+            *(seconds, self._roll_call), threaded=threaded, crowded=crowded, lent=lent, naps=progress == "nap"
         )
         self._recordings = Recordings(self._transport, _RECORDED_TAG, device, self._engine)
         self._collectives = Collectives(

@@ -135,9 +135,8 @@ class Engine:
         Whether a thread makes collectives advance while the caller does other things.
     crowded : bool
         Whether other ranks wait for this core: a waiting rank then soon lets them have it.
-    remote : bool
-        Whether messages come from other nodes: a look for them then takes as long as several elsewhere, and MPI lends
-        the core meanwhile where it knows that others wait.
+    lent : bool
+        Whether each look for a message lends the core already, where others wait for it: MPI does.
     naps : bool
         Whether what waits sleeps in between: for a thread beside others that have work for the core.
     peers : Peers
@@ -158,14 +157,14 @@ class Engine:
         *,
         threaded: bool = False,
         crowded: bool = False,
-        remote: bool = False,
+        lent: bool = False,
         naps: bool = False,
     ) -> None:
         self.timeout = timeout
         self._peers = peers
-        self._looks = 6 if remote and not naps else 2 if crowded or naps else 50
+        self._looks = 2 if naps or (crowded and not lent) else 50
         # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
-        self._naps = naps or ((crowded or remote) and threaded)
+        self._naps = naps or (crowded and threaded)
         self.alone, self.beside = (self._looks, 0 if self._naps else _YIELDS), (self._looks, 0)
         self.active: list[Request] = []
         self.lock = threading.RLock()

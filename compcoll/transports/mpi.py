@@ -125,7 +125,14 @@ class MPITransport:
         Duplicated, collectively; messages here never meet the caller's.
     threads : bool
         Whether several threads will call it.
+
+    Attributes
+    ----------
+    lends_core : bool
+        Whether MPI lets other processes have the core when nothing has come, where it knows that they wait for it.
     """
+
+    lends_core = MPI.Get_library_version().startswith("Open MPI")  # its mpi_yield_when_idle
 
     def __init__(self, comm: MPI.Comm, *, threads: bool = False) -> None:
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
