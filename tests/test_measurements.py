@@ -73,7 +73,7 @@ def test_naive_must_never_be_faster(goals: ModuleType, tmp_path: Path) -> None:
     for network in ("1g", "10g", "memory"):
         write(tmp_path, f"{network}-naive", ring={MIB: 60.0, 2 * MIB: 99.0}, p2p_ring={MIB: 100.0, 2 * MIB: 100.0})
     assert row(goals, tmp_path, "ring, zfp8, against naive")[1] is True
-    for us, met in ((101.5, True), (102.5, False)):  # each within 1 %: not told apart, and told apart
+    for us, met in ((99.5, True), (101.0, False)):  # however sure the medians are
         write(tmp_path, "memory-naive", ring={MIB: us}, p2p_ring={MIB: 100.0})
         figure, judged = row(goals, tmp_path, "ring, zfp8, against naive")
-        assert judged is met and figure.endswith(f" … -{us - 100:.1f} ± 2.0 % (1 MiB, memory)")
+        assert judged is met and figure.endswith(f" … {100 - us:.1f} ± 2.0 % (1 MiB, memory)")
