@@ -158,7 +158,8 @@ class TestRun:
         assert not processes(lab)
 
     def test_without_mpi(self, lab: str, tmp_path: Path) -> None:
-        program = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], os.environ['GLOO_SOCKET_IFNAME'])"
+        # one write a rank: print()'s own two, unbuffered, mix with the other rank's
+        program = "import os; os.write(1, '{RANK} {WORLD_SIZE} {GLOO_SOCKET_IFNAME}\\n'.format(**os.environ).encode())"
         record = tmp_path / "run.json"
         done = netlab("run", "--name", lab, "--mpi", "none", "--record", record, "--", "python", "-c", program)
         assert done.returncode == 0, done.stderr
