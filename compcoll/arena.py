@@ -9,29 +9,34 @@ _ALIGNMENT = 64
 
 
 class Arena:
-    """One slab cut from front to back; what does not fit is allocated beside it, and the next slab is large enough."""
+    """Slabs cut from front to back, each as large as all before it: large pieces of memory come in large pages."""
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
-        self._slab = allocate(0)
-        self._used = 0
-        self._beside: list[Any] = []
+        self._slabs: list[Any] = []  # kernels may need memory longer than who took it
+        self._taken: list[int] = []
 
     def take(self, nbytes: int) -> Any:
-        """Memory of ``nbytes`` bytes, until `reset`."""
-        begin = self._used
-        self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        if self._used > self._slab.nbytes:
-            self._beside.append(memory := self._allocate(nbytes))  # kernels may need it longer than who took it
-            return memory
-        return self._slab[begin : begin + nbytes]
+        """Memory of ``nbytes`` bytes, until `rewind` or `reset`."""
+        length = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        room = (i for i, slab in enumerate(self._slabs) if self._taken[i] + length <= slab.nbytes)
+        index = next(room, len(self._slabs))
+        if index == len(self._slabs):
+            self._slabs.append(self._allocate(max(length, sum(slab.nbytes for slab in self._slabs))))
+            self._taken.append(0)
+        begin = self._taken[index]
+        self._taken[index] += length
+        return self._slabs[index][begin : begin + nbytes]
+
+    def rewind(self) -> None:
+        """Everything taken may be taken again."""
+        self._taken = [0] * len(self._slabs)
 
     def reset(self) -> None:
-        """Everything taken is free again."""
-        if self._used > self._slab.nbytes:
-            self._slab = self._allocate(self._used)
-            self._beside.clear()
-        self._used = 0
+        """Everything taken is free again; as much fits into one slab from now on."""
+        if len(self._slabs) > 1:
+            self._slabs = [self._allocate(sum(self._taken))]
+        self.rewind()
 
 
 class ArenaPool:

@@ -3,8 +3,8 @@
 Which messages an algorithm sends and which kernels it runs, on which parts of its buffers, depends on the call's recipe
 alone as long as wires have one size. So the algorithm is run once on arrays that are not there, with messages and
 kernels that are only noted down, as a program. A blocking call is then a run of that program: Python's part is to start
-each message and to look whether it has come. Memory of wires and MPI's persistent messages (MPI-4.1, section 3.9)
-belong to the program.
+each message and to look whether it has come. MPI's persistent messages (MPI-4.1, section 3.9) belong to the program.
+Memory of wires belongs to all of a communicator's: no two run at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from . import _host
 from .algorithms.agree import SentAhead
-from .algorithms.choose import HIERARCHICAL
+from .arena import Arena
 from .devices.host import HostCoder
 from .plan import Call
 from .recipe import Means, Prepared, Recipe
@@ -23,8 +23,7 @@ from .request import Engine, Pending, Steps, Turn, until_done
 from .stats import Stats
 from .transports.base import Group, Persistent, Transport, Wire
 
-_MOST_NBYTES = 8 << 20  # of a buffer's wire: with longer ones the time in Python counts for little
-_MOST_KEPT = 128 << 20  # bytes of wires
+_MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
 
 
 class _Given(NamedTuple):
@@ -95,8 +94,6 @@ class Recording(NamedTuple):
         Account of the bytes of every run.
     messages : list of Persistent
         Its messages.
-    nbytes : int
-        Of its wires.
     ahead : list of SentAhead
         Those of its messages that can be sent ahead.
     """
@@ -104,7 +101,6 @@ class Recording(NamedTuple):
     program: _host.Program
     stats: Stats
     messages: list[Persistent]
-    nbytes: int
     ahead: list[SentAhead]
 
     def account(self, stats: Stats) -> None:
@@ -152,7 +148,7 @@ class Recordings:
     def __init__(self, transport: Transport, tag: int, device: Any, engine: Engine) -> None:
         self._transport = transport
         self._tag = tag
-        self._device = device
+        self._wires = Arena(device.empty_bytes)
         self._engine = engine
         self._kept: dict[object, Recording] = {}
 
@@ -160,11 +156,7 @@ class Recordings:
         """A recipe of an algorithm of our own, whose blocking calls are replayed where that is possible and of use."""
         plan = recipe.plan
         coder, raw = plan.coder, plan.raw
-        if (
-            call.collective != "allreduce"
-            or not (isinstance(coder, HostCoder) and isinstance(raw, HostCoder))
-            or (raw if plan.algorithm == HIERARCHICAL else coder).wire_nbytes(call.n) > _MOST_NBYTES
-        ):
+        if call.collective != "allreduce" or not (isinstance(coder, HostCoder) and isinstance(raw, HostCoder)):
             return recipe
         x, out, losses = (_Given(which, call.n, call.itemsize) for which in range(3))
 
@@ -190,24 +182,19 @@ class Recordings:
         found = self._kept.pop(key, None)
         if found is None:
             found = self._record(make)
-            while self._kept and found.nbytes + sum(each.nbytes for each in self._kept.values()) > _MOST_KEPT:
+            while self._kept and sum(len(each.messages) for each in (found, *self._kept.values())) > _MOST_KEPT:
                 self._forget(self._kept.pop(next(iter(self._kept))))
         self._kept[key] = found
         return found
 
     def _record(self, make: Callable[[_host.Program, Means], Steps]) -> Recording:
-        program, stats, nbytes = _host.Program(), Stats("", None, ""), 0
-
-        def take(length: int) -> Any:
-            nonlocal nbytes
-            nbytes += length
-            return self._device.empty_bytes(length)
-
+        program, stats = _host.Program(), Stats("", None, "")
+        self._wires.rewind()
         notes = _Notes(self._transport, program)
-        for pending in make(program, Means(Group(notes, self._tag), take, stats, Turn(None))):
+        for pending in make(program, Means(Group(notes, self._tag), self._wires.take, stats, Turn(None))):
             if isinstance(pending, _NotedMessage):
                 program.wait(pending.message)
-        return Recording(program, stats, notes.messages, nbytes, notes.ahead)
+        return Recording(program, stats, notes.messages, notes.ahead)
 
     def _forget(self, recording: Recording) -> None:
         for message in recording.messages:

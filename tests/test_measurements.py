@@ -77,3 +77,12 @@ def test_naive_must_never_be_faster(goals: ModuleType, tmp_path: Path) -> None:
         write(tmp_path, "memory-naive", ring={MIB: us}, p2p_ring={MIB: 100.0})
         figure, judged = row(goals, tmp_path, "ring, zfp8, against naive")
         assert judged is met and figure.endswith(f" … {100 - us:.1f} ± 2.0 % (1 MiB, memory)")
+
+
+def test_of_several_launches_each_result_is_the_middle_one(goals: ModuleType) -> None:
+    taken = ((1108.0, 41.0), (1380.0, 40.0), (1245.0, 43.0))
+    results = ([{"size": 64, "median_us": large}, {"size": 2, "median_us": small}] for large, small in taken)
+    record = goals.middle([{"run": {"launch": number}, "results": each} for number, each in enumerate(results)])
+    assert record["results"] == [{"size": 64, "median_us": 1245.0}, {"size": 2, "median_us": 41.0}]
+    assert record["median_us_of_launches"] == [[1108.0, 41.0], [1380.0, 40.0], [1245.0, 43.0]]
+    assert record["run"] == {"launch": 0}

@@ -63,6 +63,14 @@ class Records:
         return min(found, default=None)
 
 
+def middle(launches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A record of each result as the launch has it whose median is the one in the middle."""
+    results = zip(*(launch["results"] for launch in launches), strict=True)
+    middle = [sorted(same, key=lambda result: float(result["median_us"]))[len(same) // 2] for same in results]
+    medians = [[result["median_us"] for result in launch["results"]] for launch in launches]
+    return {**launches[0], "results": middle, "median_us_of_launches": medians}
+
+
 class Row(NamedTuple):
     """One line of the table of goals.
 
