@@ -291,7 +291,7 @@ class Lab:
             self._batch("ip", self.namespace(host), [*link, f"addr add {self.address(host)}/24 dev eth0"])
             self._batch("tc", self.namespace(host), [self._limit("eth0")])
         self._batch("tc", switch, [self._limit(f"port{i}") for i in range(len(self.hosts))])
-        self._choose_cubic()
+        self._settle_tcp()
         self._wait_for_links()
         self._ready = True
         self._note()
@@ -303,13 +303,15 @@ class Lab:
     def _batch(self, tool: str, namespace: str, lines: Sequence[str]) -> None:
         command(tool, "-n", namespace, "-batch", "-", given="\n".join(lines) + "\n")
 
-    def _choose_cubic(self) -> None:
-        """Most machines' congestion control; by route, since the machine may not let a namespace choose its own."""
+    def _settle_tcp(self) -> None:
+        """Most machines' congestion control, and no slow start after another method's long turn."""
+        windows = "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle"
         for host in self.hosts:
-            try:
+            try:  # by route, since the machine may not let a namespace choose its own
                 self._batch("ip", self.namespace(host), [f"route replace {SUBNET} dev eth0 congctl cubic"])
-            except NetlabError:
-                say("this kernel has no cubic congestion control (modprobe tcp_cubic): its default stays")
+                command("ip", "netns", "exec", self.namespace(host), "sh", "-c", windows)
+            except NetlabError as error:
+                say(f"TCP stays as this kernel has it, with its own congestion control or slow starts: {error}")
                 return
 
     def _wait_for_links(self) -> None:

@@ -166,6 +166,13 @@ class TestRun:
         assert sorted(done.stdout.split("\n")) == ["", "0 2 eth0", "1 2 eth0"]
         assert json.loads(record.read_text())["exit_status"] == 0
 
+    def test_idle_connections_do_not_start_slowly(self, lab: str) -> None:
+        file = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
+        before = Path(file).read_text()
+        done = netlab("run", "--name", lab, "--mpi", "none", "--", "cat", file)
+        assert (done.returncode, done.stdout) == (0, "0\n0\n"), done.stderr
+        assert Path(file).read_text() == before
+
     def test_no_quiet(self, lab: str) -> None:
         done = netlab("run", "--name", lab, "--quiet-cpu", "0", "--quiet-wait", "0.1", "--", "true")
         assert done.returncode == 1
