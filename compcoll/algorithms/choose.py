@@ -73,7 +73,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 CLEARLY = 0.95
 """Part of MPI's own time below which something counts as faster."""
 
-ABOUT = 0.98
+ABOUT = 0.99
 """Part of another's time from which on both count as equally fast."""
 
 
