@@ -114,7 +114,7 @@ CASES: tuple[Case, ...] = (
     Case("1g-doubling", ONE, _bench("zfp8", "16M", "recursive_doubling_uncompressed,recursive_doubling", 2)),
     Case("1g-naive", ONE, _bench("zfp8", "1M:64M", "ring,p2p_ring")),
     # A step is half-duplex or not, by chance: 64 MiB take 1.11, 1.24, 1.38 or 1.64 s, some launches mostly one of them.
-    Case("1g-default", ONE, _bench("", "512K:64M", "native", iterations=11), "--default", launches=5),
+    Case("1g-default", ONE, _bench("", "512K:64M", "native", iterations=5), "--default", launches=13),
     Case("1g-mpich", ONE, _bench("", "512K:64M", "native", 0.4), "--mpi mpich"),
     Case("1g-mpich-default", ONE, _bench("", "512K:64M", "native", iterations=15), "--mpi mpich --default"),
     Case("1g-gloo", ONE, _gloo("512K:64M"), "--mpi none"),
