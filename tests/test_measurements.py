@@ -79,10 +79,23 @@ def test_naive_must_never_be_faster(goals: ModuleType, tmp_path: Path) -> None:
         assert judged is met and figure.endswith(f" … {100 - us:.1f} ± 2.0 % (1 MiB, memory)")
 
 
+def of(contender: str, size: int, us: float) -> dict[str, object]:
+    """A result."""
+    return {"contender": contender, "size": size, "median_us": us}
+
+
+def test_auto_is_compared_with_contenders_of_its_own_launch(goals: ModuleType) -> None:
+    launches = [
+        {"results": [of(*result) for result in zip(("native", "ring", "auto"), (4, 4, 4), us, strict=True)]}
+        for us in ((90.0, 200.0, 91.0), (70.0, 150.0, 73.0), (80.0, 60.0, 61.8))
+    ]
+    assert goals.middle(launches)["results"] == launches[2]["results"]
+
+
 def test_of_several_launches_each_result_is_the_middle_one(goals: ModuleType) -> None:
     taken = ((1108.0, 41.0), (1380.0, 40.0), (1245.0, 43.0))
-    results = ([{"size": 64, "median_us": large}, {"size": 2, "median_us": small}] for large, small in taken)
+    results = ([of("native", 64, large), of("native", 2, small)] for large, small in taken)
     record = goals.middle([{"run": {"launch": number}, "results": each} for number, each in enumerate(results)])
-    assert record["results"] == [{"size": 64, "median_us": 1245.0}, {"size": 2, "median_us": 41.0}]
+    assert record["results"] == [of("native", 64, 1245.0), of("native", 2, 41.0)]
     assert record["median_us_of_launches"] == [[1108.0, 41.0], [1380.0, 40.0], [1245.0, 43.0]]
     assert record["run"] == {"launch": 0}

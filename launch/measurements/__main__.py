@@ -1,6 +1,6 @@
 """``make measurements``: run every case on its lab, as root, and write docs/measurements.
 
-python launch/measurements                     # everything: 30 minutes on a quiet machine
+python launch/measurements                     # everything: 40 minutes on a quiet machine
 python launch/measurements --only 1g-zfp8,10g-*
 python launch/measurements --report            # tables and plots again, from the records that are there
 """

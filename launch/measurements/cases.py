@@ -112,7 +112,7 @@ CASES: tuple[Case, ...] = (
     Case("1g-onebit", ONE, _bench("onebit", "64M", OWN, 1.5)),
     Case("1g-topk", ONE, _bench("topk", "64M", SPARSE, 0.4)),
     Case("1g-doubling", ONE, _bench("zfp8", "16M", "recursive_doubling_uncompressed,recursive_doubling", 2)),
-    Case("1g-naive", ONE, _bench("zfp8", "1M:64M", "ring,p2p_ring")),
+    Case("1g-naive", ONE, _bench("zfp8", "1M:64M", "ring,p2p_ring", 3)),
     # A step is half-duplex or not, by chance: 64 MiB take 1.11, 1.24, 1.38 or 1.64 s, some launches mostly one of them.
     Case("1g-default", ONE, _bench("", "512K:64M", "native", iterations=5), "--default", launches=13),
     Case("1g-mpich", ONE, _bench("", "512K:64M", "native", 0.4), "--mpi mpich"),
@@ -129,9 +129,9 @@ CASES: tuple[Case, ...] = (
     Case("memory-naive", MEMORY, _bench("zfp8", "1M:64M", "ring,p2p_ring"), ranks=4),
     # A launch has its ranks on other cores than the next one, and small messages take one of two times there.
     Case("1g-profile", SMALL, TUNE),
-    Case("1g-auto", SMALL, _bench("zfp8", "4:64M", EVERY, 0.5), profile="1g-profile", launches=3),
+    Case("1g-auto", SMALL, _bench("zfp8", "4:64M", EVERY, 0.5), profile="1g-profile", launches=5),
     Case("10g-profile", FAST, TUNE),
-    Case("10g-auto", FAST, _bench("zfp8", "4:64M", EVERY, 0.5), profile="10g-profile", launches=3),
+    Case("10g-auto", FAST, _bench("zfp8", "4:64M", EVERY, 1.0), profile="10g-profile", launches=5),
     Case("memory-profile", MEMORY, TUNE, ranks=2),
     Case(
         "memory-auto",
@@ -139,7 +139,7 @@ CASES: tuple[Case, ...] = (
         _bench("zfp8", "4:64M", EVERY_INSIDE, 0.5),
         profile="memory-profile",
         ranks=2,
-        launches=3,
+        launches=5,
     ),
     Case("simulated-2-profile", PAIR, TUNE),
     Case("simulated-2", PAIR, _bench("zfp8", "1M:16M", SIMULATED, 0.4)),

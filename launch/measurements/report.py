@@ -52,8 +52,9 @@ def _head(records: Records) -> list[str]:
         "Medians; a case's contenders take turns, cases run one after the other. `bound` is 2(p−1)/p · n · β: no",
         "uncompressed allreduce takes less. *Tuned*: MPI's TCP made full-duplex, the only fair opponent. All hosts",
         "share this machine's cores: at 10 Gb/s they, not the links, are the limit. Open MPI's default at 1 Gb/s",
-        "takes one of several times in each call, and small messages one of two: it has 13 launches, `auto` three,",
-        "of which each figure is the middle one.",
+        "takes one of several times in each call: it has 13 launches, of which each figure is the middle one. So has",
+        "`auto` five, for small messages take one of two times: a size's figures are those of the launch that is in",
+        "the middle by `auto`'s time over the best of the others.",
     ]
 
 
