@@ -73,10 +73,11 @@ def cores() -> int:
 def segment_nbytes(nodes: int = 1, ratio: float = 1.0) -> int:
     """Uncompressed bytes of a segment, the unit of overlap.
 
-    COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB, and up to 2 MiB where less than a quarter
-    of them is sent: messages then have 128 KiB.
+    COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB; up to 2 MiB where less than a quarter of
+    them is sent: messages then have 128 KiB; and less where more than half is: messages then have 256 KiB.
     """
-    between = int(min(max(ratio / 4, 1.0), 4.0) * DEFAULT_SEGMENT_BETWEEN_NODES)
+    # Before longer messages MPI asks their receiver, and its answer waits behind what that sends.
+    between = int(min(max(ratio / 4, min(ratio / 2, 1.0)), 4.0) * DEFAULT_SEGMENT_BETWEEN_NODES)
     return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else between, 1))
 
 

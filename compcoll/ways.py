@@ -11,6 +11,7 @@ from .sparse.base import Sparsifier
 
 _VALUES = 1 << 16
 _VOTE_BITS = 4.0  # of up to 7 ranks
+_ABOUT_HALF = 2.0  # for segments: the ratio of what has none before values are there
 
 
 def kind_of(codec: Codec | None) -> str:
@@ -56,8 +57,8 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
 def segment_nbytes(codec: Codec | None, way: Way, nodes: int) -> int:
     """Uncompressed bytes of a segment of values that travel this way: longer where codecs of fixed size send little."""
     additive = isinstance(codec, IntSum) or (isinstance(codec, Sign) and codec.scale is None)
-    longer = codec is not None and codec.fixed_size and not additive
-    return config.segment_nbytes(nodes, way.ratio if longer else 1.0)
+    known = codec is None or (codec.fixed_size and not additive)
+    return config.segment_nbytes(nodes, way.ratio if known else _ABOUT_HALF)
 
 
 def short(codec: Codec | None) -> str:
