@@ -23,6 +23,11 @@ NO_PROFILE = "defaults"
 DEFAULT_TIMEOUT = 1800.0
 DEFAULT_SEGMENT = 1 << 20
 DEFAULT_SEGMENT_BETWEEN_NODES = 1 << 19  # a network idles while the first one is encoded and the last one decoded
+_LONGEST_SEGMENT = 1 << 21
+_MESSAGES_BETWEEN_NODES = (
+    1 << 17,
+    1 << 18,
+)  # before longer ones MPI asks the receiver, whose answer waits behind its data
 
 
 def _number(variable: str, default: float, lowest: float) -> float:
@@ -73,11 +78,11 @@ def cores() -> int:
 def segment_nbytes(nodes: int = 1, ratio: float = 1.0) -> int:
     """Uncompressed bytes of a segment, the unit of overlap.
 
-    COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB; up to 2 MiB where less than a quarter of
-    them is sent: messages then have 128 KiB; and less where more than half is: messages then have 256 KiB.
+    COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB, or what makes a message of at least 128 KiB
+    and at most 256, but no more than 2 MiB.
     """
-    # Before longer messages MPI asks their receiver, and its answer waits behind what that sends.
-    between = int(min(max(ratio / 4, min(ratio / 2, 1.0)), 4.0) * DEFAULT_SEGMENT_BETWEEN_NODES)
+    shortest, longest = _MESSAGES_BETWEEN_NODES
+    between = int(min(max(DEFAULT_SEGMENT_BETWEEN_NODES, ratio * shortest), ratio * longest, _LONGEST_SEGMENT))
     return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else between, 1))
 
 

@@ -11,7 +11,7 @@ from .sparse.base import Sparsifier
 
 _VALUES = 1 << 16
 _VOTE_BITS = 4.0  # of up to 7 ranks
-_ABOUT_HALF = 2.0  # for segments: the ratio of what has none before values are there
+_HALF = 2.0  # the ratio for which a segment is neither longer nor shorter
 
 
 def kind_of(codec: Codec | None) -> str:
@@ -55,10 +55,10 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
 
 
 def segment_nbytes(codec: Codec | None, way: Way, nodes: int) -> int:
-    """Uncompressed bytes of a segment of values that travel this way: longer where codecs of fixed size send little."""
+    """Uncompressed bytes of a segment of values that travel this way: by what is sent of them, where that is fixed."""
     additive = isinstance(codec, IntSum) or (isinstance(codec, Sign) and codec.scale is None)
-    known = codec is None or (codec.fixed_size and not additive)
-    return config.segment_nbytes(nodes, way.ratio if known else _ABOUT_HALF)
+    by_ratio = codec is None or (codec.fixed_size and not additive)
+    return config.segment_nbytes(nodes, way.ratio if by_ratio else _HALF)
 
 
 def short(codec: Codec | None) -> str:
