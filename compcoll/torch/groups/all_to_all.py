@@ -18,6 +18,7 @@ from ...errors import CollectiveMismatch, InvalidArgument, InvalidBuffer
 from ..buffers import array_of, overlap, split_counts
 from ..handles import Followed
 from .collectives import check_tensors, coding
+from .membership import Group
 
 _HOST = HostDevice()
 
@@ -27,7 +28,7 @@ def all_to_all_single(
     input: Tensor,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
     codec: str | Codec = "zfp",
