@@ -68,10 +68,11 @@ def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
         raise InvalidArgument(f"group={mesh!r} has {mesh.ndim} dimensions: one is a group, two are nodes and ranks")
     if mesh.ndim == 1:
         return mesh.get_group()
-    known, rows = _of_meshes.setdefault(dist.group.WORLD, {}), mesh.mesh.tolist()
-    if (name := f"{mesh.device_type} {rows}") not in known:
+    known = _of_meshes.setdefault(dist.group.WORLD, {})
+    if (name := f"{mesh.device_type} {mesh.mesh.tolist()}") not in known:
+        ranks = sorted(mesh.mesh.flatten().tolist())
         limit = timedelta(seconds=timeout_of(mesh.get_group(0), torch.device(mesh.device_type)))
-        group = known[name] = dist.new_group(sorted(sum(rows, [])), timeout=limit, use_local_synchronization=True)
+        group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=True)
         _rows[group] = place[0]
     return known[name]
 
