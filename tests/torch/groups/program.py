@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 MODULES = {
-    3: ("check_collectives", "check_errors", "check_training", "check_optimizers", "check_endings"),
+    3: ("check_collectives", "check_errors", "check_experts", "check_training", "check_optimizers", "check_endings"),
     4: ("check_nodes",),
 }
 """By number of ranks."""
