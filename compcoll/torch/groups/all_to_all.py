@@ -122,8 +122,8 @@ def all_to_all_single_autograd(
     backward_codec: str | Codec | None = None,
     **codec_options: Any,
 ) -> Tensor:
-    """Exchange rows as `all_to_all_single` does, and have gradients go back the same way, compressed by a codec of their
-    own: the dispatch and the combination of a mixture of experts.
+    """Exchange rows as `all_to_all_single` does, and have gradients go back the same way, compressed by a codec of
+    their own: the dispatch and the combination of a mixture of experts.
 
     Parameters
     ----------
