@@ -50,6 +50,10 @@ class Study:
         In the order of the table.
     notes : tuple of str
         What the page says besides.
+    tokens : int
+        Of an example; 0 where examples have none.
+    first : tuple of str
+        Names of the methods to be run before the others, the most important first.
     """
 
     options: str
@@ -58,6 +62,8 @@ class Study:
     records: Path
     methods: tuple[Method, ...]
     notes: tuple[str, ...]
+    tokens: int = 0
+    first: tuple[str, ...] = ()
 
 
 _SPARSE = "--algorithm sparse_ring"
@@ -166,6 +172,11 @@ _TEXT = (
         )
     ),
 )
+_IMPORTANT = (
+    *("zfp8", "minmax4", "fp8", "qsgd4", "int8", "onebit-adam", "zero-one-adam"),
+    *("diloco50", "diloco50-minmax4", "sparse-loco50"),
+)
+"""What the goals for training with AdamW are about."""
 
 _NOTES = (
     "* Majority vote (`sign` without a scale) is not here: its sums are ±1, and need a learning rate of their own.",
@@ -206,5 +217,7 @@ STUDIES: Mapping[str, Study] = {
             "* 500 steps are a short run: what waits at the end is never sent.",
             "* Sparse rows whose commit is not noted selected elements from DDP's buckets, not from each layer.",
         ),
+        tokens=128,
+        first=(BASELINE, _ADAMW, *(f"{name}-adamw" for name in _IMPORTANT)),
     ),
 }
