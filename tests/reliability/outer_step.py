@@ -25,6 +25,7 @@ from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
 from compcoll.progress import Pending
 from compcoll.torch import DiLoCo
 from compcoll.torch.groups.transport import GroupTransport
+from compcoll.transports.base import Wire
 from osu_like_bench.training.processes import give_up
 
 RANKS, EVERY, LAST = 4, 5, 40
@@ -56,10 +57,10 @@ def die_at(message: int) -> None:
     """Have this process be killed when it is about to send so many messages from now."""
     send, left = GroupTransport.isend, iter(range(message - 1))
 
-    def isend(self: GroupTransport, *arguments: Any) -> Pending:
+    def isend(self: GroupTransport, wire: Wire, dest: int, tag: int) -> Pending:
         if next(left, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
-        return send(self, *arguments)
+        return send(self, wire, dest, tag)
 
     GroupTransport.isend = isend  # type: ignore[method-assign]
 
