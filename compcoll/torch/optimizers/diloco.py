@@ -223,8 +223,7 @@ class DiLoCo:
         outer: Residuals = {}
         for fragment in self._fragments:
             flat = fragment.flat
-            own = flat.pack(fragment.parameters.values(), flat.zeros())
-            parameters |= flat.by_name(own)
+            parameters |= flat.by_name(flat.pack(fragment.parameters.values(), flat.zeros()))
             outer |= flat.by_name(fragment.outer)
             if fragment.under_way is not None and fragment.under_way.work is not None:
                 self._settle(fragment)
@@ -274,21 +273,15 @@ class DiLoCo:
         self.steps, self._rounds = mine["steps"], mine["rounds"]
         kept = {name: torch.from_numpy(values) for name, values in residuals.items()}
         for fragment, version, waiting in zip(self._fragments, mine["versions"], mine["under_way"], strict=True):
-            flat = fragment.flat
+            fragment.load(mine["outer"], mine["parameters"] if mine["size"] == size else {}, kept)
             fragment.version = version
-            flat.load({name: mine["outer"][name] for name in flat.names}, fragment.outer)
-            if fragment.exchange.losses is not None:
-                flat.load(kept, torch.from_numpy(fragment.exchange.losses))
-            fragment.mix(0.0)
-            if mine["size"] == size:
-                for name, parameter in fragment.parameters.items():
-                    parameter.detach().copy_(mine["parameters"][name].view(parameter.shape))
             if waiting is not None:
                 fragment.under_way = UnderWay(waiting[0], waiting[1].clone(), None, None)
 
     def free(self) -> None:
         """Take the hook off the inner optimizer, and give back what it has. Collective; DDP keeps its hook."""
-        self._remove_hooks()
+        for handle in self._handles:
+            handle.remove()
         for fragment in self._fragments:
             fragment.abandon()
         self._jobs.close()
@@ -302,14 +295,11 @@ class DiLoCo:
         if kind is None:
             self.free()
         else:  # other ranks may be gone
-            self._remove_hooks()
+            for handle in self._handles:
+                handle.remove()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._told})"
-
-    def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     @torch.no_grad()
     def _before(self, *_: object) -> None:
@@ -360,8 +350,7 @@ class DiLoCo:
     def _settle(self, fragment: Fragment) -> None:
         """Wait for an average; if it fails, take back what it and those behind it have changed."""
         under_way = fragment.under_way
-        assert under_way is not None
-        if under_way.work is None:
+        if under_way is None or under_way.work is None:
             return
         try:
             nbytes = under_way.work.result()
@@ -371,9 +360,8 @@ class DiLoCo:
             raise
         fragment.under_way = under_way._replace(work=None)
         # Sent while the last steps ran, a part during each.
-        steps = len(self._recent)
-        for at in range(steps):
-            self._recent[at] += nbytes / steps
+        share = nbytes / len(self._recent)
+        self._recent.extend([each + share for each in self._recent])
         self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, *self._recent)
 
     def _join(self, ranks: Ranks | None) -> None:

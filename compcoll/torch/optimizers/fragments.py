@@ -99,6 +99,15 @@ class Fragment:
                 parameter.grad.copy_(values)
         return nbytes
 
+    def load(self, outer: Mapping[str, Tensor], parameters: Mapping[str, Tensor], losses: Mapping[str, Tensor]) -> None:
+        """Take the common parameters and what was lost from a state, and this rank's parameters, if it has them."""
+        self.flat.load({name: outer[name] for name in self.flat.names}, self.outer)
+        if self.exchange.losses is not None:
+            self.flat.load(losses, torch.from_numpy(self.exchange.losses))
+        self.mix(0.0)
+        for name, parameter in self.parameters.items() if parameters else ():
+            parameter.detach().copy_(parameters[name].view(parameter.shape))
+
     def keep_losses(self) -> HostArray | None:
         """Copy what compression has lost."""
         return None if self.exchange.losses is None else self.exchange.losses.copy()
