@@ -74,7 +74,7 @@ def test_a_fault_inside_of_a_function_is_told_from_others(tmp_path: Path) -> Non
     for number in ("x = 1", "y = 2", "z=3"):
         assert mutants.changed(path, source.replace(number, number[:-1] + "7")) is None
     names: dict[str, object] = {}
-    exec(compile(source, str(path), "exec"), names)
+    exec(compile(source, str(path), "exec", dont_inherit=True), names)
     made = names["C"]()  # type: ignore[operator]
     assert mutants.put_in(path, inside) and made.f() == [-1]
     assert not mutants.put_in(path, inside)

@@ -190,16 +190,17 @@ def test_small_arrays_travel_with_the_opening(p: int) -> None:
     for world in (World(p), World(p, 2), World(p, p)):
         zero: dict[str, Any] = dict.fromkeys(NAMES, 0.0)
 
-        def paid(coded: bool, world: World = world, zero: dict[str, Any] = zero, **some: float) -> float:
+        def paid(coded: bool, world: World = world, zero: dict[str, Any] = zero, **some: float) -> Any:
             among = lambda others, coded: constants(others, n, 64, 0)  # noqa: E731
             rates = {**zero, **some}
-            return cost(Costs(n=n, world=world, segment=64, coded=coded, shrink=0.5, **rates, among=among), "allreduce")
+            c = Costs(n=n, world=world, segment=64, coded=coded, shrink=0.5, **rates, among=among)
+            return pytest.approx(cost(c, "allreduce"), abs=1e-3)  # without the host's half a microsecond a level
 
         alone = world.nodes == 1
         assert paid(True, inside=1.0) == (levels * n / 2 if alone else 0)
         assert paid(True, between=1.0) == (0 if alone else levels * n / 2)
         assert paid(False, add=1.0) == levels * n and paid(True, add=1.0) == 0
-        assert (paid(True, encode=1.0), paid(True, accumulate=1.0)) == (n, n)
+        assert paid(True, encode=1.0) == n == paid(True, accumulate=1.0)
         assert paid(True, recode=1.0) == (levels - 1) * n and paid(False, recode=1.0) == 0
 
 
