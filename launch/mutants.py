@@ -314,14 +314,18 @@ def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float
         reached = calls.get(f"{place.path}:{firsts[0]}", [])
     else:
         reached = [test for key, tests in calls.items() if key.startswith(f"{place.path}:") for test in tests]
-    candidates = sorted({test for test in reached if test in seconds}, key=lambda test: (seconds[test], test))
-    by_function: dict[str, list[str]] = defaultdict(list)
-    for test in candidates:
-        by_function[test.partition("[")[0]].append(test)
-    # One of each test's cases first, then the others, the quick ones first.
-    turns = [cases[i] for i in range(MOST_CASES) for cases in by_function.values() if i < len(cases)]
+    breadth = Counter(test for tests in calls.values() for test in tests)
+    turns: list[list[str]] = []
+    for order in (seconds, breadth):
+        by_function: dict[str, list[str]] = defaultdict(list)
+        for test in sorted({test for test in reached if test in seconds}, key=lambda test: (order[test], test)):  # noqa: B023
+            by_function[test.partition("[")[0]].append(test)
+        # One of each test's cases first, then the others.
+        turns.append([cases[i] for i in range(MOST_CASES) for cases in by_function.values() if i < len(cases)])
+    # In turns the quick ones, and those that call little else.
+    both = dict.fromkeys(test for pair in zip(*turns, strict=True) for test in pair)
     total, taken = 0.0, []
-    for test in turns[:MOST_TESTS]:
+    for test in tuple(both)[:MOST_TESTS]:
         total += seconds[test]
         if len(taken) >= FEW_TESTS and total > MOST_TEST_SECONDS:
             break

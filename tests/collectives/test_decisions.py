@@ -13,6 +13,7 @@ from compcoll.collectives.choose import Option
 from compcoll.collectives.explanation import _reason
 from compcoll.collectives.plan import make_plan
 from compcoll.devices.host import HostDevice
+from compcoll.errors import InvalidArgument, InvalidBuffer
 from compcoll.layout import World
 from compcoll.model.gpu import COPY_PER_BYTE
 from compcoll.model.predict import DEFAULTS
@@ -175,3 +176,19 @@ def test_of_codecs_to_choose_from_the_fastest_are_shown(size: int, per_node: int
         assert each.codec is not None and coded[name][1] == each.codec.name
         settings = dict(word.split("=") for word in coded[name][2:])
         assert settings and all(str(getattr(each.codec, key)) == value for key, value in settings.items())
+
+
+def test_mpi_counts_to_the_largest_int() -> None:
+    def plan(n: int) -> Any:
+        return make_plan(allreduce(4 * n, algorithm="native"), setting())
+
+    assert plan(2**31 - 1).algorithm == "native"
+    for n in (2**31, 2**31 + 1, 2**40):
+        with pytest.raises(InvalidBuffer, match=f"at most 2147483647 elements, not {n}:"):
+            plan(n)
+
+
+def test_tolerances_are_not_negative() -> None:
+    for tolerance in (-1e-9, -0.5, -1.0):
+        with pytest.raises(InvalidArgument, match="tolerance"):
+            ZFP(tolerance=tolerance)
