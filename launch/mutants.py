@@ -318,7 +318,7 @@ def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float
     turns: list[list[str]] = []
     for order in (seconds, breadth):
         by_function: dict[str, list[str]] = defaultdict(list)
-        for test in sorted({test for test in reached if test in seconds}, key=lambda test: (order[test], test)):  # noqa: B023
+        for test in sorted({test for test in reached if test in seconds}, key=lambda test: (order[test], test)):
             by_function[test.partition("[")[0]].append(test)
         # One of each test's cases first, then the others.
         turns.append([cases[i] for i in range(MOST_CASES) for cases in by_function.values() if i < len(cases)])
