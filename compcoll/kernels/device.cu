@@ -46,12 +46,12 @@ constexpr int cast_rounds = 8;
 
 template <bool plain, class T>
 __device__ __forceinline__ void sum_cast(const Parameters& p, int64_t begin, T (&x)[cast_rounds][4]) {
-    COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) {
-        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[r][k] = -T(0);  // which any number can be added to
-    }
     if (plain || p.add != nullptr) {
         const RoundsOf<T> add(p.add, add_storage_of(p), begin);
         COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) add.load(r, x[r]);
+    } else {  // as it is: which NaN it is stays
+        const RoundsOf<T> wire(p.wires[0], first_of(p), begin);
+        COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) wire.load(r, x[r]);
     }
     if constexpr (plain) return;
     const T scale = static_cast<T>(p.scale);
@@ -60,13 +60,12 @@ __device__ __forceinline__ void sum_cast(const Parameters& p, int64_t begin, T (
             COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[r][k] = exact_product(x[r][k], scale);
         }
     }
-    COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w) {
-        const bool first = w == 0 && p.add == nullptr;  // which NaN it is stays
+    COMPCOLL_ROLLED for (int w = p.add == nullptr; w < p.wire_count; ++w) {
         const RoundsOf<T> wire(p.wires[w], first_of(p), begin);
         COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) {
             T term[4];
             wire.load(r, term);
-            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[r][k] = first ? term[k] : exact_sum(x[r][k], term[k]);
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[r][k] = exact_sum(x[r][k], term[k]);
         }
     }
 }

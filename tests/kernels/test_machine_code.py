@@ -25,8 +25,8 @@ Kernels = Callable[[Program], sass.Cubin]
 # Instructions a value and sectors, at most: the goals of the kernels that reach them, and for others what they take.
 CASES: list[tuple[Codec, Bounds]] = [
     (MinMax(8), {"encode": (24, 1.05), "accumulate": (16, 1.05), "recode": (44, 1.08), "feedback": (44, 1.05)}),
-    (Cast("float16"), {"encode": (12, 1.05), "accumulate": (16, 1.05), "recode": (22, 1.05)}),
-    (Cast("bfloat16"), {"encode": (14, 1.05), "accumulate": (13, 1.05), "recode": (21, 1.05)}),
+    (Cast("float16"), {"encode": (9, 1.05), "accumulate": (12.5, 1.05), "recode": (16, 1.05)}),
+    (Cast("bfloat16"), {"encode": (13, 1.05), "accumulate": (10.5, 1.05), "recode": (17.5, 1.05)}),
     (QSGD(4), {"encode": (40, 1.07), "accumulate": (17, 1.05), "recode": (48, 1.15), "feedback": (60, 1.05)}),
     (OneBit(), {"encode": (36, 1.05), "accumulate": (13, 1.05), "recode": (30, 1.05), "feedback": (52, 1.05)}),
     (FP8(), {"encode": (40, 1.25), "accumulate": (35, 1.15), "recode": (70, 1.4)}),
