@@ -130,6 +130,31 @@ def test_all_ranks_end_alike_and_hear_of_their_traffic() -> None:
         assert account.steps == 23 and 0 < account.mean_step_nbytes < account.peak_step_nbytes
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_was_just_averaged_is_not_moved_again_by_the_outer_momentum(resumed: bool) -> None:
+    def make(model: nn.Module, inner: torch.optim.Optimizer, comm: Communicator) -> DiLoCo:
+        return DiLoCo(model, inner, every=5, group=comm)
+
+    def run(comm: Communicator) -> None:
+        model = model_of()
+        inner = torch.optim.AdamW(model.parameters(), 1e-2)
+        diloco = make(model, inner, comm)
+        for step in range(10):
+            back_propagate(model, step, comm.rank)
+            inner.step()
+        if resumed:
+            diloco.load_state_dict(copy.deepcopy(diloco.state_dict()))
+        before = values_of(model)
+        diloco.synchronize()
+        assert values_of(model).tobytes() == before.tobytes()
+        back_propagate(model, 10, comm.rank)
+        inner.step()
+        diloco.synchronize()
+        assert values_of(model).tobytes() != before.tobytes()
+
+    on_ranks(2, run)
+
+
 def test_ranks_that_die_and_that_join() -> None:
     """The survivors of an average that did not end on all of them agree; a rank that joins has their parameters."""
     before = world(3)

@@ -207,7 +207,7 @@ class DiLoCo:
         Collective.
         """
         self._finish(self._fragments)
-        for fragment in self._fragments:
+        for fragment in (f for f in self._fragments if f.sent != self.steps):  # nothing new: momentum alone would move
             self._begin(fragment, self.steps)
         self._finish(self._fragments)
         with torch.no_grad():
@@ -274,7 +274,7 @@ class DiLoCo:
         kept = {name: torch.from_numpy(values) for name, values in residuals.items()}
         for fragment, version, waiting in zip(self._fragments, mine["versions"], mine["under_way"], strict=True):
             fragment.load(mine["outer"], mine["parameters"] if mine["size"] == size else {}, kept)
-            fragment.version = version
+            fragment.version, fragment.sent = version, self.steps if self.steps % self._every == fragment.phase else -1
             if waiting is not None:
                 fragment.under_way = UnderWay(waiting[0], waiting[1].clone(), None, None)
 
@@ -328,7 +328,7 @@ class DiLoCo:
 
     def _begin(self, fragment: Fragment, due: int) -> None:
         """Send a fragment's outer gradient."""
-        gradient = fragment.gradient()
+        gradient = fragment.gradient(self.steps)
         job = partial(fragment.exchange.mean, gradient, self.communicator, self.account)
         losses = fragment.keep_losses()
         fragment.under_way = UnderWay(due, gradient, self._jobs.submit(job), losses)

@@ -59,6 +59,8 @@ class Fragment:
         The parameters that all ranks have in common, as one vector in host memory.
     version : int
         How many outer steps it has made.
+    sent : int
+        The step at which its outer gradient was taken last; -1 if that is to be done again.
     under_way : UnderWay or None
         Its average that is not mixed in yet.
     """
@@ -70,11 +72,12 @@ class Fragment:
         self.flat = Flat(self.parameters)
         self.outer = self.flat.pack(self.parameters.values(), self.flat.zeros())
         self.exchange = make(self.flat, self.outer)
-        self.version = 0
+        self.version, self.sent = 0, -1
         self.under_way: UnderWay | None = None
 
-    def gradient(self) -> Tensor:
-        """The outer gradient: the common parameters minus this rank's."""
+    def gradient(self, step: int) -> Tensor:
+        """Take the outer gradient of a step: the common parameters minus this rank's."""
+        self.sent = step
         own = self.flat.pack(self.parameters.values(), self.flat.zeros())
         return torch.sub(self.outer, own, out=own)
 
@@ -114,6 +117,7 @@ class Fragment:
 
     def abandon(self) -> None:
         """Forget the average under way: what it has not brought is in the next outer gradient."""
+        self.sent = -1
         if self.under_way is None:
             return
         work, losses = self.under_way.work, self.under_way.losses
