@@ -68,8 +68,7 @@ class Costs:
 
     def neighbours(self, nbytes: float) -> tuple[float, float]:
         """Host and wire seconds of that many bytes of values to the next rank."""
-        alone = self.world.nodes == 1
-        host = self.inside * nbytes * self.shrink if alone or self.world.per_node > 1 else 0.0
+        host = self.inside * nbytes * self.shrink if self.world.per_node > 1 else 0.0
         return host, self.between * nbytes * self.shrink * self.world.crossing
 
     def everybody(self, nbytes: float) -> tuple[float, float]:
