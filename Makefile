@@ -84,8 +84,8 @@ $(VENV)/.frameworks: $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt accelerate transformers lightning
 	@touch $@
 
-# What `make test` leaves out is marked slow; property tests try a fifth of their examples.
-test: QUICK := -m "not slow" --hypothesis-profile quick
+# What `make test` leaves out is marked slow; property tests try a fifth of their examples; two workers share the files.
+test: QUICK := -m "not slow" --hypothesis-profile quick -n 2 --dist loadgroup
 test-all: $(VENV)/.frameworks
 test test-all: $(VENV)/.torch
 ifeq ($(TEST_MPIS),openmpi,mpich)
