@@ -42,7 +42,7 @@ endif
 help:
 	@echo "make bench        compressed against native allreduce on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
 	@echo "make test         every promise of every codec and algorithm, on Open MPI and MPICH; installs PyTorch, too (PYTEST_ARGS=...)"
-	@echo "make test-all     the same, more cases of it and the long ones: all rank counts, sanitizers, trainings"
+	@echo "make test-all     the same, more cases of it and the long ones, serially: all rank counts, sanitizers, trainings"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
 	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
 	@echo "make reliability  time-outs, dead ranks, bad bytes and long runs, at length (an hour), into the table of"
