@@ -42,7 +42,7 @@ endif
 help:
 	@echo "make bench        compressed against native allreduce on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
 	@echo "make test         every promise of every codec and algorithm, on Open MPI and MPICH; installs PyTorch, too (PYTEST_ARGS=...)"
-	@echo "make test-all     the same, more cases of it and the long ones: all rank counts, sanitizers, trainings"
+	@echo "make test-all     the same, more cases of it and the long ones, serially: all rank counts, sanitizers, trainings"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
 	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
 	@echo "make reliability  time-outs, dead ranks, bad bytes and long runs, at length (an hour), into the table of"
@@ -84,8 +84,8 @@ $(VENV)/.frameworks: $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt accelerate transformers lightning
 	@touch $@
 
-# What `make test` leaves out is marked slow; property tests try a fifth of their examples.
-test: QUICK := -m "not slow" --hypothesis-profile quick
+# What `make test` leaves out is marked slow; property tests try a fifth of their examples; two workers share the files.
+test: QUICK := -m "not slow" --hypothesis-profile quick -n 2 --dist loadgroup
 test-all: $(VENV)/.frameworks
 test test-all: $(VENV)/.torch
 ifeq ($(TEST_MPIS),openmpi,mpich)

@@ -97,12 +97,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("mpi", params or [nothing], scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
+    mpis = selected_mpis(config)
     for item in items:
-        if "mpi" in getattr(item, "fixturenames", ()):
+        if not isinstance(item, pytest.Function):
+            continue
+        mpi = item.callspec.params.get("mpi") if hasattr(item, "callspec") else None
+        if "mpi" in item.fixturenames:
             item.add_marker(pytest.mark.mpi)
+        if mpi and (quick := item.get_closest_marker("quick_on")) and (mpi == mpis[0]) != (quick.args[0] == "first"):
+            item.add_marker(pytest.mark.slow)
+        if config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group(group_of(item, mpi)))
+
+
+def group_of(item: pytest.Function, mpi: MPI | None) -> str:
+    """What is run by one worker of pytest-xdist, one after the other: a file, or its part on one MPI."""
+    if "shim" in item.fixturenames:
+        return "shim"  # compiled once
+    return f"{item.path.stem}-{mpi.name}" if mpi else str(item.path.stem)
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fakes.loopback import World
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
+from properties import examples
 
 from compcoll import Codec, CompcollError, get_codec, list_codecs
 from compcoll.__main__ import main
@@ -86,7 +87,7 @@ def arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("known")
 @given(calls)
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_what_is_explained_runs(call: dict[str, Any]) -> None:
     size, per_node = call["ranks"]
     world = World(size, ranks_per_node=per_node, checksum=call["checksum"], seed=None, timeout=20)
@@ -112,7 +113,7 @@ def test_what_is_explained_runs(call: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("known")
 @given(calls)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_what_is_explained_would_run_at_any_size(call: dict[str, Any]) -> None:
     """Up to 64 MiB, and of one rank: what another communicator prepares for the same call."""
     size, per_node = call["ranks"]

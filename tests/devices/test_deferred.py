@@ -6,7 +6,7 @@ import ast
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -155,7 +155,7 @@ def test_what_has_no_kernels_there_runs_on_the_host() -> None:
 SPARSIFIERS: list[tuple[dict[str, Any], Callable[[], ErrorFeedback]]] = [
     *(({"codec": "topk", "density": 0.02, "select": select}, ErrorFeedback) for select in SELECTORS),
     ({"codec": "topk", "density": 0.02, "wire": "packed"}, ErrorFeedback),
-    ({"codec": "topk", "density": 0.02}, lambda: DGCFeedback(momentum=0.5, clip=3.0)),
+    ({"codec": "topk", "density": 0.02}, partial(DGCFeedback, momentum=0.5, clip=3.0)),
     ({"codec": "randomk", "density": 0.02}, ErrorFeedback),
     ({"codec": "strom", "threshold": 1.5}, ErrorFeedback),
     ({"codec": "variance"}, VarianceFeedback),

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.every_mpi
 
 CHECKS = expand([], HERE)
 THE_END = "the_end"
-# `make test` runs these on 2 ranks, and all others on 3 and 4.
+# `make test` runs these on 2 ranks of the first MPI; all others on 3 of it, and on 2 of the other MPIs.
 LONG_ONES = {
     "check_collectives.check_allreduce",
     "check_collectives.check_freed_with_their_owner",
@@ -22,18 +22,24 @@ LONG_ONES = {
     "check_recordings.check_what_was_sent_ahead",
     "check_tuning.check_tune",
 }
+ALONE = "check_collectives.check_ranks_part"  # looks where the system puts ranks: wants all cores
 
 
-def is_quick(check: str, ranks: int) -> bool:
-    """Whether `make test` has it, too."""
-    return ranks in (2, 3, 4) and (check == THE_END or (check in LONG_ONES) == (ranks == 2))
+def marks(check: str, ranks: int) -> list[pytest.MarkDecorator]:
+    """Where `make test` has it, too."""
+    if check == THE_END and ranks == 2:
+        return []
+    if check != ALONE and ranks == (2 if check in LONG_ONES else 3):
+        return [pytest.mark.quick_on("first")]
+    if check not in (ALONE, *LONG_ONES) and ranks == 2:
+        return [pytest.mark.quick_on("others")]
+    return [pytest.mark.slow]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ranks" in metafunc.fixturenames:
         cases = [(count, check) for count in selected_ranks(metafunc.config) for check in [*CHECKS, THE_END]]
-        marks = [[] if is_quick(check, count) else [pytest.mark.slow] for count, check in cases]
-        params = [pytest.param(*case, id=f"n{case[0]}-{case[1]}", marks=mark) for case, mark in zip(cases, marks)]
+        params = [pytest.param(*case, id=f"n{case[0]}-{case[1]}", marks=marks(case[1], case[0])) for case in cases]
         metafunc.parametrize(("ranks", "check"), params)
 
 

@@ -11,8 +11,6 @@ from mpi.checks import CheckJob, Outcome
 from mpi.environments import MPI, Completed
 from mpi.job import JobError, launcher
 
-pytestmark = pytest.mark.every_mpi
-
 CHECKS = """
 import os, signal, time, unittest
 

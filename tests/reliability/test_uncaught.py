@@ -39,6 +39,7 @@ PROGRAMS = {
     ),
     "backend": TORCH.format(backend="compcoll", wrap=WRAPPED),
 }
+QUICK = ("compress", "backend")
 FAILS = "if rank == 1: raise RuntimeError('as intended')\nfor _ in range(1000): go_on()\n"
 
 
@@ -47,7 +48,9 @@ def test_the_job_ends(mpirun: Callable[..., Completed], tmp_path: Path) -> None:
 
 
 @pytest.mark.with_torch
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS]
+)
 def test_the_job_ends_with_torch(mpirun: Callable[..., Completed], tmp_path: Path, program: str) -> None:
     ends(mpirun, tmp_path, PROGRAMS[program])
 

@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "tests" / "reliability" / "waits.py"
 KINDS = {"opening", "shared_memory", "recorded"}
 OURS = [*sorted(KINDS), "not_blocking", "thread", "not_replayed", "recursive_doubling", "mpi"]
+RANKS = [pytest.param(2, marks=pytest.mark.slow), 3]
 TORCH = ["torch", "torch_async", "torch_future"]
 
 
@@ -43,14 +44,14 @@ def test_no_wake_up_is_lost(tmp_path: Path, long: bool, figure: Callable[[str], 
     figure(f"waits: {'; '.join(done.stdout.splitlines())}; none was lost")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_who_waits_sleeps(mpirun: Callable[..., Completed], ranks: int) -> None:
     taken = told(mpirun(ranks, SCRIPT, "late"))
     assert set(taken) == KINDS
     assert max(taken.values()) < 0.2, taken  # of one second; a wait that looks all the time takes it all
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_a_rank_that_is_stopped_and_goes_on(mpirun: Callable[..., Completed], ranks: int) -> None:
     assert set(told(mpirun(ranks, SCRIPT, "stopped"))) == KINDS
 
@@ -68,7 +69,7 @@ def check_told(told: dict[str, list[tuple[float, float]]], timeout: float) -> No
             assert seconds <= timeout + 1.0 + LOOKS_THAT_MAY_BE_LATE * delay, (name, seconds, delay)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_a_rank_that_is_stopped_for_too_long(mpirun: Callable[..., Completed], ranks: int) -> None:
     seconds = told(mpirun(ranks, SCRIPT, "gone", "1"))
     assert set(seconds) == KINDS
