@@ -85,7 +85,7 @@ def trained_between_nodes(averaging: Callable[..., Any] | None, most: int) -> tu
     """Gradients of some steps in two buckets, of ranks that are on nodes of their own, and what was called."""
     rank, _ = standing()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "host_name", lambda: f"host {rank}")
+        patch.setattr(transport, "node_name", lambda: f"host {rank}")
         patch.setattr(hooks, "communicators_of", partial(membership.communicators_of, most=most))
         if averaging is not None:
             patch.setattr(GradientCompression, "_average", averaging)
