@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
 from ..collectives import choose
 from ..stats import Stats
+
+_adding = threading.Lock()  # buckets end in several threads
 
 
 @dataclass
@@ -65,11 +68,12 @@ class Account:
         """
         by_mpi = stats.algorithm == choose.NATIVE
         sent = round(stats.raw_nbytes * least)
-        self.calls[stats.algorithm if stats.codec is None else f"{stats.algorithm}, {stats.codec}"] += 1
-        self.raw_nbytes += stats.raw_nbytes
-        self.wire_nbytes += sent if by_mpi else stats.wire_nbytes
-        self.raw_sent_nbytes += sent if by_mpi else stats.raw_sent_nbytes
-        self.encode_seconds += stats.encode_seconds
-        self.decode_seconds += stats.decode_seconds
-        self.wait_seconds += stats.wait_seconds
-        self.total_seconds += stats.total_seconds
+        with _adding:
+            self.calls[stats.algorithm if stats.codec is None else f"{stats.algorithm}, {stats.codec}"] += 1
+            self.raw_nbytes += stats.raw_nbytes
+            self.wire_nbytes += sent if by_mpi else stats.wire_nbytes
+            self.raw_sent_nbytes += sent if by_mpi else stats.raw_sent_nbytes
+            self.encode_seconds += stats.encode_seconds
+            self.decode_seconds += stats.decode_seconds
+            self.wait_seconds += stats.wait_seconds
+            self.total_seconds += stats.total_seconds

@@ -21,7 +21,7 @@ from ...sparse import Sparsifier, VarianceFeedback
 from ..account import Account
 from ..arrays import HostArray, arrays_on
 from ..buffers import array_of
-from ..groups.membership import check_group, communicator_of
+from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..job_queue import JobQueue
 from ..membership import check_alike
 from ..policy import has_sparse_gradient
@@ -94,9 +94,9 @@ class GradientCompression:
         self._by_parameter = selection == "parameter" and isinstance(codec, Sparsifier)
         self._make, self._some = make, next(iter(parameters.values())).detach()
         self._dtypes = sorted({p.dtype for name, p in parameters.items() if not self.exact[name]}, key=str)
-        self._communicator = self._join(model.process_group)
+        self._communicators = self._join(model.process_group)
         self._group: dist.ProcessGroup = model.process_group
-        self._jobs = JobQueue("compcoll-gradients")
+        self._jobs = [JobQueue("compcoll-gradients") for _ in range(IN_FLIGHT)]
         self._model = model
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         of_sparse = {id(p) for part in model.module.modules() if has_sparse_gradient(part) for p in part.parameters()}
@@ -128,8 +128,12 @@ class GradientCompression:
 
     @group.setter
     def group(self, group: dist.ProcessGroup) -> None:
-        self._communicator = self._join(check_group(group))
+        self._communicators = self._join(check_group(group))
         self._group = group
+
+    @property
+    def _communicator(self) -> Communicator:
+        return self._communicators[0]
 
     @property
     def codec(self) -> Codec | None:
@@ -269,22 +273,27 @@ class GradientCompression:
         self._buckets.clear()
 
     def free(self) -> None:
-        """Give back thread and communicator, when the model is trained no more. Collective."""
-        self._jobs.close()
-        self._communicator.free()
+        """Give back threads and communicators, when the model is trained no more. Collective."""
+        for jobs in self._jobs:
+            jobs.close()
+        for communicator in self._communicators:
+            communicator.free()
 
-    def _join(self, group: dist.ProcessGroup) -> Communicator:
-        """Make a communicator of a group's ranks, which have models and settings like these. Collective."""
+    def _join(self, group: dist.ProcessGroup) -> list[Communicator]:
+        """Make communicators of a group's ranks, which have models and settings like these: for each bucket that is
+        under way at once, one. Collective.
+        """
         check_alike(group, self._device, self._lines)
-        communicator = communicator_of(
+        communicators = communicators_of(
             *(group, self._device, self._timeout, self._over), measured=self._algorithm == choose.AUTO
         )
         try:
-            self._try(communicator)
+            self._try(communicators[0])
         except Exception:
-            communicator.free()
+            for communicator in communicators:
+                communicator.free()
             raise
-        return communicator
+        return communicators
 
     def _try(self, communicator: Communicator) -> None:
         """Refuse what the hook would: there errors reach the caller as text."""
@@ -312,15 +321,18 @@ class GradientCompression:
         if number == 0:
             self._layout, self._waiting = [], []
         future: Future[Tensor]
+        # By its number, which is alike on all ranks, not by which communicator is free.
+        which = number % len(self._communicators)
+        communicator, jobs = self._communicators[which], self._jobs[which]
         if gradients.is_sparse:  # of one parameter
-            job = partial(average_sparse, gradients, self._communicator, self.account)
-            future = self._place.submit(self._jobs, job, gradients).get_future()
+            job = partial(average_sparse, gradients, communicator, self.account)
+            future = self._place.submit(jobs, job, gradients).get_future()
         else:
             names = tuple(map(self._names.__getitem__, map(id, bucket.parameters())))
             self._layout.append(names)
             if self._restored is None:
-                job = partial(self._average, number, names, gradients, moments)
-                future = self._place.submit(self._jobs, job, gradients).get_future()
+                job = partial(self._average, communicator, number, names, gradients, moments)
+                future = self._place.submit(jobs, job, gradients).get_future()
             else:
                 future = Future(devices=[gradients.device] if gradients.is_cuda else [])
                 self._waiting.append((future, gradients))
@@ -331,12 +343,17 @@ class GradientCompression:
         return future
 
     def _average(
-        self, number: int, names: tuple[str, ...], gradients: Tensor, moments: dict[str, HostArray] | None
+        self,
+        communicator: Communicator,
+        number: int,
+        names: tuple[str, ...],
+        gradients: Tensor,
+        moments: dict[str, HostArray] | None,
     ) -> Tensor:
         laid_out = self._laid_out(number, names, gradients)
         if moments is not None:
             laid_out.observe(moments)
-        laid_out.average(gradients, self._communicator, self._codec, self._algorithm, self.account)
+        laid_out.average(gradients, communicator, self._codec, self._algorithm, self.account)
         return gradients
 
     def _average_as_restored(self, layout: Layout, moments: dict[str, HostArray] | None) -> None:
@@ -351,11 +368,11 @@ class GradientCompression:
             }
             for number, names in enumerate(map(tuple, layout)):
                 whole = torch.cat([parts[name] for name in names])
-                self._average(number, names, whole, moments)
+                self._average(self._communicator, number, names, whole, moments)
                 for name, part in zip(names, whole.split([self._sizes[name] for name in names]), strict=True):
                     parts[name].copy_(part)
 
-        self._place.submit(self._jobs, average, *memories).wait()
+        self._place.submit(self._jobs[0], average, *memories).wait()
         self._layout, self._restored = [tuple(names) for names in layout], None
         for future, memory in self._waiting:
             future.set_result(memory)

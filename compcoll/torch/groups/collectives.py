@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...codecs.base import Codec
 from ...collectives import choose
+from ...collectives.plan import Plan
 from ...communicator import Communicator
 from ...errors import InvalidArgument, InvalidBuffer, UnsupportedDevice, UnsupportedDType
 from ...feedback import ErrorFeedback
@@ -29,6 +30,7 @@ from .membership import Group, check_group, communicator_of
 
 _Key = tuple[Any, ...]
 _MOST_KEPT = 1024
+_SHARED_NBYTES = 1 << 20  # from which on a sum through memory that ranks share is surely worth its opening
 
 
 class _Member:
@@ -267,7 +269,7 @@ def _all_reduce(
         plan = communicator.explain(
             member.place(packed.memory.device).array(packed.memory), op=operation.name, codec=codec, algorithm=asked[1]
         )
-        if plan.algorithm == choose.NATIVE and packed.shared and operation.factor is None:
+        if _is_the_groups(plan, asked[1], packed.memory) and packed.shared and operation.factor is None:
             member.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
             if key is not None and len(member.left) < _MOST_KEPT:
                 member.left[key] = operation.name == "mean"
@@ -284,6 +286,17 @@ def _all_reduce(
         whole.unpack()
 
     return member.start(run, result, async_op, *tensors)
+
+
+def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor) -> bool:
+    """Tell whether the group's own all_reduce does what was planned: also instead of another sum without a codec, whose
+    opening alone costs as much, but for long ones through memory that ranks share. Of halves ours are more exact.
+    """
+    if plan.algorithm == choose.NATIVE:
+        return True
+    if algorithm != choose.AUTO or plan.codec is not None or not memory.is_cpu or memory.dtype.itemsize < 4:
+        return False
+    return plan.algorithm != choose.SHARED_MEMORY or nbytes_of(memory) < _SHARED_NBYTES
 
 
 def _by_group(memory: Tensor, mean: bool, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:

@@ -27,6 +27,9 @@ from .transport import GroupTransport, node_name
 WAYS = ("auto", "mpi", "group")
 """What wires may travel over: MPI where the ranks are MPI's and else the group, or one of both."""
 
+IN_FLIGHT = 2
+"""The most communicators of `communicators_of`: one waits for its wires while the other encodes."""
+
 _THREADS_ADVICE = 'set mpi4py.rc.thread_level = "multiple" before MPI starts, and use an MPI built with threads'
 _BY_ELASTIC = "TORCHELASTIC_RUN_ID"  # torchrun's
 
@@ -111,6 +114,25 @@ def communicator_of(
     ThreadsUnavailable
         On every rank, if MPI was initialised without MPI_THREAD_MULTIPLE on any.
     """
+    return communicators_of(group, device, timeout, over, measured=measured, most=1)[0]
+
+
+def communicators_of(
+    group: dist.ProcessGroup,
+    device: torch.device,
+    timeout: float | None = None,
+    over: str = "auto",
+    *,
+    measured: bool = False,
+    most: int = IN_FLIGHT,
+) -> list[Communicator]:
+    """Make communicators for as many collectives that go on at once, each in a thread of its own. Collective.
+
+    Over a group who looks for a message waits for it: there a communicator has one collective after another. Between
+    nodes, where wires take most of the time, there are several, with connections of their own. There is one inside a
+    node, where ranks share cores, on GPUs, where a stream orders everything, and over MPI. Parameters and errors are
+    those of `communicator_of`; ``most`` tells how many.
+    """
     if over not in WAYS:
         raise InvalidArgument(f"over={over!r} is none of {', '.join(WAYS)}")
     if timeout is not None or config.timeout_is_set():
@@ -121,13 +143,16 @@ def communicator_of(
     if ranks is None:
         if measured and group.size() > 1:
             _measure(group, device, seconds)
-        return Communicator(_transport(group, device, seconds), timeout=seconds)
+        found = [Communicator(_transport(group, device, seconds), timeout=seconds)]
+        if device.type == "cpu" and len(set(found[0].nodes)) > 1:
+            found += [Communicator(_transport(group, device, seconds), timeout=seconds) for _ in range(1, most)]
+        return found
     from ...transports.library import among
 
     comm = among(ranks)
     communicator = Communicator(comm, progress="nap", timeout=seconds)
     comm.Free()
-    return communicator
+    return [communicator]
 
 
 def _transport(group: dist.ProcessGroup, device: torch.device, seconds: float) -> GroupTransport:

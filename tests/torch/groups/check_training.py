@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,9 @@ from compcoll import ErrorFeedback
 from compcoll.errors import CollectiveMismatch, InvalidArgument, MPIMissing
 from compcoll.torch import Options
 from compcoll.torch.backend.wrapping import WrappingGroup
+from compcoll.torch.gradients import hooks
 from compcoll.torch.gradients.hooks import GradientCompression
+from compcoll.torch.groups import membership, transport
 
 
 def model_of(seed: int = 0) -> nn.Module:
@@ -74,6 +79,44 @@ def check_gradients_have_the_bits_of_loopback() -> None:
         assert bytes_of(own) == bytes_of(expected[rank]), step
     assert set(compression.account.calls) == {"direct, MinMax(bits=2, block=2048)"}, compression.account.calls
     compression.free()
+
+
+def trained_between_nodes(averaging: Callable[..., Any] | None, most: int) -> tuple[list[bytes], Counter[str]]:
+    """Gradients of some steps in two buckets, of ranks that are on nodes of their own, and what was called."""
+    rank, _ = standing()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transport, "node_name", lambda: f"host {rank}")
+        patch.setattr(hooks, "communicators_of", partial(membership.communicators_of, most=most))
+        if averaging is not None:
+            patch.setattr(GradientCompression, "_average", averaging)
+        model = DistributedDataParallel(model_of(), bucket_cap_mb=0.01)
+        compression = compcoll.torch.compress(model, codec="zfp", rate=8, algorithm="direct")
+        assert isinstance(compression, GradientCompression)
+        bits = []
+        for step in range(3):
+            backward(model, step)
+            bits += [bytes_of(gradient) for gradient in gradients_of(model)]
+        compression.free()
+    return bits, compression.account.calls
+
+
+def check_buckets_between_nodes_do_not_wait_for_each_other() -> None:
+    """A first bucket is averaged only when the second has been: which one thread could not do."""
+    average, second, order = GradientCompression._average, threading.Semaphore(0), list[int]()
+
+    def after_the_second(self: Any, communicator: Any, number: int, *rest: Any) -> Any:
+        if number == 0 and order:  # before the first step has ended DDP has one bucket
+            assert second.acquire(timeout=60), "the second bucket waits for the first"
+        averaged = average(self, communicator, number, *rest)
+        order.append(number)
+        if number == 1:
+            second.release()
+        return averaged
+
+    expected, calls = trained_between_nodes(None, 1)
+    found, called = trained_between_nodes(after_the_second, 2)
+    assert found == expected and called == calls
+    assert order == [0, 1, 0, 1, 0]
 
 
 def check_what_ranks_disagree_in_is_named() -> None:
