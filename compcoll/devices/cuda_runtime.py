@@ -11,7 +11,8 @@ import numpy as np
 from cupy.cuda import runtime as api
 
 from ..progress import THREADS, Pending
-from .cuda_launches import Launch, Program
+from .cuda_launches import Launch
+from .cuda_programs import Program
 
 Array = Any
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from ..dtypes import DTYPES
 from ..kernels import _host
 from .cuda_coder import Launcher
-from .cuda_launches import TILE_VALUES, Launch, grid_of, parameters, program
+from .cuda_launches import TILE_VALUES, Launch, grid_of, parameters
+from .cuda_programs import program
 from .encode_options import EncodeOptions
 from .host_selection import HostSelection, Search
 from .streams import Timeline

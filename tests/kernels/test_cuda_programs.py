@@ -17,7 +17,9 @@ from oracles import nvrtc
 
 from compcoll import ZFP, errors
 from compcoll.devices import cuda_launches as launches
-from compcoll.devices.cuda_launches import COMPUTED, KERNELS, PROGRAMS, CodecLaunches, program
+from compcoll.devices import cuda_programs
+from compcoll.devices.cuda_launches import CodecLaunches
+from compcoll.devices.cuda_programs import COMPUTED, KERNELS, PROGRAMS, program
 
 BARRIERS = [
     (path.name, number)
@@ -69,11 +71,11 @@ def test_digest_covers_included_headers(tmp_path: Path, monkeypatch: pytest.Monk
     options = program("zfp", "float32").options  # kept: not asked for while the sources are others
     copy = tmp_path / "kernels"
     shutil.copytree(KERNELS, copy)
-    monkeypatch.setattr(launches, "KERNELS", copy)
-    before = launches._source.__wrapped__()
+    monkeypatch.setattr(cuda_programs, "KERNELS", copy)
+    before = cuda_programs._source.__wrapped__()
     with (copy / "zfp.h").open("a") as header:
         header.write("// changed\n")
-    after = launches._source.__wrapped__()
+    after = cuda_programs._source.__wrapped__()
     assert before[0] == after[0] and before[1] != after[1]
     assert f"-DCOMPCOLL_DIGEST=0x{before[1]}" in options
 

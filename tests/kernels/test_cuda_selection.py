@@ -15,7 +15,7 @@ from oracles.device_values import KINDS, bits, memory, untouched_around, values_
 from properties import examples
 
 from compcoll.devices import cuda_launches as launches
-from compcoll.devices.cuda_launches import COMPUTED
+from compcoll.devices.cuda_programs import COMPUTED
 from compcoll.devices.cuda_selection import DeviceSelection, SelectionKernels
 from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES

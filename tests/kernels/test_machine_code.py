@@ -15,7 +15,8 @@ import pytest
 from oracles import nvrtc, sass, sass_machine
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, MinMax, OneBit
-from compcoll.devices.cuda_launches import CodecLaunches, Program
+from compcoll.devices.cuda_launches import CodecLaunches
+from compcoll.devices.cuda_programs import Program
 from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostDevice
 
