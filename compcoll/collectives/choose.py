@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from .. import config
 from ..algorithms import ALGORITHMS, DENSE
 from ..algorithms import SPARSE as OF_SPARSIFIERS
 from ..algorithms.dissemination import largest
+from ..algorithms.hierarchical import sharded
 from ..algorithms.job import Job
 from ..codecs.base import Codec, Coder, Summands
 from ..dtypes import HALVES
@@ -56,8 +58,14 @@ IN_TURN = tuple(record.name for record in ALGORITHMS.values() if record.in_turn)
 ON_THE_HOST = (NATIVE, DISSEMINATION, SHARED_MEMORY)
 """The algorithms that run on copies of arrays on a GPU, unless their messages go from GPU to GPU."""
 
-STREAMED = (NATIVE, DIRECT)
-"""The algorithms whose messages can go in a stream's order: all of a phase are known before any has come."""
+
+def streamed(nodes: Sequence[int]) -> tuple[str, ...]:
+    """The algorithms whose messages can go in a stream's order among ranks of these nodes: all of a phase are known
+    before any has come. Of `HIERARCHICAL` that is so where each node has as many.
+    """
+    counts = Counter(nodes)
+    return (NATIVE, DIRECT, HIERARCHICAL) if len(set(counts.values())) == 1 < len(counts) else (NATIVE, DIRECT)
+
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     collective: tuple(
@@ -257,7 +265,7 @@ def _refused(
     algorithm: str, codec: Codec | None, call: Call, setting: Setting, known: _Known, wire_nbytes: float
 ) -> str:
     record, profile, world = ALGORITHMS[algorithm], setting.profile, setting.world
-    if setting.streamed and algorithm not in STREAMED:
+    if setting.streamed and algorithm not in setting.streamed:
         return "not by NCCL"
     if call.algorithm not in (AUTO, record.name):
         return f"not {call.algorithm}"
@@ -321,7 +329,9 @@ def parts(algorithm: str, ranks: int) -> int:
     return ALGORITHMS[algorithm].parts(ranks)
 
 
-def allreduce(algorithm: str, job: Job, raw: Coder, cut: Callable[[int], tuple[Chunk, ...]]) -> Steps:
+def allreduce(
+    algorithm: str, job: Job, raw: Coder, cut: Callable[[int], tuple[Chunk, ...]], *, streamed: bool = False
+) -> Steps:
     """The steps of an allreduce.
 
     Parameters
@@ -334,6 +344,10 @@ def allreduce(algorithm: str, job: Job, raw: Coder, cut: Callable[[int], tuple[C
         Moves values as they are.
     cut : callable
         Cuts the buffer into that many chunks.
+    streamed : bool
+        Whether messages go in a stream's order.
     """
     job.raw, job.cut = raw, cut
+    if streamed and algorithm == HIERARCHICAL:
+        return sharded(job)
     return ALLREDUCE[algorithm](job)

@@ -112,7 +112,7 @@ class PlannedSteps:
             return balanced_chunks(call.n, parts, plan.block, plan.segment)
 
         job = self._job(plan, buffers, run, cut(choose.parts(plan.algorithm, self._size)), self._scale(call))
-        return choose.allreduce(plan.algorithm, job, plan.raw, cut)
+        return choose.allreduce(plan.algorithm, job, plan.raw, cut, streamed=bool(plan.setting.streamed))
 
     def _sparse_allreduce(self, scale: float, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         assert isinstance(plan.coder, SparseCoder)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from fakes import cuda_shim
-from oracles import nvrtc
 
 from compcoll import ZFP, errors
 from compcoll.devices import cuda_launches as launches
 from compcoll.devices import cuda_programs
+from compcoll.devices.cubins import OPTIONS, nvrtc
 from compcoll.devices.cuda_launches import CodecLaunches
 from compcoll.devices.cuda_programs import COMPUTED, KERNELS, PROGRAMS, program
 
@@ -33,16 +33,16 @@ BARRIERS = [
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
-    library = nvrtc.library()
-    if library is None and "CI" not in os.environ:
+    compiler = nvrtc()
+    if compiler is None and "CI" not in os.environ:
         pytest.skip("nvidia-cuda-nvrtc is not installed: pip install 'compcoll[test]'")
-    assert library is not None
+    assert compiler is not None
 
     def compiled(which: tuple[str, str]) -> tuple[bytes, str]:
         one = program(*which)
         # As CuPy does: it adds the architecture, the flushing of subnormal numbers, and whose functions are.
-        added = [f"-arch={architecture}", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v"]
-        return nvrtc.compile_to_cubin(library, one.source, [*one.options, *added])
+        added = [f"-arch={architecture}", *OPTIONS, "--ptxas-options=-v"]
+        return compiler.compile(one.source, [*one.options, *added])
 
     programs = [(codec, computed) for codec in PROGRAMS for computed in COMPUTED]
     with ThreadPoolExecutor(2) as pool:
