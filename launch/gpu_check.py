@@ -38,7 +38,7 @@ SEGMENT = 8 << 20
 
 CUBINS = REPOSITORY / "build" / "cubins"
 """The kernels' machine code, which may be brought along: COMPCOLL_CUBINS=build/cubins python -m compcoll cubins."""
-ARCHITECTURES = ("90",)
+ARCHITECTURE = "90"
 """The GPUs that it is for: H100 and H200."""
 
 _BUDGET = 460.0
@@ -134,9 +134,7 @@ def steps(part: str, out: Path) -> list[Step]:
     if part == "kernels":
         return [
             Step("machine", "what the machine is", ["sh", "-c", _MACHINE], 30),
-            Step(
-                "cubins", "kernels compiled ahead", [python, "-m", "compcoll", "cubins", "--arch", *ARCHITECTURES], 100
-            ),
+            Step("cubins", "kernels compiled ahead", [python, "-m", "compcoll", "cubins", "--arch", ARCHITECTURE], 100),
             Step("doctor", "what compcoll finds", [python, "-m", "compcoll", "doctor", "--json"], 60),
             _tests(python, part, _BYTES, out, 200, 8),
             *([_sanitized(python, tool) for tool in ("memcheck", "racecheck")] if shutil.which(_SANITIZER) else []),
