@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Mutation testing: cosmic-ray puts a fault into a module, and the tests that reach the place have to see it.
 
-Nothing on disk is changed: a child of this process imports the module with its fault. It runs only those tests without
-ranks that call the faulty function, which one run of all of them finds out first. A fault that no test sees is printed,
-unless docs/measurements/mutants.md says why it is harmless.
+Nothing on disk is changed: a child process has the fault. It runs only those tests without ranks that call the faulty
+function, which one run of all of them finds out first. A fault that no test sees is printed, unless
+docs/measurements/mutants.md says why it is harmless.
+
+All tests are collected once; where a fault is inside a function, a fork of that process gets the faulty code, which
+takes as long as the tests do. Where it is in a module's own lines, a child imports all anew.
 
     make mutants MUTANTS_SECONDS=900
+    make mutants MUTANTS='--only compcoll/collectives/plan.py,compcoll/algorithms/'
 """
 
 from __future__ import annotations
@@ -13,10 +17,14 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import faulthandler
+import gc
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
@@ -27,8 +35,9 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,8 +63,11 @@ LEAST_SECONDS = 60  # that a fault's tests may last: a machine may be busy
 LEAST_CPU_SECONDS = 20
 TIMES_LONGER = 10
 MOST_CASES = 8  # of a test with many
-MOST_TESTS = 40  # for one fault; as many again and again until some sees it
-MOST_ROUNDS = 2
+MOST_TESTS = 200  # for one fault, until some sees it
+FEW_TESTS = 80  # of which there may be more if they are quick
+MOST_TEST_SECONDS = 15
+MOST_SECONDS_OF_A_TEST = 10  # and ten times what it takes without faults; what hangs has seen the fault
+CO_OPTIMIZED = 1  # the flag of code that belongs to a function
 MEMORY = 16 << 30  # for one fault's tests
 
 
@@ -86,8 +98,10 @@ class Fault(NamedTuple):
 
 
 def meant_for_readers(tree: ast.AST) -> Iterator[ast.AST]:
-    """Parts of a module that decide nothing: annotations, texts of errors, assertions, zip's strict=."""
+    """Parts of a module that decide nothing: annotations, texts of errors, assertions, zip's strict=, lru_cache."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield from (each for each in node.decorator_list if ast.unparse(each).startswith("lru_cache"))
         if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
             yield node.annotation
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
@@ -103,7 +117,7 @@ def meant_for_readers(tree: ast.AST) -> Iterator[ast.AST]:
 def unread(source: str) -> Callable[[int, int], bool]:
     """Return the test whether a line and column of a source is in such a part."""
     spans = [
-        ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+        ((node.lineno, node.col_offset - 1), (node.end_lineno, node.end_col_offset))
         for node in meant_for_readers(ast.parse(source))
     ]
     return lambda line, column: any(begin <= (line, column) < end for begin, end in spans)
@@ -293,37 +307,153 @@ def function_of(place: Place) -> list[int]:
     return sorted(firsts, reverse=True)
 
 
-def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float], rng: random.Random) -> list[str]:
+def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float]) -> list[str]:
     """Find the tests that call the function at a place; of a module's own lines, any function."""
     firsts = function_of(place)
     if firsts:
         reached = calls.get(f"{place.path}:{firsts[0]}", [])
     else:
         reached = [test for key, tests in calls.items() if key.startswith(f"{place.path}:") for test in tests]
-    candidates = sorted({test for test in reached if test in seconds})
-    rng.shuffle(candidates)
-    by_function: dict[str, list[str]] = defaultdict(list)
-    for test in candidates:
-        by_function[test.partition("[")[0]].append(test)
-    # One of each test's cases first, then the others.
-    turns = [cases[i] for i in range(MOST_CASES) for cases in by_function.values() if i < len(cases)]
-    return turns[: MOST_ROUNDS * MOST_TESTS]
+    breadth = Counter(test for tests in calls.values() for test in tests)
+    turns: list[list[str]] = []
+    for order in (seconds, breadth):
+        by_function: dict[str, list[str]] = defaultdict(list)
+        for test in sorted({test for test in reached if test in seconds}, key=lambda test: (order[test], test)):
+            by_function[test.partition("[")[0]].append(test)
+        # One of each test's cases first, then the others.
+        turns.append([cases[i] for i in range(MOST_CASES) for cases in by_function.values() if i < len(cases)])
+    # In turns the quick ones, and those that call little else.
+    both = dict.fromkeys(test for pair in zip(*turns, strict=True) for test in pair)
+    total, taken = 0.0, []
+    for test in tuple(both)[:MOST_TESTS]:
+        total += seconds[test]
+        if len(taken) >= FEW_TESTS and total > MOST_TEST_SECONDS:
+            break
+        taken.append(test)
+    return taken
 
 
-def is_seen(one: Fault, tests: Sequence[str], seconds: dict[str, float]) -> bool:
-    """Tell whether some test fails with a fault: some of them, quick ones first, and then others."""
-    for begin in range(0, len(tests), MOST_TESTS):
-        some = sorted(tests[begin : begin + MOST_TESTS], key=lambda test: seconds[test])
-        expected = sum(seconds[test] for test in some)
+def functions_of(code: CodeType) -> Iterator[CodeType]:
+    """The functions of a module, but for those inside of others."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            if part.co_flags & CO_OPTIMIZED:
+                yield part
+            else:
+                yield from functions_of(part)
 
-        def work(some: Sequence[str] = some) -> int:
-            sys.meta_path.insert(0, Faulty(one.place.path, one.code))
-            return run_tests(some, (), "-x")
 
-        limits = max(LEAST_SECONDS, TIMES_LONGER * expected), max(LEAST_CPU_SECONDS, 2 * expected)
-        if in_child(work, limits[0], cpu_seconds=limits[1]) != 0:
-            return True
-    return False
+def own_lines(code: CodeType) -> tuple[Any, ...]:
+    """What a module, or a class, does beside its functions."""
+    parts = [part for part in code.co_consts if not isinstance(part, CodeType)]
+    inner = [part for part in code.co_consts if isinstance(part, CodeType)]
+    inside = [part.co_name if part.co_flags & CO_OPTIMIZED else own_lines(part) for part in inner]
+    return code.co_name, code.co_code, code.co_names, repr(parts), tuple(inside)
+
+
+def changed(path: Path, code: str) -> dict[CodeType, CodeType] | None:
+    """The functions of a file that a fault changes, and what it makes of them; None if it changes more than those."""
+    before, after = (compile(text, str(path), "exec", dont_inherit=True) for text in (path.read_text(), code))
+    if own_lines(before) != own_lines(after):
+        return None
+    pairs = zip(functions_of(before), functions_of(after), strict=True)
+    return {old: new for old, new in pairs if old != new}
+
+
+def put_in(path: Path, faulty: dict[CodeType, CodeType]) -> bool:
+    """Put a fault into the functions that are there; tell whether all were found."""
+    found = set()
+    for function in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
+        code = function.__code__
+        if code.co_filename == str(path) and code in faulty:
+            found.add(code)
+            function.__code__ = faulty[code]
+    return len(found) == len(faulty)
+
+
+NOT_THERE = 90
+
+
+class Collected:
+    """A process that has collected all tests, and a pytest plugin in it: forks of it try faults."""
+
+    def __init__(self, output: Path) -> None:
+        self._asked, there = multiprocessing.Pipe()
+        self._here = there
+        self._output = output
+        self._pid = os.fork()
+        if not self._pid:
+            with contextlib.suppress(BaseException):
+                self._asked.close()
+                told = os.open(output, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                for descriptor in (1, 2):
+                    os.dup2(told, descriptor)
+                run_tests(TESTS, [self])
+            os._exit(0)
+        there.close()
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Try faults until nobody asks any more."""
+        items = {item.nodeid: item for item in session.items}
+        assert "mpi4py.MPI" not in sys.modules, "a child must not inherit MPI"
+        with contextlib.suppress(EOFError):
+            while True:
+                path, code, tests, limits = self._here.recv()
+                faulty = changed(path, code)
+                if faulty is None or any(test not in items for test in tests):
+                    self._here.send(NOT_THERE)
+                    continue
+
+                work = partial(self._status, path, faulty, [items[test] for test in tests], limits[2])
+                self._here.send(in_child(work, limits[0], cpu_seconds=limits[1]))
+        return True
+
+    def _status(self, path: Path, faulty: dict[CodeType, CodeType], items: list[Any], limit: float) -> int:
+        if not put_in(path, faulty):
+            return NOT_THERE
+        failed: list[str] = []
+
+        class Watch:
+            def pytest_runtest_logreport(self, report: Any) -> None:
+                if report.failed:
+                    failed.append(report.nodeid)
+
+        nowhere = open(os.devnull, "w")  # noqa: SIM115
+        for item, following in itertools.zip_longest(items, items[1:]):
+            if item is items[0]:
+                item.config.pluginmanager.register(Watch())
+            faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if failed:
+                return 1
+        return 0
+
+    def status(self, one: Fault, tests: Sequence[str], limits: tuple[float, float, float]) -> int | None:
+        """How tests end with a fault, as a process does; `NOT_THERE` if it cannot be put into what was imported."""
+        self._asked.send((one.place.path, one.code, list(tests), limits))
+        status: int | None = self._asked.recv()
+        return status
+
+    def end(self) -> None:
+        """End the process."""
+        self._asked.close()
+        os.waitpid(self._pid, 0)
+
+
+def is_seen(one: Fault, tests: Sequence[str], seconds: dict[str, float], collected: Collected) -> bool:
+    """Tell whether some test fails with a fault."""
+    expected = sum(seconds[test] for test in tests)
+    longest = MOST_SECONDS_OF_A_TEST + TIMES_LONGER * max(seconds[test] for test in tests)
+    limits = max(LEAST_SECONDS, TIMES_LONGER * expected), max(LEAST_CPU_SECONDS, 2 * expected), longest
+
+    def work() -> int:
+        sys.meta_path.insert(0, Faulty(one.place.path, one.code))
+        return run_tests(tests, (), "-x")
+
+    status = collected.status(one, tests, limits)
+    if status == NOT_THERE:
+        status = in_child(work, limits[0], cpu_seconds=limits[1])
+    return status != 0
 
 
 def harmless() -> set[tuple[str, str, str]]:
@@ -346,6 +476,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=900, help="after which no further fault is tried")
     parser.add_argument("--seed", type=int, default=0, help="which faults are tried, if not all can be")
     parser.add_argument("--rooms", default=",".join(ROOMS), help=f"of {', '.join(ROOMS)}")
+    parser.add_argument("--only", default="compcoll/", help="files or folders of these, with commas between")
     parser.add_argument("--calls", type=Path, default=ROOT / "build/mutants", help="where notes of the first run go")
     parser.add_argument(
         "--kept", action="store_true", help="go by the notes of an earlier run: the sources are the same"
@@ -359,10 +490,13 @@ def main() -> int:
         for room in args.rooms.split(",")
     }
     todo = [(room, place) for room, paths in files.items() for path in paths for place in places(path, rng)]
+    only = tuple(args.only.split(","))
+    todo = [(room, place) for room, place in todo if str(place.path.relative_to(ROOT)).startswith(only)]
     rng.shuffle(todo)
     warm_up()
     calls, seconds = recorded(args.calls, rng, args.kept)
     print(f"{len(todo)} faults, {len(seconds)} tests", flush=True)
+    collected = Collected(args.calls / "collected.txt")
     known, counts, end = harmless(), Counter[tuple[str, str]](), time.monotonic() + args.seconds
     with contextlib.suppress(KeyboardInterrupt):  # what was found so far is told
         for room, place in todo:
@@ -371,20 +505,21 @@ def main() -> int:
             one = fault(place)
             if one is None:
                 continue
-            tests = tests_of(place, calls, seconds, rng)
+            tests = tests_of(place, calls, seconds)
             if one.key in known:
                 outcome = "harmless"
             elif not tests:
                 outcome = "not reached"
-            elif is_seen(one, tests, seconds):
+            elif is_seen(one, tests, seconds, collected):
                 outcome = "seen"
             else:
                 outcome = "not seen"
             counts[room, outcome] += 1
-            if counts.total() % 25 == 0:
+            if counts.total() % 10 == 0:
                 print(f"{counts.total()} tried", flush=True)
             if outcome in ("not seen", "not reached"):
                 print(f"{outcome}, line {place.line}: {one}", flush=True)
+    collected.end()
     for room in files:
         told = ", ".join(f"{outcome} {n}" for (of, outcome), n in sorted(counts.items()) if of == room)
         print(f"{room}: {told or 'none tried'}")

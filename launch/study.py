@@ -4,19 +4,23 @@
     python launch/study.py                                  # the digits, all methods, seeds 0 to 2
     python launch/study.py --task text                      # a small GPT: its loss, not its accuracy
     python launch/study.py --only 'topk*,onebit' --seeds 0  # some of them; what has a record already is not run again
+    python launch/study.py --task text --only '*adamw*' --minutes 40  # in pieces: the most important methods first
     python launch/study.py --report                         # table and plot again, from the records that are there
 
 Each training is launch/train_ddp.py's, under launch/mpirun. Its record goes to FOLDER/METHOD-SEED.json as soon as it
-ends, so that a study that was interrupted goes on where it was. The page and the plot are FOLDER.md and FOLDER.png.
+ends, so that a study that was interrupted goes on where it was. One that takes too long is ended, and the others go on.
+The page and the plot are FOLDER.md and FOLDER.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,8 +45,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--ranks", type=int, default=4, help="(default: %(default)s)")
     top.add_argument("--epochs", type=int, help="passes over the data (default: the task's)")
     top.add_argument(
-        "--timeout", type=float, default=180, help="seconds that a training may take (default: %(default)s)"
+        "--timeout", type=float, default=900, help="seconds that a training may take (default: %(default)s)"
     )
+    top.add_argument("--minutes", type=float, default=math.inf, help="end after so many; the same again goes on")
     top.add_argument("--records", type=Path, metavar="FOLDER", help="(default: docs/measurements/study, or study-text)")
     top.add_argument("--report", action="store_true", help="train nothing")
     top.add_argument("--list", action="store_true", help="name the methods")
@@ -63,10 +68,17 @@ def chosen(study: Study, patterns: str) -> list[Method]:
     return [each for each in study.methods if any(fnmatch.fnmatchcase(each.name, p) for p in patterns.split(","))]
 
 
+def in_turn(study: Study, methods: Sequence[Method], seeds: Sequence[int]) -> list[str]:
+    """Names of trainings, seed by seed: those of the most important methods, then the others'."""
+    first = sorted((m for m in methods if m.name in study.first), key=lambda m: study.first.index(m.name))
+    others = [m for m in methods if m.name not in study.first]
+    return [f"{method.name}-{seed}" for part in (first, others) for seed in seeds for method in part]
+
+
 def run(arguments: argparse.Namespace, records: Path) -> int:
-    """Run what has no record yet, seed by seed; return how many trainings did not end."""
-    methods = chosen(STUDIES[arguments.task], arguments.only)
-    names = [f"{method.name}-{seed}" for seed in arguments.seeds for method in methods]
+    """Run what has no record yet, until the time is up; return how many trainings failed."""
+    study = STUDIES[arguments.task]
+    names = in_turn(study, chosen(study, arguments.only), arguments.seeds)
     todo = [name for name in names if not (records / f"{name}.json").exists()]
     if not todo:
         return 0
@@ -74,15 +86,32 @@ def run(arguments: argparse.Namespace, records: Path) -> int:
     command = [sys.executable, str(LAUNCH / "mpirun"), "-n", str(arguments.ranks), "python"]
     command += [str(LAUNCH / "study_runs.py"), "--task", arguments.task, "--records", str(records)]
     command += [] if arguments.epochs is None else ["--epochs", str(arguments.epochs)]
-    progress = Progress(len(todo))
+    deadline = time.monotonic() + 60 * arguments.minutes
+    progress, failed = Progress(len(todo)), 0
+    try:
+        while todo and time.monotonic() < deadline:
+            ended = _run_some([*command, *todo], arguments.timeout, deadline, progress)
+            del todo[:ended]
+            if todo and time.monotonic() < deadline:
+                failed += 1
+                progress.print(f"{todo.pop(0)} did not end within {arguments.timeout:.0f} s, or failed")
+    finally:
+        progress.close()
+    if todo:
+        print(f"study: {len(todo)} trainings are still to be done: the same command goes on", file=sys.stderr)
+    return failed
+
+
+def _run_some(command: Sequence[str], seconds: float, deadline: float, progress: Progress) -> int:
+    """Run trainings on the same ranks until one fails or takes too long, or the time is up; return how many ended."""
     ended = 0
-    with subprocess.Popen([*command, *todo], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            watch = _watch(process, arguments.timeout)
+            watch = _watch(process, seconds, deadline)
             for line in process.stdout:
                 watch.cancel()
-                watch = _watch(process, arguments.timeout)
+                watch = _watch(process, seconds, deadline)
                 progress.print(line.rstrip())
                 progress.step(line.split()[0])
                 ended += 1
@@ -90,16 +119,13 @@ def run(arguments: argparse.Namespace, records: Path) -> int:
         except BaseException:
             process.terminate()
             raise
-        finally:
-            progress.close()
-    if ended < len(todo):
-        print(f"study: {todo[ended]} did not end within {arguments.timeout:.0f} s, or failed", file=sys.stderr)
-    return len(todo) - ended
+    return ended
 
 
-def _watch(process: subprocess.Popen[str], seconds: float) -> threading.Timer:
-    """End the ranks after some time, unless cancelled."""
-    timer = threading.Timer(seconds, process.terminate)
+def _watch(process: subprocess.Popen[str], seconds: float, deadline: float) -> threading.Timer:
+    """End the ranks after some time, and at the deadline, unless cancelled."""
+    left = min(seconds, deadline - time.monotonic(), threading.TIMEOUT_MAX)
+    timer = threading.Timer(max(left, 0), process.terminate)
     timer.daemon = True
     timer.start()
     return timer
@@ -116,7 +142,8 @@ def main(words: Sequence[str] | None = None) -> int:
             print("\n".join(f"{method.name:28} {method.options}" for method in chosen(study, arguments.only)))
             return 0
         failed = 0 if arguments.report else run(arguments, records)
-        report(study, records)
+        if arguments.report or any(records.glob("*.json")):
+            report(study, records)
     except UsageError as error:
         top.error(str(error))
     return 1 if failed else 0

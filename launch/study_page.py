@@ -15,6 +15,11 @@ from study_methods import Method, Study
 
 from osu_like_bench.errors import UsageError
 
+_OF_TOKENS = (
+    "*At most*: kB in a step, where what travels during several counts for each in equal\n"
+    "shares. *Bytes a token*: what a rank sends, for each token that it learns from.\n"
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -34,6 +39,10 @@ class Row:
         The ratio of compressed parameters alone, without those that stay exact.
     at_end : float
         The same in the last epoch.
+    per_token : float
+        Bytes that a rank sent for each token that it learned from; NaN where examples have none.
+    peak : float
+        The most that a rank sent in a step; NaN where that is not counted, since all steps are alike.
     refused : str
         Why there are no figures; else empty.
     """
@@ -47,6 +56,8 @@ class Row:
     times: float = math.nan
     compressed: float = math.nan
     at_end: float = math.nan
+    per_token: float = math.nan
+    peak: float = math.nan
 
     @property
     def of_compressed(self) -> str:
@@ -76,13 +87,13 @@ def rows(study: Study, records: Sequence[dict[str, Any]]) -> list[Row]:
         mine = sorted((each for each in records if each["method"] == method.name), key=lambda each: int(each["seed"]))
         ran = [each for each in mine if "epochs" in each]
         if ran:
-            found.append(_row(method, ran))
+            found.append(_row(study, method, ran))
         elif mine:
             found.append(Row(method, [], [], [], refused=mine[0]["refused"]))
     return found
 
 
-def _row(method: Method, ran: Sequence[dict[str, Any]]) -> Row:
+def _row(study: Study, method: Method, ran: Sequence[dict[str, Any]]) -> Row:
     last = [each["epochs"][-1] for each in ran]
     ranks = ran[0]["ranks"]
     uncompressed = 2 * (ranks - 1) / ranks * 4 * ran[0]["parameters"]
@@ -104,6 +115,8 @@ def _row(method: Method, ran: Sequence[dict[str, Any]]) -> Row:
             for each, epoch in zip(ran, last, strict=True)
             for nbytes, stayed in [(epoch.get("wire_nbytes", uncompressed), _exact_nbytes(each, epoch))]
         ),
+        statistics.fmean(sent) * ranks / (study.tokens * ran[0]["settings"]["examples a step"] or math.nan),
+        max(epoch.get("peak_step_nbytes", math.nan) for epoch in epochs),
     )
 
 
@@ -120,20 +133,24 @@ def table(study: Study, found: Sequence[Row]) -> Iterator[str]:
     seeds = "loss of each seed" if by_loss else "of each seed"
     yield (
         f"| method | accuracy, % | {'' if by_loss else seeds + ' | '}loss, nats | {seeds + ' | ' if by_loss else ''}"
-        f"ratio | of what is compressed | kB a step | ring / this | {_within(study)} | |"
+        f"ratio | of what is compressed | kB a step | {'at most | bytes a token | ' if study.tokens else ''}"
+        f"ring / this | {_within(study)} | |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    more = 2 if study.tokens else 0
+    yield "|---" * (10 + more) + "|"
     for row in found:
         if row.refused:
-            yield f"| {row.method.name} | – | – | – | – | – | – | – | refused | {row.method.remark or row.refused} |"
+            yield (f"| {row.method.name} |{' – |' * (7 + more)} refused | {row.method.remark or row.refused} |")
             continue
+        peak = row.nbytes if math.isnan(row.peak) else row.peak
+        of_tokens = f"{peak / 1e3:.1f} | {row.per_token:.0f} | " if study.tokens else ""
         accuracies = ", ".join(f"{100 * accuracy:.2f}" for accuracy in row.accuracies)
         losses = ", ".join(f"{loss:.4f}" for loss in row.losses)
         yield (
             f"| {row.method.name} | {100 * row.accuracy:.2f} | {'' if by_loss else accuracies + ' | '}{row.loss:.4f} "
             f"| {losses + ' | ' if by_loss else ''}{row.ratio:.1f} "
-            f"| {row.of_compressed} | {row.nbytes / 1e3:.1f} "
-            f"| {row.times:.1f} | {verdict(study, row, found)} | {row.method.remark} |"
+            f"| {row.of_compressed} | {row.nbytes / 1e3:.1f} | {of_tokens}"
+            f"{row.times:.1f} | {verdict(study, row, found)} | {row.method.remark} |"
         )
 
 
@@ -158,8 +175,24 @@ def verdict(study: Study, row: Row, found: Iterable[Row]) -> str:
     return "yes" if lost <= study.goal + 1e-12 else "**no**"
 
 
+def _seeds(study: Study, found: Sequence[Row]) -> Iterator[str]:
+    """Tell which methods have fewer seeds than others, and which have no record."""
+    held: dict[str, list[str]] = {}
+    most = max(len(row.seeds) for row in found)
+    for row in found:
+        if row.seeds and len(row.seeds) < most:
+            held.setdefault(", ".join(map(str, row.seeds)), []).append(f"`{row.method.name}`")
+    for seeds, names in held.items():
+        yield f"* Seed {seeds} alone: {', '.join(names)}."
+    there = {row.method for row in found}
+    missing = [f"`{method.name}`" for method in study.methods if method not in there]
+    if missing:
+        yield f"* Not run yet: {', '.join(missing)}."
+
+
 def _summary(study: Study, found: Sequence[Row]) -> Iterator[str]:
     """Tell who is within the goal, and what is to be said besides."""
+    yield from _seeds(study, found)
     judged = {row.method: verdict(study, row, found) for row in found if not row.refused}
     within = _within(study)
     for answer, what in (("yes", within.capitalize()), ("**no**", f"Not {within}")):
@@ -198,7 +231,8 @@ def page(study: Study, found: Sequence[Row], records: Sequence[dict[str, Any]], 
         "the same algorithm without a codec, divided by what was sent; biases, norms and small parameters are sent",
         "exactly and count, but not in the ratio *of what is compressed*. *Ring / this*: bytes of an uncompressed ring",
         "divided by what was sent: sparse sums send (p − 1) contributions, a ring 2(p − 1)/p. All over the whole",
-        f"training. *{_within(study).capitalize()}*: of the {study.measure} of the uncompressed training with the same",
+        f"training. {_OF_TOKENS if study.tokens else ''}*{_within(study).capitalize()}*: of the {study.measure} of the "
+        "uncompressed training with the same",
         "optimizer, in the mean over the seeds that both have run.",
         "",
         *_commits(found, records),

@@ -87,11 +87,15 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="STEPS",
-        help="steps before factors are sent, or before a compressed Adam holds its variance (its default: a tenth)",
+        help="steps before factors are sent, before local steps, or before a compressed Adam holds its variance (its "
+        "default: a fifth)",
     )
     sums.add_argument("--diloco", type=int, metavar="H", help="local steps: average every H; a codec is for those")
     sums.add_argument("--streaming", type=int, default=1, metavar="F", help="diloco: in so many fragments, in turn")
     sums.add_argument("--delay", type=int, default=0, metavar="STEPS", help="diloco: that an average may take")
+    sums.add_argument(
+        "--outer-rate", type=float, metavar="RATE", help="diloco: of outer steps (default: 0.7, sparse: 1)"
+    )
     sums.add_argument("--sparse-loco", type=float, metavar="DENSITY", help="diloco: send the largest elements")
     sums.add_argument("--no-reuse", action="store_true", help="start each step from random factors")
     sums.add_argument("--no-feedback", action="store_true", help="forget what compression loses")

@@ -205,8 +205,7 @@ class Codec(ABC):
     examples: ClassVar[Sequence[Example]] = (Example({}),)
     speeds: ClassVar[Sequence[Throughput]] = ()
 
-    def __post_init__(self) -> None:
-        check_options(self)
+    __post_init__ = check_options
 
     @abstractmethod
     def coder(self, device: Device, dtype: str) -> Coder:

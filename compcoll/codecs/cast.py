@@ -11,6 +11,11 @@ from .base import Codec, Coder, Device, ErrorBound, Example, Throughput
 from .options import OneOf, option
 
 
+def uncompressed(device: Device, dtype: str) -> Coder:
+    """The coder that leaves values as they are."""
+    return device.coder(("cast", DTYPES[dtype].precision, 0), dtype)
+
+
 @dataclass(frozen=True)
 class Cast(Codec):
     """Send values in a shorter floating-point format, rounded to nearest even.

@@ -71,16 +71,12 @@ class ZFP(Codec):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.lossless, bool):
-            raise InvalidArgument(f"zfp: lossless={self.lossless!r} must be True or False")
-        modes = [name for name in ("rate", "tolerance", "precision") if getattr(self, name) is not None]
-        if self.lossless:
-            modes.append("lossless")
-        if len(modes) > 1:
-            raise InvalidArgument(f"zfp: {' and '.join(modes)} exclude each other: give one")
-        if not modes:
-            object.__setattr__(self, "rate", 8.0)
         super().__post_init__()
+        given = [name for name in ("rate", "tolerance", "precision", "lossless") if getattr(self, name)]
+        if len(given) > 1:
+            raise InvalidArgument(f"zfp: {' and '.join(given)} exclude each other: give one")
+        if not given:
+            object.__setattr__(self, "rate", 8.0)
 
     @property
     def fixed_size(self) -> bool:

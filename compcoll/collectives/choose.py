@@ -11,12 +11,11 @@ from .. import config
 from ..algorithms import ALGORITHMS, DENSE
 from ..algorithms import SPARSE as OF_SPARSIFIERS
 from ..algorithms.dissemination import largest
-from ..algorithms.hierarchical import sharded
 from ..algorithms.job import Job
-from ..codecs.base import Codec, Coder, Summands
+from ..codecs.base import Codec, Summands
 from ..dtypes import HALVES
 from ..errors import UnknownAlgorithm
-from ..layout import Chunk, in_pairs
+from ..layout import in_pairs
 from ..model.accuracy import affordable, relative_error
 from ..model.gpu import COPY_PER_BYTE
 from ..model.kinds import segment_nbytes, way_of
@@ -112,11 +111,6 @@ def check(collective: str, algorithm: str) -> None:
         raise UnknownAlgorithm(f"{collective} has no algorithm {algorithm!r}: there are {AUTO}, {', '.join(allowed)}")
 
 
-def has_checksums(call: Call, setting: Setting) -> bool:
-    """Tell whether the call's wires, if there are any, carry checksums."""
-    return call.checksum and setting.world.size > 1
-
-
 def summands_of(call: Call, setting: Setting) -> Summands | None:
     """The numbers that an additive codec's values become; None with other codecs."""
     if call.codec is None or call.collective != "allreduce":
@@ -147,7 +141,7 @@ def may_share(call: Call, setting: Setting) -> bool:
         (setting.shared or setting.world.size == 1)
         and call.collective == "allreduce"
         and call.movable
-        and not has_checksums(call, setting)
+        and not call.checksum
     )
 
 
@@ -202,7 +196,7 @@ class _Known(NamedTuple):
 
 
 def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
-    mpi = "no MPI for it" if not setting.native else "carries no checksums" * has_checksums(call, setting)
+    mpi = "no MPI for it" if not setting.native else "carries no checksums" * call.checksum
     summands, native = summands_of(call, setting), mpi
     if summands is not None and not summands.is_sum:
         native = mpi or "adds, and does not vote"
@@ -322,32 +316,3 @@ def best(found: Sequence[Option]) -> Option:
 def chosen(call: Call, setting: Setting, *, blocks: bool = True) -> Option:
     """The best of a call's options, whose arguments are as of these."""
     return best(options(call, setting, blocks=blocks, allowed=True) or options(call, setting, blocks=blocks))
-
-
-def parts(algorithm: str, ranks: int) -> int:
-    """Tell how many chunks a buffer is cut into: one a rank, or one where every rank works on the whole buffer."""
-    return ALGORITHMS[algorithm].parts(ranks)
-
-
-def allreduce(
-    algorithm: str, job: Job, raw: Coder, cut: Callable[[int], tuple[Chunk, ...]], *, streamed: bool = False
-) -> Steps:
-    """The steps of an allreduce.
-
-    Parameters
-    ----------
-    algorithm : str
-        One of our own.
-    job : Job
-        Its chunks as many as `parts` says.
-    raw : Coder
-        Moves values as they are.
-    cut : callable
-        Cuts the buffer into that many chunks.
-    streamed : bool
-        Whether messages go in a stream's order.
-    """
-    job.raw, job.cut = raw, cut
-    if streamed and algorithm == HIERARCHICAL:
-        return sharded(job)
-    return ALLREDUCE[algorithm](job)

@@ -19,7 +19,7 @@ import numpy as np
 from .. import config
 from ..algorithms import native
 from ..codecs.base import Array
-from ..codecs.cast import Cast
+from ..codecs.cast import uncompressed
 from ..devices.cuda_selection import Exchange, SparseDevice
 from ..devices.streams import Timeline
 from ..dtypes import HALVES, numpy_dtype
@@ -115,20 +115,20 @@ class DeviceCollectives(Collectives):
             return Recipe(plan, travelled, along=chosen.along, fetch=self._fetch_small)
         if plan.algorithm == COPY:
             on_device = False
-            steps = self._copy if call.rows is None else partial(self._algorithms[call.collective], call, plan)
+            steps = self._copy if call.rows is None else partial(self._algorithms[call.collective], plan)
         elif plan.summands is not None and not plan.gathers:
             additive: Any = plan.codec
             there = plan._replace(summands=additive.summands(here, dtype, self._size))
-            steps = partial(self._add, self._scale(call), there)
+            steps = partial(self._add, there)
         elif plan.algorithm in choose.SPARSE:
-            steps = partial(self._sparse, self._scale(call), plan)
+            steps = partial(self._sparse, plan)
         else:
             moved = plan.coder is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
             bound = self._on_device(plan, dtype) if moved else None
             on_device = bound is not None
             steps = partial(self._through_host, chosen)
             if bound is not None:
-                steps = partial(self._algorithms[call.collective], call, bound)
+                steps = partial(self._algorithms[call.collective], bound)
         recipe = Recipe(plan, partial(self._ordered, steps, on_device))
         if Together.concerns(plan) and self._bound(call, dtype):
             if plan.codec is None:  # a residual is there for the other plan
@@ -163,7 +163,7 @@ class DeviceCollectives(Collectives):
         else:
             bound = self._on_device(plan, call.dtype)
             assert bound is not None
-            steps = partial(self._algorithms[call.collective], call, bound)
+            steps = partial(self._algorithms[call.collective], bound)
         if carrier is not None:
             carrier.check()
         result = yield from self._ordered(steps, True, buffers, run, carrier)
@@ -187,13 +187,13 @@ class DeviceCollectives(Collectives):
 
     def _on_device(self, plan: Plan, dtype: str) -> Plan | None:
         """The plan with coders of the device; None where it has no kernels for them."""
-        raw = Cast(dtype).coder(self._here, dtype)
+        raw = uncompressed(self._here, dtype)
         coder = raw if plan.codec is None else plan.codec.coder(self._here, dtype)
         if not self._here.owns(coder):
             return None
         if self._ranks.checksum:
             raw, coder = with_checksum(raw, self._device), with_checksum(coder, self._device)
-        return plan._replace(coder=coder, raw=raw)
+        return plan._replace(coder=coder, raw=plan.raw and raw)
 
     def prepare_feedback(self, feedback: ErrorFeedback, x: Array) -> None:
         # What is freed later is used again in the order of the stream that was current here.
@@ -317,7 +317,7 @@ class DeviceCollectives(Collectives):
         yield from super()._numbers_by_mpi(run, copy, op)
         timeline.store(copy, numbers)
 
-    def _sparse(self, scale: float, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+    def _sparse(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         """Choose, and add up what was sent, on the device: wires are in pinned memory."""
         timeline, pinned = _of_device(run)
         n = min(buffers.x.size, 1)
@@ -327,7 +327,7 @@ class DeviceCollectives(Collectives):
         exchange = Exchange(timeline, run.take, pinned)
         plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, exchange)))
         run = replace(run, group=Group(self._transport, run.group.tag), take=pinned)
-        made = yield from self._host._sparse_allreduce(scale, plan, buffers, run)
+        made = yield from self._host._sparse_allreduce(plan, buffers, run)
         return None if made is None else self._uploaded_sum(made, buffers, run)
 
     def _through_host(self, chosen: Recipe, buffers: Buffers, run: Run) -> Steps:

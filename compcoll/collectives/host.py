@@ -22,7 +22,7 @@ from .choose import COPY
 from .handshake import places
 from .plan import Plan, make_plan
 from .planned_steps import PlannedSteps, Ranks
-from .recipe import Asked, Buffers, Compression, Recipe, compression, feedback_refused
+from .recipe import Asked, Buffers, Recipe, compression, feedback_refused
 
 _MOST_RECIPES = 4096
 
@@ -190,7 +190,11 @@ class Collectives(PlannedSteps):
         timeout = options.pop("timeout", None)
         if timeout is not None:
             config.timeout(timeout)
-        chosen = self._compression(codec, algorithm or self._ranks.default.algorithm, options)
+        algorithm = algorithm or self._ranks.default.algorithm
+        if codec is ... and not options:
+            chosen = self._ranks.default._replace(algorithm=algorithm)
+        else:
+            chosen = compression(None if codec is ... else codec, options, algorithm)
         call = Call(
             collective,
             n,
@@ -213,56 +217,51 @@ class Collectives(PlannedSteps):
             self._recipes[key] = recipe
         return recipe
 
-    def _compression(self, codec: Any, algorithm: str, options: dict[str, Any]) -> Compression:
-        if codec is ... and not options:
-            return self._ranks.default._replace(algorithm=algorithm)
-        return compression(None if codec is ... else codec, options, algorithm)
-
     def _make(self, call: Call, *, bounded: bool) -> Recipe:
         device, ranks, plan = self._device, self._ranks, make_plan(call, self._setting)
-        scale = self._scale(call)
         if plan.algorithm == COPY and call.rows is None:
             return Recipe.of_body(plan, Function(device.copy, 0))
         if plan.summands is not None:
-            return Recipe(plan, partial(self._add, scale, plan))
+            return Recipe(plan, partial(self._add, plan))
         if plan.algorithm == choose.DISSEMINATION:
             where = places(ranks.rank, self._size)
             along: Along
             if plan.coder is None:
                 along = device.gathered(ranks.small, self._size, where, call.n, call.dtype, call.op)
             else:
-                along = device.encoded_sum(ranks.small, plan.coder, call.n, ranks.rank, self._size, scale)
+                along = device.encoded_sum(ranks.small, plan.coder, call.n, ranks.rank, self._size, plan.scale)
             return Recipe.of_body(plan, along, along=along)
         if plan.algorithm == choose.SHARED_MEMORY:
-            return self._by_shared_memory(plan, call.dtype, scale)
+            return self._by_shared_memory(plan)
         if plan.algorithm == choose.NATIVE and call.op != MOVED:
-            return self._by_mpi(call, plan, scale, bounded=bounded)
+            return self._by_mpi(plan, bounded=bounded)
         if plan.algorithm == choose.NATIVE and call.rows is None:
             start = self._started_by_mpi(call)
             body = Started(start)
             steps = lambda buffers, run: native.move(start, buffers.x, buffers.out, run.turn, run.stats)  # noqa: E731
             return Recipe(plan, steps, body=body, with_feedback=body)
-        algorithm = partial(self._algorithms[call.collective], call)
+        algorithm = self._algorithms[call.collective]
         recipe = Recipe(plan, partial(algorithm, plan))
         if call.rows is None:
-            ranks.recordings.replaying(recipe, call, algorithm, (call.n, self._elements_out(call)))
+            ranks.recordings.replaying(recipe, algorithm)
         return recipe
 
-    def _by_shared_memory(self, plan: Plan, dtype: str, scale: float) -> Recipe:
+    def _by_shared_memory(self, plan: Plan) -> Recipe:
         assert self._ranks.shared is not None  # else no plan names it
-        return Recipe.of_body(plan, self._device.shared_sum(*self._ranks.shared, dtype, scale))
+        return Recipe.of_body(plan, self._device.shared_sum(*self._ranks.shared, plan.call.dtype, plan.scale))
 
-    def _by_mpi(self, call: Call, plan: Plan, scale: float, *, bounded: bool) -> Recipe:
+    def _by_mpi(self, plan: Plan, *, bounded: bool) -> Recipe:
         """MPI's own reduction, or what takes its place where some rank must not block in it."""
         # What blocks in MPI matches only the same on all ranks: so one that must not says so when the call is opened.
         if bounded:
             plan = plan._replace(signature=plan.signature.bounded())
         unblocked = plan.unblocked and plan.unblocked._replace(signature=plan.signature)
-        other = self._by_shared_memory(unblocked, call.dtype, scale) if unblocked else None
+        other = self._by_shared_memory(unblocked) if unblocked else None
         if bounded and other is not None:
             return other
+        call = plan.call
         own = self._native.reductions(call.collective, call.op)
-        reduction = native.Reduction(*own, self._device, call.dtype, scale)
+        reduction = native.Reduction(*own, self._device, call.dtype, plan.scale)
         steps = lambda buffers, run: reduction.steps(buffers.x, buffers.out, run.turn, run.stats)  # noqa: E731
         body = None if bounded else reduction.body
         return Recipe(plan, steps, body=body, with_feedback=body, unblocked=other)
@@ -281,9 +280,3 @@ class Collectives(PlannedSteps):
             return own.ibcast(out, root)
 
         return bcast
-
-    def _elements_out(self, call: Call) -> int:
-        """Elements of the result."""
-        if call.collective == "reduce_scatter":
-            return call.n // self._size
-        return call.n * self._size if call.collective == "allgather" else call.n

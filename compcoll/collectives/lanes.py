@@ -71,9 +71,6 @@ class Lanes:
         self._lanes = [Lane(number, transport, allocate) for number in range(1 + AT_ONCE)]
         self.alone = self._lanes[0]
 
-    def __getitem__(self, number: int) -> Lane:
-        return self._lanes[number]
-
     def of(self, number: int) -> Lane:
         """The lane of a collective before which the communicator began so many."""
         return self._lanes[1 + number % AT_ONCE]

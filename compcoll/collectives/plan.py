@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from ..algorithms.dissemination import largest
 from ..codecs.base import Codec, Coder, Summands, bits_of
-from ..codecs.cast import Cast
+from ..codecs.cast import uncompressed
 from ..codecs.checksum import CheckedCoder
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES
@@ -34,9 +33,11 @@ class Plan(NamedTuple):
     coder : Coder or None
         Moves the values; None when MPI does.
     raw : Coder or None
-        Moves values uncompressed, for the parts of an algorithm that do.
+        Moves values uncompressed, for an algorithm that does so inside nodes.
     block, segment : int
         Elements of a block of the codec, and of a segment.
+    scale : float
+        Factor of the values.
     signature : Signature
         What other ranks are told of the call.
     summands : Summands or None
@@ -55,6 +56,7 @@ class Plan(NamedTuple):
     raw: Coder | None
     block: int
     segment: int
+    scale: float
     signature: Signature
     summands: Summands | None = None
     codec_text: str | None = None
@@ -78,12 +80,6 @@ def with_checksum(coder: Coder, device: HostDevice) -> Coder:
     return coder.checked() if isinstance(coder, SparseCoder) else CheckedCoder(coder, device)
 
 
-@lru_cache(maxsize=len(DTYPES))
-def _uncompressed(dtype: str) -> Cast:
-    """The codec that leaves values as they are."""
-    return Cast(dtype)
-
-
 def make_plan(call: Call, setting: Setting) -> Plan:
     """Decide how a call runs: the one decision, of calls and of what explains them.
 
@@ -102,29 +98,32 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     algorithm, codec, unblocked = _chosen(call, setting)
     device, world = setting.device, setting.world
     summands = None if codec is None else choose.summands_of(call, setting)
-    checksum = choose.has_checksums(call, setting)
-    _check_choice(call, setting, algorithm, codec, summands, checksum)
+    _check_choice(call, setting, algorithm, codec, summands)
     coder, raw, block, ratio = None, None, 1, 1.0
     if algorithm not in (choose.NATIVE, *choose.LIMITED) or (codec is not None and not summands):
-        coder = raw = _uncompressed(call.dtype).coder(device, call.dtype)
+        if codec is None or summands:
+            coder = uncompressed(device, call.dtype)
+        else:
+            coder = codec.coder(device, call.dtype)
+            ratio = 8 * call.itemsize / bits_of(coder)
         if codec is not None:
             block = codec.block
-            if not summands:
-                coder = codec.coder(device, call.dtype)
-                ratio = 8 * call.itemsize / bits_of(coder)
-        if checksum:
-            raw, coder = with_checksum(raw, device), with_checksum(coder, device)
+        if algorithm == choose.HIERARCHICAL:
+            raw = uncompressed(device, call.dtype)
+        if call.checksum:
+            coder, raw = with_checksum(coder, device), raw and with_checksum(raw, device)
     segment = max(choose.segment(codec, ratio, call, setting) // call.itemsize, 1)
     detail = f"{algorithm} in segments of {segment}"
     if coder is None:
         detail = algorithm if unblocked == algorithm else f"{algorithm} or {unblocked}"
-    signature = Signature(_line(call, detail, codec), ahead=coder is not None)
-    if world.size == 1 and algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
-        algorithm, codec, summands, unblocked = choose.COPY, None, None, choose.COPY
-    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and summands is None:
-        codec = None  # nothing is compressed inside a node
     text = None if codec is None else repr(codec)
-    plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, signature, summands, text)
+    signature = Signature(_line(call, detail, codec, text), ahead=coder is not None)
+    if world.size == 1 and algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
+        algorithm, codec, text, summands, unblocked = choose.COPY, None, None, None, choose.COPY
+    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and summands is None:
+        codec = text = None  # nothing is compressed inside a node
+    scale = 1.0 / world.size if call.op == "mean" else 1.0
+    plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, summands, text)
     return plan if unblocked == algorithm else plan._replace(unblocked=plan._replace(algorithm=unblocked))
 
 
@@ -148,16 +147,14 @@ def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
     return option.algorithm, option.codec, unblocked.algorithm
 
 
-def _check_choice(
-    call: Call, setting: Setting, algorithm: str, codec: Codec | None, summands: Summands | None, checksum: bool
-) -> None:
+def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | None, summands: Summands | None) -> None:
     """Refuse an algorithm that cannot run the call."""
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
         raise UnknownAlgorithm(
             f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
             f"choose from whole buffers, go by {', '.join(choose.SPARSE)}, and no other codec does"
         )
-    if checksum and algorithm in choose.BY_MPI:
+    if call.checksum and algorithm in choose.BY_MPI:
         raise InvalidArgument(
             f"checksum=True: MPI's own {call.collective} of {call.dtype} carries none: use another algorithm, on "
             f"{', '.join(DTYPES)}, or a communicator without checksums"
@@ -184,9 +181,11 @@ def _check_choice(
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
 
 
-def _line(call: Call, algorithm: str, codec: Codec | None = None) -> str:
-    """Write on one line what was asked for and what will be done."""
-    asked = "no codec" if call.codec is None else repr(call.codec)
+def _line(call: Call, algorithm: str, codec: Codec | None = None, text: str | None = None) -> str:
+    """Write on one line what was asked for and what will be done, by a codec and its text."""
+    asked = "no codec"
+    if call.codec is not None:
+        asked = text if text is not None and codec is call.codec else repr(call.codec)
     if call.tolerance is not None:
         asked = f"codec for tolerance {call.tolerance:g}"
     if codec is not call.codec and codec != call.codec:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..algorithms import additive, bcast, native, pairwise, sparse
+from ..algorithms import ALGORITHMS, additive, bcast, native, pairwise, sparse
 from ..algorithms.gather import gather
+from ..algorithms.hierarchical import sharded
 from ..algorithms.job import Job, Window
 from ..codecs.base import Array, Coder
 from ..devices.host import HostDevice
@@ -21,7 +22,6 @@ from ..sparse.coder import SparseCoder
 from ..transports.base import Native
 from ..transports.shared import Shared
 from . import choose
-from .call import Call
 from .choose import COPY
 from .plan import Plan, with_checksum
 from .recipe import Buffers, Compression, Run
@@ -85,7 +85,7 @@ class PlannedSteps:
         self._device = device
         self._ranks = ranks
         self._size = ranks.world.size
-        self._algorithms: dict[str, Callable[[Call, Plan, Buffers, Run], Steps]] = {
+        self._algorithms: dict[str, Callable[[Plan, Buffers, Run], Steps]] = {
             "allreduce": self._allreduce,
             "reduce_scatter": self._reduce_scatter,
             "allgather": self._allgather,
@@ -99,22 +99,17 @@ class PlannedSteps:
         assert self._ranks.native is not None  # else no plan names them
         return self._ranks.native
 
-    def _scale(self, call: Call) -> float:
-        """Factor of the values."""
-        return 1.0 / self._size if call.op == "mean" else 1.0
-
-    def _allreduce(self, call: Call, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+    def _allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         if plan.algorithm in choose.SPARSE:
-            return self._sparse_allreduce(self._scale(call), plan, buffers, run)
-        assert plan.raw is not None
+            return self._sparse_allreduce(plan, buffers, run)
+        cut = partial(balanced_chunks, plan.call.n, block=plan.block, segment=plan.segment)
+        job = self._job(plan, buffers, run, cut(ALGORITHMS[plan.algorithm].parts(self._size)))
+        job.raw, job.cut = plan.raw, cut
+        if plan.setting.streamed and plan.algorithm == choose.HIERARCHICAL:
+            return sharded(job)
+        return choose.ALLREDUCE[plan.algorithm](job)
 
-        def cut(parts: int) -> tuple[Chunk, ...]:
-            return balanced_chunks(call.n, parts, plan.block, plan.segment)
-
-        job = self._job(plan, buffers, run, cut(choose.parts(plan.algorithm, self._size)), self._scale(call))
-        return choose.allreduce(plan.algorithm, job, plan.raw, cut, streamed=bool(plan.setting.streamed))
-
-    def _sparse_allreduce(self, scale: float, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+    def _sparse_allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         assert isinstance(plan.coder, SparseCoder)
         own = self._ranks.native
         job = sparse.SparseJob(
@@ -122,7 +117,7 @@ class PlannedSteps:
             coder=plan.coder,
             x=buffers.x,
             out=buffers.out,
-            scale=scale,
+            scale=plan.scale,
             feedback=buffers.feedback,
             take=run.take,
             stats=run.stats,
@@ -133,18 +128,18 @@ class PlannedSteps:
         )
         return sparse.allreduce(plan.algorithm, job, buffers.result)
 
-    def _reduce_scatter(self, call: Call, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        n = call.n // self._size
-        job = self._job(plan, buffers, run, self._equal(plan, n), self._scale(call))
+    def _reduce_scatter(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        n = plan.call.n // self._size
+        job = self._job(plan, buffers, run, self._equal(plan, n))
         job.out.offset = self._ranks.rank * n
         return choose.REDUCE_SCATTER[plan.algorithm](job)
 
-    def _allgather(self, call: Call, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        job = self._job(plan, buffers, run, self._equal(plan, call.n))
-        job.x.offset = self._ranks.rank * call.n
+    def _allgather(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        job = self._job(plan, buffers, run, self._equal(plan, plan.call.n))
+        job.x.offset = self._ranks.rank * plan.call.n
         return choose.ALLGATHER[plan.algorithm](job)
 
-    def _allgatherv(self, call: Call, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+    def _allgatherv(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         device, x = self._device, buffers.result
         packed = yield from gather(run.group, _COUNT.pack(x.shape[0]))
         rows = [_COUNT.unpack(own)[0] for own in packed]
@@ -172,16 +167,16 @@ class PlannedSteps:
         self._device.copy(buffers.x, buffers.out)
         yield None
 
-    def _bcast(self, call: Call, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        assert call.root is not None
-        job = self._job(plan, buffers, run, balanced_chunks(call.n, 1, plan.block, plan.segment))
-        job.root = call.root
+    def _bcast(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        assert plan.call.root is not None
+        job = self._job(plan, buffers, run, balanced_chunks(plan.call.n, 1, plan.block, plan.segment))
+        job.root = plan.call.root
         return bcast.bcast(job)
 
-    def _alltoall(self, call: Call, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        return pairwise.alltoall(self._job(plan, buffers, run, self._equal(plan, call.n // self._size)))
+    def _alltoall(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        return pairwise.alltoall(self._job(plan, buffers, run, self._equal(plan, plan.call.n // self._size)))
 
-    def _add(self, scale: float, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+    def _add(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         """Run an allreduce of numbers that stand for values."""
         x = buffers.x
         assert plan.summands is not None
@@ -196,7 +191,7 @@ class PlannedSteps:
         yield from additive.allreduce(
             x,
             buffers.out,
-            scale,
+            plan.scale,
             buffers.residual,
             plan.summands,
             agree=partial(self._add_numbers, run, plan.segment, "recursive_doubling", 0),
@@ -218,16 +213,16 @@ class PlannedSteps:
         if self._ranks.checksum:
             coder = with_checksum(coder, device)
 
-        def cut(parts: int) -> tuple[Chunk, ...]:
-            return balanced_chunks(numbers.size, parts, 1, segment)
-
-        chunks, window = cut(choose.parts(algorithm, self._size)), Window(numbers)
+        cut = partial(balanced_chunks, numbers.size, block=1, segment=segment)
+        chunks, window = cut(ALGORITHMS[algorithm].parts(self._size)), Window(numbers)
         job = Job(
             *(run.group, coder, window, window, chunks, run.take, run.stats),
             itemsize=raw_nbytes,
             timeline=run.timeline,
+            raw=coder,
+            cut=cut,
         )
-        return choose.allreduce(algorithm, job, coder, cut)
+        return choose.ALLREDUCE[algorithm](job)
 
     def _gather_rows(self, run: Run, plan: Plan, raw_nbytes: int, rows: Array) -> Steps:
         """Gather all ranks' rows of bytes, in place, instead of an allreduce of so many bytes."""
@@ -251,7 +246,7 @@ class PlannedSteps:
     def _equal(self, plan: Plan, n: int) -> tuple[Chunk, ...]:
         return consecutive_chunks([n] * self._size, plan.block, plan.segment)
 
-    def _job(self, plan: Plan, buffers: Buffers, run: Run, chunks: Sequence[Chunk], scale: float = 1.0) -> Job:
+    def _job(self, plan: Plan, buffers: Buffers, run: Run, chunks: Sequence[Chunk]) -> Job:
         assert plan.coder is not None
         return Job(
             group=run.group,
@@ -261,7 +256,7 @@ class PlannedSteps:
             chunks=chunks,
             take=run.take,
             stats=run.stats,
-            scale=scale,
+            scale=plan.scale,
             residual=None if buffers.residual is None else Window(buffers.residual),
             itemsize=buffers.x.itemsize,
             draw=run.number % 2**32 << 32 | self._ranks.rank,

@@ -18,6 +18,7 @@ from ..registry import as_codec
 from ..stats import Stats
 from ..transports.base import Group
 from . import choose
+from .lanes import Lane
 from .plan import Plan
 
 Asked = tuple[Any, str | None, dict[str, Any]]
@@ -97,8 +98,8 @@ class Run:
         The account to fill.
     turn : Turn
         For what all ranks must start in the same order.
-    lane : int
-        Which of the lanes it runs in.
+    lane : Lane
+        The one that it runs in.
     number : int
         How many collectives the communicator began before.
     timeline : Timeline or None
@@ -111,7 +112,7 @@ class Run:
     take: Callable[[int], Array]
     stats: Stats
     turn: Turn
-    lane: int
+    lane: Lane
     number: int = 0
     timeline: Timeline | None = None
     pinned: Callable[[int], Array] | None = None

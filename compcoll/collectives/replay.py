@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..devices.host import HostCoder
@@ -119,24 +120,18 @@ class _Rehearsed:
 
     Attributes
     ----------
-    call : Call
-        What they ask for.
     recipe : Recipe
         How they run.
     steps : callable
         Makes the algorithm's own steps, by a plan.
-    sizes : tuple of int
-        Elements of input and result.
     calls : int
         How many there were, less those that ran alone as a body.
     recordings : dict
         By lane, and whether there is feedback.
     """
 
-    call: Call
     recipe: Recipe
     steps: Callable[[Plan, Buffers, Run], Steps]
-    sizes: tuple[int, int]
     calls: int = 0
     recordings: dict[tuple[int, bool], Recording] = field(default_factory=dict)
 
@@ -159,24 +154,19 @@ class Recordings:
         self._messages = 0
         self._rehearsed: dict[Recipe, _Rehearsed] = {}
 
-    def replaying(
-        self, recipe: Recipe, call: Call, steps: Callable[[Plan, Buffers, Run], Steps], sizes: tuple[int, int]
-    ) -> None:
-        """Have the calls of a recipe replayed, if they can be; ``sizes`` are the elements of input and result."""
-        plan = recipe.plan
-        if not (isinstance(plan.coder, HostCoder) and isinstance(plan.raw, HostCoder)):
+    def replaying(self, recipe: Recipe, steps: Callable[[Plan, Buffers, Run], Steps]) -> None:
+        """Have the calls of a recipe replayed, if they can be; ``steps`` makes the algorithm's own, by a plan."""
+        if not isinstance(recipe.plan.coder, HostCoder):
             return
-        rehearsed = self._rehearsed[recipe] = _Rehearsed(call, recipe, steps, sizes)
-        recipe.steps = lambda buffers, run: self._replay(rehearsed, buffers, run)
+        rehearsed = self._rehearsed[recipe] = _Rehearsed(recipe, steps)
+        recipe.steps = partial(self._replay, rehearsed)
 
     def _replay(self, rehearsed: _Rehearsed, buffers: Buffers, run: Run) -> Steps:
         """The steps of a call: the algorithm's, if it is the first."""
         rehearsed.calls += 1
         if rehearsed.calls == 1:
             return rehearsed.steps(rehearsed.recipe.plan, buffers.flat(), run)
-        return driven(
-            self._recording(rehearsed, self._lanes[run.lane], buffers.residual is not None).program, buffers, run
-        )
+        return driven(self._recording(rehearsed, run.lane, buffers.residual is not None).program, buffers, run)
 
     def prepare(self, recipe: Recipe, feedback: bool) -> Body | None:
         """Give a recipe that has none a body for blocking calls, unless its calls are not replayed."""
@@ -221,16 +211,20 @@ class Recordings:
         return found
 
     def _rehearse(self, rehearsed: _Rehearsed, lane: Lane, feedback: bool) -> Recording:
-        plan, itemsize = rehearsed.recipe.plan, rehearsed.call.itemsize
+        plan, call = rehearsed.recipe.plan, rehearsed.recipe.plan.call
         recording, stats = Recording(rehearsed), Stats("", None, "")
-        x, out = (_Given(which, size, itemsize) for which, size in enumerate(rehearsed.sizes))
-        buffers = Buffers(x, out, None, _Given(2, x.size, itemsize) if feedback else None)
-        assert isinstance(plan.coder, HostCoder) and isinstance(plan.raw, HostCoder)
+        x, out, residual = (
+            _Given(which, size, call.itemsize)
+            for which, size in enumerate((call.n, _elements_out(call, self._transport.size), call.n))
+        )
+        buffers = Buffers(x, out, None, residual if feedback else None)
+        assert isinstance(plan.coder, HostCoder)
         program = recording.program
-        noted = plan._replace(coder=plan.coder.noted(program), raw=plan.raw.noted(program))
+        raw = plan.raw.noted(program) if isinstance(plan.raw, HostCoder) else None
+        noted = plan._replace(coder=plan.coder.noted(program), raw=raw)
         lane.arena.rewind()
         group = Group(_Notes(self._transport, recording), lane.group.tag)
-        for pending in rehearsed.steps(noted, buffers, Run(group, lane.arena.take, stats, Turn(None), lane.number)):
+        for pending in rehearsed.steps(noted, buffers, Run(group, lane.arena.take, stats, Turn(None), lane)):
             if isinstance(pending, _NotedMessage):
                 program.wait(pending.message)
         program.sends(stats.wire_nbytes, stats.raw_sent_nbytes)
@@ -254,3 +248,10 @@ class Recordings:
         for recording in list(self._kept):
             self._forget(recording)
         self._rehearsed.clear()
+
+
+def _elements_out(call: Call, ranks: int) -> int:
+    """Elements of the result."""
+    if call.collective == "reduce_scatter":
+        return call.n // ranks
+    return call.n * ranks if call.collective == "allgather" else call.n

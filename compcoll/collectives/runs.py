@@ -102,7 +102,7 @@ class Runs(Calls):
                 transport.shared if world.nodes == 1 else None,
                 self._recordings,
                 bounded=timeout is not None or config.timeout_is_set(),
-                checksum=checksum,
+                checksum=checksum and self.size > 1,
             ),
         )
         self._known = device.known_calls(self.size)
@@ -173,7 +173,7 @@ class Runs(Calls):
         recipe = recipe.unblocked or recipe
         started, lane = perf_counter(), self._lanes.of(number)
         stats = Stats(collective, recipe.plan.codec_text, recipe.plan.algorithm, x.nbytes)
-        run = Run(lane.group, lane.take, stats, Turn(None), lane.number, number)
+        run = Run(lane.group, lane.take, stats, Turn(None), lane, number)
         if lane.last is not None and not lane.last.done:
             self._engine.drive(Ended(lane.last).Test, recipe.timeout, lane.last.describe)
         steps = self._after_opening(recipe, Buffers(x, out, result, residual), run)
@@ -280,7 +280,7 @@ class Runs(Calls):
         executor.begun = number + 1
         lane, turn = self._lanes.of(number), self._next_turn()
         stats = Stats(collective, recipe.plan.codec_text, recipe.plan.algorithm, buffers.x.nbytes)
-        run = Run(lane.group, lane.take, stats, turn, lane.number, number)
+        run = Run(lane.group, lane.take, stats, turn, lane, number)
 
         def release(error: BaseException | None) -> BaseException | None:
             executor.account = stats
@@ -316,10 +316,10 @@ class Runs(Calls):
 
     def _after_opening(self, recipe: Recipe, buffers: Buffers, run: Run) -> Steps:
         """Return the steps that follow the opening."""
-        body = recipe.replays.get((run.lane, buffers.residual is not None))
+        body = recipe.replays.get((run.lane.number, buffers.residual is not None))
         if body is not None:
             return driven(body, buffers, run)
-        self._lanes[run.lane].arena.rewind()
+        run.lane.arena.rewind()
         return recipe.steps(buffers, run)
 
     def _signature(self, plan: Plan) -> Signature:

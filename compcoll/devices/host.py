@@ -95,9 +95,11 @@ class HostDevice:
 
     def __init__(self, threads: int = 1, instruction_set: str | None = None) -> None:
         self.threads = threads
-        self.instruction_set = instruction_set or config.instruction_set(self.instruction_sets())
+        sets = self.instruction_sets()
+        self.instruction_set = instruction_set or config.instruction_set(sets)
+        self._set = sets.index(self.instruction_set)  # as kernels know it
         self._coders: dict[tuple[str, int, int, int, int, str], HostCoder] = {}
-        self._names: dict[np.dtype[Any], str] = {}
+        self._names: dict[np.dtype[Any], str] = {dtype.numpy: name for name, dtype in DTYPES.items()}
 
     @property
     def name(self) -> str:
@@ -113,14 +115,13 @@ class HostDevice:
         key = (*kernel, variant, seed, dtype)
         if key not in self._coders:
             name, first, second = kernel
-            index = self.instruction_sets().index(self.instruction_set)
-            coder = _host.Coder(name, first, second, variant, seed, DTYPES[dtype].precision, index)
+            coder = _host.Coder(name, first, second, variant, seed, DTYPES[dtype].precision, self._set)
             self._coders[key] = HostCoder(coder, self.threads)
         return self._coders[key]
 
     def selection(self, dtype: str) -> HostSelection:
         """The passes of sparsification over values that are computed on as float32 or float64."""
-        return HostSelection(dtype == "float64", self.instruction_sets().index(self.instruction_set))
+        return HostSelection(dtype == "float64", self._set)
 
     @staticmethod
     def as_bytes(x: Array) -> Array:
@@ -139,10 +140,10 @@ class HostDevice:
         return told[0] == _host.crc32c(wire[: -_CHECKSUM.size])
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> Integers:
-        return Integers(bits, levels, block, dtype, self.instruction_sets().index(self.instruction_set))
+        return Integers(bits, levels, block, dtype, self._set)
 
     def votes(self, ranks: int, block: int, dtype: str) -> Votes:
-        return Votes(ranks, block, dtype, self.instruction_sets().index(self.instruction_set))
+        return Votes(ranks, block, dtype, self._set)
 
     @staticmethod
     def number_coder(numbers: Array, op: str) -> NumberCoder:
@@ -259,9 +260,8 @@ class HostDevice:
         """Tell whether an array is in host memory."""
         return isinstance(array, np.ndarray)
 
-    @staticmethod
-    def empty_bytes(nbytes: int) -> Array:
-        return np.empty(nbytes, np.uint8)
+    empty_bytes: Callable[[int], Array] = staticmethod(partial(np.empty, dtype=np.uint8))
+    """Gives memory of so many bytes."""
 
     @staticmethod
     def zeros_residual(n: int, dtype: str) -> Array:

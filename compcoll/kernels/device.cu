@@ -148,7 +148,7 @@ __device__ __forceinline__ void decode_cast(const Parameters& p, const CastCode<
 }  // namespace compcoll
 
 using compcoll::Parameters;
-using compcoll::Table;
+using compcoll::zfp::table_entries;
 
 #define COMPCOLL_KERNEL extern "C" __global__ void __launch_bounds__(256)
 #define COMPCOLL_LARGE_KERNEL extern "C" __global__ void __launch_bounds__(256, 1)  // registers rather than more at once
@@ -188,20 +188,20 @@ using compcoll::Table;
 
 #define COMPCOLL_ZFP_KERNELS(codec, type, T, W, half)                                                                         \
     COMPCOLL_KERNEL encode_##codec##_##type(const Parameters p) {                                                            \
-        __shared__ Table encode_table;                                                                                        \
+        __shared__ uint32_t encode_table[table_entries];                                                                      \
         compcoll::copy_table(compcoll::encode_table_source, encode_table);                                                    \
         compcoll::encode_zfp<true>(p, compcoll::ZFPCode<T, W, half>(p, encode_table), encode_table);                          \
     }                                                                                                                         \
     COMPCOLL_LARGE_KERNEL recode_##codec##_##type(const Parameters p) {                                                      \
-        __shared__ Table encode_table, decode_table;                                                                          \
+        __shared__ uint32_t encode_table[table_entries], decode_table[table_entries];                                         \
         compcoll::copy_table(compcoll::encode_table_source, encode_table);                                                    \
         compcoll::copy_table(compcoll::decode_table_source, decode_table);                                                    \
         compcoll::encode_zfp<false>(p, compcoll::ZFPCode<T, W, half>(p, decode_table), encode_table);                         \
     }                                                                                                                         \
-    COMPCOLL_KERNEL decode_##codec##_##type(const Parameters p) {                                                            \
-        __shared__ Table decode_table;                                                                                        \
+    COMPCOLL_LARGE_KERNEL decode_##codec##_##type(const Parameters p) {                                                      \
+        __shared__ uint32_t decode_table[table_entries];                                                                      \
         compcoll::copy_table(compcoll::decode_table_source, decode_table);                                                    \
-        compcoll::decode_all(p, compcoll::ZFPCode<T, W, half>(p, decode_table));                                              \
+        compcoll::decode_zfp(p, compcoll::ZFPCode<T, W, half>(p, decode_table));                                              \
     }
 
 #if defined(COMPCOLL_CAST)

@@ -4,7 +4,7 @@
 // Values of blocks of up to eight a thread are read once and stay in registers; those of larger blocks are read again.
 #pragma once
 
-#include "device.h"
+#include "device_rounds.h"
 #include "packing.h"
 
 namespace compcoll {
@@ -18,8 +18,6 @@ template <>
 struct SignedBits<double> { using type = int64_t; };
 
 // ---- teams ------------------------------------------------------------------------------------------------------------------
-
-constexpr int warp_threads = 32, most_warps = 8;
 
 struct Team {
     int log_size, size, rank;

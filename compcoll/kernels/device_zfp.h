@@ -2,31 +2,30 @@
 // bits, whatever maxbits is: warps never share a word of the wire, so that nothing has to be cleared or written atomically there.
 #pragma once
 
-#include "device.h"
+#include "device_rounds.h"
 #include "zfp_thread.h"
 
 namespace compcoll {
 
-__device__ constexpr Table encode_table_source = make_encode_table();
-__device__ constexpr Table decode_table_source = make_decode_table();
+alignas(128) __device__ constexpr Table encode_table_source = make_encode_table();
+alignas(128) __device__ constexpr Table decode_table_source = make_decode_table();
 
 // By all 256 threads of a block, which may then use it.
-__device__ __forceinline__ void copy_table(const Table& from, Table& to) {
-    COMPCOLL_UNROLL for (int i = 0; i < 4; ++i) to.entry[256 * i + threadIdx.x] = from.entry[256 * i + threadIdx.x];
+__device__ __forceinline__ void copy_table(const Table& from, uint32_t (&to)[zfp::table_entries]) {
+    COMPCOLL_UNROLL for (int i = 0; i < zfp::table_entries; i += 256) to[i + threadIdx.x] = from.entry[i + threadIdx.x];
     __syncthreads();
 }
 
 // Blocks of at most 64·W bits; with `half` of at most 32.
 template <class T, int W, bool half>
 struct ZFPCode {
-    using Value = T;
-    static constexpr int many = zfp::block_size, words = W;
+    static constexpr bool one_word = W == 1;
     int maxbits;
     int plain_nbytes;  // of a block's code, where it is 16, 32 or 64 bits; else 0
     int64_t blocks, wire_words;  // of 32 bits
-    const Table& decode_table;
+    const uint32_t* decode_table;
 
-    __device__ __forceinline__ ZFPCode(const Parameters& p, const Table& decode_table)
+    __device__ __forceinline__ ZFPCode(const Parameters& p, const uint32_t* decode_table)
         : maxbits(first_of(p)), plain_nbytes(first_of(p) == 16 || first_of(p) == 32 || first_of(p) == 64 ? first_of(p) / 8 : 0), blocks(p.blocks), wire_words((blocks * maxbits + 63) / 64 * 2),
           decode_table(decode_table) {}
 
@@ -49,12 +48,26 @@ struct ZFPCode {
         return code;
     }
 
-    __device__ __forceinline__ void decode(const uint8_t* wire, int64_t i, int, T (&x)[many]) const {
-        zfp::decode_by_table<T, W, half>(load(wire, i / many), maxbits, x, decode_table);
+    // `plain`: blocks are aligned memory of plain_nbytes.
+    template <bool plain>
+    __device__ __forceinline__ void decode(const uint8_t* wire, int64_t block, T (&x)[4]) const {
+        zfp::Bits<W> code;
+        if constexpr (!plain) code = load(wire, block);
+        else if constexpr (!half) code.word[0] = reinterpret_cast<const uint64_t*>(wire)[block];
+        else code.word[0] = plain_nbytes == 4 ? reinterpret_cast<const uint32_t*>(wire)[block] : reinterpret_cast<const uint16_t*>(wire)[block];
+        zfp::decode_by_table<T, W, half>(code, maxbits, x, decode_table);
+    }
+
+    template <bool plain>
+    __device__ __forceinline__ void store(uint8_t* wire, int64_t block, const zfp::Bits<W>& code) const {
+        if constexpr (!plain) store_any(wire, block, code);
+        else if constexpr (!half) reinterpret_cast<uint64_t*>(wire)[block] = code.word[0];
+        else if (plain_nbytes == 4) reinterpret_cast<uint32_t*>(wire)[block] = static_cast<uint32_t>(code.word[0]);
+        else reinterpret_cast<uint16_t*>(wire)[block] = static_cast<uint16_t>(code.word[0]);
     }
 
     // All lanes of a warp come here together, each with a block of its own, in order.
-    __device__ __forceinline__ void store(uint8_t* wire, int64_t block, const zfp::Bits<W>& code) const {
+    __device__ __forceinline__ void store_any(uint8_t* wire, int64_t block, const zfp::Bits<W>& code) const {
         if (plain_nbytes != 0) {
             if (block * plain_nbytes < wire_words * 4) store_bytes(wire + block * plain_nbytes, code.word[0], plain_nbytes);
             return;
@@ -78,28 +91,139 @@ struct ZFPCode {
     }
 };
 
-template <bool plain, class T, int W, bool half>
-__device__ __forceinline__ void encode_zfp(const Parameters& p, const ZFPCode<T, W, half>& code, const Table& encode_table) {
-    constexpr int many = zfp::block_size;
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    for (int64_t b = first_thread(); b - lane < code.blocks; b += all_threads()) {
-        const int64_t i = b * many;
-        const int count = p.n - i >= many ? many : p.n > i ? static_cast<int>(p.n - i) : 0;
-        T x[many];
-        zfp::Bits<W> bits;
-        if (count > 0) {
-            wanted<plain>(p, code, i, count, x);
-            if (count < many) zfp::pad_block(x, count);
-            bits = zfp::encode_by_table<T, W, half>(x, code.maxbits, encode_table);
-        }
-        code.store(p.out, b, bits);
-        if constexpr (!plain) {
-            if (count == 0 || (p.residual == nullptr && p.decoded == nullptr)) continue;
-            T got[many];
-            zfp::decode_by_table<T, W, half>(bits, code.maxbits, got, code.decode_table);
-            conclude(p, i, count, x, got);
+// A lane's block in one of a warp's rounds of an array, which may be its end.
+template <class T>
+struct AnyRound {
+    static constexpr bool plain = false;
+    int64_t i, block;  // value and block
+    int count;         // of its values
+    bool whole;        // all values of the round exist
+
+    __device__ __forceinline__ AnyRound(const Parameters& p, int64_t i)
+        : i(i), block(i >> 2), count(p.n - i >= 4 ? 4 : p.n > i ? static_cast<int>(p.n - i) : 0), whole(i - 4 * lane_of_warp() + round_values <= p.n) {}
+
+    __device__ __forceinline__ void load(const uint8_t* array, int storage, T (&x)[4]) const {
+        if (whole) RoundsOf<T>(array, storage, i - 4 * lane_of_warp()).load(0, x);
+        else load_values(array, storage, i, count, x);
+    }
+    __device__ __forceinline__ void store(uint8_t* array, int storage, const T (&x)[4]) const {
+        if (whole) RoundsOf<T>(array, storage, i - 4 * lane_of_warp()).store(0, x);
+        else store_values(array, storage, i, count, x);
+    }
+};
+
+// The same of whole rounds, in arrays of T and wires of plain blocks that are all aligned: nothing is asked again.
+template <class T>
+struct AlignedRound {
+    static constexpr bool plain = true;
+    static constexpr int count = zfp::block_size;
+    int64_t i, block;
+
+    __device__ __forceinline__ explicit AlignedRound(int64_t i) : i(i), block(i >> 2) {}
+
+    __device__ __forceinline__ void load(const uint8_t* array, int, T (&x)[4]) const {
+        uint32_t word[sizeof(T)];
+        load_words(array + i * static_cast<int64_t>(sizeof(T)), word);
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
+            if constexpr (sizeof(T) == 8) x[k] = bits_as<T>(word[2 * k] | uint64_t(word[2 * k + 1]) << 32);
+            else x[k] = bits_as<T>(word[k]);
         }
     }
+    __device__ __forceinline__ void store(uint8_t* array, int, const T (&x)[4]) const {
+        uint32_t word[sizeof(T)];
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
+            const auto bits = bits_as<typename FloatFormat<T>::Bits>(x[k]);
+            if constexpr (sizeof(T) == 8) word[2 * k] = uint32_t(bits), word[2 * k + 1] = uint32_t(bits >> 32);
+            else word[k] = bits;
+        }
+        store_words(array + i * static_cast<int64_t>(sizeof(T)), word);
+    }
+};
+
+// x = add · scale + D(wires[0]) + …
+template <bool plain, class T, class Code, class Round>
+__device__ __forceinline__ void sum_round(const Parameters& p, const Code& code, const Round& round, T (&x)[4]) {
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = -T(0);  // which any number can be added to
+    if (plain || p.add != nullptr) round.load(p.add, add_storage_of(p), x);
+    if constexpr (!plain) {
+        const T scale = static_cast<T>(p.scale);
+        if (p.add != nullptr && scale != T(1)) {
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_product(x[k], scale);
+        }
+        if (round.count == 0) return;
+        COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w) {
+            T term[4];
+            code.template decode<Round::plain>(p.wires[w], round.block, term);
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_sum(x[k], term[k]);
+        }
+    }
+}
+
+// work(round) for all rounds; `wire` is written.
+template <class T, class Code, class Work>
+__device__ __forceinline__ void for_rounds(const Parameters& p, const Code& code, const uint8_t* out, const uint8_t* wire, const Work& work) {
+    int64_t i = first_thread() * zfp::block_size;
+    const int64_t step = all_threads() * zfp::block_size;
+    if constexpr (Code::one_word) {
+        const auto address = [](const void* of) { return reinterpret_cast<size_t>(of); };
+        size_t arrays = address(p.add) | address(p.residual) | address(p.decoded) | address(out), wires = address(wire);
+        COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w) wires |= address(p.wires[w]);
+        const bool as_computed = (p.add == nullptr || add_storage_of(p) == computed_storage<T>) &&
+                                 ((out == nullptr && p.decoded == nullptr) || out_storage_of(p) == computed_storage<T>);
+        if (as_computed && code.plain_nbytes != 0 && (arrays & 15) == 0 && (wires & static_cast<size_t>(code.plain_nbytes - 1)) == 0) {
+            const int64_t last = p.n - round_values + zfp::block_size * lane_of_warp();
+            COMPCOLL_ROLLED for (; i <= last; i += step) work(AlignedRound<T>(i));
+        }
+    }
+    const int64_t end = (code.blocks + lane_of_warp()) * zfp::block_size;
+    COMPCOLL_ROLLED for (; i < end; i += step) work(AnyRound<T>(p, i));
+}
+
+template <bool plain, class T, int W, bool half>
+__device__ __forceinline__ void encode_zfp(const Parameters& p, const ZFPCode<T, W, half>& code, const uint32_t* encode_table) {
+    for_rounds<T>(p, code, nullptr, p.out, [&](auto round) {
+        T x[4];
+        zfp::Bits<W> bits;
+        sum_round<plain>(p, code, round, x);
+        if constexpr (!plain) {
+            if (p.residual != nullptr && p.feed) {
+                T kept[4];
+                round.load(p.residual, computed_storage<T>, kept);
+                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_sum(x[k], kept[k]);
+            }
+        }
+        if (round.count > 0) {
+            if (round.count < 4) zfp::pad_block(x, round.count);
+            bits = zfp::encode_by_table<T, W, half>(x, code.maxbits, encode_table);
+        }
+        code.template store<round.plain>(p.out, round.block, bits);
+        if constexpr (!plain) {
+            if (p.residual == nullptr && p.decoded == nullptr) return;
+            T got[4];
+            zfp::decode_by_table<T, W, half>(bits, code.maxbits, got, code.decode_table);
+            if (p.residual != nullptr) {
+                const T scale = static_cast<T>(p.residual_scale);
+                T kept[4];
+                if (!p.feed) round.load(p.residual, computed_storage<T>, kept);
+                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
+                    const T loss = finite_loss(x[k], got[k], scale);
+                    kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
+                }
+                round.store(p.residual, computed_storage<T>, kept);
+            }
+            if (p.decoded != nullptr) round.store(p.decoded, out_storage_of(p), got);
+        }
+    });
+}
+
+// out = terms
+template <class T, int W, bool half>
+__device__ __forceinline__ void decode_zfp(const Parameters& p, const ZFPCode<T, W, half>& code) {
+    for_rounds<T>(p, code, p.out, nullptr, [&](auto round) {
+        T x[4];
+        sum_round<false>(p, code, round, x);
+        round.store(p.out, out_storage_of(p), x);
+    });
 }
 
 }  // namespace compcoll

@@ -62,4 +62,12 @@ COMPCOLL_HD int leading_zeros(uint64_t bits) {
 #endif
 }
 
+COMPCOLL_HD int leading_zeros(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+    return __clz(static_cast<int>(bits));
+#else
+    return __builtin_clz(bits);
+#endif
+}
+
 }  // namespace compcoll

@@ -2,18 +2,36 @@
 // what is rare (blocks on the lowest exponent, codes that no encoder writes) takes the textbook's way.
 #pragma once
 
+#include "floats.h"
 #include "zfp_strings.h"
 
 namespace compcoll::zfp {
 
+#if defined(__CUDA_ARCH__)
+constexpr bool keeps_subnormals = true;  // exact_product does, whatever the compiler is told
+#else
+constexpr bool keeps_subnormals = false;
+#endif
+
+// The exponent field of the largest magnitude: by the upper halves' maximum, of which a processor takes three at once.
+template <class T>
+COMPCOLL_HD int block_exponent(const T (&x)[block_size]) {
+    uint32_t largest = 0;
+    for (int i = 0; i < block_size; ++i) {
+        const auto upper = static_cast<uint32_t>(bits_as<Unsigned<T>>(x[i]) >> (Format<T>::planes - 32)) << 1;
+        largest = upper > largest ? upper : largest;
+    }
+    return static_cast<int>(largest >> (32 - Format<T>::exponent_bits));
+}
+
 template <class T>
 COMPCOLL_HD void to_coefficients(const T (&x)[block_size], int exponent, Unsigned<T> (&c)[block_size]) {
     using F = Format<T>;
-    if (exponent == F::lowest_exponent) {  // here alone subnormals count
+    if (!keeps_subnormals && exponent == F::lowest_exponent) {  // here alone subnormals count
         for (int i = 0; i < block_size; ++i) c[i] = Unsigned<T>(to_fixed(x[i], exponent));
     } else {
         const T scale = power_of_two<T>(exponent_mask<T> - 1 + F::planes - 3 - exponent);
-        for (int i = 0; i < block_size; ++i) c[i] = Unsigned<T>(Signed<T>(x[i] * scale));  // below 2^(planes - 2)
+        for (int i = 0; i < block_size; ++i) c[i] = Unsigned<T>(Signed<T>(exact_product(x[i], scale)));  // below 2^(planes - 2)
     }
     forward_lift<T>(c);
     for (int i = 0; i < block_size; ++i) c[i] = to_negabinary<T>(c[i]);
@@ -24,114 +42,232 @@ COMPCOLL_HD void from_coefficients(Unsigned<T> (&c)[block_size], int exponent, T
     using F = Format<T>;
     for (int i = 0; i < block_size; ++i) c[i] = from_negabinary<T>(c[i]);
     inverse_lift<T>(c);
-    if (exponent == F::lowest_exponent) {
+    if (!keeps_subnormals && exponent == F::lowest_exponent) {
         for (int i = 0; i < block_size; ++i) x[i] = from_fixed<T>(Signed<T>(c[i]), exponent);
     } else {
-        const T scale = power_of_two<T>(exponent + 1 - (F::planes - 2));
-        for (int i = 0; i < block_size; ++i) x[i] = T(Signed<T>(c[i])) * scale;
+        // On the lowest exponent the scale is subnormal: half of the smallest normal number.
+        constexpr auto smallest = Unsigned<T>(1) << (F::mantissa_bits - 1);
+        const auto bits = Unsigned<T>(exponent + 1 - (F::planes - 2)) << F::mantissa_bits;
+        const T scale = bits_as<T>(bits > smallest ? bits : smallest);
+        for (int i = 0; i < block_size; ++i) x[i] = exact_product(T(Signed<T>(c[i])), scale);
     }
 }
 
-// The first 16·rows planes.
-template <class T, int rows>
-COMPCOLL_HD Bits<rows> string_of(const Unsigned<T> (&c)[block_size]) {
-    Bits<rows> string;
-    for (int r = 0; r < rows; ++r) {
-        const int shift = Format<T>::planes - 16 - 16 * r;
-        const uint32_t low = uint32_t(c[0] >> shift & 0xffff) | uint32_t(c[1] >> shift & 0xffff) << 16;
-        const uint32_t high = uint32_t(c[2] >> shift & 0xffff) | uint32_t(c[3] >> shift & 0xffff) << 16;
-        string.word[r] = planes_first(uint64_t(low) | uint64_t(high) << 32);
-    }
-    return string;
+// Where all coefficients count no table is asked.
+constexpr int table_entries = 3 * 256;
+
+// ---- eight planes of four coefficients --------------------------------------------------------------------------------------
+// The upper bytes of c2, c0, c3 and c1, in this order, are a word. A bit's address in it has five binary digits, and from there
+// to (plane, coefficient), top plane first, there are three exchanges of two digits; any other order of the bytes needs four.
+
+COMPCOLL_HD uint32_t exchange(uint32_t x, int distance, uint32_t mask) {
+    const uint32_t difference = (x >> distance ^ x) & mask;
+    return x ^ difference ^ difference << distance;
 }
 
-template <class T, int rows>
-COMPCOLL_HD void coefficients_of(const Bits<rows>& string, Unsigned<T> (&c)[block_size]) {
-    for (int i = 0; i < block_size; ++i) c[i] = 0;
-    for (int r = 0; r < rows; ++r) {
-        const int shift = Format<T>::planes - 16 - 16 * r;
-        const uint64_t x = coefficients_first(string.word[r]);
-        for (int i = 0; i < block_size; ++i) c[i] |= Unsigned<T>(x >> 16 * i & 0xffff) << shift;
-    }
+// Bytes of a pair of words, four bits each, the lowest first: one instruction of a GPU.
+COMPCOLL_HD uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t which) {
+#if defined(__CUDA_ARCH__)
+    return __byte_perm(low, high, which);
+#else
+    const uint64_t pair = low | uint64_t(high) << 32;
+    uint32_t bytes = 0;
+    for (int k = 0; k < 4; ++k) bytes |= static_cast<uint32_t>(pair >> 8 * (which >> 4 * k & 7) & 255) << 8 * k;
+    return bytes;
+#endif
 }
 
-// Rows of string that a code of maxbits bits can reach, where it fits W words and, if `half`, the first half of one.
-template <class T, int W, bool half>
-constexpr int rows_of = half ? 1 : W == 1 ? 2 : most_words<T>;
+template <class T>
+COMPCOLL_HD uint32_t upper_word(Unsigned<T> c) { return static_cast<uint32_t>(c >> (Format<T>::planes - 32)); }
 
-// What holds a code of one word, or of half a word.
-template <bool half>
-struct CodeWord {
+// The eight highest planes, the first in the lowest four bits.
+template <class T>
+COMPCOLL_HD uint32_t eight_planes(const Unsigned<T> (&c)[block_size]) {
+    const uint32_t first = bytes_of(upper_word<T>(c[2]), upper_word<T>(c[0]), 0x0073), second = bytes_of(upper_word<T>(c[3]), upper_word<T>(c[1]), 0x0073);
+    uint32_t planes = bytes_of(first, second, 0x5410);
+    planes = exchange(planes, 15, 0x0000aaaa);  // digits 4 and 0
+    planes = exchange(planes, 20, 0x00000f0f);  // digits 4 and 2, both complemented
+    return exchange(planes, 10, 0x00330033);    // digits 3 and 1, both complemented
+}
+
+// The inverse: the coefficients' bytes, highest plane first, from that of c2 to that of c1.
+COMPCOLL_HD uint32_t bytes_of_planes(uint32_t planes) {
+    planes = exchange(planes, 10, 0x00330033);
+    planes = exchange(planes, 20, 0x00000f0f);
+    return exchange(planes, 15, 0x0000aaaa);
+}
+
+// ---- codes as numbers -------------------------------------------------------------------------------------------------------
+
+// What holds a code of one word, half a word, or more.
+template <int W, bool half>
+struct CodeWords {
+    using type = Bits<W>;
+};
+template <>
+struct CodeWords<1, false> {
     using type = uint64_t;
 };
 template <>
-struct CodeWord<true> {
+struct CodeWords<1, true> {
     using type = uint32_t;
 };
 
-// The code of a string that is not empty, after a header. maxbits <= 64·W, and with `half` <= 32.
+// Shifts by any number of bits, 0 for what falls off: C++ has none, a GPU no others.
+COMPCOLL_HD uint32_t shifted_up(uint32_t bits, int by) {
+#if defined(__CUDA_ARCH__)
+    uint32_t shifted;
+    asm("shl.b32 %0, %1, %2;" : "=r"(shifted) : "r"(bits), "r"(by));
+    return shifted;
+#else
+    return by < 32 ? bits << by : 0;
+#endif
+}
+COMPCOLL_HD uint64_t shifted_up(uint64_t bits, int by) {
+#if defined(__CUDA_ARCH__)
+    uint64_t shifted;
+    asm("shl.b64 %0, %1, %2;" : "=l"(shifted) : "l"(bits), "r"(by));
+    return shifted;
+#else
+    return by < 64 ? bits << by : 0;
+#endif
+}
+COMPCOLL_HD uint32_t shifted_down(uint32_t bits, int by) {
+#if defined(__CUDA_ARCH__)
+    uint32_t shifted;
+    asm("shr.u32 %0, %1, %2;" : "=r"(shifted) : "r"(bits), "r"(by));
+    return shifted;
+#else
+    return by < 32 ? bits >> by : 0;
+#endif
+}
+COMPCOLL_HD uint64_t shifted_down(uint64_t bits, int by) {
+#if defined(__CUDA_ARCH__)
+    uint64_t shifted;
+    asm("shr.u64 %0, %1, %2;" : "=l"(shifted) : "l"(bits), "r"(by));
+    return shifted;
+#else
+    return by < 64 ? bits >> by : 0;
+#endif
+}
+
+template <class Word>
+COMPCOLL_HD void put(Word& code, int at, uint32_t bits) { code |= shifted_up(Word(bits), at); }
+template <int W>
+COMPCOLL_HD void put(Bits<W>& code, int at, uint32_t bits) { code.put(at, bits); }
+
+template <class Word>
+COMPCOLL_HD uint32_t first_bits(Word code) { return static_cast<uint32_t>(code); }
+template <int W>
+COMPCOLL_HD uint32_t first_bits(const Bits<W>& code) { return static_cast<uint32_t>(code.word[0]); }
+
+template <class Word>
+COMPCOLL_HD void skip(Word& code, int count) { code = shifted_down(code, count); }
+template <int W>
+COMPCOLL_HD void skip(Bits<W>& code, int count) { code = code.without_first(count); }
+
+template <class Word>
+COMPCOLL_HD bool is_empty(Word code) { return code == 0; }
+template <int W>
+COMPCOLL_HD bool is_empty(const Bits<W>& code) {
+    uint64_t any = 0;
+    for (int w = 0; w < W; ++w) any |= code.word[w];
+    return any == 0;
+}
+
+// ---- blocks -----------------------------------------------------------------------------------------------------------------
+
+// The code of coefficients that are not all 0, after a header. maxbits <= 64·W, and with `half` <= 32.
 template <class T, int W, bool half>
-COMPCOLL_HD Bits<W> code_of(Bits<rows_of<T, W, half>> ahead, uint32_t header, int maxbits, const Table& table) {
-    using Word = typename CodeWord<half>::type;
-    // At most four planes of an encoder's block are empty, so the first eight are not.
-    const int empty = trailing_zeros(static_cast<uint32_t>(ahead.word[0])) >> 2;
-    ahead = ahead.without_first(4 * empty);
+COMPCOLL_HD Bits<W> code_of(Unsigned<T> (&c)[block_size], uint32_t header, int maxbits, const uint32_t* table) {
+    using Code = typename CodeWords<W, half>::type;
+    // At most four planes of an encoder's block are empty.
+    const int empty = leading_zeros(upper_word<T>(c[0] | c[1] | c[2] | c[3]));
+    for (int i = 0; i < block_size; ++i) c[i] <<= empty;
+    Code code{};
+    put(code, 0, header);
     int at = header_bits<T> + empty;
     uint32_t significant = 0;
+    for (;;) {  // after the last plane there are zeros, whose codes are zeros
+        uint32_t string = eight_planes<T>(c);
+        int left = 32;
+        while (significant != all_significant && left > 0 && at < maxbits) {
+            const uint32_t entry = table[significant | (string & 255)];
+            put(code, at, bits_in(entry));
+            at += length_in(entry);
+            significant = entry & significant_mask;
+            string >>= 8;
+            left -= 8;
+        }
+        put(code, at, string);
+        at += left;
+        if (at >= maxbits) break;
+        for (int i = 0; i < block_size; ++i) c[i] <<= 8;
+    }
     Bits<W> out;
-    out.word[0] = header;
-    Word code = header;  // of W = 1
-    while (significant != all_significant && at < maxbits) {
-        const uint32_t entry = table.entry[significant | (uint32_t(ahead.word[0]) & 255)];
-        if (W == 1) code |= Word(bits_in(entry)) << at;
-        else out.put(at, bits_in(entry));
-        at += length_in(entry);
-        significant = entry & significant_mask;
-        ahead = ahead.without_first(8);
-    }
-    if (W == 1) {
-        if (at < maxbits) code |= Word(ahead.word[0]) << at;
-        out.word[0] = code & ~Word(0) >> (8 * int(sizeof(Word)) - maxbits);
-    } else {
-        for (int r = 0; r < rows_of<T, W, half>; ++r) out.put(at + 64 * r, ahead.word[r]);
-        out.truncate(maxbits);
-    }
+    if constexpr (half) out.word[0] = code & ~uint32_t(0) >> (32 - maxbits);
+    else if constexpr (W == 1) out.word[0] = code;
+    else out = code;
+    if constexpr (!half) out.truncate(maxbits);
     return out;
 }
 
-// The string of a code that starts with at most most_empty_planes zeros and has `left` bits, then zeros.
-template <class T, int W, bool half>
-COMPCOLL_HD Bits<rows_of<T, W, half>> string_of_code(Bits<W> code, int empty, int left, const Table& table) {
-    using Word = typename CodeWord<half>::type;
-    constexpr int rows = rows_of<T, W, half>;
-    Bits<rows> string;
-    code = code.without_first(empty);
-    Word word = Word(code.word[0]);  // of W = 1
-    int done = 4 * empty;
+// Reads a code: eight planes at a time, or fewer where it is not known yet which coefficients count.
+template <class Code>
+struct PlaneReader {
+    Code code;  // zeros follow the `left` bits
+    int left;
     uint32_t significant = 0;
-    left -= empty;
-    while (significant != all_significant && left > 0 && done < 64 * rows) {
-        const uint32_t entry = table.entry[significant | (uint32_t(W == 1 ? word : code.word[0]) & 255)];
-        uint64_t bits = bits_in(entry), none = 0;
-        left -= length_in(entry);
-        if (left < 0) cut_search(bits, none, string_bits_in(entry), -left);
-        if (rows == 1) string.word[0] |= bits << done;
-        else string.put(done, bits);
-        done += string_bits_in(entry);
-        significant = entry & significant_mask;
-        if (W == 1) word >>= length_in(entry);
-        else code = code.without_first(length_in(entry));
+
+    // The coefficients' bytes, as in bytes_of_planes; `planes` are in them.
+    COMPCOLL_HD uint32_t next(const uint32_t* table, int& planes) {
+        uint32_t string = 0, entry = 0, done = 0;
+        while (significant != all_significant && left > 0 && done <= 16) {  // an entry has 16 bits at most
+            entry = table[significant | (first_bits(code) & 255)];
+            left -= length_in(entry);
+            string |= bits_in(entry) << done;
+            done += string_bits_in(entry);
+            significant = entry & significant_mask;
+            skip(code, length_in(entry));
+        }
+        if (left < 0) {  // the code ended within the last entry
+            uint64_t bits = bits_in(entry), none = 0;
+            cut_search(bits, none, string_bits_in(entry), -left);
+            string ^= (static_cast<uint32_t>(bits) ^ bits_in(entry)) << (done - string_bits_in(entry));
+            left = 0;
+        }
+        if (significant == all_significant) {
+            string |= shifted_up(first_bits(code), done);
+            skip(code, 32 - done);
+            done = 32;
+        }
+        planes = static_cast<int>(done / 4);
+        return bytes_of_planes(string);
     }
-    if (W == 1) code.word[0] = word;
-    if (rows == 1) string.word[0] |= done < 64 ? code.word[0] << done : 0;
-    for (int w = 0; rows > 1 && w < W; ++w) string.put(done + 64 * w, code.word[w]);
-    return string;
+};
+
+// The coefficients of a code of `left` bits, then zeros, that starts with `empty` zeros, at most most_empty_planes.
+template <class T, class Code>
+COMPCOLL_HD void coefficients_of(Code code, int empty, int left, const uint32_t* table, Unsigned<T> (&c)[block_size]) {
+    skip(code, empty);
+    PlaneReader<Code> reader{code, left - empty};
+    const auto coefficient = [](uint32_t bytes, int i, int plane) {
+        const uint32_t upper = bytes_of(bytes, 0, i == 0 ? 0x1444 : i == 1 ? 0x3444 : i == 2 ? 0x0444 : 0x2444);
+        return shifted_down(Unsigned<T>(upper) << (Format<T>::planes - 32), plane);
+    };
+    int planes;
+    uint32_t bytes = reader.next(table, planes);
+    for (int i = 0; i < block_size; ++i) c[i] = coefficient(bytes, i, empty);
+    for (int plane = empty + planes; !is_empty(reader.code); plane += planes) {
+        bytes = reader.next(table, planes);
+        for (int i = 0; i < block_size; ++i) c[i] |= coefficient(bytes, i, plane);
+    }
 }
 
 // A block's first maxbits bits, as encode_block of zfp.h; the rest is zero.
 template <class T, int W, bool half>
-COMPCOLL_HD Bits<W> encode_by_table(const T (&x)[block_size], int maxbits, const Table& table) {
-    const int exponent = largest_exponent(x);
+COMPCOLL_HD Bits<W> encode_by_table(const T (&x)[block_size], int maxbits, const uint32_t* table) {
+    const int exponent = block_exponent(x);
     if (exponent < Format<T>::lowest_exponent || exponent == exponent_mask<T>) {
         Bits<W> out;
         out.word[0] = exponent == exponent_mask<T>;
@@ -139,27 +275,31 @@ COMPCOLL_HD Bits<W> encode_by_table(const T (&x)[block_size], int maxbits, const
     }
     Unsigned<T> c[block_size];
     to_coefficients<T>(x, exponent, c);
-    return code_of<T, W, half>(string_of<T, rows_of<T, W, half>>(c), 2 * uint32_t(exponent) + 3, maxbits, table);
+    return code_of<T, W, half>(c, 2 * uint32_t(exponent) + 3, maxbits, table);
 }
 
 // decode_block of zfp.h: any bits are a block. Those from maxbits on are zeros.
 template <class T, int W, bool half>
-COMPCOLL_HD void decode_by_table(const Bits<W>& in, int maxbits, T (&x)[block_size], const Table& table) {
-    const uint32_t header = uint32_t(in.word[0]) & ((1u << header_bits<T>) - 1);
+COMPCOLL_HD void decode_by_table(const Bits<W>& in, int maxbits, T (&x)[block_size], const uint32_t* table) {
+    using Code = typename CodeWords<W, half>::type;
+    Code code;
+    if constexpr (W == 1) code = static_cast<Code>(in.word[0]);
+    else code = in;
+    const uint32_t header = first_bits(code) & ((1u << header_bits<T>) - 1);
     const int exponent = int(header >> 1) - 1;
-    if (!(header & 1) || exponent < Format<T>::lowest_exponent) {
+    if ((header & 1) == 0 || exponent < Format<T>::lowest_exponent) {
         const T value = bits_as<T>(header == 1 ? quiet_nan<T> : Unsigned<T>(0));
         for (int i = 0; i < block_size; ++i) x[i] = value;
         return;
     }
-    const Bits<W> code = in.without_first(header_bits<T>);
-    const int empty = trailing_zeros(static_cast<uint32_t>(code.word[0]) | 1u << 31);
+    skip(code, header_bits<T>);
+    const int empty = trailing_zeros(first_bits(code) | 1u << 31);
     if (empty > most_empty_planes) {
         decode_block<T, W>(in, maxbits, x);
         return;
     }
     Unsigned<T> c[block_size];
-    coefficients_of<T>(string_of_code<T, W, half>(code, empty, maxbits - header_bits<T>, table), c);
+    coefficients_of<T>(code, empty, maxbits - header_bits<T>, table, c);
     from_coefficients<T>(c, exponent, x);
 }
 

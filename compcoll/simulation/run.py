@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ..algorithms import ALGORITHMS as RECORDS
@@ -236,7 +236,7 @@ def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int
 def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
     """Chunks of one size for all ranks, if that is possible or almost so; then one node stands for all."""
     ranks, per_node = scenario.ranks, scenario.network.ranks_per_node
-    own_parts = choose.parts(plan.algorithm, ranks)
+    own_parts = RECORDS[plan.algorithm].parts(ranks)
     chunks = balanced_chunks(n, own_parts, plan.block, plan.segment)
     exact = _Cut(n, chunks, "none")
     symmetry = RECORDS[plan.algorithm].symmetry
@@ -311,10 +311,10 @@ def _steps(
         take=take,
         stats=stats,
         itemsize=itemsize,
+        raw=coders[1],
+        cut=partial(balanced_chunks, cut.n, block=plan.block, segment=plan.segment),
     )
-    return choose.allreduce(
-        plan.algorithm, job, coders[1], lambda parts: balanced_chunks(cut.n, parts, plan.block, plan.segment)
-    )
+    return choose.ALLREDUCE[plan.algorithm](job)
 
 
 def resized(scenario: Scenario, *, ranks: int | None = None, nbytes: int | None = None) -> Scenario:

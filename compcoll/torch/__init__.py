@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .gradients.dgc import DGC
     from .gradients.hooks import GradientCompression
     from .gradients.shards import ShardCompression
-    from .groups.all_to_all import all_to_all_single
+    from .groups.all_to_all import all_to_all_single, all_to_all_single_autograd
     from .groups.collectives import (
         all_gather_into_tensor,
         all_reduce,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         stats,
     )
     from .groups.membership import tune
+    from .groups.pipeline import recv, send
     from .low_rank.methods import ACPSGD, PowerSGD
     from .optimizers.adam import OneBitAdam
     from .optimizers.diloco import DiLoCo
@@ -51,8 +52,11 @@ __all__ = [
     "all_reduce",
     "all_reduce_coalesced",
     "all_to_all_single",
+    "all_to_all_single_autograd",
     "compress",
+    "recv",
     "reduce_scatter_tensor",
+    "send",
     "stats",
     "tune",
 ]
@@ -72,6 +76,9 @@ _HOMES = {
     "all_reduce": "groups.collectives",
     "all_reduce_coalesced": "groups.collectives",
     "all_to_all_single": "groups.all_to_all",
+    "all_to_all_single_autograd": "groups.all_to_all",
+    "recv": "groups.pipeline",
+    "send": "groups.pipeline",
     "reduce_scatter_tensor": "groups.collectives",
     "stats": "groups.collectives",
     "tune": "groups.membership",

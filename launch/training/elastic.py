@@ -136,7 +136,7 @@ class ElasticTraining(Training):
         if self.by_samples:
             raise UsageError(f"--elastic gives codecs no second moments, which {self.codec} needs")
         values = parameters_to_vector(self.module.parameters()).detach()
-        self.communicator.bcast(values.numpy(), 0)
+        self.communicator.bcast(values.numpy(), 0, out=values.numpy(), codec=None)
         vector_to_parameters(values, self.module.parameters())
         self.compression = Averaging(self.module, self.codec, self.arguments, self.communicator)
         return self.module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import torch
 from torch import nn
@@ -37,8 +38,14 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{what} leaves gradients alone: {', '.join([*other, *['--elastic'] * arguments.elastic])}")
     if own and arguments.diloco is not None:
         raise UsageError(f"--diloco goes with an optimizer that averages nothing itself, not {arguments.optimizer}")
-    if arguments.diloco is None and (arguments.streaming != 1 or arguments.delay or arguments.sparse_loco is not None):
-        raise UsageError("--streaming, --delay and --sparse-loco go with --diloco H")
+    given = (
+        arguments.streaming != 1,
+        arguments.delay,
+        arguments.sparse_loco is not None,
+        arguments.outer_rate is not None,
+    )
+    if arguments.diloco is None and any(given):
+        raise UsageError("--streaming, --delay, --sparse-loco and --outer-rate go with --diloco H")
 
 
 def compressed_adam(
@@ -76,13 +83,17 @@ def local_steps(
         return compcoll.torch.SparseLoCo(
             *(model, inner),
             every=arguments.diloco,
+            warmup=arguments.exact_steps,
             density=arguments.sparse_loco,
+            lr=1.0 if arguments.outer_rate is None else arguments.outer_rate,
             fragments=arguments.streaming,
             delay=arguments.delay,
         )
+    rate = 0.7 if arguments.outer_rate is None else arguments.outer_rate
     return compcoll.torch.DiLoCo(
-        *(model, inner),
+        *(model, inner, partial(torch.optim.SGD, lr=rate, momentum=0.9, nesterov=True)),
         every=arguments.diloco,
+        warmup=arguments.exact_steps,
         fragments=arguments.streaming,
         delay=arguments.delay,
         codec=codec,

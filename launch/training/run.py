@@ -92,7 +92,7 @@ class Training:
             self.compression = local_steps(arguments, model, self.optimizer, codec)
             return model
         if arguments.optimizer in COMPRESSED:
-            exact = arguments.exact_steps or max(self.last // 10, 1)
+            exact = arguments.exact_steps or max(self.last // 5, 1)
             self.compression = compressed_adam(arguments, model, self.task, codec, exact)
             self.optimizer = self.compression
             return model

@@ -97,9 +97,9 @@ def test_what_algorithms_need() -> None:
     assert set(choose.IN_TURN) == {"native", "shared_memory", "sparse_native"}
     assert set(choose.BY_MPI) == {"native", "sparse_native"}
     assert set(choose.LIMITED) == {"shared_memory", "dissemination"}
-    chunked = [name for name in choose.ALGORITHMS if choose.parts(name, 6) == 6]
+    chunked = [name for name in choose.ALGORITHMS if choose.ALGORITHMS[name].parts(6) == 6]
     assert sorted(chunked) == ["direct", "pairwise", "ring"]
-    assert {choose.parts(name, 6) for name in choose.ALGORITHMS} == {1, 6}
+    assert {record.parts(6) for record in choose.ALGORITHMS.values()} == {1, 6}
 
 
 def test_numbers_of_thousands_of_digits_are_refused_like_others() -> None:

@@ -33,11 +33,11 @@ CASES: list[tuple[Codec, Bounds]] = [
     (QSGD(4), {"encode": (40, 1.07), "accumulate": (17, 1.05), "recode": (48, 1.15), "feedback": (60, 1.05)}),
     (OneBit(), {"encode": (36, 1.05), "accumulate": (13, 1.05), "recode": (30, 1.05), "feedback": (52, 1.05)}),
     (FP8(), {"encode": (40, 1.25), "accumulate": (35, 1.15), "recode": (70, 1.4)}),
-    (ZFP(rate=8), {"encode": (54, 1.2), "accumulate": (69, 1.15), "recode": (116, 1.25)}),
-    (ZFP(rate=16), {"encode": (70, 1.2), "accumulate": (95, 1.15), "recode": (160, 1.25)}),
+    (ZFP(rate=8), {"encode": (38, 1.08), "accumulate": (52, 1.05), "recode": (88, 1.13), "feedback": (100, 1.06)}),
+    (ZFP(rate=16), {"encode": (49, 1.07), "accumulate": (67, 1.05), "recode": (114, 1.1), "feedback": (125, 1.06)}),
 ]
 QUICK = ("minmax",)
-MISALIGNED = 1.3  # sectors, of arrays that begin 4 bytes after a multiple of 16: of codecs with blocks
+MISALIGNED = 1.3  # sectors, of arrays that begin 4 bytes after a multiple of 16
 
 cases = pytest.mark.parametrize(
     ("codec", "bounds"),
@@ -128,9 +128,9 @@ def test_costs_of_a_value(kernels: Kernels, codec: Codec, bounds: Bounds) -> Non
 @cases
 def test_arrays_off_alignment(kernels: Kernels, codec: Codec, bounds: Bounds) -> None:
     for operation in bounds:
-        n = 8192 if operation == "encode" or codec.name == "minmax" else 3000
+        n = 16384 if codec.name == "zfp" else 8192 if operation == "encode" or codec.name == "minmax" else 3000
         found = run(kernels, codec, operation, values(n), offset=4)
-        if operation == "encode" and codec.name in ("minmax", "qsgd", "onebit", "cast"):
+        if codec.name == "zfp" or (operation == "encode" and codec.name in ("minmax", "qsgd", "onebit", "cast")):
             assert found[1] <= MISALIGNED
 
 

@@ -25,6 +25,9 @@ def half(x: int | None = 3) -> int | str:
     if x < 4:
         raise ValueError(f"{x + 1}")
     return x // next(zip([2], [x < 1], strict=True))[0]
+@lru_cache(maxsize=1 << 3)
+def third(x):
+    return x / 3
 """
 
 
@@ -33,7 +36,9 @@ def test_what_only_people_read_is_left_alone() -> None:
     for node in ast.walk(ast.parse(SOURCE)):
         if isinstance(node, ast.BinOp | ast.Compare) and unread(node.lineno, node.col_offset):
             skipped.append(ast.unparse(node))
-    assert sorted(skipped) == ["int | None", "int | None", "int | str", "x + 1", "x > 2"]
+    assert sorted(skipped) == ["1 << 3", "int | None", "int | None", "int | str", "x + 1", "x > 2"]
+    at = SOURCE.splitlines().index("@lru_cache(maxsize=1 << 3)") + 1
+    assert unread(at, 0) and not unread(at + 2, 13)
 
 
 def test_the_innermost_function_is_the_one_that_has_to_be_called(tmp_path: Path) -> None:
@@ -58,6 +63,21 @@ def test_a_child_has_the_fault_and_this_process_has_not() -> None:
     import compcoll.layout
 
     assert not hasattr(compcoll.layout, "Strange")
+
+
+def test_a_fault_inside_of_a_function_is_told_from_others(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    source = "x = 1\nclass C:\n    y = 2\n    def f(self, z=3):\n        return [z + 4]\n"
+    path.write_text(source)
+    inside = mutants.changed(path, source.replace("+ 4", "- 4"))
+    assert inside is not None and [code.co_name for code in inside] == ["f"]
+    for number in ("x = 1", "y = 2", "z=3"):
+        assert mutants.changed(path, source.replace(number, number[:-1] + "7")) is None
+    names: dict[str, object] = {}
+    exec(compile(source, str(path), "exec", dont_inherit=True), names)
+    made = names["C"]()  # type: ignore[operator]
+    assert mutants.put_in(path, inside) and made.f() == [-1]
+    assert not mutants.put_in(path, inside)
 
 
 def test_a_child_that_hangs_or_fails() -> None:

@@ -125,6 +125,45 @@ def test_page(study: ModuleType, pages: ModuleType, tmp_path: Path) -> None:
     assert "* Commit not noted: `uncompressed`, `qsgd4`." in lines and "* Commit 0abc123: `strom-0.1`." in lines
 
 
+def test_the_most_important_methods_are_first_seed_by_seed(study: ModuleType) -> None:
+    text = study.STUDIES["text"]
+    names = study.in_turn(text, study.chosen(text, "*adamw*"), [1, 0])
+    assert names[:3] == ["uncompressed-adamw-1", "zfp8-adamw-1", "minmax4-adamw-1"]
+    first = len(text.first) - 1  # the SGD baseline is not asked for
+    assert names[first] == "uncompressed-adamw-0" and names[2 * first].endswith("-1")
+    assert len(set(names)) == len(names) == 2 * sum("adamw" in method.name for method in text.methods)
+
+
+_RANKS = """
+import json, pathlib, sys
+records = pathlib.Path(sys.argv[sys.argv.index("--records") + 1])
+for name in sys.argv[sys.argv.index(str(records)) + 1 :]:
+    if name.startswith("fp8"):
+        sys.exit(1)
+    record = json.loads((records / "uncompressed-0.json").read_text())
+    method, _, seed = name.rpartition("-")
+    (records / f"{name}.json").write_text(json.dumps(record | {"method": method, "seed": int(seed)}))
+    print(name, "0.5", flush=True)
+"""
+
+
+def test_a_study_goes_on_behind_one_that_fails_and_later(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mpirun").write_text(_RANKS)
+    monkeypatch.setattr(study, "LAUNCH", tmp_path)
+    records = tmp_path / "study"
+    records.mkdir()
+    (records / "uncompressed-0.json").write_text(json.dumps(record("uncompressed", 0, 0.9)))
+    words = ["--only", "zfp8,fp8,onebit", "--seeds", "0", "--records", str(records)]
+    assert study.main([*words, "--minutes", "0"]) == 0
+    said = capsys.readouterr()
+    assert not said.out and "3 trainings are still to be done" in said.err
+    assert study.main(words) == 1
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["zfp8-0", "fp8-0", "onebit-0"]
+    assert sorted(path.stem for path in records.glob("*.json")) == ["onebit-0", "uncompressed-0", "zfp8-0"]
+
+
 def test_bad_arguments(study: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in ((["--only", "nothing"], "--only nothing"), (["--report"], "holds no records")):
         with pytest.raises(SystemExit) as status:

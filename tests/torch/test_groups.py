@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent / "groups"
 TESTS = HERE.parents[1]
 TRAIN = TESTS.parent / "launch" / "train_ddp.py"
 RANKS = 3  # neither a power of two nor few
+PRETENDING = 4  # on two nodes of two
 SECONDS = 300.0
 
 sys.path.insert(0, str(HERE))
@@ -33,7 +34,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def environment(rank: int, ranks: int, ports: list[int], folder: Path) -> dict[str, str]:
+def environment(rank: int, ranks: int, ports: list[int], folder: Path, neighbours: int = 0) -> dict[str, str]:
     """The environment of one of torchrun's processes, on a machine without MPI."""
     inherited = {
         name: value
@@ -50,25 +51,24 @@ def environment(rank: int, ranks: int, ports: list[int], folder: Path) -> dict[s
         "MASTER_PORT": str(ports[0]),
         "OTHER_PORTS": ",".join(map(str, ports[1:])),
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % (neighbours or ranks)),
         "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(neighbours or ranks),
         "TORCHELASTIC_RUN_ID": "none",
     }
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What became of each check on each rank."""
-    folder, ports = tmp_path_factory.mktemp("groups"), [free_port() for _ in range(4)]
+def run(number: int, folder: Path, neighbours: int = 0) -> Outcomes:
+    """Run the checks for a number of ranks, and tell what became of each on each rank."""
+    ports = [free_port() for _ in range(4)]
     ranks = [
         subprocess.Popen(
             [sys.executable, "-X", "faulthandler", HERE / "program.py", folder],
-            env=environment(rank, RANKS, ports, folder),
+            env=environment(rank, number, ports, folder, neighbours),
             stdout=(folder / f"{rank}.out").open("w"),
             stderr=subprocess.STDOUT,
         )
-        for rank in range(RANKS)
+        for rank in range(number)
     ]
     try:
         for rank in ranks:
@@ -79,18 +79,38 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    written = [folder / f"{rank}.json" for rank in range(RANKS)]
-    output = "\n".join((folder / f"{rank}.out").read_text()[-4000:] for rank in range(RANKS))
+    written = [folder / f"{rank}.json" for rank in range(number)]
+    output = "\n".join((folder / f"{rank}.out").read_text()[-4000:] for rank in range(number))
     assert all(path.exists() for path in written), output
     return [{"output": output, **json.loads(path.read_text())} for path in written]
 
 
-@pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("check", checks())
-def test_check(outcomes: Outcomes, check: str) -> None:
+def assert_passed(outcomes: Outcomes, check: str) -> None:
     for rank, told in enumerate(outcomes):
         outcome = told.get(check, f"not reached\n{told['output']}")
         assert outcome == "passed", f"rank {rank}: {outcome}"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run(RANKS, tmp_path_factory.mktemp("groups"))
+
+
+@pytest.fixture(scope="module")
+def outcomes_on_nodes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run(PRETENDING, tmp_path_factory.mktemp("nodes"), neighbours=2)
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("check", checks(RANKS))
+def test_check(outcomes: Outcomes, check: str) -> None:
+    assert_passed(outcomes, check)
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("check", checks(PRETENDING))
+def test_check_on_nodes(outcomes_on_nodes: Outcomes, check: str) -> None:
+    assert_passed(outcomes_on_nodes, check)
 
 
 @pytest.mark.slow

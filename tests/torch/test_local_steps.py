@@ -42,7 +42,7 @@ def local(
     return values_of(model), state, diloco
 
 
-def alone(steps: int, every: int, fragments: int, delay: int, alpha: float) -> list[np.ndarray]:
+def alone(steps: int, every: int, fragments: int, delay: int, alpha: float, warmup: int) -> list[np.ndarray]:
     """DiLoCo with exact means, in a loop over all ranks' models; a fragment is one of the two layers, or all."""
     models = [model_of() for _ in range(RANKS)]
     inner = [torch.optim.AdamW(model.parameters(), 1e-2) for model in models]
@@ -51,10 +51,19 @@ def alone(steps: int, every: int, fragments: int, delay: int, alpha: float) -> l
     moving = torch.optim.SGD(outer, lr=0.7, momentum=0.9, nesterov=True)
     flying: dict[int, tuple[int, list[torch.Tensor]]] = {}
     for step in range(1, steps + 1):
-        for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
+        for rank, model in enumerate(models):
             back_propagate(model, step - 1, rank)
-            optimizer.step()
         every_one = [list(model.parameters()) for model in models]
+        for same in zip(*every_one, strict=True) if step <= warmup else ():
+            mean = torch.stack([p.grad for p in same]).mean(0)
+            for p in same:
+                p.grad = mean
+        for optimizer in inner:
+            optimizer.step()
+        if step <= warmup:
+            for common, own in zip(outer, every_one[0], strict=True):
+                common.copy_(own.detach())
+            continue
         for number, part in enumerate(parts):
             if step % every == every * (number + 1) // fragments % every:
                 means = [torch.stack([outer[i] - each[i].detach() for each in every_one]).mean(0) for i in part]
@@ -70,13 +79,17 @@ def alone(steps: int, every: int, fragments: int, delay: int, alpha: float) -> l
     return [values_of(model) for model in models]
 
 
-@pytest.mark.parametrize(("fragments", "delay", "alpha"), [(1, 0, None), (2, 0, 0.25), (2, 3, None), (1, 2, 0.0)])
-def test_diloco_is_a_loop_in_one_process(fragments: int, delay: int, alpha: float | None) -> None:
+@pytest.mark.parametrize(
+    ("fragments", "delay", "alpha", "warmup"),
+    [(1, 0, None, 0), (2, 0, 0.25, 0), (2, 3, None, 0), (1, 2, 0.0, 0), (1, 0, None, 7), (2, 3, None, 5)],
+)
+def test_diloco_is_a_loop_in_one_process(fragments: int, delay: int, alpha: float | None, warmup: int) -> None:
     def make(model: nn.Module, inner: torch.optim.Optimizer, comm: Communicator) -> DiLoCo:
-        return DiLoCo(model, inner, every=5, fragments=fragments, delay=delay, alpha=alpha, group=comm)
+        options = {"fragments": fragments, "delay": delay, "warmup": warmup}
+        return DiLoCo(model, inner, every=5, alpha=alpha, group=comm, **options)
 
     found = on_ranks(RANKS, partial(local, make, 18))
-    oracle = alone(18, 5, fragments, delay, (0.5 if delay else 0.0) if alpha is None else alpha)
+    oracle = alone(18, 5, fragments, delay, (0.5 if delay else 0.0) if alpha is None else alpha, warmup)
     for (values, *_), expected in zip(found, oracle, strict=True):
         np.testing.assert_allclose(values, expected, rtol=1e-3, atol=2e-4)
 
@@ -86,7 +99,7 @@ def streaming(model: nn.Module, inner: torch.optim.Optimizer, comm: Communicator
 
 
 def sparse(model: nn.Module, inner: torch.optim.Optimizer, comm: Communicator) -> DiLoCo:
-    return SparseLoCo(model, inner, every=6, fragments=2, delay=2, density=0.05, group=comm)
+    return SparseLoCo(model, inner, every=6, warmup=3, fragments=2, delay=2, density=0.05, group=comm)
 
 
 @pytest.mark.parametrize("make", [streaming, sparse])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,8 +18,12 @@ from ...errors import CollectiveMismatch, InvalidArgument, InvalidBuffer
 from ..buffers import array_of, overlap, split_counts
 from ..handles import Followed
 from .collectives import check_tensors, coding
+from .membership import Group
 
 _HOST = HostDevice()
+_Splits: TypeAlias = list[int]
+_Codecs: TypeAlias = tuple[Codec, Codec]
+"""Of values, and of gradients."""
 
 
 def all_to_all_single(
@@ -27,7 +31,7 @@ def all_to_all_single(
     input: Tensor,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
     codec: str | Codec = "zfp",
@@ -63,9 +67,7 @@ def all_to_all_single(
     >>> bool((received == 1).all())
     True
     """
-    group, chosen = check_tensors(group, output, input), coding(codec, codec_options)
-    if not chosen.fixed_size:
-        raise InvalidArgument(f"{chosen!r}: its wires have sizes that other ranks do not know; use one of a fixed rate")
+    group, chosen = check_tensors(group, output, input), check_fixed(coding(codec, codec_options))
     if not (output.is_contiguous() and input.is_contiguous()) or overlap(output, input):
         raise InvalidBuffer("all_to_all_single: contiguous tensors are needed that share no memory")
     ranks = group.size()
@@ -73,33 +75,122 @@ def all_to_all_single(
     rows_in = split_counts(list(output_split_sizes or ()), output, ranks, "output")
     if output.is_cpu:
         _check_alike(group, f"all_to_all_single({output.dtype}, {chosen!r})", rows_out, rows_in)
-    wires = [_encoded(part, chosen) for part in input.reshape(-1).split(rows_out)]
-    lengths = [_wire_nbytes(n, output, chosen) for n in rows_in]
+    wires = [encoded(part, chosen) for part in input.reshape(-1).split(rows_out)]
+    lengths = [wire_nbytes(n, output, chosen) for n in rows_in]
     arrived = torch.empty(sum(lengths), dtype=torch.uint8, device=output.device)
     work = dist.all_to_all_single(
         arrived, torch.cat(wires), lengths, [wire.numel() for wire in wires], group=group, async_op=True
     )
 
-    def decoded() -> list[Tensor]:
+    def finish() -> list[Tensor]:
         for wire, part in zip(arrived.split(lengths), output.view(-1).split(rows_in), strict=True):
             if part.numel():
-                part.copy_(_decoded(wire, part, chosen))
+                part.copy_(decoded(wire, part, chosen))
         return [output]
 
-    handle = Followed(work, decoded)
+    handle = Followed(work, finish)
     if async_op:
         return handle
     handle.wait()
     return None
 
 
-def _encoded(part: Tensor, codec: Codec) -> Tensor:
+class _Exchange(torch.autograd.Function):
+    """Rows exchanged among the ranks; gradients go back the same way, by another codec."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, splits: _Splits, back: _Splits, group: dist.ProcessGroup, codecs: _Codecs
+    ) -> Tensor:
+        ctx.how = back, splits, group, codecs[::-1]
+        output = rows.new_empty(sum(back) if back else len(rows), *rows.shape[1:])
+        all_to_all_single(output, rows.detach().contiguous(), back, splits, group, codec=codecs[0])
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Exchange.apply(gradient, *ctx.how), None, None, None, None
+
+
+def all_to_all_single_autograd(
+    input: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    *,
+    codec: str | Codec = "zfp",
+    backward_codec: str | Codec | None = None,
+    **codec_options: Any,
+) -> Tensor:
+    """Exchange rows as `all_to_all_single` does, and have gradients go back the same way, compressed by a codec of
+    their own: the dispatch and the combination of a mixture of experts.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        One row for each token, of float16, bfloat16, float32 or float64.
+    output_split_sizes, input_split_sizes : sequence of int, optional
+        Rows that come from, and go to, each rank; equal shares by default.
+    group, codec, **codec_options
+        As of `compcoll.torch.all_to_all_single`.
+    backward_codec : str or Codec, optional
+        Of gradients; ``codec`` by default.
+
+    Returns
+    -------
+    torch.Tensor
+        The rows that came, rank by rank.
+
+    Raises
+    ------
+    InvalidBuffer, InvalidArgument, UnsupportedDType, UnsupportedDevice, CollectiveMismatch
+        As `all_to_all_single`; of the backward codec at once, too.
+
+    Examples
+    --------
+    >>> tokens = torch.ones(dist.get_world_size(), 1024, requires_grad=True)
+    >>> came = compcoll.torch.all_to_all_single_autograd(tokens, codec="fp8", backward_codec=compcoll.MinMax(bits=8))
+    >>> came.sum().backward()
+    >>> tokens.grad.shape == tokens.shape
+    True
+    """
+    group, chosen = check_tensors(group, input), check_fixed(coding(codec, codec_options))
+    back = chosen if backward_codec is None else check_fixed(coding(backward_codec, {}))
+    if not input.dim():
+        raise InvalidBuffer("all_to_all_single: a tensor with rows is needed, not a single value")
+    rows, coming = list(input_split_sizes or ()), list(output_split_sizes or ())
+    split_counts(rows, input, group.size(), "input")
+    if bool(rows) != bool(coming) or len(coming) not in (0, group.size()) or min(coming, default=0) < 0:
+        raise InvalidArgument(
+            f"output: split sizes {coming} beside {rows} of the input: {group.size()} numbers of rows are needed of "
+            "both, or of neither"
+        )
+    result: Tensor = _Exchange.apply(input, rows, coming, group, (chosen, back))
+    return result
+
+
+def check_fixed(codec: Codec) -> Codec:
+    """Refuse a codec whose wires have sizes that others do not know.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is one.
+    """
+    if not codec.fixed_size:
+        raise InvalidArgument(f"{codec!r}: its wires have sizes that other ranks do not know; use one of a fixed rate")
+    return codec
+
+
+def encoded(part: Tensor, codec: Codec) -> Tensor:
+    """Encode a flat tensor where it is."""
     if not part.numel():
         return torch.empty(0, dtype=torch.uint8, device=part.device)
     return torch.from_numpy(encode(array_of(part), codec)) if part.is_cpu else encode(part, codec)
 
 
-def _decoded(wire: Tensor, part: Tensor, codec: Codec) -> Tensor:
+def decoded(wire: Tensor, part: Tensor, codec: Codec) -> Tensor:
+    """Decode as many values as a flat tensor has, of its type."""
     if not wire.is_cpu:
         found: Tensor = decode(wire, part.numel(), part.dtype, codec)
         return found
@@ -107,7 +198,8 @@ def _decoded(wire: Tensor, part: Tensor, codec: Codec) -> Tensor:
     return torch.from_numpy(decode(array_of(wire), part.numel(), dtype, codec).view(np.uint8)).view(part.dtype)
 
 
-def _wire_nbytes(n: int, like: Tensor, codec: Codec) -> int:
+def wire_nbytes(n: int, like: Tensor, codec: Codec) -> int:
+    """Tell how long the wire of so many values of a tensor's type is."""
     return codec.coder(_HOST, str(like.dtype).removeprefix("torch.")).wire_nbytes(n) if n else 0
 
 

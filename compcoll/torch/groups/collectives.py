@@ -25,7 +25,7 @@ from ..arrays import Array, GPUArrays, HostArrays, arrays_on
 from ..buffers import COMPRESSIBLE, Packed, nbytes_of
 from ..job_queue import JobQueue, Work
 from ..linear import linear
-from .membership import check_group, communicator_of
+from .membership import Group, check_group, communicator_of
 
 _Key = tuple[Any, ...]
 _MOST_KEPT = 1024
@@ -82,12 +82,12 @@ def member_of(group: dist.ProcessGroup, device: torch.device) -> _Member:
     return _members[group]
 
 
-def stats(group: dist.ProcessGroup | None = None) -> Stats | None:
+def stats(group: Group = None) -> Stats | None:
     """Tell what the compressed collective of a group that ended last did on this rank: codec, algorithm and bytes.
 
     Parameters
     ----------
-    group : torch.distributed.ProcessGroup, optional
+    group : torch.distributed.ProcessGroup or torch.distributed.DeviceMesh, optional
         The default one by default.
 
     Returns
@@ -105,7 +105,7 @@ def stats(group: dist.ProcessGroup | None = None) -> Stats | None:
     return None if member is None else member.stats
 
 
-def check_tensors(group: dist.ProcessGroup | None, *tensors: Tensor) -> dist.ProcessGroup:
+def check_tensors(group: Group, *tensors: Tensor) -> dist.ProcessGroup:
     """Refuse tensors that cannot be compressed; find the group that is meant."""
     group = check_group(group)
     for tensor in tensors:
@@ -148,7 +148,7 @@ def coding(codec: str | Codec | None, options: dict[str, Any]) -> Codec:
 def all_reduce(
     tensor: Tensor,
     op: Any = "sum",
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
     codec: str | Codec = "zfp",
@@ -166,15 +166,17 @@ def all_reduce(
         float16, bfloat16, float32 or float64, of any shape.
     op : str or torch.distributed.ReduceOp
         ``"sum"`` or ``"avg"``.
-    group : torch.distributed.ProcessGroup, optional
-        The default one by default.
+    group : torch.distributed.ProcessGroup or torch.distributed.DeviceMesh, optional
+        The default one by default. The ranks of a mesh of two dimensions are one group, and its rows nodes (or parts of
+        them): what ``algorithm="hierarchical"`` goes by.
     async_op : bool
         Whether to return a handle at once.
     codec : str or Codec
         As in `compcoll.allreduce`.
     algorithm : str
         As in `compcoll.allreduce`. ``"auto"`` compresses where that is faster, and else has the group's own all_reduce,
-        or memory that ranks of a node share: `stats` tells.
+        or memory that ranks of a node share: `stats` tells. ``"hierarchical"`` sums exactly inside a node, and sends
+        between nodes one compressed sum of each.
     feedback : ErrorFeedback, optional
         Keeps what compression loses and adds it to the next call's values.
     **codec_options
@@ -223,7 +225,7 @@ def _key_of(tensor: Tensor, op: Any, codec: Any, algorithm: str, options: dict[s
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
     op: Any = "sum",
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
     codec: str | Codec = "zfp",
@@ -249,7 +251,7 @@ def _all_reduce(
     tensors: list[Tensor],
     result: list[Tensor],
     op: Any,
-    group: dist.ProcessGroup | None,
+    group: Group,
     async_op: bool,
     asked: tuple[str | Codec, str, dict[str, Any]],
     feedback: ErrorFeedback | None,
@@ -301,7 +303,7 @@ def reduce_scatter_tensor(
     output: Tensor,
     input: Tensor,
     op: Any = "sum",
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
     codec: str | Codec = "zfp",
@@ -351,7 +353,7 @@ def reduce_scatter_tensor(
 def all_gather_into_tensor(
     output_tensor: Tensor,
     input_tensor: Tensor,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
     codec: str | Codec = "zfp",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import timedelta
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from ... import config
 from ...communicator import Communicator
@@ -18,7 +22,7 @@ from ...tools.timing import Bar, Stopwatch
 from ...tools.tune import describe, estimate
 from ...tools.tune import tune as _tune
 from ..membership import gathered, timeout_of
-from .transport import GroupTransport
+from .transport import GroupTransport, node_name
 
 WAYS = ("auto", "mpi", "group")
 """What wires may travel over: MPI where the ranks are MPI's and else the group, or one of both."""
@@ -27,8 +31,17 @@ _THREADS_ADVICE = 'set mpi4py.rc.thread_level = "multiple" before MPI starts, an
 _BY_ELASTIC = "TORCHELASTIC_RUN_ID"  # torchrun's
 
 
-def check_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group that a call means, the default one if it names none.
+Group: TypeAlias = dist.ProcessGroup | DeviceMesh | None
+"""What names a group: itself, a device mesh of one dimension or of two, whose rows are nodes, or None, the default."""
+
+_of_meshes: WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
+"""Groups that were made of meshes, by their ranks; as long as the default group lives."""
+_rows: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""Of groups that were made of a mesh, this rank's row in it."""
+
+
+def check_group(group: Group) -> dist.ProcessGroup:
+    """The group that a call means, the default one if it names none. Collective for a new mesh of two dimensions.
 
     Raises
     ------
@@ -39,9 +52,29 @@ def check_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         raise InvalidArgument("there is no process group yet: torch.distributed.init_process_group() comes first")
     if group is None:
         group = dist.group.WORLD
+    if isinstance(group, DeviceMesh):
+        group = _group_of_mesh(group)
     if group is dist.GroupMember.NON_GROUP_MEMBER or not isinstance(group, dist.ProcessGroup):
         raise InvalidArgument(f"group={group!r}: this process is not in that group, and must not call its collectives")
     return group
+
+
+def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """The group of a mesh's ranks, made at first."""
+    place = mesh.get_coordinate()
+    if place is None:
+        raise InvalidArgument(f"group={mesh!r}: this process is not in that mesh, and must not call its collectives")
+    if mesh.ndim > 2:
+        raise InvalidArgument(f"group={mesh!r} has {mesh.ndim} dimensions: one is a group, two are nodes and ranks")
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    known = _of_meshes.setdefault(dist.group.WORLD, {})
+    if (name := f"{mesh.device_type} {mesh.mesh.tolist()}") not in known:
+        ranks = sorted(mesh.mesh.flatten().tolist())
+        limit = timedelta(seconds=timeout_of(mesh.get_group(0), torch.device(mesh.device_type)))
+        group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=True)
+        _rows[group] = place[0]
+    return known[name]
 
 
 def communicator_of(
@@ -88,7 +121,7 @@ def communicator_of(
     if ranks is None:
         if measured and group.size() > 1:
             _measure(group, device, seconds)
-        return Communicator(GroupTransport(group, device, seconds), timeout=seconds)
+        return Communicator(_transport(group, device, seconds), timeout=seconds)
     from ...transports.library import among
 
     comm = among(ranks)
@@ -97,13 +130,19 @@ def communicator_of(
     return communicator
 
 
+def _transport(group: dist.ProcessGroup, device: torch.device, seconds: float) -> GroupTransport:
+    """A transport over a group; ranks of a node are told by its mesh, or found."""
+    host = f"{node_name()} row {_rows[group]}" if group in _rows else None
+    return GroupTransport(group, device, seconds, host=host)
+
+
 def _measure(group: dist.ProcessGroup, device: torch.device, seconds: float) -> None:
     """Measure what a group's links carry, unless a profile tells."""
-    transport = GroupTransport(group, device, seconds)
+    transport = _transport(group, device, seconds)
     remember(transport, HostDevice().name, lambda: estimate(Communicator(transport, timeout=seconds), transport))
 
 
-def tune(group: dist.ProcessGroup | None = None, seconds: float = 30.0) -> str:
+def tune(group: Group = None, seconds: float = 30.0) -> str:
     """Measure codecs and what a group's links carry, and store a profile by which ``algorithm="auto"`` chooses from
     then on, in this user's settings: that of these hosts and this backend. Collective in the group.
 
@@ -111,7 +150,7 @@ def tune(group: dist.ProcessGroup | None = None, seconds: float = 30.0) -> str:
 
     Parameters
     ----------
-    group : torch.distributed.ProcessGroup, optional
+    group : torch.distributed.ProcessGroup or DeviceMesh, optional
         The default one by default.
     seconds : float
         No measurement begins after so long.
@@ -134,7 +173,7 @@ def tune(group: dist.ProcessGroup | None = None, seconds: float = 30.0) -> str:
     """
     group = check_group(group)
     device = device_of(group)
-    transport = GroupTransport(group, device, timeout_of(group, device))
+    transport = _transport(group, device, timeout_of(group, device))
     communicator = Communicator(transport)
     with Bar(enabled=transport.rank == 0) as bar:
         stored = _tune(communicator, transport, Stopwatch(transport, seconds), bar)

@@ -54,6 +54,16 @@ def host_name() -> str:
     return f"{platform.node()} {own_cores().kernel} {network}"
 
 
+def node_name() -> str:
+    """A name of this rank's node: that of its machine, and of the part of it that its launcher takes for a node.
+
+    By LOCAL_WORLD_SIZE, of ranks in a row, as torchrun sets it; not where RANK and LOCAL_RANK do not go with it.
+    """
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, local, neighbours = (int(told) if (told := os.environ.get(name, "")).isdecimal() else -1 for name in names)
+    return f"{host_name()} {rank - local}" if 0 <= local < neighbours and local <= rank else host_name()
+
+
 def store_of(group: dist.ProcessGroup) -> dist.Store:
     """Find the store by which a group's ranks found each other.
 
@@ -84,7 +94,7 @@ class GroupTransport:
     seconds : float
         That any wait may last.
     host : str, optional
-        Ranks of the same name share a node; by default found out.
+        Ranks of the same name share a node; by default `node_name`.
 
     Raises
     ------
@@ -100,7 +110,7 @@ class GroupTransport:
     ) -> None:
         self.rank, self.size = group.rank(), group.size()
         self.limit = timedelta(seconds=min(seconds, timedelta.max.total_seconds() / 2))
-        own = pickle.dumps((__version__, host or host_name(), socket.gethostname(), secrets.token_hex(8)))
+        own = pickle.dumps((__version__, host or node_name(), socket.gethostname(), secrets.token_hex(8)))
         told = [pickle.loads(each) for each in gathered(own, group, device)]
         versions = {version for version, *_ in told}
         if len(versions) > 1:

@@ -21,7 +21,7 @@ from ..states import Residuals, residuals_of, state_of
 from .adam import algorithm_for
 from .exchange import CodedExchange, Exchange
 from .flat import Flat
-from .fragments import Fragment, UnderWay, check_inner, strided
+from .fragments import Fragment, UnderWay, check_inner, check_turns, strided
 from .ranks import Ranks, check_hook_free, join, keep_gradients, module_of, told_by
 
 Outer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -55,6 +55,9 @@ class DiLoCo:
         Nesterov's momentum of 0.9. One that works element by element.
     every : int
         The paper's H: inner steps from one average to the next.
+    warmup : int
+        Steps at first in which gradients are averaged, exactly, and the ranks stay together: the paper starts from a
+        model that has 27 % of all steps behind it.
     fragments : int
         1 to ``every``, and at most as many as the model has layers.
     delay : int
@@ -112,6 +115,7 @@ class DiLoCo:
         outer: Outer = NESTEROV,
         *,
         every: int,
+        warmup: int = 0,
         fragments: int = 1,
         delay: int = 0,
         alpha: float | None = None,
@@ -125,9 +129,12 @@ class DiLoCo:
     ) -> None:
         chosen = as_codec(codec, codec_options)
         self._algorithm = algorithm_for(chosen, algorithm)
-        make = partial(_coded, chosen, self._algorithm, feedback)
+
+        def make(flat: Flat, vector: Tensor) -> Exchange:
+            return CodedExchange(chosen, self._algorithm, feedback, vector)
+
         told = f"codec {chosen!r}, feedback {feedback}, algorithm {self._algorithm}"
-        self._set_up(model, inner, outer, every, fragments, delay, alpha, make, told, group, timeout, over)
+        self._set_up(model, inner, outer, every, warmup, fragments, delay, alpha, make, told, group, timeout, over)
 
     def _set_up(
         self,
@@ -135,6 +142,7 @@ class DiLoCo:
         inner: torch.optim.Optimizer,
         outer: Outer,
         every: int,
+        warmup: int,
         fragments: int,
         delay: int,
         alpha: float | None,
@@ -145,17 +153,17 @@ class DiLoCo:
         over: str,
     ) -> None:
         alpha = (0.5 if delay else 0.0) if alpha is None else float(alpha)
-        _check(every, fragments, delay, alpha)
+        check_turns(every, warmup, fragments, delay, alpha)
         self._module = module_of(model)
         parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         check_inner(inner, parameters)
         check_hook_free(model)
-        self._inner, self._alpha, self._every, self._delay = inner, alpha, every, delay
+        self._inner, self._alpha, self._every, self._delay, self._warmup = inner, alpha, every, delay, warmup
         phases = [every * (number + 1) // fragments % every for number in range(fragments)]
         dealt = strided(parameters, fragments)
         self._fragments = [Fragment(each, phase, make) for each, phase in zip(dealt, phases, strict=True)]
         self.outer = outer([fragment.outer for fragment in self._fragments])
-        self._settings = {"every": every, "fragments": fragments, "delay": delay, "alpha": alpha}
+        self._settings = {"every": every, "warmup": warmup, "fragments": fragments, "delay": delay, "alpha": alpha}
         options = ", ".join(f"{name} {value}" for name, value in self._settings.items())
         self._told = f"{options}, {told}"
         self._lines = [
@@ -168,7 +176,7 @@ class DiLoCo:
         self._recent: deque[float] = deque([0.0], maxlen=max(delay, 1))
         self._communicator: Communicator | None = None
         self._join(group)
-        self._handle = inner.register_step_post_hook(self._stepped)
+        self._handles = inner.register_step_pre_hook(self._before), inner.register_step_post_hook(self._stepped)
         keep_gradients(model, f"compcoll {type(self).__name__}")
 
     @property
@@ -215,8 +223,7 @@ class DiLoCo:
         outer: Residuals = {}
         for fragment in self._fragments:
             flat = fragment.flat
-            own = flat.pack(fragment.parameters.values(), flat.zeros())
-            parameters |= flat.by_name(own)
+            parameters |= flat.by_name(flat.pack(fragment.parameters.values(), flat.zeros()))
             outer |= flat.by_name(fragment.outer)
             if fragment.under_way is not None and fragment.under_way.work is not None:
                 self._settle(fragment)
@@ -266,21 +273,15 @@ class DiLoCo:
         self.steps, self._rounds = mine["steps"], mine["rounds"]
         kept = {name: torch.from_numpy(values) for name, values in residuals.items()}
         for fragment, version, waiting in zip(self._fragments, mine["versions"], mine["under_way"], strict=True):
-            flat = fragment.flat
+            fragment.load(mine["outer"], mine["parameters"] if mine["size"] == size else {}, kept)
             fragment.version = version
-            flat.load({name: mine["outer"][name] for name in flat.names}, fragment.outer)
-            if fragment.exchange.losses is not None:
-                flat.load(kept, torch.from_numpy(fragment.exchange.losses))
-            fragment.mix(0.0)
-            if mine["size"] == size:
-                for name, parameter in fragment.parameters.items():
-                    parameter.detach().copy_(mine["parameters"][name].view(parameter.shape))
             if waiting is not None:
                 fragment.under_way = UnderWay(waiting[0], waiting[1].clone(), None, None)
 
     def free(self) -> None:
         """Take the hook off the inner optimizer, and give back what it has. Collective; DDP keeps its hook."""
-        self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
         for fragment in self._fragments:
             fragment.abandon()
         self._jobs.close()
@@ -294,10 +295,18 @@ class DiLoCo:
         if kind is None:
             self.free()
         else:  # other ranks may be gone
-            self._handle.remove()
+            for handle in self._handles:
+                handle.remove()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._told})"
+
+    @torch.no_grad()
+    def _before(self, *_: object) -> None:
+        """Average the gradients of the first steps."""
+        if self.steps < self._warmup:
+            nbytes = sum(fragment.average_gradients(self.communicator, self.account) for fragment in self._fragments)
+            self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, nbytes)
 
     @torch.no_grad()
     def _stepped(self, *_: object) -> None:
@@ -305,6 +314,11 @@ class DiLoCo:
         self.steps += 1
         self.account.steps += 1
         self._recent.append(0.0)
+        if self.steps <= self._warmup:
+            self._rounds += 1
+            for fragment in self._fragments:
+                fragment.flat.pack(fragment.parameters.values(), fragment.outer)
+            return
         self._finish([f for f in self._fragments if f.under_way is not None and f.under_way.due <= self.steps])
         for fragment in self._fragments:
             if self.steps % self._every == fragment.phase:
@@ -336,8 +350,7 @@ class DiLoCo:
     def _settle(self, fragment: Fragment) -> None:
         """Wait for an average; if it fails, take back what it and those behind it have changed."""
         under_way = fragment.under_way
-        assert under_way is not None
-        if under_way.work is None:
+        if under_way is None or under_way.work is None:
             return
         try:
             nbytes = under_way.work.result()
@@ -347,9 +360,8 @@ class DiLoCo:
             raise
         fragment.under_way = under_way._replace(work=None)
         # Sent while the last steps ran, a part during each.
-        steps = len(self._recent)
-        for at in range(steps):
-            self._recent[at] += nbytes / steps
+        share = nbytes / len(self._recent)
+        self._recent.extend([each + share for each in self._recent])
         self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, *self._recent)
 
     def _join(self, ranks: Ranks | None) -> None:
@@ -385,21 +397,3 @@ class DiLoCo:
             "outer_optimizer": self.outer.state_dict(),
             "buffers": [buffer.detach().cpu() for buffer in self._module.buffers()],
         }
-
-
-def _coded(codec: Codec | None, algorithm: str, feedback: bool, flat: Flat, vector: Tensor) -> Exchange:
-    return CodedExchange(codec, algorithm, feedback, vector)
-
-
-def _check(every: int, fragments: int, delay: int, alpha: float) -> None:
-    for name, value, lowest in (("every", every, 1), ("fragments", fragments, 1), ("delay", delay, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise InvalidArgument(f"{name}={value!r}: a whole number, {lowest} or more, is needed")
-    if fragments > every:
-        raise InvalidArgument(f"fragments={fragments}: at most every={every}, one a step, can be sent in turn")
-    if delay >= every:
-        raise InvalidArgument(
-            f"delay={delay}: an average must end before the next of its fragment: below every={every}"
-        )
-    if not 0 <= alpha < 1:
-        raise InvalidArgument(f"alpha={alpha!r}: a number from 0 to below 1 is needed")

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...communicator import Communicator
 from ...errors import InvalidArgument
+from ..account import Account
 from ..arrays import HostArray
 from ..handles import Handle
-from .exchange import Exchange
+from .exchange import Exchange, exact_mean
 from .flat import Flat
 
 
@@ -85,6 +87,27 @@ class Fragment:
             else:
                 target.copy_(common)
 
+    def average_gradients(self, communicator: Communicator, account: Account) -> int:
+        """Have the parameters' gradients be the ranks' mean, exactly; returns the bytes sent. Collective."""
+        parameters = self.parameters.values()
+        mean = self.flat.pack((p.grad for p in parameters), self.flat.zeros())
+        nbytes = exact_mean(mean, communicator, account)
+        for parameter, values in zip(parameters, self.flat.views(mean), strict=True):
+            if parameter.grad is None or parameter.grad.is_sparse:
+                parameter.grad = values.to(parameter)
+            else:
+                parameter.grad.copy_(values)
+        return nbytes
+
+    def load(self, outer: Mapping[str, Tensor], parameters: Mapping[str, Tensor], losses: Mapping[str, Tensor]) -> None:
+        """Take the common parameters and what was lost from a state, and this rank's parameters, if it has them."""
+        self.flat.load({name: outer[name] for name in self.flat.names}, self.outer)
+        if self.exchange.losses is not None:
+            self.flat.load(losses, torch.from_numpy(self.exchange.losses))
+        self.mix(0.0)
+        for name, parameter in self.parameters.items() if parameters else ():
+            parameter.detach().copy_(parameters[name].view(parameter.shape))
+
     def keep_losses(self) -> HostArray | None:
         """Copy what compression has lost."""
         return None if self.exchange.losses is None else self.exchange.losses.copy()
@@ -139,3 +162,25 @@ def check_inner(inner: torch.optim.Optimizer, parameters: Mapping[str, nn.Parame
     if lacking or foreign:
         what = f"lacks {lacking[0]!r}" if lacking else f"has {foreign} that are not the model's"
         raise InvalidArgument(f"the inner optimizer must have all trainable parameters of the model, but it {what}")
+
+
+def check_turns(every: int, warmup: int, fragments: int, delay: int, alpha: float) -> None:
+    """Refuse numbers of steps and fragments that do not go together, and a share that is none.
+
+    Raises
+    ------
+    InvalidArgument
+        If one is out of its range.
+    """
+    given = {"every": (every, 1), "warmup": (warmup, 0), "fragments": (fragments, 1), "delay": (delay, 0)}
+    for name, (value, lowest) in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            raise InvalidArgument(f"{name}={value!r}: a whole number, {lowest} or more, is needed")
+    if fragments > every:
+        raise InvalidArgument(f"fragments={fragments}: at most every={every}, one a step, can be sent in turn")
+    if delay >= every:
+        raise InvalidArgument(
+            f"delay={delay}: an average must end before the next of its fragment: below every={every}"
+        )
+    if not 0 <= alpha < 1:
+        raise InvalidArgument(f"alpha={alpha!r}: a number from 0 to below 1 is needed")

@@ -137,7 +137,7 @@ class SparseLoCo(DiLoCo):
 
     Parameters
     ----------
-    model, inner, every, fragments, delay, alpha, group, timeout, over
+    model, inner, every, warmup, fragments, delay, alpha, group, timeout, over
         As of `DiLoCo`.
     density : float
         The part of the elements to send: above 0, at most 0.5. The paper takes 0.01 to 0.03.
@@ -178,6 +178,7 @@ class SparseLoCo(DiLoCo):
         density: float = 0.02,
         beta: float = 0.95,
         lr: float = 1.0,
+        warmup: int = 0,
         fragments: int = 1,
         delay: int = 0,
         alpha: float | None = None,
@@ -190,10 +191,9 @@ class SparseLoCo(DiLoCo):
                 raise InvalidArgument(f"{name}={value!r}: it must be finite, 0 or more, and at most {highest:g}")
         self._algorithm = "direct"
         outer: Any = partial(torch.optim.SGD, lr=lr)
-        make: Any = partial(_sparse, density, beta)
+
+        def make(flat: Flat, vector: Tensor) -> Exchange:
+            return _SparseExchange(density, beta, flat, vector)
+
         told = f"density {density:g}, beta {beta:g}, lr {lr:g}"
-        self._set_up(model, inner, outer, every, fragments, delay, alpha, make, told, group, timeout, over)
-
-
-def _sparse(density: float, beta: float, flat: Flat, vector: Tensor) -> Exchange:
-    return _SparseExchange(density, beta, flat, vector)
+        self._set_up(model, inner, outer, every, warmup, fragments, delay, alpha, make, told, group, timeout, over)

@@ -1,0 +1,130 @@
+// Arrays as a warp reads and writes them: rounds of 128 values, each one access that is contiguous over the warp. A lane has four
+// neighbouring values of a round.
+#pragma once
+
+#include "device.h"
+
+namespace compcoll {
+
+constexpr int warp_threads = 32, most_warps = 8, round_values = 4 * warp_threads;
+
+__device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x) % warp_threads; }
+
+// A round of elements in memory that is aligned for no more than one: by way of shared memory, so that accesses stay contiguous.
+template <class E>
+__device__ __forceinline__ E (&round_in_shared_memory())[round_values] {
+    __shared__ E of_warps[most_warps][round_values];
+    return of_warps[threadIdx.x / warp_threads];
+}
+
+template <class E>
+__device__ __forceinline__ void load_round_of_any(const uint8_t* from, E (&to)[4]) {
+    E(&own)[round_values] = round_in_shared_memory<E>();
+    const int lane = lane_of_warp();
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) own[lane + warp_threads * k] = reinterpret_cast<const E*>(from)[lane + warp_threads * k];
+    __syncwarp();
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) to[k] = own[4 * lane + k];
+    __syncwarp();
+}
+
+template <class E>
+__device__ __forceinline__ void store_round_of_any(uint8_t* to, const E (&from)[4]) {
+    E(&own)[round_values] = round_in_shared_memory<E>();
+    const int lane = lane_of_warp();
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) own[4 * lane + k] = from[k];
+    __syncwarp();
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) reinterpret_cast<E*>(to)[lane + warp_threads * k] = own[lane + warp_threads * k];
+    __syncwarp();
+}
+
+// Four halves: by the processor's conversions where they give the same bits, which of numbers other than NaN they do.
+__device__ __forceinline__ void widen_float16(const uint16_t (&bits)[4], float (&x)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    constexpr uint32_t carry = 0x04000400, exponents = 0x7c007c00;
+    const uint32_t low = bits[0] | uint32_t(bits[1]) << 16, high = bits[2] | uint32_t(bits[3]) << 16;
+    if (((((low & exponents) + carry) | ((high & exponents) + carry)) & 0x80008000) == 0) {
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) asm("cvt.f32.f16 %0, %1;" : "=f"(x[k]) : "h"(bits[k]));
+        return;
+    }
+#endif
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = Float16::widened(bits[k]);
+}
+
+__device__ __forceinline__ void narrow_float16(const float (&x)[4], uint16_t (&bits)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (!(x[0] != x[0] || x[1] != x[1] || x[2] != x[2] || x[3] != x[3])) {
+        COMPCOLL_UNROLL for (int k = 0; k < 4; k += 2) {
+            uint32_t pair;
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[k + 1]), "f"(x[k]));
+            bits[k] = static_cast<uint16_t>(pair), bits[k + 1] = static_cast<uint16_t>(pair >> 16);
+        }
+        return;
+    }
+#endif
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = Float16::narrowed(x[k]);
+}
+
+// An array that a warp reads and writes a round at a time, from a value on.
+template <class T>
+struct RoundsOf {
+    uint8_t* at;
+    int storage;
+    bool aligned;
+
+    __device__ __forceinline__ RoundsOf(const uint8_t* array, int storage, int64_t begin)
+        : at(const_cast<uint8_t*>(array) + begin * storage_nbytes(storage)), storage(storage),
+          aligned(is_aligned(at, storage < float32_storage ? 8 : 16)) {}
+
+    template <class E>
+    __device__ __forceinline__ void load_bits(int r, E (&bits)[4]) const {
+        const uint8_t* from = at + r * round_values * static_cast<int>(sizeof(E));
+        if (!aligned) return load_round_of_any(from, bits);
+        uint32_t word[sizeof(E)];
+        load_words(from + 4 * lane_of_warp() * static_cast<int>(sizeof(E)), word);
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
+            if constexpr (sizeof(E) == 8) bits[k] = word[2 * k] | E(word[2 * k + 1]) << 32;
+            else bits[k] = static_cast<E>(sizeof(E) == 4 ? word[k] : word[k / 2 % sizeof(E)] >> k % 2 * 16);
+        }
+    }
+    template <class E>
+    __device__ __forceinline__ void store_bits(int r, const E (&bits)[4]) const {
+        uint8_t* to = at + r * round_values * static_cast<int>(sizeof(E));
+        if (!aligned) return store_round_of_any(to, bits);
+        uint32_t word[sizeof(E)];
+        COMPCOLL_UNROLL for (int w = 0; w < static_cast<int>(sizeof(E)); ++w) {
+            if constexpr (sizeof(E) == 8) word[w] = static_cast<uint32_t>(bits[w / 2] >> w % 2 * 32);
+            else word[w] = sizeof(E) == 4 ? bits[w] : bits[2 * w % 4] | uint32_t(bits[(2 * w + 1) % 4]) << 16;
+        }
+        store_words(to + 4 * lane_of_warp() * static_cast<int>(sizeof(E)), word);
+    }
+
+    __device__ __forceinline__ void load(int r, T (&x)[4]) const {
+        if (sizeof(T) == 8 || storage == computed_storage<T>) {  // arrays of doubles are what doubles come from
+            typename FloatFormat<T>::Bits bits[4];
+            load_bits(r, bits);
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = bits_as<T>(bits[k]);
+        } else if constexpr (sizeof(T) == 4) {
+            uint16_t bits[4];
+            load_bits(r, bits);
+            if (storage == float16_storage) return widen_float16(bits, x);
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = BFloat16::widened(bits[k]);
+        }
+    }
+    __device__ __forceinline__ void store(int r, const T (&x)[4]) const {
+        if (sizeof(T) == 8 || storage == computed_storage<T>) {
+            typename FloatFormat<T>::Bits bits[4];
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = bits_as<typename FloatFormat<T>::Bits>(x[k]);
+            store_bits(r, bits);
+        } else if constexpr (sizeof(T) == 4) {
+            uint16_t bits[4];
+            if (storage == float16_storage) {
+                narrow_float16(x, bits);
+            } else {
+                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = BFloat16::narrowed(x[k]);
+            }
+            store_bits(r, bits);
+        }
+    }
+};
+
+}  // namespace compcoll

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Measure what local steps and a compressed Adam bring where links are slow: examples a second against DDP on gloo.
+
+    sudo launch/netlab up --hosts 4 --rate 100mbit
+    sudo launch/netlab run -n 4 -- python launch/optimizer_speed.py   # 4 hosts, 25 million parameters
+
+A perceptron, AdamW, one thread a rank; contenders one after the other: no traffic at all, DDP, 1-bit Adam after its
+warm-up, and streaming DiLoCo by 4 bits. Of DiLoCo, too: the median step while an average is under way, against one
+while none is. Takes about five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import compcoll.torch
+from osu_like_bench.training.models import perceptron
+from osu_like_bench.training.processes import leave, share_cores, start
+
+_FEATURES, _CLASSES = 64, 10
+
+
+def timed(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, steps: int) -> list[float]:
+    """Train some steps, begun by all ranks at once; the seconds of each."""
+    inputs, targets = torch.randn(batch, _FEATURES), torch.randint(_CLASSES, (batch,))
+    seconds = []
+    dist.barrier()
+    for _ in range(steps):
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def streaming(arguments: argparse.Namespace, model: nn.Module) -> tuple[list[float], str]:
+    """Time a round of streaming DiLoCo, and its steps with traffic and without."""
+    every, fragments, delay = arguments.every, arguments.fragments, arguments.delay
+    inner = torch.optim.AdamW(model.parameters(), 1e-3)
+    options = {"every": every, "fragments": fragments, "delay": delay}
+    diloco = compcoll.torch.DiLoCo(model, inner, codec="minmax", bits=4, **options)
+    timed(model, inner, arguments.batch, every)
+    seconds = timed(model, inner, arguments.batch, every)
+    turns = [every * (number + 1) // fragments % every for number in range(fragments)]
+    # A step begins an average at its end: that travels during those behind it.
+    busy = [0 < (step - turn) % every <= delay for step in range(1, every + 1) for turn in [_last(turns, step, every)]]
+    with_traffic = [each for each, is_busy in zip(seconds, busy, strict=True) if is_busy]
+    without = [each for each, is_busy in zip(seconds, busy, strict=True) if not is_busy]
+    diloco.synchronize()
+    diloco.free()
+    told = "no step is without traffic: a shorter --delay is needed"
+    if with_traffic and without:
+        ratio = statistics.median(with_traffic) / statistics.median(without)
+        told = f"a step with an average under way takes {ratio:.3f} x one without"
+    return seconds, told
+
+
+def _last(turns: list[int], step: int, every: int) -> int:
+    """The turn that was the last before a step."""
+    return min(turns, key=lambda turn: (step - turn - 1) % every)
+
+
+def main() -> None:
+    top = argparse.ArgumentParser(
+        "optimizer_speed.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--parameters", type=int, default=25_000_000, help="(default: %(default)s)")
+    top.add_argument("--batch", type=int, default=64, help="examples of a rank (default: %(default)s)")
+    top.add_argument("--every", type=int, default=50, help="DiLoCo's H (default: %(default)s)")
+    top.add_argument("--fragments", type=int, default=4, help="(default: %(default)s)")
+    top.add_argument("--delay", type=int, default=6, help="(default: %(default)s)")
+    arguments = top.parse_args()
+    place = start("gloo")
+    share_cores(place, 1)
+    told = ""
+
+    def alone() -> list[float]:
+        model = perceptron(arguments.parameters)
+        return timed(model, torch.optim.AdamW(model.parameters(), 1e-3), arguments.batch, 20)[1:]
+
+    def ddp() -> list[float]:
+        model = DistributedDataParallel(perceptron(arguments.parameters))
+        return timed(model, torch.optim.AdamW(model.parameters(), 1e-3), arguments.batch, 4)[1:]
+
+    def one_bit() -> list[float]:
+        model = perceptron(arguments.parameters)
+        optimizer = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
+        seconds = timed(model, optimizer, arguments.batch, 12)[2:]
+        optimizer.free()
+        return seconds
+
+    def diloco() -> list[float]:
+        nonlocal told
+        seconds, told = streaming(arguments, perceptron(arguments.parameters))
+        return seconds
+
+    contenders: dict[str, Callable[[], list[float]]] = {
+        "no traffic": alone,
+        "DDP on gloo": ddp,
+        "1-bit Adam": one_bit,
+        "streaming DiLoCo, minmax 4": diloco,
+    }
+    rates = {}
+    for name, run in contenders.items():
+        mean = torch.tensor(statistics.fmean(run()), dtype=torch.float64)
+        dist.all_reduce(mean, dist.ReduceOp.MAX)
+        rates[name] = arguments.batch * place.size / float(mean)
+        if place.rank == 0:
+            against = f", {rates[name] / rates['DDP on gloo']:.1f} x DDP" if "DDP on gloo" in rates else ""
+            of_computing = f"{100 * rates[name] / rates['no traffic']:.1f} % of no traffic"
+            print(f"{name:28}{rates[name]:10.1f} examples/s, {of_computing}{against}", flush=True)
+    if place.rank == 0:
+        print(told, flush=True)
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Decisions about calls, one table each: what is chosen of what, what a plan holds, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compcoll import ZFP, Codec, IntSum, MinMax
+from compcoll.collectives import choose
+from compcoll.collectives.call import Call, Setting
+from compcoll.collectives.choose import Option
+from compcoll.collectives.explanation import _reason
+from compcoll.collectives.plan import make_plan
+from compcoll.devices.host import HostDevice
+from compcoll.errors import InvalidArgument, InvalidBuffer
+from compcoll.layout import World
+from compcoll.model.gpu import COPY_PER_BYTE
+from compcoll.model.predict import DEFAULTS
+
+CODEC = ZFP(rate=8)
+
+
+def allreduce(nbytes: int = 1 << 24, codec: Codec | None = None, algorithm: str = choose.AUTO, **more: Any) -> Call:
+    return Call("allreduce", nbytes // 4, "float32", 4, "sum", codec, algorithm)._replace(**more)
+
+
+def setting(size: int = 4, per_node: int = 1, **more: Any) -> Setting:
+    return Setting(World(size, per_node), HostDevice(), DEFAULTS, native=True, shared=False)._replace(**more)
+
+
+def option(algorithm: str, seconds: float, codec: Codec | None = None, error: float | None = 0.0) -> Option:
+    return Option(algorithm, codec, seconds, error)
+
+
+NATIVE = option("native", 1.0)
+BEST: list[tuple[list[Option], int]] = [
+    ([NATIVE, option("ring", 0.96, CODEC, 0.1)], 0),  # not 5 % faster
+    ([NATIVE, option("ring", 0.94, CODEC, 0.1)], 1),
+    # Own algorithms, uncompressed, are nothing usual: faster by 2 % is faster.
+    ([NATIVE, option("ring", 0.5), option("direct", 0.49, CODEC, 0.1)], 2),
+    # Less than 1 %: as fast, with more error.
+    ([NATIVE, option("ring", 0.5), option("direct", 0.497, CODEC, 0.1)], 1),
+    ([NATIVE, option("ring", 0.5, CODEC, 0.01), option("direct", 0.497, CODEC, 0.1)], 1),
+    ([NATIVE, option("ring", 0.5, CODEC, None), option("direct", 0.499, CODEC, 0.1)], 2),
+    ([NATIVE, option("ring", 0.5, CODEC, 0.1), option("direct", 0.499, CODEC, 0.1)], 2),
+    # What is made for such buffers is usual, unless it compresses.
+    ([NATIVE, option("shared_memory", 0.5), option("ring", 0.48, CODEC, 0.1)], 1),
+    ([NATIVE, option("dissemination", 0.5, CODEC, 0.1), option("ring", 0.48, CODEC, 0.1)], 2),
+    ([option("native", 0.5), option("shared_memory", 0.4)], 1),
+    ([NATIVE._replace(refused="no"), option("ring", 2.0, CODEC, 0.1)], 1),
+]
+
+
+@pytest.mark.parametrize(("found", "chosen"), BEST)
+def test_the_best_of_options(found: list[Option], chosen: int) -> None:
+    assert choose.best(found) is found[chosen]
+
+
+SAID: list[tuple[list[Option], int | None, Call, dict[str, Any], str]] = [
+    ([NATIVE, option("ring", 0.5)], None, allreduce(), {}, "ring: the fastest that may be chosen"),
+    (
+        [NATIVE._replace(refused="converts halves"), option("ring", 0.5)],
+        1,
+        allreduce(),
+        {},
+        "ring: the fastest that may be chosen, without MPI's own: converts halves",
+    ),
+    (
+        [NATIVE._replace(refused="no"), option("ring", 0.5)],
+        1,
+        allreduce(),
+        {"streamed": True},
+        "ring: the fastest that may be chosen, without NCCL's own: no",
+    ),
+    ([NATIVE, option("ring", 0.5)], 1, allreduce(), {"streamed": True}, "ring: 2.00 × faster than NCCL's own"),
+    ([NATIVE], 0, allreduce(), {"gpus": True}, "native: nothing is to be compressed"),
+    (
+        [NATIVE, option("ring", 2.0)],
+        0,
+        allreduce(),
+        {},
+        "native: ring would take 2.00 × as long",
+    ),
+    (
+        [NATIVE, option("direct", 1.5, MinMax(4)), option("ring", 1.25)],
+        0,
+        allreduce(),
+        {},
+        "native: ring would take 1.25 × as long",
+    ),
+    (
+        [NATIVE],
+        0,
+        allreduce(dtype="int32", op="max"),
+        {},
+        "native: no other algorithm of our own takes max of int32",
+    ),
+    ([NATIVE], 0, allreduce(dtype="int32", op=""), {}, "native: no other algorithm of our own takes int32"),
+]
+
+
+@pytest.mark.parametrize(("found", "chosen", "call", "place", "said"), SAID)
+def test_reasons(found: list[Option], chosen: int | None, call: Call, place: dict[str, Any], said: str) -> None:
+    taken = found[1 if chosen is None else chosen]
+    told = _reason(found, None if chosen is None else taken, call, setting(**place), taken.algorithm, taken.codec)
+    assert told == said
+
+
+def test_small_arrays_that_nothing_else_takes() -> None:
+    told = _reason([NATIVE], None, allreduce(64, dtype="int32", op="max"), setting(), "dissemination", None)
+    assert told == (
+        "dissemination: it is small enough to travel with the opening, and no other algorithm of our own takes max "
+        "of int32"
+    )
+
+
+def test_arrays_on_gpus_are_copied_for_what_runs_on_the_host() -> None:
+    """Twice, to the host and back; not where messages go from GPU to GPU."""
+    call = allreduce(codec=CODEC)
+
+    def seconds(**more: Any) -> dict[tuple[str, Codec | None], float]:
+        return {(o.algorithm, o.codec): o.seconds for o in choose.options(call, setting(gpus=True, **more))}
+
+    copied, sent = seconds(), seconds(streamed=True)
+    assert copied["native", None] - sent["native", None] == pytest.approx(2 * (1 << 24) * COPY_PER_BYTE)
+    # Direct moves the same, in segments of another length.
+    assert (
+        abs(copied["direct", CODEC] - sent["direct", CODEC]) < (1 << 24) * COPY_PER_BYTE + 0.5 * sent["direct", CODEC]
+    )
+
+
+def test_plans_hold_the_codec_that_runs() -> None:
+    """Inside one node hierarchical compresses nothing, but integers are what it adds; between nodes it compresses."""
+
+    def plan(codec: Codec, size: int, per_node: int) -> Any:
+        return make_plan(allreduce(codec=codec, algorithm="hierarchical"), setting(size, per_node))
+
+    assert plan(CODEC, 4, 4).codec is None and plan(CODEC, 4, 4).codec_text is None
+    assert plan(CODEC, 4, 2).codec == CODEC and plan(CODEC, 4, 2).codec_text == repr(CODEC)
+    assert plan(IntSum(), 4, 4).codec == IntSum() == plan(IntSum(), 4, 2).codec
+    assert plan(CODEC, 4, 2).block == CODEC.block and plan(CODEC, 4, 2).summands is None
+    alone = make_plan(allreduce(codec=CODEC, algorithm="ring"), setting(1))
+    assert (alone.algorithm, alone.codec) == (choose.COPY, None)
+
+
+def test_an_allgatherv_is_planned_for_a_mebibyte() -> None:
+    """Ranks do not know each other's sizes."""
+    call = Call("allgatherv", 0, "float32", 4, "", None, choose.AUTO, rows=(3,))
+    assert call.nbytes == 1048576
+    assert str(make_plan(call, setting())).startswith("allgatherv of 1048576 bytes of float32 on 4 ranks, 4 nodes of 1")
+
+
+@pytest.mark.parametrize(
+    ("size", "per_node", "told"), [(4, 4, "one node"), (4, 2, "2 nodes of 2"), (8, 1, "8 nodes of 1")]
+)
+def test_of_codecs_to_choose_from_the_fastest_are_shown(size: int, per_node: int, told: str) -> None:
+    """With each algorithm, among those that keep the error small enough; and each algorithm without a codec."""
+    call, place = allreduce(tolerance=0.02), setting(size, per_node)
+    lines = str(make_plan(call, place)).splitlines()
+    assert lines[0] == f"allreduce of 16777216 bytes of float32 on {size} ranks, {told}"
+    assert lines[1] == "profile: defaults"
+    words = [line.split() for line in lines[4 : lines.index("", 4)]]
+    shown = [(*row[:2], *(word for word in row[2:] if "=" in word)) for row in words]
+    fastest: dict[str, Option] = {}
+    expected = []
+    for each in choose.options(call, place):
+        if each.codec is None:
+            expected.append((each.algorithm, "-"))
+        elif not each.refused and (each.algorithm not in fastest or each.seconds < fastest[each.algorithm].seconds):
+            fastest[each.algorithm] = each
+    assert [row for row in shown if row[1] == "-"] == expected
+    coded = {row[0]: row for row in shown if row[1] != "-"}
+    assert set(coded) == set(fastest) and len(shown) == len(expected) + len(fastest)
+    for name, each in fastest.items():
+        assert each.codec is not None and coded[name][1] == each.codec.name
+        settings = dict(word.split("=") for word in coded[name][2:])
+        assert settings and all(str(getattr(each.codec, key)) == value for key, value in settings.items())
+
+
+def test_mpi_counts_to_the_largest_int() -> None:
+    def plan(n: int) -> Any:
+        return make_plan(allreduce(4 * n, algorithm="native"), setting())
+
+    assert plan(2**31 - 1).algorithm == "native"
+    for n in (2**31, 2**31 + 1, 2**40):
+        with pytest.raises(InvalidBuffer, match=f"at most 2147483647 elements, not {n}:"):
+            plan(n)
+
+
+def test_tolerances_are_not_negative() -> None:
+    for tolerance in (-1e-9, -0.5, -1.0):
+        with pytest.raises(InvalidArgument, match="tolerance"):
+            ZFP(tolerance=tolerance)
