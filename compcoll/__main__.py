@@ -9,6 +9,7 @@ from importlib import import_module
 
 COMMANDS = {
     "choose": ("choose", "which codec and algorithm for a buffer, a network and an error, and what they gain"),
+    "cubins": ("cubins", "compile the CUDA kernels ahead, so that no rank does in its first call (needs no GPU)"),
     "doctor": ("doctor", "what compcoll finds here, whether it works, and what to change (also under mpirun)"),
     "explain": ("explain", "what the cost model predicts for every algorithm, and what auto chooses"),
     "simulate": ("simulate", "how long allreduces would take on a network that is not there, for thousands of ranks"),

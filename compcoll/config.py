@@ -18,6 +18,7 @@ RATE = "COMPCOLL_RATE"
 ALGORITHM = "COMPCOLL_ALGORITHM"
 GPU_AWARE = "COMPCOLL_GPU_AWARE"
 NVTX = "COMPCOLL_NVTX"
+CUBINS = "COMPCOLL_CUBINS"
 
 NO_PROFILE = "defaults"
 
@@ -131,6 +132,11 @@ def gpu_aware() -> bool | None:
 def nvtx() -> bool:
     """Tell whether profiles are to show what runs when (COMPCOLL_NVTX, default no)."""
     return bool(_switch(NVTX))
+
+
+def cubins() -> str:
+    """The folder of the CUDA kernels' machine code (COMPCOLL_CUBINS, default empty: one of the user's cache)."""
+    return os.environ.get(CUBINS, "")
 
 
 def instruction_set(supported: list[str]) -> str:

@@ -36,6 +36,11 @@ RANKS = (1, 2, 4)
 SEGMENT = 8 << 20
 """Segments of the sweeps, in bytes: of the 1 MB that suits CPUs, launches and copies would outlast the work."""
 
+CUBINS = REPOSITORY / "build" / "cubins"
+"""The kernels' machine code, which may be brought along: COMPCOLL_CUBINS=build/cubins python -m compcoll cubins."""
+ARCHITECTURE = "90"
+"""The GPUs that it is for: H100 and H200."""
+
 _BUDGET = 460.0
 _SANITIZER = "compute-sanitizer"
 _BYTES = "bytes or numbers or encode_and_decode"
@@ -129,6 +134,7 @@ def steps(part: str, out: Path) -> list[Step]:
     if part == "kernels":
         return [
             Step("machine", "what the machine is", ["sh", "-c", _MACHINE], 30),
+            Step("cubins", "kernels compiled ahead", [python, "-m", "compcoll", "cubins", "--arch", ARCHITECTURE], 100),
             Step("doctor", "what compcoll finds", [python, "-m", "compcoll", "doctor", "--json"], 60),
             _tests(python, part, _BYTES, out, 200, 8),
             *([_sanitized(python, tool) for tool in ("memcheck", "racecheck")] if shutil.which(_SANITIZER) else []),
@@ -232,7 +238,8 @@ _TEXT: dict[str, Any] = {"capture_output": True, "text": True}
 def run(step: Step, log: Path, left: float) -> Outcome:
     """Run a step; its output goes to the end of the log."""
     started = time.monotonic()
-    environment = os.environ | {"PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    own = {"PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{os.environ['PATH']}", "COMPCOLL_CUBINS": str(CUBINS)}
+    environment = os.environ | own
     with open(log, "a") as said:
         print(f"==== {step.name}: {shlex.join(step.command)}", file=said, flush=True)
         process = subprocess.Popen(

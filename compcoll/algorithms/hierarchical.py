@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..layout import Segment, World
 from ..progress import Pending, Steps
 from ..transports.base import Group, Wire
+from . import direct
 from .costs import Costs
 from .direct import DIRECT
 from .job import Inbox, Job
@@ -49,6 +50,30 @@ def allreduce(job: Job) -> Steps:
     if len(leaders) > 1:
         yield from between.steps["allreduce"](sums)
     yield from _tell_members(inside, segments, members[1:])
+
+
+def sharded(job: Job) -> Steps:
+    """Sum all ranks' buffers where nodes have equally many ranks, each of which is the leader for a part of the values:
+    reduce-scatter inside the node, the part's allreduce between nodes, allgather inside.
+
+    Of its phases each has a tag of its own, and all of its messages are known before it begins.
+    """
+    assert job.raw is not None and job.cut is not None
+    nodes = job.group.transport.nodes
+    own_node = nodes[job.group.rank]
+    members = [rank for rank, node in enumerate(nodes) if node == own_node]
+    place, count = members.index(job.group.rank), len(nodes) // len(members)
+    peers = [rank for rank, node in enumerate(nodes) if nodes[:rank].count(node) == place]
+    cut = job.cut(len(nodes))
+    parts = [cut[index * count : (index + 1) * count] for index in range(len(members))]
+    inside = Group(job.group.transport, job.group.tag, members)
+    shards = tuple(tuple(segment for chunk in part for segment in chunk) for part in parts)
+    plain = replace(job, group=inside, coder=job.raw, residual=None, chunks=shards)
+    # The sum of a node, scaled, is in the own part of `out` by then.
+    yield from direct.reduce_scatter(plain)
+    between = Group(job.group.transport, job.group.tag + 2, peers)
+    yield from direct.allreduce(replace(job, group=between, x=job.out, chunks=parts[place], scale=1.0))
+    yield from direct.allgather(replace(plain, x=job.out, scale=1.0))
 
 
 def _member(job: Job, segments: list[Segment], leader: int) -> Steps:

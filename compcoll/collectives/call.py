@@ -113,8 +113,8 @@ class Setting(NamedTuple):
         Whether all ranks have memory in common.
     gpus : bool
         Whether all ranks' arrays are on GPUs.
-    streamed : bool
-        Whether messages go from GPU to GPU in a stream's order, as NCCL's.
+    streamed : tuple of str
+        The algorithms whose messages go from GPU to GPU in a stream's order, as NCCL's; all others do not then.
     """
 
     world: World
@@ -123,4 +123,4 @@ class Setting(NamedTuple):
     native: bool
     shared: bool
     gpus: bool = False
-    streamed: bool = False
+    streamed: tuple[str, ...] = ()

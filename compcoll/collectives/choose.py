@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -56,8 +57,14 @@ IN_TURN = tuple(record.name for record in ALGORITHMS.values() if record.in_turn)
 ON_THE_HOST = (NATIVE, DISSEMINATION, SHARED_MEMORY)
 """The algorithms that run on copies of arrays on a GPU, unless their messages go from GPU to GPU."""
 
-STREAMED = (NATIVE, DIRECT)
-"""The algorithms whose messages can go in a stream's order: all of a phase are known before any has come."""
+
+def streamed(nodes: Sequence[int]) -> tuple[str, ...]:
+    """The algorithms whose messages can go in a stream's order among ranks of these nodes: all of a phase are known
+    before any has come. Of `HIERARCHICAL` that is so where each node has as many.
+    """
+    counts = Counter(nodes)
+    return (NATIVE, DIRECT, HIERARCHICAL) if len(set(counts.values())) == 1 < len(counts) else (NATIVE, DIRECT)
+
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     collective: tuple(
@@ -252,7 +259,7 @@ def _refused(
     algorithm: str, codec: Codec | None, call: Call, setting: Setting, known: _Known, wire_nbytes: float
 ) -> str:
     record, profile, world = ALGORITHMS[algorithm], setting.profile, setting.world
-    if setting.streamed and algorithm not in STREAMED:
+    if setting.streamed and algorithm not in setting.streamed:
         return "not by NCCL"
     if call.algorithm not in (AUTO, record.name):
         return f"not {call.algorithm}"

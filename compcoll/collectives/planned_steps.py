@@ -10,6 +10,7 @@ from functools import partial
 
 from ..algorithms import ALGORITHMS, additive, bcast, native, pairwise, sparse
 from ..algorithms.gather import gather
+from ..algorithms.hierarchical import sharded
 from ..algorithms.job import Job, Window
 from ..codecs.base import Array, Coder
 from ..devices.host import HostDevice
@@ -104,6 +105,8 @@ class PlannedSteps:
         cut = partial(balanced_chunks, plan.call.n, block=plan.block, segment=plan.segment)
         job = self._job(plan, buffers, run, cut(ALGORITHMS[plan.algorithm].parts(self._size)))
         job.raw, job.cut = plan.raw, cut
+        if plan.setting.streamed and plan.algorithm == choose.HIERARCHICAL:
+            return sharded(job)
         return choose.ALLREDUCE[plan.algorithm](job)
 
     def _sparse_allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:

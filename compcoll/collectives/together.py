@@ -104,7 +104,7 @@ class Together:
     joining : Joining
         The way in which this rank's GPU joins the others.
     seconds : float
-        A wait of the communicator may last so long: joining, at most half of it.
+        A wait of the communicator may last so long: joining and leaving, at most half of it each.
 
     Attributes
     ----------
@@ -120,9 +120,7 @@ class Together:
         self._joining = joining
         self._seconds = min(seconds / 2, _MOST_SECONDS_TO_JOIN)
         self._by_the_host = setting._replace(profile=gpu.by_the_host(setting.profile), gpus=True)
-        self._streamed = setting._replace(
-            profile=gpu.by_nccl(setting.profile), native=True, shared=False, gpus=True, streamed=True
-        )
+        self._streamed = setting._replace(profile=gpu.by_nccl(setting.profile), native=True, shared=False, gpus=True)
         self._plans: dict[Call, Plan] = {}
         self.carrier: Carrier | None = None
         self.known = False
@@ -149,6 +147,7 @@ class Together:
             self.why = found
         else:
             self.carrier = found
+            self._streamed = self._streamed._replace(streamed=choose.streamed(group.transport.nodes))
         self.known = True
 
     def plan(self, call: Call) -> Plan:
@@ -156,7 +155,7 @@ class Together:
         if not self.known:
             return make_plan(call, self._by_the_host)
         if call not in self._plans:
-            streamed = self.carrier is not None and call.algorithm in (choose.AUTO, choose.DIRECT)
+            streamed = self.carrier is not None and call.algorithm in (choose.AUTO, *self._streamed.streamed)
             only = streamed and call.collective != "allreduce"
             asked = call._replace(algorithm=choose.DIRECT) if only else call
             self._plans[call] = make_plan(asked, self._streamed if streamed else self._by_the_host)
@@ -165,4 +164,4 @@ class Together:
     def free(self) -> None:
         """Give back what carries, with all other ranks."""
         if self.carrier is not None:
-            self.carrier.free()
+            self.carrier.free(self._seconds)

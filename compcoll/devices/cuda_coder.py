@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .cuda_launches import CodecLaunches, Launch, Program
+from .cuda_launches import CodecLaunches, Launch
+from .cuda_programs import Program
 from .encode_options import PLAIN, EncodeOptions
 
 Array = Any

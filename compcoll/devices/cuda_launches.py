@@ -1,15 +1,12 @@
-"""The CUDA program and its launches: what is compiled, and which kernel runs on which memory with which parameters.
+"""The launches of the CUDA programs: which kernel runs on which memory with which parameters.
 
 Nothing here needs a GPU or CuPy: pointers are integers, and whoever can launch CUDA kernels runs what is described.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,31 +14,14 @@ import numpy as np
 from ..dtypes import DTYPES, computed_on
 from ..errors import InvalidArgument
 from ..kernels import _host
-
-KERNELS = Path(__file__).parent.parent / "kernels"
-"""The folder where the sources are installed."""
-
-COMPUTED = ("float32", "float64")
-PROGRAMS = (*_host.codecs(), "summands", "sparse")
-"""The programs compiled one by one: each codec's kernels, those of numbers added as they are, of sparsification."""
+from .cuda_programs import TILE, configuration, kernel_names, program
 
 MOST_WIRES = 16
 """Wires that one launch adds up; sums of more take several launches, and `CodecLaunches.scratch_nbytes` bytes."""
 
-_FUNCTIONS = {
-    "summands": (
-        *("survey_blocks", "encode_integers", "decode_integers", "encode_votes", "decode_votes", "combine_numbers"),
-    ),
-    "sparse": (
-        *("moments_sparse", "sample_sparse", "count_sparse", "place_sparse", "compact_sparse"),
-        *("take_sparse", "put_sparse", "add_sparse", "subtract_sparse"),
-    ),
-}
 TILE_VALUES = 2048
 """Values of which a thread block finds those that are wanted."""
 
-TILE = 2048
-"""Values that a warp keeps in its registers, in programs of one configuration."""
 CAST_TILE = 1024
 """The same, of casts."""
 
@@ -87,60 +67,6 @@ def parameters(
     return np.frombuffer(packed, _AS_BYTES).reshape(())
 
 
-class Program(NamedTuple):
-    """CUDA C++ source and how to compile it, with NVRTC or nvcc.
-
-    Attributes
-    ----------
-    source : str
-        The text of ``kernels/device.cu``, which includes headers.
-    options : tuple of str
-        Include path, language, floating-point rules, a digest of all sources (a cache that knows the text and the
-        options alone stays right), and which codecs and types are wanted.
-    functions : tuple of str
-        Names of the kernels, ``extern "C"``.
-    """
-
-    source: str
-    options: tuple[str, ...]
-    functions: tuple[str, ...]
-
-
-class Configuration(NamedTuple):
-    """What a program may be compiled for, rather than told at each launch: `Parameters` of kernels/device.h.
-
-    Attributes
-    ----------
-    first, second, variant, storage : int
-        The codec's parameters, its choice, and the element type of arrays; 0 where launches tell that.
-    bits : int
-        Of a code.
-    """
-
-    first: int
-    second: int
-    variant: int
-    storage: int
-    bits: int
-
-
-def configuration(codec: str, first: int, second: int, variant: int, dtype: str) -> Configuration | None:
-    """What to compile a codec's program for: nothing where a warp cannot hold its blocks, a round of 128 values at a
-    time, and eight rounds of codes of one bit, two of those with random numbers.
-    """
-    # Sums of many wires hand on float32, whatever the elements are.
-    storage = DTYPES[dtype].precision if dtype == "float32" else 0
-    if computed_on(dtype).name != "float32":
-        return None
-    if codec in ("cast", "zfp"):
-        return Configuration(first, second, variant, storage, 0)
-    if TILE % second:
-        return None
-    bits = {"onebit": 1, "fp8": 8, "int8": 8}.get(codec, first)
-    least = {1: 1024, 2: 256, 4: 256, 8: 256 if codec == "qsgd" else 128}.get(bits, TILE + 1)
-    return Configuration(first, second, variant, storage, bits) if second >= least else None
-
-
 class Launch(NamedTuple):
     """One kernel on a one-dimensional grid.
 
@@ -174,57 +100,6 @@ class _Terms(NamedTuple):
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def _kernel_names(codec: str, computed: str) -> list[str]:
-    """List the names of a codec's kernels: those of ZFP by how many bits a block may have."""
-    if codec != "zfp":
-        return [codec]
-    return ["zfp32", "zfp64", "zfp128" if computed == "float32" else "zfp256"]
-
-
-@functools.cache
-def _source() -> tuple[str, str]:
-    """The program's text, and a digest of all that it may include."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(KERNELS.glob("*.h")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    source = (KERNELS / "device.cu").read_text()
-    digest.update(source.encode())
-    return source, digest.hexdigest()
-
-
-@functools.cache
-def program(codec: str | None = None, computed: str | None = None, known: Configuration | None = None) -> Program:
-    """The CUDA program of one of `PROGRAMS` and one of `COMPUTED`, or of all; or that of one configuration.
-
-    A program of all kernels takes a minute to compile; one of a codec and a type takes seconds.
-    """
-    codecs = PROGRAMS if codec is None else (codec,)
-    own = ("cast", "zfp", *_FUNCTIONS)  # the others have blocks, and their kernels are alike
-    part = [] if codec is None else [f"-DCOMPCOLL_{codec.upper()}" if codec in own else f"-DCOMPCOLL_BLOCKS={codec}"]
-    types = COMPUTED if computed is None else (computed,)
-    source, digest = _source()
-    options = (
-        f"-I{KERNELS}",
-        "--std=c++17",
-        "--fmad=false",
-        f"-DCOMPCOLL_DIGEST=0x{digest}",
-        *part,
-        *(f"-DCOMPCOLL_{name.upper()}={value}" for name, value in (known._asdict() if known else {}).items()),
-        f"-DCOMPCOLL_TYPES={sum(1 << COMPUTED.index(name) for name in types)}",
-    )
-    functions = tuple(
-        f"{function}_{name}"
-        for one in codecs
-        for name in types
-        for function in (
-            _FUNCTIONS[one]
-            if one in _FUNCTIONS
-            else [f"{verb}_{kernel}" for kernel in _kernel_names(one, name) for verb in ("encode", "recode", "decode")]
-        )
-    )
-    return Program(source, options, functions)
 
 
 def grid_of_eights(n: int) -> tuple[int, int]:
@@ -288,7 +163,7 @@ class CodecLaunches:
         self._block = {"cast": 1, "zfp": 4}.get(self._codec, self._second)
         # Threads that work on one block of a codec that needs something of all its values.
         self._team = team_of(self._block) if self._block >= 8 else 1
-        names = _kernel_names(self._codec, self._computed)
+        names = kernel_names(self._codec, self._computed)
         self._name = names[(self._first > 32) + (self._first > 64)] if self._codec == "zfp" else names[0]
         self._variant, self._seed = variant, seed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from typing import Any
 from cupy.cuda import runtime as api
 
 from ..errors import UnsupportedDevice
-from ..progress import Watch
+from ..progress import THREADS, Watch
 from .cuda_runtime import CudaRuntime
 
 Array = Any
@@ -72,10 +73,20 @@ class NCCLCarrier:
     def watch(self, event: Any, what: str, seconds: float) -> None:
         self._watch.add(self._runtime.pending(event), what, seconds)
 
-    def free(self) -> None:
-        if self._watch.error is None:
-            with suppress(nccl.NcclError):
+    def free(self, seconds: float) -> None:
+        if self._watch.error is not None:
+            return
+
+        def destroy() -> None:  # waits for what is under way, and for the other ranks
+            with self._runtime.current, suppress(nccl.NcclError):
                 self._communicator.destroy()
+
+        destroying = threading.Thread(target=destroy, name=f"{THREADS}free", daemon=True)
+        destroying.start()
+        destroying.join(seconds)
+        if destroying.is_alive():
+            with self._runtime.current, suppress(nccl.NcclError):
+                self._communicator.abort()
 
 
 class NCCL:

@@ -11,7 +11,9 @@ import numpy as np
 from cupy.cuda import runtime as api
 
 from ..progress import THREADS, Pending
-from .cuda_launches import Launch, Program
+from . import cubins
+from .cuda_launches import Launch
+from .cuda_programs import Program
 
 Array = Any
 
@@ -143,6 +145,21 @@ class CudaRuntime:
         key = program, name
         if key not in self._functions:
             if program not in self._modules:
-                self._modules[program] = cupy.RawModule(code=program.source, options=program.options)
+                self._modules[program] = self._load(program)
             self._functions[key] = self._modules[program].get_function(name)
         return self._functions[key]
+
+    def _load(self, program: Program) -> cupy.RawModule:
+        """Load machine code that is kept; else what one rank of the node compiles, or, without a compiler or a folder
+        of our own, what CuPy does.
+        """
+        arch = self.device.compute_capability
+        for paths in (cubins.kept, lambda *of: filter(None, [cubins.make(*of)])):
+            for path in paths(program, arch):
+                module = cupy.RawModule(path=str(path))
+                try:
+                    module.compile()
+                except (cupy.cuda.driver.CUDADriverError, OSError):  # of a compiler newer than the driver
+                    continue
+                return module
+        return cupy.RawModule(code=program.source, options=program.options)

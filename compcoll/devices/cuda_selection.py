@@ -15,7 +15,8 @@ import numpy.typing as npt
 from ..dtypes import DTYPES
 from ..kernels import _host
 from .cuda_coder import Launcher
-from .cuda_launches import TILE_VALUES, Launch, grid_of, parameters, program
+from .cuda_launches import TILE_VALUES, Launch, grid_of, parameters
+from .cuda_programs import program
 from .encode_options import EncodeOptions
 from .host_selection import HostSelection, Search
 from .streams import Timeline
@@ -70,7 +71,9 @@ class SelectionKernels:
         self, values: Array, threshold: float, variances: Array | None, alpha: float, indices: Array, count: Array
     ) -> None:
         tiles = -(-values.size // TILE_VALUES)
-        counts, grid = self._launcher.scratch(4 * tiles), (tiles, TILE_VALUES // 8)
+        grid = tiles, TILE_VALUES // 8
+        counts = self._launcher.scratch(4 * tiles + tiles * TILE_VALUES // 8)
+        met = counts + 4 * tiles  # a byte for each thread: its values are read once
         told: dict[str, Any] = {
             "add": values,
             "residual": variances,
@@ -78,9 +81,9 @@ class SelectionKernels:
             "seed": self._threshold_bits(threshold),
         }
         self._run(
-            self._launch("count", grid, values.size, counts, **told),
+            self._launch("count", grid, values.size, counts, decoded=met, **told),
             self._launch("place", (1, TILE_VALUES // 8), tiles, counts, decoded=count),
-            self._launch("compact", grid, values.size, indices, wires=(counts,), position=indices.size, **told),
+            self._launch("compact", grid, values.size, indices, wires=(counts, met), position=indices.size),
         )
 
     def take(self, values: Array, indices: Array, taken: Array) -> None:
@@ -108,8 +111,8 @@ class SelectionKernels:
         blocks: int = 0,
         add: Array | None = None,
         residual: Array | None = None,
-        decoded: Array | None = None,
-        wires: tuple[Array | None, ...] = (),
+        decoded: Array | int | None = None,
+        wires: tuple[Array | int | None, ...] = (),
         **more: Any,
     ) -> Launch:
         arrays = {"add": add, "residual": residual, "decoded": decoded}

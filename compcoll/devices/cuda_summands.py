@@ -12,7 +12,8 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from .cuda_coder import Launcher
-from .cuda_launches import COMPUTED, MOST_WIRES, Launch, grid_of_eights, grid_of_teams, parameters, program
+from .cuda_launches import MOST_WIRES, Launch, grid_of_eights, grid_of_teams, parameters
+from .cuda_programs import COMPUTED, program
 from .encode_options import PLAIN, EncodeOptions
 from .host_summands import Blocks, InIntegers, InVotes
 

@@ -276,7 +276,7 @@ COMPCOLL_SUMMAND_KERNELS(float64, double)
     COMPCOLL_KERNEL sample_sparse_##type(const Parameters p) { compcoll::sample_elements<T>(p); }                            \
     COMPCOLL_KERNEL count_sparse_##type(const Parameters p) { compcoll::count_elements<T>(p); }                              \
     COMPCOLL_KERNEL place_sparse_##type(const Parameters p) { compcoll::place_tiles(p); }                                    \
-    COMPCOLL_KERNEL compact_sparse_##type(const Parameters p) { compcoll::compact_elements<T>(p); }                          \
+    COMPCOLL_KERNEL compact_sparse_##type(const Parameters p) { compcoll::compact_elements(p); }                          \
     COMPCOLL_KERNEL take_sparse_##type(const Parameters p) { compcoll::take_elements<T>(p); }                                \
     COMPCOLL_KERNEL put_sparse_##type(const Parameters p) { compcoll::put_elements<T>(p); }                                  \
     COMPCOLL_KERNEL add_sparse_##type(const Parameters p) { compcoll::add_elements<T>(p); }                                  \

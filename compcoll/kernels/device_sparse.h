@@ -4,9 +4,10 @@
 //   moments   add: values → out: for each `moment_values` of them and each lane sum, sum of magnitudes, of squares, the largest
 //   sample    add: values → out: runs of `sample_run`, n values in all; `position`: how many there are
 //   count     add: values, seed: bits of the threshold; residual: second moments or null, residual_scale: alpha
-//             → out: for each tile how many elements meet the condition
+//             → out: for each tile how many elements meet the condition; decoded: for each thread one bit for each of its values
 //   place     n tiles; out: those counts → how many come before each tile; decoded: how many there are
-//   compact   as count, and wires[0]: how many come before each tile → out: indices, ascending, as far as `position` of them
+//   compact   wires[0]: how many come before each tile, wires[1]: those bits → out: indices, ascending, as far as `position` of
+//             them: values are read once
 //   take      add: values, wires[0]: n indices → out
 //   put       add: n values or null for zeros, wires[0]: n indices or null for all → out
 //   add       add: n values, wires[0]: n indices → out: added to
@@ -20,7 +21,7 @@
 
 namespace compcoll {
 
-constexpr int tile_threads = 256, tile_values = 8 * tile_threads;
+constexpr int tile_threads = 256, tile_values = 8 * tile_threads, moment_loads = 16;
 
 // How many come before this thread's, and how many there are in the thread block: once a kernel.
 __device__ __forceinline__ uint32_t before_thread(uint32_t count, uint32_t& all) {
@@ -66,7 +67,8 @@ template <class T>
 __device__ __forceinline__ void count_elements(const Parameters& p) {
     int64_t first;
     uint32_t own, all;
-    met<T>(p, first, own);
+    const uint32_t bits = met<T>(p, first, own);
+    reinterpret_cast<uint8_t*>(p.decoded)[int64_t(blockIdx.x) * tile_threads + threadIdx.x] = static_cast<uint8_t>(bits);
     before_thread(own, all);
     if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(p.out)[blockIdx.x] = all;
 }
@@ -87,11 +89,11 @@ __device__ __forceinline__ void place_tiles(const Parameters& p) {
     if (threadIdx.x == 0) *reinterpret_cast<uint32_t*>(p.decoded) = all;
 }
 
-template <class T>
 __device__ __forceinline__ void compact_elements(const Parameters& p) {
-    int64_t first;
-    uint32_t own, all;
-    const uint32_t bits = met<T>(p, first, own);
+    const int64_t thread = int64_t(blockIdx.x) * tile_threads + threadIdx.x, first = 8 * thread;
+    const uint32_t bits = reinterpret_cast<const uint8_t*>(p.wires[1])[thread];
+    uint32_t own = 0, all;
+    COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) own += bits >> k & 1;
     uint64_t at = reinterpret_cast<const uint32_t*>(p.wires[0])[blockIdx.x] + uint64_t(before_thread(own, all));
     uint32_t* indices = reinterpret_cast<uint32_t*>(p.out);
     COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
@@ -111,15 +113,22 @@ __device__ __forceinline__ void add_up_lanes(const Parameters& p) {
         const int64_t end = begin + moment_values<T> < p.n ? begin + moment_values<T> : p.n;
         T sum = 0, absolute = 0, square = 0;
         Bits largest = 0;
-        for (int64_t at = begin + i % moment_lanes<T>; at < end; at += moment_lanes<T>) {
-            const T value = values[at];
+        const auto add = [&](T value) {
             const Bits magnitude = magnitude_bits(value);
-            if (magnitude >= FloatBits<T>::infinity) continue;
+            if (magnitude >= FloatBits<T>::infinity) return;
             sum = exact_sum(sum, value);
             absolute = exact_sum(absolute, bits_as<T>(magnitude));
             square = exact_sum(square, exact_product(value, value));
             largest = magnitude > largest ? magnitude : largest;
+        };
+        // Threads are few: each has many values on their way from memory, which it then adds in their order.
+        int64_t at = begin + i % moment_lanes<T>;
+        for (; at + (moment_loads - 1) * moment_lanes<T> < end; at += moment_loads * moment_lanes<T>) {
+            T loaded[moment_loads];
+            COMPCOLL_UNROLL for (int k = 0; k < moment_loads; ++k) loaded[k] = values[at + k * moment_lanes<T>];
+            COMPCOLL_UNROLL for (int k = 0; k < moment_loads; ++k) add(loaded[k]);
         }
+        for (; at < end; at += moment_lanes<T>) add(values[at]);
         sums[4 * i] = sum, sums[4 * i + 1] = absolute, sums[4 * i + 2] = square, sums[4 * i + 3] = bits_as<T>(largest);
     }
 }

@@ -41,8 +41,8 @@ class Carrier(Protocol):
     def check(self) -> None:
         """Raise the error that was kept, if there is one."""
 
-    def free(self) -> None:
-        """Give back what it has, together with the other ranks."""
+    def free(self, seconds: float) -> None:
+        """Give back what it has, together with the other ranks; without them, if they do not come in time."""
 
 
 class Joining(Protocol):

@@ -133,10 +133,15 @@ def test_nccl(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.005)
     with pytest.raises(errors.CollectiveFailed, match="remote error"):
         carrier.check()
-    carrier.free()
+    carrier.free(60)
     assert ("destroy",) not in calls
-    joining.join(3, joining.invitation(), 1).free()
+    joining.join(3, joining.invitation(), 1).free(60)
     assert calls[-1] == ("destroy",)
+    late = threading.Event()  # another rank does not come to it
+    monkeypatch.setattr(fake_cupy.NcclCommunicator, "destroy", lambda self: late.wait(600))
+    joining.join(3, joining.invitation(), 1).free(0.05)
+    assert calls[-1] == ("abort",)
+    late.set()
 
 
 def test_checksums(cupy: Any) -> None:
@@ -441,6 +446,25 @@ def test_doctor_runs_a_kernel(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         assert "bytes of a wire are not the host's" in selftest.check_gpu()
     monkeypatch.setattr(cupy.RawModule, "get_function", None)
     assert "a kernel does not run: TypeError" in selftest.check_gpu()
+
+
+def test_machine_code_that_is_kept_is_loaded(cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without compiling; what the driver does not take is compiled, by one rank for all, or else by CuPy."""
+    from compcoll.devices import cubins
+    from compcoll.devices.cuda_launches import CodecLaunches
+    from compcoll.devices.cuda_runtime import CudaRuntime
+
+    compiled, program = fake_cupy.RawModule.compiled, CodecLaunches(("zfp", 32, 0), "float32").program
+    monkeypatch.setenv("COMPCOLL_CUBINS", str(tmp_path))
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_bytes(b"code")
+    bad.write_bytes(b"newer")
+    for kept, made, path in (([good], None, good), ([bad, good], None, good), ([bad], good, good), ([bad], bad, "")):
+        compiled.clear()
+        monkeypatch.setattr(cubins, "kept", lambda *_, kept=kept: kept)
+        monkeypatch.setattr(cubins, "make", lambda *_, made=made: made)
+        assert CudaRuntime(0)._load(program)._path == str(path)
+        assert len(compiled) == (path == "")
 
 
 def test_the_per_thread_default_stream_is_refused_beside_a_progress_thread(cupy: Any) -> None:

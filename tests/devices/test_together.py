@@ -18,6 +18,7 @@ from fakes.loopback import World, exact_sum, normals
 from promises import FIXED, one_of_each
 
 from compcoll import ErrorFeedback, get_codec
+from compcoll.collectives import choose
 from compcoll.devices import streams
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, InvalidArgument, PeerTimeout, UnsupportedDevice
 from compcoll.progress import Watch
@@ -72,6 +73,34 @@ def test_same_bits_as_on_the_host(method: str, size: int) -> None:
     assert sorted(world.nccl.joined) == list(range(size))  # once
     for comm, other in zip(world.comms, host.comms):
         assert comm.stats and other.stats and comm.stats.wire_nbytes == other.stats.wire_nbytes
+
+
+@pytest.mark.parametrize(("size", "per_node"), [(4, 2), (6, 3), (6, 2)])
+def test_hierarchical(size: int, per_node: int) -> None:
+    """Uncompressed inside nodes, compressed between them: four exchanges, one result, as exact as the host's."""
+    inputs = normals(size, N)
+    for codec in (None, *one_of_each(FIXED)):
+        world, host = NCCLWorld(size, ranks_per_node=per_node), World(size, ranks_per_node=per_node)
+        options: dict[str, Any] = {"codec": codec, "algorithm": "hierarchical", "op": "mean"}
+        got, expected = world.sum_of(inputs, **options), host.allreduce(inputs, **options)
+        assert world.ran == {("hierarchical", None if codec is None else repr(codec), "late NCCL")}
+        assert len(world.nccl.calls) == 4 * size or codec is not None  # of few blocks some ranks have none
+        exact = exact_sum(inputs) / size
+        errors = [np.linalg.norm(result - exact) for result in (got[0], expected[0])]
+        assert errors[0] <= 1.5 * errors[1] + 1e-6 * np.linalg.norm(exact), codec
+        for other in got[1:]:
+            np.testing.assert_array_equal(other, got[0])
+
+
+def test_hierarchical_needs_as_many_ranks_on_each_node() -> None:
+    """Else leaders wait for messages of their own node, which goes by the host."""
+    inputs, options = normals(5, N), {"codec": "minmax", "algorithm": "hierarchical"}
+    world = NCCLWorld(5, ranks_per_node=2)
+    expected = World(5, ranks_per_node=2).allreduce(inputs, **options)
+    np.testing.assert_array_equal(world.sum_of(inputs, **options), expected)
+    assert {ran[2] for ran in world.ran} == {""}
+    assert "hierarchical" not in choose.streamed([0, 0, 0, 1, 1, 2]) + choose.streamed([0, 0])
+    assert "hierarchical" in choose.streamed([0, 1, 0, 1])
 
 
 def test_nothing_waits_on_the_host() -> None:

@@ -35,6 +35,7 @@ HERE = r"^python -m compcoll (explain|choose|simulate) (?!.*--plot)"
 
 ELSEWHERE = {
     r"-m compcoll simulate .*--plot": "tests/simulation/test_simulation.py::test_command_draws",
+    r"-m compcoll cubins": "tests/devices/test_cubins.py::test_ahead_of_time",
     r"-m compcoll doctor": "tests/tools/test_doctor.py::test_under_mpirun",
     r"-m compcoll tune": "tests/mpi/check_tuning.py::check_tune",
     r"-m osu_like_bench\.backends": "tests/torch/test_backend.py::test_benchmark_of_backends",

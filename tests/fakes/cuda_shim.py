@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from compcoll.devices.cuda_coder import DeviceCoder
-from compcoll.devices.cuda_launches import KERNELS, CodecLaunches, Launch, Program
+from compcoll.devices.cuda_launches import CodecLaunches, Launch
+from compcoll.devices.cuda_programs import KERNELS, Program
 from compcoll.devices.cuda_selection import SelectionKernels
 from compcoll.devices.cuda_summands import DeviceIntegers, DeviceNumberCoder, DeviceVotes
 from compcoll.devices.encode_options import EncodeOptions

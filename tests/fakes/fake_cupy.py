@@ -11,6 +11,7 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from fakes.cuda_shim import Shim
 
+from compcoll import config
 from compcoll.devices.cuda_launches import Launch
 
 MANAGED = 3
@@ -35,7 +37,13 @@ class _Entered:
         pass
 
 
+class CUDADriverError(RuntimeError):
+    """That of CUDA's driver."""
+
+
 class Device(_Entered):
+    compute_capability = "90"
+
     def __init__(self, index: int) -> None:
         self.id = index
 
@@ -183,9 +191,18 @@ def zeros(n: Any, dtype: Any) -> ndarray:
 
 class RawModule:
     shim: Shim
+    compiled: ClassVar[list[str]] = []
+    """Of what CuPy itself compiles, the options."""
 
-    def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
-        assert "Parameters" in code and all(isinstance(option, str) for option in options)
+    def __init__(self, *, code: str = "", options: tuple[str, ...] = (), path: str = "") -> None:
+        assert path or ("Parameters" in code and all(isinstance(option, str) for option in options))
+        self._path = path
+        if not path:
+            self.compiled.append(" ".join(options))
+
+    def compile(self) -> None:
+        if Path(self._path).read_bytes() != b"code":
+            raise CUDADriverError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
 
     def get_function(self, name: str) -> Any:
         def kernel(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], *, shared_mem: int) -> None:
@@ -276,6 +293,7 @@ def installed(shim: Shim) -> Iterator[Any]:
     nvtx.RangePush, nvtx.RangePop = nvtx.ranges.append, lambda: None
     cuda: Any = types.ModuleType("cupy.cuda")
     cuda.runtime, cuda.nvtx = runtime, nvtx
+    cuda.driver = types.SimpleNamespace(CUDADriverError=CUDADriverError)
     cuda.Device, cuda.Stream, cuda.Event = Device, Stream, Event
     cuda.Memory, cuda.MemoryPointer, cuda.PinnedMemory, cuda.PinnedMemoryPointer = (
         Memory,
@@ -300,10 +318,12 @@ def installed(shim: Shim) -> Iterator[Any]:
         for name, module in zip(names, (cupy, cuda, runtime, nvtx, nccl)):
             patch.setitem(sys.modules, name, module)
         import compcoll.devices
-        from compcoll.devices import cuda_launches
+        from compcoll.devices import cubins, cuda_launches
 
         # The shim is the program of all configurations.
         patch.setattr(cuda_launches, "configuration", lambda *_: None)
+        patch.setattr(cubins, "nvrtc", lambda: None)
+        patch.setenv(config.CUBINS, "/dev/null")
         for name in _ON_CUPY:
             patch.delitem(sys.modules, f"compcoll.devices.{name}", raising=False)
             patch.delattr(compcoll.devices, name, raising=False)

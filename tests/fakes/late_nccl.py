@@ -114,7 +114,7 @@ class LateCarrier:
         if self.error is not None:
             raise self.error
 
-    def free(self) -> None:
+    def free(self, seconds: float) -> None:
         self.freed = True
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 from fakes import cuda_shim
-from oracles import nvrtc
 
 from compcoll import ZFP, errors
 from compcoll.devices import cuda_launches as launches
-from compcoll.devices.cuda_launches import COMPUTED, KERNELS, PROGRAMS, CodecLaunches, program
+from compcoll.devices import cuda_programs
+from compcoll.devices.cubins import OPTIONS, nvrtc
+from compcoll.devices.cuda_launches import CodecLaunches
+from compcoll.devices.cuda_programs import COMPUTED, KERNELS, PROGRAMS, program
 
 BARRIERS = [
     (path.name, number)
@@ -31,16 +33,16 @@ BARRIERS = [
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
-    library = nvrtc.library()
-    if library is None and "CI" not in os.environ:
+    compiler = nvrtc()
+    if compiler is None and "CI" not in os.environ:
         pytest.skip("nvidia-cuda-nvrtc is not installed: pip install 'compcoll[test]'")
-    assert library is not None
+    assert compiler is not None
 
     def compiled(which: tuple[str, str]) -> tuple[bytes, str]:
         one = program(*which)
         # As CuPy does: it adds the architecture, the flushing of subnormal numbers, and whose functions are.
-        added = [f"-arch={architecture}", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v"]
-        return nvrtc.compile_to_cubin(library, one.source, [*one.options, *added])
+        added = [f"-arch={architecture}", *OPTIONS, "--ptxas-options=-v"]
+        return compiler.compile(one.source, [*one.options, *added])
 
     programs = [(codec, computed) for codec in PROGRAMS for computed in COMPUTED]
     with ThreadPoolExecutor(2) as pool:
@@ -69,11 +71,11 @@ def test_digest_covers_included_headers(tmp_path: Path, monkeypatch: pytest.Monk
     options = program("zfp", "float32").options  # kept: not asked for while the sources are others
     copy = tmp_path / "kernels"
     shutil.copytree(KERNELS, copy)
-    monkeypatch.setattr(launches, "KERNELS", copy)
-    before = launches._source.__wrapped__()
+    monkeypatch.setattr(cuda_programs, "KERNELS", copy)
+    before = cuda_programs._source.__wrapped__()
     with (copy / "zfp.h").open("a") as header:
         header.write("// changed\n")
-    after = launches._source.__wrapped__()
+    after = cuda_programs._source.__wrapped__()
     assert before[0] == after[0] and before[1] != after[1]
     assert f"-DCOMPCOLL_DIGEST=0x{before[1]}" in options
 

@@ -15,7 +15,7 @@ from oracles.device_values import KINDS, bits, memory, untouched_around, values_
 from properties import examples
 
 from compcoll.devices import cuda_launches as launches
-from compcoll.devices.cuda_launches import COMPUTED
+from compcoll.devices.cuda_programs import COMPUTED
 from compcoll.devices.cuda_selection import DeviceSelection, SelectionKernels
 from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
@@ -127,7 +127,8 @@ def test_selection_at_the_far_end_of_a_large_buffer(shim: Shim) -> None:
             pass
 
         def scratch(self, nbytes: int) -> int:
-            return self.address(counts[: nbytes // 4])
+            assert nbytes == scratch.nbytes
+            return self.address(scratch)
 
         def launch(self, program: Any, launches: Any) -> None:
             ran.extend(launches)
@@ -135,7 +136,9 @@ def test_selection_at_the_far_end_of_a_large_buffer(shim: Shim) -> None:
     n = (1 << 32) - 1
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
     x = np.frombuffer(mmap.mmap(-1, 4 * n, flags=flags), np.float32)
-    counts = np.zeros(-(-n // launches.TILE_VALUES), np.uint32)
+    tiles = -(-n // launches.TILE_VALUES)
+    scratch = np.frombuffer(mmap.mmap(-1, tiles * (4 + launches.TILE_VALUES // 8), flags=flags), np.uint8)
+    counts = scratch[: 4 * tiles].view(np.uint32)
     indices, count = np.zeros(2, np.uint32), np.zeros(1, np.uint32)
     x[[n - 1, n - 2000, n - 7]] = [1, -2, np.nan]
     SelectionKernels(Recording(), "float32").find(x, 0.5, None, 1.0, indices, count)

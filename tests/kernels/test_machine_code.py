@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import nvrtc, sass, sass_machine
+from oracles import sass, sass_machine
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, MinMax, OneBit
-from compcoll.devices.cuda_launches import CodecLaunches, Program
+from compcoll.devices.cubins import OPTIONS, nvrtc
+from compcoll.devices.cuda_launches import CodecLaunches
+from compcoll.devices.cuda_programs import Program, program
+from compcoll.devices.cuda_selection import SelectionKernels
 from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostDevice
 
@@ -45,15 +48,15 @@ cases = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """Compile a program, once."""
-    library, cuobjdump = nvrtc.library(), sass.disassembler()
-    if library is None or cuobjdump is None:
+    compiler, cuobjdump = nvrtc(), sass.disassembler()
+    if compiler is None or cuobjdump is None:
         pytest.skip("nvidia-cuda-nvrtc or nvidia-cuda-cuobjdump is not installed: pip install 'compcoll[test]'")
     folder, known = tmp_path_factory.mktemp("cubins"), {}
 
     def compiled(program: Program) -> sass.Cubin:
         if program not in known:
-            added = ["-arch=sm_90", "-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v"]
-            cubin, log = nvrtc.compile_to_cubin(library, program.source, [*program.options, *added])
+            added = ["-arch=sm_90", *OPTIONS, "--ptxas-options=-v"]
+            cubin, log = compiler.compile(program.source, [*program.options, *added])
             assert "bytes spill stores" in log and log.count(" 0 bytes spill stores") == log.count("spill stores"), log
             path = Path(folder / f"{len(known)}.cubin")
             path.write_bytes(cubin)
@@ -143,3 +146,60 @@ def test_the_hosts_bytes(kernels: Kernels, codec: Codec, n: int) -> None:
         x[n // 2] = special
         for operation in ("encode", "accumulate", "recode", "feedback"):
             run(kernels, codec, operation, x)
+
+
+class Launcher:
+    """Runs the machine code, in memory that it puts arrays into."""
+
+    def __init__(self, kernels: Kernels, memory_nbytes: int) -> None:
+        self._kernels = kernels
+        self._cubin = kernels(program("sparse", "float32"))
+        self.memory = sass_machine.Memory(self._cubin, memory_nbytes)
+        self.sectors: dict[str, float] = {}
+
+    def address(self, array: Any) -> int:
+        return array or 0
+
+    def scratch(self, nbytes: int) -> int:
+        return self.memory.put(np.zeros(nbytes, np.uint8))
+
+    def launch(self, _: Program, launches: Any) -> None:
+        for one in launches:
+            kernel, told = self._cubin.kernels[one.function], one.arguments[0].tobytes()
+            counts = sass_machine.run(kernel, self.memory, one.grid, one.block, told)
+            self.sectors[one.function.split("_")[0]] = counts.sectors
+
+
+class At(int):
+    """An address that has a size."""
+
+    size: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, address: int, array: np.ndarray) -> At:
+        made = cls(address)
+        made.size, made.nbytes = array.size, array.nbytes
+        return made
+
+
+def test_selection_reads_values_once(kernels: Kernels) -> None:
+    """A second pass over what was found reads one bit a value."""
+    x, indices, count = values(8192), np.zeros(4096, np.uint32), np.zeros(1, np.uint32)
+    launcher = Launcher(kernels, 1 << 20)
+    at_x, at_indices, at_count = (At.of(launcher.memory.put(array), array) for array in (x, indices, count))
+    SelectionKernels(launcher, "float32").find(at_x, 3e-3, None, 1.0, at_indices, at_count)
+    expected = np.flatnonzero(np.abs(x) > 3e-3).astype(np.uint32)
+    assert launcher.memory.get(at_count, 4).view(np.uint32)[0] == expected.size > 10
+    np.testing.assert_array_equal(launcher.memory.get(at_indices, expected.nbytes).view(np.uint32), expected)
+    assert launcher.sectors["compact"] * 32 < 0.25 * x.nbytes
+
+
+def test_moments_have_many_loads_under_way(kernels: Kernels) -> None:
+    """Few threads add, so that each must not wait for one value after the other."""
+    kernel = kernels(program("sparse", "float32")).kernels["moments_sparse_float32"]
+    most = under_way = 0
+    for one in kernel.instructions:
+        under_way = 0 if one.name == "FADD" else under_way + (one.name == "LDG")
+        most = max(most, under_way)
+    assert most >= 8

@@ -27,7 +27,7 @@ def test_says_what_it_would_do() -> None:
     assert refused.returncode == 2 and "--device cuda" in refused.stderr and "Traceback" not in refused.stderr
     checked = run("launch/gpu_check.py")
     assert checked.returncode == 2 and "no GPU here" in checked.stdout
-    for step in ("build", "tests", "codecs", "allreduce 1", "allreduce 2", "allreduce 4", "timeline"):
+    for step in ("build", "cubins", "tests", "codecs", "allreduce 1", "allreduce 2", "allreduce 4", "timeline"):
         assert f" {step} " in checked.stdout
     alone = run("launch/gpu_check.py", "speed")
     assert alone.returncode == 2 and "codecs" in alone.stdout and "timeline" not in alone.stdout

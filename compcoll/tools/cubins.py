@@ -1,0 +1,92 @@
+"""``python -m compcoll cubins``: the CUDA kernels' machine code, compiled before anybody needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..codecs import ALL, Cast, Codec
+from ..devices import cubins
+from ..devices.cuda_launches import CodecLaunches
+from ..devices.cuda_programs import Program, program
+from ..dtypes import DTYPES, computed_on
+from ..errors import CompcollError, UnsupportedDevice
+from .arguments import add_codec_options, chosen_codec
+
+EXAMPLE = "python -m compcoll cubins --arch 90 --codec zfp --rate 8"
+
+
+class _Programs:
+    """A device whose coders are what kernels they need: as codecs ask for it."""
+
+    @staticmethod
+    def coder(kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> CodecLaunches:
+        return CodecLaunches(kernel, dtype, variant=variant, seed=seed)
+
+
+def programs(codecs: list[Codec], dtype: str) -> list[Program]:
+    """List the programs that collectives on arrays of a type need, with these codecs or none."""
+    device: Any = _Programs()
+    fixed = [codec for codec in (Cast(dtype), *codecs) if codec.fixed_size and not codec.additive]
+    coders: list[Any] = [codec.coder(device, dtype) for codec in fixed]
+    found: list[Program] = [coder.program for coder in coders]
+    computed = computed_on(dtype).name
+    found += [program("summands", computed), program("sparse", computed)]
+    return list(dict.fromkeys(found))
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to a parser's."""
+    parser = subparsers.add_parser(
+        "cubins",
+        help="compile the CUDA kernels ahead, so that no rank does in its first call (needs no GPU)",
+        description="Compiles the CUDA kernels of a codec, or of all with their usual options, into the folder "
+        "COMPCOLL_CUBINS, or one of the user's cache, where every rank that uses the folder finds them. Needs NVRTC "
+        "(compcoll[cuda13] or [cuda12]), and no GPU. Without this, one rank of a node compiles a kernel when it is "
+        "first used.",
+        epilog=f"example: {EXAMPLE}",
+    )
+    known = ", ".join(cubins.ARCHITECTURES)
+    text = f"compute capabilities without a dot, by default {known}: A100, H100, B200"
+    parser.add_argument("--arch", nargs="+", default=list(cubins.ARCHITECTURES), metavar="NUMBER", help=text)
+    parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="of arrays; default float32")
+    add_codec_options(parser, "only this one; by default all, with their usual options")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    try:
+        if cubins.nvrtc() is None:
+            raise UnsupportedDevice("NVRTC is not installed: pip install 'compcoll[cuda13]', or 'nvidia-cuda-nvrtc'")
+        chosen = chosen_codec(args)
+        wanted = programs([cls() for cls in ALL] if chosen is None else [chosen], args.dtype)
+        total = 0
+        for text, nbytes in _made(wanted, args.arch):
+            print(text, flush=True)
+            total += nbytes
+    except CompcollError as error:
+        print(f"cubins: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(wanted) * len(args.arch)} files, {total / 1e6:.1f} MB, in {cubins.folder()}")
+    return 0
+
+
+def _made(wanted: list[Program], architectures: list[str]) -> Iterator[tuple[str, int]]:
+    """Compile programs, and tell of each when it is there."""
+    pairs = [(one, arch) for arch in architectures for one in wanted]
+
+    def make(pair: tuple[Program, str]) -> tuple[str, int]:
+        began = time.monotonic()
+        path = cubins.make(*pair)
+        if path is None:
+            raise UnsupportedDevice(f"{cubins.folder()} cannot be written to: set COMPCOLL_CUBINS to another folder")
+        return f"{path.name}  {time.monotonic() - began:.1f} s", path.stat().st_size
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        yield from pool.map(make, pairs)
