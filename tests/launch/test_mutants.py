@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("mutants", ROOT / "launch" / "mutants.py")
-assert _spec and _spec.loader
-mutants = importlib.util.module_from_spec(_spec)
-sys.modules["mutants"] = mutants  # its dataclasses look for their module
-_spec.loader.exec_module(mutants)
+sys.path.insert(0, str(ROOT / "launch"))
+import mutants  # noqa: E402
+import mutants_faults as faults  # noqa: E402
 
 SOURCE = """
 from typing import TYPE_CHECKING
@@ -32,7 +30,7 @@ def third(x):
 
 
 def test_what_only_people_read_is_left_alone() -> None:
-    unread, skipped = mutants.unread(SOURCE), []
+    unread, skipped = faults.unread(SOURCE), []
     for node in ast.walk(ast.parse(SOURCE)):
         if isinstance(node, ast.BinOp | ast.Compare) and unread(node.lineno, node.col_offset):
             skipped.append(ast.unparse(node))
@@ -44,7 +42,7 @@ def test_what_only_people_read_is_left_alone() -> None:
 def test_the_innermost_function_is_the_one_that_has_to_be_called(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text("x = 1\n@decorator\ndef outer():\n    def inner():\n        return 1\n    return inner\n")
-    lines = {line: mutants.function_of(mutants.Place(path, "", 0, line)) for line in (1, 3, 5, 6)}
+    lines = {line: faults.function_of(faults.Place(path, "", 0, line)) for line in (1, 3, 5, 6)}
     assert lines == {1: [], 3: [2], 5: [4, 2], 6: [2]}
 
 
@@ -56,7 +54,7 @@ def test_a_child_has_the_fault_and_this_process_has_not() -> None:
     def import_it() -> int:
         for name in [name for name in sys.modules if name.startswith("compcoll.layout")]:
             del sys.modules[name]
-        sys.meta_path.insert(0, mutants.Faulty(path, source.replace("class World", "class Strange")))
+        sys.meta_path.insert(0, faults.Faulty(path, source.replace("class World", "class Strange")))
         return 3 if hasattr(importlib.import_module("compcoll.layout"), "Strange") else 4
 
     assert mutants.in_child(import_it, 60) == 3
@@ -69,15 +67,15 @@ def test_a_fault_inside_of_a_function_is_told_from_others(tmp_path: Path) -> Non
     path = tmp_path / "module.py"
     source = "x = 1\nclass C:\n    y = 2\n    def f(self, z=3):\n        return [z + 4]\n"
     path.write_text(source)
-    inside = mutants.changed(path, source.replace("+ 4", "- 4"))
+    inside = faults.changed(path, source.replace("+ 4", "- 4"))
     assert inside is not None and [code.co_name for code in inside] == ["f"]
     for number in ("x = 1", "y = 2", "z=3"):
-        assert mutants.changed(path, source.replace(number, number[:-1] + "7")) is None
+        assert faults.changed(path, source.replace(number, number[:-1] + "7")) is None
     names: dict[str, object] = {}
     exec(compile(source, str(path), "exec", dont_inherit=True), names)
     made = names["C"]()  # type: ignore[operator]
-    assert mutants.put_in(path, inside) and made.f() == [-1]
-    assert not mutants.put_in(path, inside)
+    assert faults.put_in(path, inside) and made.f() == [-1]
+    assert not faults.put_in(path, inside)
 
 
 def test_a_child_that_hangs_or_fails() -> None:
@@ -87,7 +85,7 @@ def test_a_child_that_hangs_or_fails() -> None:
 
 
 def test_harmless_faults_are_those_of_lines_that_are_there() -> None:
-    known = mutants.harmless()
+    known = faults.harmless()
     assert known
     for file, before, after in known:
         lines = [line.strip() for line in (ROOT / file).read_text().splitlines()]
