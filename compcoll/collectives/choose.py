@@ -261,6 +261,8 @@ def _refused(
     record, profile, world = ALGORITHMS[algorithm], setting.profile, setting.world
     if setting.streamed and algorithm not in setting.streamed:
         return "not by NCCL"
+    if setting.streamed and algorithm == HIERARCHICAL and call.algorithm == AUTO:
+        return "no model of it by NCCL"
     if call.algorithm not in (AUTO, record.name):
         return f"not {call.algorithm}"
     if record.by_mpi and known.mpi:

@@ -87,11 +87,16 @@ def nvrtc() -> NVRTC | None:
     """The compiler: of the packages of NVIDIA's that are installed, else of the system; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ()) if spec] if spec else []
-    installed = [str(path) for folder in folders for path in sorted(folder.glob("*/lib/libnvrtc.so.*"), reverse=True)]
-    for library in (*installed, *_LIBRARIES):
+    found = [path for folder in folders for path in folder.glob("*/lib/libnvrtc.so.*")]
+    newest = sorted(found, key=_version, reverse=True)
+    for library in (*map(str, newest), *_LIBRARIES):
         with contextlib.suppress(OSError, AttributeError):  # not there, or too old to tell its version
             return NVRTC(library)
     return None
+
+
+def _version(library: Path) -> list[int]:
+    return [int(part) for part in library.name.split(".") if part.isdigit()]
 
 
 def folder() -> Path:
@@ -170,6 +175,7 @@ def _write(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(number, "wb") as file:
             file.write(content)
+            os.fchmod(number, 0o644)  # other users may share the folder
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):

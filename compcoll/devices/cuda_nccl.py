@@ -74,19 +74,22 @@ class NCCLCarrier:
         self._watch.add(self._runtime.pending(event), what, seconds)
 
     def free(self, seconds: float) -> None:
+        """Leave the others. NCCL bears one end alone: an abort, or a destruction, which waits for the other ranks."""
+        ended = self._watch.finish(seconds)
         if self._watch.error is not None:
             return
+        if not ended:
+            with self._runtime.current, suppress(nccl.NcclError):
+                self._communicator.abort()
+            return
 
-        def destroy() -> None:  # waits for what is under way, and for the other ranks
+        def destroy() -> None:
             with self._runtime.current, suppress(nccl.NcclError):
                 self._communicator.destroy()
 
         destroying = threading.Thread(target=destroy, name=f"{THREADS}free", daemon=True)
         destroying.start()
         destroying.join(seconds)
-        if destroying.is_alive():
-            with self._runtime.current, suppress(nccl.NcclError):
-                self._communicator.abort()
 
 
 class NCCL:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import cupy
 import numpy as np
 from cupy.cuda import runtime as api
 
+from ..errors import UnsupportedDevice
 from ..progress import THREADS, Pending
 from . import cubins
 from .cuda_launches import Launch
@@ -41,6 +43,15 @@ class _Done:
 
     def __repr__(self) -> str:
         return "an event of the GPU"
+
+
+def _made(program: Program, arch: str) -> list[Path]:
+    """What some rank of the node compiles; nothing where it cannot: CuPy's compiler may be newer."""
+    try:
+        path = cubins.make(program, arch)
+    except UnsupportedDevice:
+        return []
+    return [] if path is None else [path]
 
 
 def _address(array: Array) -> int:
@@ -154,7 +165,7 @@ class CudaRuntime:
         of our own, what CuPy does.
         """
         arch = self.device.compute_capability
-        for paths in (cubins.kept, lambda *of: filter(None, [cubins.make(*of)])):
+        for paths in (cubins.kept, _made):
             for path in paths(program, arch):
                 module = cupy.RawModule(path=str(path))
                 try:

@@ -53,7 +53,7 @@ class Watch:
         self._look, self._abort, self._entered = look, abort, entered
         self._under_way: deque[_Watched] = deque()
         self._lock = threading.Condition()
-        self._running = False
+        self._running = self._ending = False
         self.error: CompcollError | None = None
 
     def add(self, done: Pending, what: str, seconds: float) -> None:
@@ -61,10 +61,17 @@ class Watch:
         with self._lock:
             self._under_way.append(_Watched(done, what, seconds))
             if self._running:
-                self._lock.notify()
+                self._lock.notify_all()
                 return
             self._running = True
         threading.Thread(target=self._run, name=f"{THREADS}watch", daemon=True).start()
+
+    def finish(self, seconds: float) -> bool:
+        """Wait until nothing is under way and nobody looks any more, for so many seconds; tell whether that is so."""
+        with self._lock:
+            self._ending = True
+            self._lock.notify_all()
+            return self._lock.wait_for(lambda: not self._running, seconds)
 
     def check(self) -> None:
         """Raise what went wrong, if anything did."""
@@ -77,8 +84,10 @@ class Watch:
             while True:
                 with self._lock:
                     if not self._under_way:
-                        if not self._lock.wait_for(lambda: self._under_way, _SECONDS_WITHOUT_WORK):
+                        self._lock.wait_for(lambda: self._under_way or self._ending, _SECONDS_WITHOUT_WORK)
+                        if not self._under_way:
                             self._running = False
+                            self._lock.notify_all()
                             return
                         since = time.monotonic()
                     first = self._under_way[0]
@@ -111,3 +120,4 @@ class Watch:
         with self._lock:
             self._under_way.clear()
             self._running = False
+            self._lock.notify_all()

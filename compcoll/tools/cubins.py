@@ -13,7 +13,7 @@ from typing import Any
 from ..codecs import ALL, Cast, Codec
 from ..devices import cubins
 from ..devices.cuda_launches import CodecLaunches
-from ..devices.cuda_programs import Program, program
+from ..devices.cuda_programs import COMPUTED, Program, program
 from ..dtypes import DTYPES, computed_on
 from ..errors import CompcollError, UnsupportedDevice
 from .arguments import add_codec_options, chosen_codec
@@ -33,10 +33,11 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
     """List the programs that collectives on arrays of a type need, with these codecs or none."""
     device: Any = _Programs()
     fixed = [codec for codec in (Cast(dtype), *codecs) if codec.fixed_size and not codec.additive]
-    coders: list[Any] = [codec.coder(device, dtype) for codec in fixed]
-    found: list[Program] = [coder.program for coder in coders]
     computed = computed_on(dtype).name
-    found += [program("summands", computed), program("sparse", computed)]
+    coders: list[Any] = [codec.coder(device, dtype) for codec in fixed]
+    coders.append(Cast(computed).coder(device, computed))  # what sparsifiers work on
+    found: list[Program] = [coder.program for coder in coders]
+    found += [program("summands", computed), program("summands", COMPUTED[0]), program("sparse", computed)]
     return list(dict.fromkeys(found))
 
 

@@ -138,10 +138,15 @@ def test_nccl(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     joining.join(3, joining.invitation(), 1).free(60)
     assert calls[-1] == ("destroy",)
     late = threading.Event()  # another rank does not come to it
+    monkeypatch.setattr(fake_cupy.NcclCommunicator, "fails", False)
     monkeypatch.setattr(fake_cupy.NcclCommunicator, "destroy", lambda self: late.wait(600))
     joining.join(3, joining.invitation(), 1).free(0.05)
-    assert calls[-1] == ("abort",)
+    assert calls[-1][0] == "init"  # nothing else may end what is being destroyed
     late.set()
+    carrier = joining.join(3, joining.invitation(), 1)
+    carrier.watch(fake_cupy.Event(), "allreduce by direct", 600)
+    carrier.free(0.05)
+    assert calls[-1] == ("abort",)
 
 
 def test_checksums(cupy: Any) -> None:

@@ -24,6 +24,7 @@ from ...registry import as_codec
 from ...stats import Stats
 from ..arrays import Array, GPUArrays, HostArrays, arrays_on
 from ..buffers import COMPRESSIBLE, Packed, nbytes_of
+from ..handles import Followed
 from ..job_queue import JobQueue, Work
 from ..linear import linear
 from .membership import Group, check_group, communicator_of
@@ -193,7 +194,7 @@ def all_reduce(
     ------
     CompcollError
         See `compcoll.errors`. What is refused on one rank only is refused on all where the others call the same
-        algorithm; ``tensor`` is unchanged.
+        algorithm; ``tensor`` is unchanged. The group's own all_reduce fails as it does by itself.
 
     Examples
     --------
@@ -207,7 +208,7 @@ def all_reduce(
     known = _members.get(meant) if key is not None and isinstance(meant, dist.ProcessGroup) else None
     if known is not None and key in known.left:
         known.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(tensor))
-        return _by_group(tensor, known.left[key], meant, async_op)
+        return _by_group(Packed([tensor], filled=True), [tensor], known.left[key], meant, async_op)
     return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
 
 
@@ -269,11 +270,12 @@ def _all_reduce(
         plan = communicator.explain(
             member.place(packed.memory.device).array(packed.memory), op=operation.name, codec=codec, algorithm=asked[1]
         )
-        if _is_the_groups(plan, asked[1], packed.memory) and packed.shared and operation.factor is None:
+        if _is_the_groups(plan, asked[1], packed.memory) and operation.factor is None:
             member.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
             if key is not None and len(member.left) < _MOST_KEPT:
                 member.left[key] = operation.name == "mean"
-            return _by_group(packed.memory, operation.name == "mean", group, async_op)
+            whole = packed if packed.shared else Packed(tensors, filled=True)
+            return _by_group(whole, result, operation.name == "mean", group, async_op)
 
     def run() -> None:
         whole = packed if packed.shared else Packed(tensors, filled=True)
@@ -292,23 +294,33 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor) -> bool:
     """Tell whether the group's own all_reduce does what was planned: also instead of another sum without a codec, whose
     opening alone costs as much, but for long ones through memory that ranks share. Of halves ours are more exact.
     """
+    if algorithm == choose.AUTO and memory.is_cpu and memory.dtype.itemsize < 4:
+        return False
     if plan.algorithm == choose.NATIVE:
         return True
-    if algorithm != choose.AUTO or plan.codec is not None or not memory.is_cpu or memory.dtype.itemsize < 4:
+    if algorithm != choose.AUTO or plan.codec is not None or not memory.is_cpu:
         return False
     return plan.algorithm != choose.SHARED_MEMORY or nbytes_of(memory) < _SHARED_NBYTES
 
 
-def _by_group(memory: Tensor, mean: bool, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _by_group(
+    packed: Packed, result: list[Tensor], mean: bool, group: dist.ProcessGroup, async_op: bool
+) -> dist.Work | None:
     """Have the group's own all_reduce do it."""
     if mean:
-        memory.div_(group.size())
+        packed.memory.div_(group.size())
     options = dist.AllreduceOptions()
     options.asyncOp = async_op
-    work: dist.Work = getattr(group, "uncompressed_allreduce", group.allreduce)([memory], options)
+    work: dist.Work = getattr(group, "uncompressed_allreduce", group.allreduce)([packed.memory], options)
+
+    def finish() -> list[Tensor]:
+        packed.unpack()
+        return result
+
     if async_op:
-        return work
+        return work if packed.shared else Followed(work, finish)
     work.wait()
+    finish()
     return None
 
 

@@ -75,7 +75,9 @@ def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
     if (name := f"{mesh.device_type} {mesh.mesh.tolist()}") not in known:
         ranks = sorted(mesh.mesh.flatten().tolist())
         limit = timedelta(seconds=timeout_of(mesh.get_group(0), torch.device(mesh.device_type)))
-        group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=True)
+        # Names that are made locally differ between ranks that have made different numbers of groups.
+        local = len(ranks) < dist.get_world_size()
+        group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=local)
         _rows[group] = place[0]
     return known[name]
 

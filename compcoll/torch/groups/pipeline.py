@@ -56,12 +56,11 @@ def send(
     ...     compcoll.torch.send(activations, rank + 1, codec="fp8")
     """
     group, chosen = _checked(tensor, dst, group, codec, codec_options)
-    if not tensor.numel():
-        return
-    wire = encoded(tensor.detach().reshape(-1), chosen)
+    wire = encoded(tensor.detach().reshape(-1), chosen) if tensor.numel() else None
     if tensor.is_cpu:
-        dist.send(_head(tensor, chosen, wire.numel()), dst, group, tag)
-    dist.send(wire, dst, group, tag)
+        dist.send(_head(tensor, chosen, 0 if wire is None else wire.numel()), dst, group, tag)
+    if wire is not None:
+        dist.send(wire, dst, group, tag)
 
 
 def recv(
@@ -98,19 +97,20 @@ def recv(
     """
     group, chosen = _checked(tensor, src, group, codec, codec_options)
     n = tensor.numel()
-    if not n:
-        return
-    wire = torch.empty(wire_nbytes(n, tensor, chosen), dtype=torch.uint8, device=tensor.device)
+    wire = torch.empty(wire_nbytes(n, tensor, chosen) if n else 0, dtype=torch.uint8, device=tensor.device)
     if tensor.is_cpu:
         own = _head(tensor, chosen, wire.numel())
         came = torch.empty_like(own)
         dist.recv(came, src, group, tag)
         if not torch.equal(came, own):
-            dist.recv(torch.empty(int(came[1]), dtype=torch.uint8), src, group, tag)  # so that the next one fits
+            if came[1]:
+                dist.recv(torch.empty(int(came[1]), dtype=torch.uint8), src, group, tag)  # so that the next one fits
             raise CollectiveMismatch(
                 f"rank {src} sent other values than the {n} of {tensor.dtype} by {chosen!r} that are received here: "
                 f"{int(came[1])} bytes on the wire instead of {wire.numel()}"
             )
+    if not n:
+        return
     dist.recv(wire, src, group, tag)
     with torch.no_grad():
         tensor.copy_(decoded(wire, tensor.new_empty(n), chosen).view(tensor.shape))

@@ -261,8 +261,8 @@ class DiLoCo:
         residuals = residuals_of(states, rank, size, sizes, _STATE)
         every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
         mine = every[rank % len(every)]
-        if mine["settings"] != self._settings:
-            raise InvalidArgument(f"this state is of {mine['settings']}, but here are {self._settings}")
+        if (settings := {"warmup": 0, **mine["settings"]}) != self._settings:
+            raise InvalidArgument(f"this state is of {settings}, but here are {self._settings}")
         held = {kind: {name: values.numel() for name, values in mine[kind].items()} for kind in ("parameters", "outer")}
         if held["parameters"] != sizes or held["outer"] != sizes:
             raise InvalidArgument("this state is of a model with other parameters")
@@ -302,9 +302,11 @@ class DiLoCo:
         return f"{type(self).__name__}({self._told})"
 
     @torch.no_grad()
-    def _before(self, *_: object) -> None:
+    def _before(self, _: object, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """Average the gradients of the first steps."""
         if self.steps < self._warmup:
+            if any(each is not None for each in (*args, *given.values())):
+                raise InvalidArgument("the first steps average gradients: compute them before step(), not in a closure")
             nbytes = sum(fragment.average_gradients(self.communicator, self.account) for fragment in self._fragments)
             self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, nbytes)
 
@@ -318,6 +320,8 @@ class DiLoCo:
             self._rounds += 1
             for fragment in self._fragments:
                 fragment.flat.pack(fragment.parameters.values(), fragment.outer)
+                if self.steps == self._warmup:  # a rank that came during these steps may have made others
+                    fragment.agree(self.communicator)
             return
         self._finish([f for f in self._fragments if f.under_way is not None and f.under_way.due <= self.steps])
         for fragment in self._fragments:

@@ -102,6 +102,12 @@ class Fragment:
                 parameter.grad.copy_(values)
         return nbytes
 
+    def agree(self, communicator: Communicator) -> None:
+        """Go on from the first rank's parameters. Collective."""
+        values = self.outer.numpy()
+        communicator.bcast(values, 0, out=values, codec=None)
+        self.mix(0.0)
+
     def load(self, outer: Mapping[str, Tensor], parameters: Mapping[str, Tensor], losses: Mapping[str, Tensor]) -> None:
         """Take the common parameters and what was lost from a state, and this rank's parameters, if it has them."""
         self.flat.load({name: outer[name] for name in self.flat.names}, self.outer)
