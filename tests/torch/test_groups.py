@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -28,10 +30,17 @@ from program import checks  # noqa: E402
 Outcomes = list[dict[str, str]]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody has, of those that the system does not deal out: gloo's many sockets would take them."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.sample(range(lowest - 8192, lowest), 8192):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == number:
+            return found
+    raise AssertionError("no port is free")
 
 
 def environment(rank: int, ranks: int, ports: list[int], folder: Path, neighbours: int = 0) -> dict[str, str]:
@@ -60,7 +69,7 @@ def environment(rank: int, ranks: int, ports: list[int], folder: Path, neighbour
 
 def run(number: int, folder: Path, neighbours: int = 0) -> Outcomes:
     """Run the checks for a number of ranks, and tell what became of each on each rank."""
-    ports = [free_port() for _ in range(4)]
+    ports = free_ports(4)
     ranks = [
         subprocess.Popen(
             [sys.executable, "-X", "faulthandler", HERE / "program.py", folder],
@@ -124,7 +133,7 @@ def test_training_has_the_losses_that_it_has_under_mpirun(
     for ranks in (2, 3, 4):
         files = [tmp_path / f"{ranks}-{name}" for name in ("mpi.npy", "mpi.json", "group.npy", "group.json")]
         mpirun(ranks, TRAIN, *words, "--gradients", files[0], "--json", files[1], timeout=100)
-        ports = [free_port()]
+        ports = free_ports(1)
         own = [str(word) for word in (*words, "--gradients", files[2], "--json", files[3])]
         started = [
             subprocess.Popen(
