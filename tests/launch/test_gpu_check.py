@@ -63,11 +63,12 @@ def test_all_results_are_told_of(tmp_path: Path) -> None:
 
 
 def test_log_has_what_every_step_said(tmp_path: Path) -> None:
-    steps = [gpu_check.Step(word, "", [sys.executable, "-c", f"print('{word}')"], 20.0) for word in ("one", "other")]
+    words = "said-1", "said-2"  # which no path has
+    steps = [gpu_check.Step(word, "", [sys.executable, "-c", f"print('{word}')"], 20.0) for word in words]
     log = tmp_path / "log.txt"
     assert [gpu_check.run(step, log, 20.0).status for step in steps] == [0, 0]
-    assert "\none\n" in log.read_text() and "==== one: " in log.read_text()
-    assert "other\n" in gpu_check.tail(log) and "one" not in gpu_check.tail(log)
+    assert "\nsaid-1\n" in log.read_text() and "==== said-1: " in log.read_text()
+    assert "said-2\n" in gpu_check.tail(log) and "said-1" not in gpu_check.tail(log)
 
 
 def test_a_part_leaves_its_results_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
