@@ -305,7 +305,7 @@ class DiLoCo:
     def _before(self, _: object, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """Average the gradients of the first steps."""
         if self.steps < self._warmup:
-            if any(each is not None for each in (*args, *given.values())):
+            if any(each is not None for each in (*args[1:], *given.values())):  # the first is the optimizer
                 raise InvalidArgument("the first steps average gradients: compute them before step(), not in a closure")
             nbytes = sum(fragment.average_gradients(self.communicator, self.account) for fragment in self._fragments)
             self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, nbytes)
