@@ -85,6 +85,14 @@ def check_activations_go_from_stage_to_stage() -> None:
         assert not got.any()
         compcoll.torch.recv(got, 0, codec="cast", dtype="float16")
         assert got.all()
+    for sent, expected in ((0, 64), (64, 0), (0, 0)):
+        if rank == 0:
+            compcoll.torch.send(torch.ones(sent), 1, codec="cast", dtype="float16")
+        if rank == 1 and sent != expected:
+            with pytest.raises(CollectiveMismatch):
+                compcoll.torch.recv(torch.zeros(expected), 0, codec="cast", dtype="float16")
+        elif rank == 1:
+            compcoll.torch.recv(torch.zeros(expected), 0, codec="cast", dtype="float16")
 
 
 def check_what_cannot_be_exchanged_is_named() -> None:
