@@ -16,6 +16,7 @@ look disturbs them. Whoever asks for a future will not run the job: then, and wh
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
 import weakref
@@ -23,7 +24,6 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch.futures import Future
@@ -149,7 +149,8 @@ class JobQueue:
         self._line: deque[Work] = deque()
         self._turn = threading.Lock()
         self._owner = 0
-        self._wakes: SimpleQueue[bool] = SimpleQueue()
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self._woken = False
         self._asleep = True
         self._used = False
@@ -221,7 +222,7 @@ class JobQueue:
         self._closed = True
         if self._thread is None:
             return
-        self._wakes.put(False)
+        self._ring()
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
 
@@ -253,16 +254,21 @@ class JobQueue:
         if self._woken:
             return
         self._woken = True
-        self._wakes.put(True)
+        self._ring()
         if self._thread is None:
             with self.lock:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
                     self._thread.start()
 
+    def _ring(self) -> None:
+        # Of two who ring at once the second finds the lock released.
+        with contextlib.suppress(RuntimeError):
+            self._bell.release()
+
     def _serve(self) -> None:
-        looks, nap, wanted = 0, _SHORTEST_NAP, True
-        while wanted or self._line:
+        looks, nap = 0, _SHORTEST_NAP
+        while not self._closed or self._line:
             nap = min(2 * nap, _LONGEST_NAP)
             if self._line:
                 self._turn.acquire()
@@ -274,9 +280,7 @@ class JobQueue:
             self._asleep = looks > _LOOKS
             if self._line:
                 continue
-            try:
-                wanted = self._wakes.get(timeout=None if self._asleep else nap)
+            # No queue.SimpleQueue: whose get() is late for its time-out waits without one (CPython 3.11).
+            if self._bell.acquire(timeout=-1 if self._asleep else nap):
                 self._woken, looks = False, 0
-            except Empty:
-                pass
             self._asleep = False
