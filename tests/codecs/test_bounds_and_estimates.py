@@ -137,3 +137,12 @@ def test_estimates_of_sums_of_integers() -> None:
     for ranks in (2, 5):
         expected = largest_of(2 * 64 * ranks) / codec.levels(ranks) / math.sqrt(12)
         assert codec.sum_error(ranks) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("block", [16, 64, 256, 1024])
+def test_the_estimate_of_int8_is_what_normal_values_lose(block: int) -> None:
+    """Simulated: a scale is the 127th part of the largest magnitude of a block."""
+    x = np.random.default_rng(block).standard_normal((1 << 18) // block * block).reshape(-1, block)
+    scales = np.abs(x).max(axis=1, keepdims=True) / 127
+    lost = np.sqrt(np.mean((np.rint(x / scales) * scales - x) ** 2))
+    assert Int8(block=block).encoding_error("float32") == pytest.approx(lost, rel=0.02)

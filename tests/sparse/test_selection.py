@@ -91,6 +91,29 @@ def test_the_largest(select: str, array: dict[str, Any], density: float) -> None
         assert np.array_equal(found[0], np.sort(nonzero[order[:k]]))
 
 
+@pytest.mark.parametrize(("k", "passes"), [(1, 1), (20, 1), (21, 2), (40, 2), (60, 3), (80, 4), (100, 5)])
+def test_the_threshold_of_redsync_falls_in_steps(k: int, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the mean, 50, to the largest, 100: above 90, 80, 70, 60 and 50 are 10 values each of both signs.
+
+    J. Fang et al., JPDC 133, 2019, algorithm 2, with steps of a fifth.
+    """
+    kernels = HostDevice(1, SETS[0]).selection("float64")
+    x = np.r_[np.arange(51, 101), -np.arange(51, 101), np.full(100, 24.5)].astype(np.float64)
+    assert np.abs(x).mean() == 50
+    thresholds: list[float] = []
+    above = type(kernels).above
+
+    def count(self: Any, values: Any, threshold: float, limit: int) -> Any:
+        thresholds.append(threshold)
+        return above(self, values, threshold, limit)
+
+    monkeypatch.setattr(type(kernels), "above", count)
+    found = SELECTORS["trimmed"](kernels, x, k)
+    assert list(dict.fromkeys(thresholds)) == pytest.approx([90, 80, 70, 60, 50][:passes])
+    assert sorted(np.abs(x[found]))[0] == 100 - (k - 1) // 2
+    assert found.size == k
+
+
 @examples(60)
 @given(array=arrays)
 def test_passes(array: dict[str, Any]) -> None:
