@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from compcoll.algorithms import ALGORITHMS
 from compcoll.algorithms.record import NEVER, Encodings
-from compcoll.codecs import Codec
+from compcoll.codecs import Codec, IntSum, Sign
 from compcoll.codecs.base import ErrorBound
 from compcoll.collectives.choose import COPY
 from compcoll.dtypes import DTYPES
@@ -38,20 +38,32 @@ def spread_out(bound: ErrorBound, of_blocks: Array, length: int) -> Array:
     return np.repeat(of_blocks + bound.absolute, bound.block, axis=-1)[..., :length]
 
 
-def bound_of(codec: Codec | None, dtype: str) -> ErrorBound:
+def bound_of(codec: Codec | None, dtype: str, ranks: int = 1) -> ErrorBound:
     """Find what a codec loses at most on elements of a type, in one encoding.
 
     Parameters
     ----------
     codec : Codec or None
-        None loses nothing.
+        None loses nothing, and neither do votes (`is_vote`), whose result is exact.
     dtype : str
         The element type.
+    ranks : int
+        How many add what an additive codec makes of their values.
     """
-    bound = ErrorBound() if codec is None else codec.error_bound(dtype)
+    if codec is None or is_vote(codec):
+        return ErrorBound()
+    if isinstance(codec, IntSum):
+        # Every rank rounds by half a step at most, and steps go by the largest of all ranks' magnitudes.
+        return ErrorBound(codec.block, ranks / (2 * codec.levels(ranks)))
+    bound = codec.error_bound(dtype)
     if bound is None:
         raise InvalidArgument(f"{codec!r} tells no error bound: the benchmark cannot check it")
     return bound
+
+
+def is_vote(codec: Codec | None) -> bool:
+    """Tell whether a codec gives the sign of the signs' sum: nothing that is near the sum of the values."""
+    return isinstance(codec, Sign) and codec.additive
 
 
 def encodings_of(collective: str, algorithm: str, size: int, nodes: int) -> Encodings:

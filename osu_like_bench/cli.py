@@ -50,7 +50,7 @@ def _run_collective(arguments: argparse.Namespace) -> int:
     if arguments.device == "cuda":
         on_gpu.check(arguments.command, asked)
     if codec is not None:
-        _check_dtype(codec, arguments.dtype)
+        _check_dtype(codec, arguments.dtype, arguments.command)
     ranks = Ranks()
     first = ranks.comm.rank == 0
     about = describe() | {"mpi": describe_mpi(), "ranks": ranks.comm.size, "nodes": ranks.nodes}
@@ -82,11 +82,14 @@ def sizes_of(dtype: str) -> int:
     return int(DTYPES[dtype].itemsize)
 
 
-def _check_dtype(codec: Codec, dtype: str) -> None:
-    """Let the codec refuse an element type before anything runs."""
+def _check_dtype(codec: Codec, dtype: str, collective: str) -> None:
+    """Let the codec refuse an element type or a collective before anything runs."""
     from compcoll.devices.host import HostDevice
 
-    codec.coder(HostDevice(), dtype)
+    if codec.additive and collective == "allreduce":
+        codec.summands(HostDevice(), dtype, 2)
+    else:
+        codec.coder(HostDevice(), dtype)
 
 
 def _run_codecs(arguments: argparse.Namespace) -> int:

@@ -162,6 +162,8 @@ def make(
         return _native(case, ranks.comm, x, out, scale, there)
     if name in naive.ALLREDUCE:
         assert codec is not None
+        if codec.additive:
+            raise UsageError(f"--compare {name}: {codec.name} has no wire of its own to send: leave {name} out")
         return _point_to_point(name, ranks, x, out, codec, scale)
     if name in peers.names():
         return _peer(name, ranks, x, out, scale, there)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from compcoll.algorithms.record import Encodings
 from compcoll.codecs import Codec
 from compcoll.dtypes import DTYPES
 
 from . import contenders, data
-from .bounds import bound_of, encodings_of, result_bound
+from .bounds import bound_of, encodings_of, is_vote, result_bound
 from .cases import Case, Ranks
 from .contenders import Contender
 from .errors import UsageError
@@ -173,7 +174,9 @@ def _record(
     codec = (ran.codec or settings.codec) if ran.compressed else None
     terms = comm.size if case.reduces else 1
     path = encodings_of(case.name, ran.algorithm, comm.size, ranks.nodes)
-    allowed = result_bound(bound_of(codec, settings.dtype), path, settings.dtype, terms + mean)
+    if codec is not None and codec.additive:
+        path = Encodings(1, 1)  # numbers are added as they are, whatever the algorithm
+    allowed = result_bound(bound_of(codec, settings.dtype, comm.size), path, settings.dtype, terms + mean)
     verdict = verify(
         case,
         comm,
@@ -182,6 +185,7 @@ def _record(
         allowed,
         typical=typical_error(codec, x, path.levels, terms),
         scale=1.0 / comm.size if mean else 1.0,
+        votes=is_vote(codec),
     )
     total = max(x.nbytes, out.nbytes)
     algbw = total / times.mean / 1e9

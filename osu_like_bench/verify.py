@@ -72,10 +72,11 @@ def typical_error(codec: Codec | None, x: Array, levels: int, terms: int) -> flo
     Returns
     -------
     float
-        Infinity if that cannot be told: of few values, or of values that lose nothing though their sums may.
+        Infinity if that cannot be told: of few values, of values that lose nothing though their sums may, or of
+        additive codecs, which encode nothing but what all ranks agree on; their bound is that of one rounding.
     """
     sample = x.reshape(-1)[:_SAMPLE]
-    if codec is None or sample.size < _FEWEST:
+    if codec is None or codec.additive or sample.size < _FEWEST:
         return math.inf
     dtype = sample.dtype.name
     coder = codec.coder(HostDevice(instruction_set=HostDevice.instruction_sets()[0]), dtype)
@@ -97,6 +98,7 @@ def verify(
     *,
     typical: float = math.inf,
     scale: float = 1.0,
+    votes: bool = False,
 ) -> Verdict:
     """Hold a result against the reference, piece by piece.
 
@@ -114,6 +116,8 @@ def verify(
         Root mean square of all losses that enter one value of this rank's result, before ``scale``.
     scale : float
         Factor of the result.
+    votes : bool
+        Tell whether each rank adds the signs of its values, and the result is the sign of that sum.
     """
     # Squares of differences, of the reference, and of differences inside the bound; elements outside, and different.
     sums = np.zeros(5)
@@ -123,7 +127,8 @@ def verify(
     for begin in range(0, x.shape[1], width):
         values = x[:, begin : begin + width].astype(np.float64)
         got = np.ascontiguousarray(out[:, begin : begin + width])
-        reference = scale * case.reference(comm, values)
+        reference = case.reference(comm, np.sign(values) if votes else values)
+        reference = np.sign(reference) if votes else scale * reference
         bound = scale * spread_out(allowed, case.reference(comm, of_blocks(allowed, values)), values.shape[1])
         difference = np.abs(got.astype(np.float64) - reference)
         inside = difference <= bound  # not-a-number is not

@@ -149,6 +149,8 @@ def test_help_has_an_example(command: str) -> None:
         ("allreduce --json nowhere/b.json", "a folder that exists"),
         ("codecs --instruction-set sse9", "cannot run instruction set 'sse9': best, all, or"),
         ("codecs --size 2", "multiple of the 4 bytes of a float32"),
+        ("allreduce --codec intsum --compare p2p", "p2p_ring: intsum has no wire of its own"),
+        ("bcast --codec intsum", "only allreduce can use it"),
         ("plot missing.json -o plot.png", "missing.json cannot be read"),
     ],
 )
@@ -249,6 +251,9 @@ def test_allreduce_contenders_and_records(mpirun: MPIRun, tmp_path: Path) -> Non
     [
         # nccl-tests, doc/PERFORMANCE.md: 2(n-1)/n for allreduce, (n-1)/n for those that move parts, 1 for broadcast.
         ("allreduce --codec cast --dtype bfloat16 --codec-dtype float16", 2 * 3 / 4),
+        ("allreduce --codec intsum --bits 8 --dtype float16", 2 * 3 / 4),
+        ("allreduce --codec intsum --bits 16 --op mean", 2 * 3 / 4),
+        ("allreduce --codec sign", 2 * 3 / 4),
         ("allgather --codec zfp --rate 16", 3 / 4),
         ("reduce_scatter --codec zfp --rate 16 --dtype float64", 3 / 4),
         ("bcast --codec minmax --bits 4", 1.0),
@@ -258,9 +263,13 @@ def test_allreduce_contenders_and_records(mpirun: MPIRun, tmp_path: Path) -> Non
 def test_collectives(words: str, factor: float, mpirun: MPIRun, tmp_path: Path) -> None:
     written = tmp_path / "bench.json"
     algorithms = {"allreduce": "p2p,direct", "bcast": "binomial", "alltoall": "pairwise"}
-    compare = f"--compare native,auto,{algorithms.get(words.split()[0], 'ring,direct')}"
+    additive = "intsum" in words or "sign" in words
+    others = "ring,direct" if additive else algorithms.get(words.split()[0], "ring,direct")
+    compare = f"--compare native,auto,{others}"
     mpirun(4, "osu_like_bench", *f"{words} -m 64:32K {compare} -i 2 -x 1".split(), "--json", written)
     found = results(written)
+    # What all ranks agree on cannot be made before they have met.
+    uncompressed = {"native", "shared_memory"} | ({"dissemination"} if additive else set())
     assert found[-1]["size"] == 1 << 15
     parts = 4 if words.startswith(("allgather", "alltoall")) else 1
     for record in found:
@@ -268,7 +277,7 @@ def test_collectives(words: str, factor: float, mpirun: MPIRun, tmp_path: Path) 
         assert record["total_bytes"] == parts * record["size"]
         assert record["algbw"] == pytest.approx(record["total_bytes"] / record["avg_us"] / 1e3)
         assert record["busbw"] == pytest.approx(record["algbw"] * factor)
-        assert (record["codec"] is None) == (record["algorithm"] in ("native", "shared_memory"))
+        assert (record["codec"] is None) == (record["algorithm"] in uncompressed)
 
 
 SABOTAGE = """
