@@ -80,6 +80,9 @@ CLEARLY = 0.95
 ABOUT = 0.99
 """Part of another's time from which on both count as equally fast."""
 
+_ADDED_NBYTES = 128 * 1024
+"""The size from which on numbers are added instead of values: less than that does not pay for agreeing on scales."""
+
 _HALVES_BY_MPI_NBYTES = 32 * 1024
 """The size from which on sums of halves are our own algorithms': they add in float32, with halves on the wire."""
 
@@ -279,6 +282,9 @@ def _refused(
         return ""
     if codec is None and not known.plain:
         return "uncompressed"
+    # As values are, they may go by MPI's own or through shared memory: one pass, where numbers take a second round.
+    if codec is not None and codec.additive and known.plain and (world.nodes == 1 or call.nbytes < _ADDED_NBYTES):
+        return "slow to agree on scales"
     if unfit := record.unfit(world):
         return unfit
     if record.limited:

@@ -146,8 +146,10 @@ class Profile:
             raise InvalidArgument(f"profile: per_node={self.per_node!r} must not be negative")
 
     def speed(self, codec: str, bits: float) -> Speed:
-        """The known speed that is closest: same kind, next in bits; the slowest for a kind that nobody measured."""
-        alike = [speed for speed in self.speeds if speed.codec == codec]
+        """The known speed that is closest: same kind, next in bits; for a kind that nobody measured as the codec tells,
+        or the slowest.
+        """
+        alike = [speed for speed in self.speeds if speed.codec == codec] or _usual(codec)
         if alike:
             return min(alike, key=lambda speed: abs(speed.bits - bits))
         return min(self.speeds, key=lambda speed: speed.recode)
@@ -158,6 +160,11 @@ class Profile:
             timing.world == world and (timing.algorithm == algorithm if algorithm else timing.algorithm != "native")
             for timing in self.timings
         )
+
+
+def _usual(kind: str) -> list[Speed]:
+    """The speeds of a kind of codec where nothing was measured."""
+    return [Speed(*usual) for codec in ALL for usual in codec.speeds if usual.kind == kind]
 
 
 class Way(NamedTuple):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from compcoll import ZFP, Codec, IntSum, MinMax
+from compcoll import ZFP, Codec, IntSum, MinMax, Sign
 from compcoll.collectives import choose
 from compcoll.collectives.call import Call, Setting
 from compcoll.collectives.choose import Option
@@ -198,3 +199,21 @@ def test_tolerances_are_not_negative() -> None:
     for tolerance in (-1e-9, -0.5, -1.0):
         with pytest.raises(InvalidArgument, match="tolerance"):
             ZFP(tolerance=tolerance)
+
+
+# Whether numbers are added, or values as they are by MPI's own or shared memory.
+ADDED: list[tuple[Call, Setting, bool]] = [
+    (allreduce(1 << 24, IntSum(8)), setting(4), True),
+    (allreduce(1 << 24, IntSum(16)), setting(4, 2), True),
+    # Speeds that nobody measured on this machine are as the codec tells, not as the slowest's.
+    (allreduce(1 << 24, IntSum(8)), setting(4, profile=replace(DEFAULTS, speeds=DEFAULTS.speeds[:1])), True),
+    (allreduce(1 << 16, IntSum(8)), setting(4), False),  # agreeing takes longer than it saves
+    (allreduce(1 << 24, IntSum(8)), setting(4, 4), False),  # one node
+    (allreduce(1 << 10, Sign()), setting(4), True),  # nothing else is a vote
+    (allreduce(1 << 24, Sign()), setting(4, 4), True),
+]
+
+
+@pytest.mark.parametrize(("call", "where", "compressed"), ADDED)
+def test_what_auto_does_with_numbers_to_be_added(call: Call, where: Setting, compressed: bool) -> None:
+    assert (choose.chosen(call, where).codec is not None) == compressed

@@ -30,8 +30,8 @@ from compcoll.transports.base import Wire
 ALPHA, BETA = 3e-6, 1 / 2e9
 LINK = Link(ALPHA, BETA)
 FREE = Link(0.0, 0.0)
-NOTHING = DEFAULTS.speeds[0].__class__("none", 32, *[1e30] * 4)
-INSTANT = type(DEFAULTS)(LINK, LINK, (NOTHING,), message=0.0, call=0.0)
+NOTHING, AT_ONCE = (DEFAULTS.speeds[0].__class__(kind, 32, *[1e30] * 4) for kind in ("none", "minmax"))
+INSTANT = type(DEFAULTS)(LINK, LINK, (NOTHING, AT_ONCE), message=0.0, call=0.0)
 """Kernels take no time."""
 
 
