@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,13 +22,13 @@ from .. import config
 from ..algorithms import ALGORITHMS
 from ..algorithms.dissemination import largest
 from ..codecs import ZFP, Cast, Codec, MinMax
-from ..collectives.choose import ALLREDUCE, DISSEMINATION, SHARED_MEMORY
+from ..collectives.choose import ALLREDUCE, DISSEMINATION, NATIVE, SHARED_MEMORY
 from ..communicator import Communicator
 from ..devices.host import HostDevice
 from ..errors import CompcollError
 from ..layout import World, in_pairs
 from ..model.kinds import kind_of, way_of
-from ..model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, formula, raw
+from ..model.predict import DEFAULTS, Link, Profile, Speed, Timing, Way, formula
 from ..model.profile import Stored, load, path_of, place_of, save
 from ..progress import give_way
 from ..registry import get_codec, list_codecs
@@ -40,13 +39,14 @@ from .timing import Bar, Stopwatch
 SIZES = tuple(1 << power for power in (8, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 26))
 """Bytes of the allreduces that are timed: up to what no processor's caches hold."""
 
-_FEW_SIZES, _FEW_NAMES, _PART = (1 << 14, 1 << 18, 1 << 21), ("direct", "ring"), 0.1
-"""What is measured in passing: bytes, algorithms, and the part of the usual time for each."""
+_FEW_SIZES, _PART = tuple(1 << power for power in (12, 14, 12, 14, 16, 18, 20, 22, 24)), 0.3
+"""What is measured in passing: bytes, up to where only these count, and the part of the usual time for each."""
 
 _SEGMENT = 1 << 20
 _SECONDS_EACH = 0.15  # for an algorithm and a size; half as much for small ones
 _SMALL = 1 << 16
 _TWICE = 1 << 20
+_ROUNDS = 5  # at least, of what is timed
 _EXCHANGED = 8  # messages of an exchange, each of half a segment
 _TINY = 32  # messages at once, to find out what a message costs
 
@@ -112,14 +112,16 @@ def tune(comm: Communicator, transport: Tunable, watch: Stopwatch, bar: Bar) -> 
         bar.show(0.2, "links")
         profile = _with_links(profile, transport, watch, world, 1.0)
         profile = replace(profile, message=_message(transport, device, watch, _pairs([range(world.size)])))
-        timings = _timings(comm, transport, world, watch, bar)
+        visits = [nbytes for nbytes in SIZES if nbytes <= _TWICE] + list(SIZES)
+        timings = _timings(comm, profile, world, watch, bar, _series(transport, world), visits)
         profile = replace(profile, call=_call(profile, timings, world), timings=timings)
     made = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Stored(profile, place_of(transport, device.name), made)
 
 
-def estimate(comm: Communicator, transport: Tunable, seconds: float = 2.0) -> Profile:
-    """Measure links, and a few allreduces of three sizes; codecs are taken to be as fast as by default. Collective.
+def estimate(comm: Communicator, transport: Tunable, seconds: float = 3.0) -> Profile:
+    """Measure links, and allreduces of a few sizes, by the library's own and compressed ones; codecs are taken to be as
+    fast as by default. Collective.
 
     Parameters
     ----------
@@ -133,7 +135,8 @@ def estimate(comm: Communicator, transport: Tunable, seconds: float = 2.0) -> Pr
     world, watch = World.of(transport.nodes), Stopwatch(transport, seconds)
     profile = replace(_with_links(DEFAULTS, transport, watch, world, _PART), source="measured in passing")
     with Bar(enabled=False) as bar:
-        timings = _timings(comm, transport, world, watch, bar, _FEW_SIZES, _FEW_NAMES, _PART)
+        series = [each for each in _series(transport, world) if each.codec is not None or each.algorithm in _WHOLE]
+        timings = _timings(comm, profile, world, watch, bar, series, _FEW_SIZES, _PART, _own_allreduce(transport))
     return replace(profile, call=_call(profile, timings, world), timings=timings)
 
 
@@ -286,53 +289,89 @@ def _message(transport: Tunable, device: HostDevice, watch: Stopwatch, partners:
     return watch.seconds(many, 0.1) / _TINY
 
 
+class _Timed(NamedTuple):
+    """An allreduce that is timed."""
+
+    algorithm: str
+    codec: Codec | None
+    bits: float
+
+    def fits(self, nbytes: int, world: World) -> bool:
+        """Tell whether arrays of that size can go so: what travels with the opening is small."""
+        return self.algorithm != DISSEMINATION or nbytes * self.bits / 32 <= largest(world.size)
+
+
+_WHOLE = (NATIVE, SHARED_MEMORY)
+"""What sends values as they are, and is measured in passing, too."""
+
+
+def _series(transport: Tunable, world: World) -> list[_Timed]:
+    """The allreduces that there are among these ranks: the library's own, and ours with values as they are and zfp."""
+    both: tuple[tuple[Codec | None, float], ...] = ((None, 32.0), (ZFP(rate=8), 8.0))
+    names = [name for name in ALLREDUCE if not ALGORITHMS[name].unfit(world)]
+    series = [_Timed(NATIVE, None, 32.0)] + [_Timed(name, *each) for name in names for each in both]
+    if world.nodes == 1 and transport.shared is not None:
+        series.append(_Timed(SHARED_MEMORY, None, 32.0))
+    return series + [_Timed(DISSEMINATION, *each) for each in both[: 1 + in_pairs(world.size)]]
+
+
+def _own_allreduce(transport: Tunable) -> Callable[[Any], object] | None:
+    """The allreduce of the library that carries messages, in place and without our opening, as a group's own is called
+    where nothing is compressed; None if it has none.
+    """
+    if transport.native is None:
+        return None
+    _, start = transport.native.reductions("allreduce", "sum")
+    return lambda values: start(values, values).Test()
+
+
 def _timings(
     comm: Communicator,
-    transport: Tunable,
+    profile: Profile,
     world: World,
     watch: Stopwatch,
     bar: Bar,
-    sizes: Sequence[int] = SIZES,
-    wanted: Collection[str] = tuple(ALLREDUCE),
+    series: Sequence[_Timed],
+    visits: Sequence[int],
     part: float = 1.0,
+    native: Callable[[Any], object] | None = None,
 ) -> tuple[Timing, ...]:
-    """Allreduces by MPI and by our own algorithms, smallest first, as far as time goes.
+    """Allreduces of these sizes, in bytes and smallest first, as far as time goes by what the profile says.
 
-    Short ones are visited twice, and the better visit counts: what disturbs one lasts longer than they do.
+    Of a size that is visited twice the better visit counts: what disturbs short ones lasts longer than they do. What is
+    given as ``native`` is timed instead of a communicator's.
     """
-    names = [name for name in ALLREDUCE if name in wanted and not ALGORITHMS[name].unfit(world)]
-    both: tuple[tuple[Codec | None, float], ...] = ((None, 32.0), (ZFP(rate=8), 8.0))
-    series: list[tuple[str, Codec | None, float]] = [("native", None, 32.0)]
-    series += [(name, codec, bits) for name in names for codec, bits in both]
-    if world.nodes == 1 and transport.shared is not None:
-        series.append((SHARED_MEMORY, None, 32.0))
-    series += [(DISSEMINATION, codec, bits) for codec, bits in both[: 1 + in_pairs(world.size)]]
     points: list[dict[int, float]] = [{} for _ in series]
-    visits = [nbytes for nbytes in sizes if nbytes <= _TWICE and part == 1.0] + list(sizes)
     # Parts of one large buffer, as of gradients: its pages are huge, and MPI is seen at its best.
-    values = np.random.default_rng(transport.rank).standard_normal(sizes[-1] // 4, np.float32)
-    results = np.empty_like(values)
-    row = 0.0
+    values = np.random.default_rng(comm.rank).standard_normal(max(visits) // 4, np.float32)
+    results = np.zeros_like(values)
     for index, nbytes in enumerate(visits):
-        if index and not watch.affords(1.2 * row * nbytes / visits[index - 1]):
-            break
-        begun = time.perf_counter()
-        x, out = values[: nbytes // 4], results[: nbytes // 4]
-        bar.show(0.3 + 0.7 * index / len(visits), f"allreduces of {nbytes} bytes")
-        # What travels with the opening is small.
-        fitting = [
-            (own, partial(comm.allreduce, x, out=out, algorithm=name, codec=codec))
-            for own, (name, codec, bits) in zip(points, series, strict=True)
-            if name != DISSEMINATION or nbytes * bits / 32 <= largest(world.size)
-        ]
+        fitting = [(own, each) for own, each in zip(points, series, strict=True) if each.fits(nbytes, world)]
+        expected = sum(_expected(profile, each, nbytes, world) for _, each in fitting)
         budget = part * _SECONDS_EACH * (1 if nbytes > _TWICE else 0.5 if nbytes > _SMALL else 0.25) * len(fitting)
-        for (own, _), seconds in zip(fitting, watch.each([work for _, work in fitting], budget), strict=True):
+        if index and not watch.affords(max(budget, _ROUNDS * expected)):
+            break
+        bar.show(0.3 + 0.7 * index / len(visits), f"allreduces of {nbytes} bytes")
+        x, out = values[: nbytes // 4], results[: nbytes // 4]
+        works: list[Callable[[], object]] = [
+            partial(native, out)
+            if native is not None and each.algorithm == NATIVE
+            else partial(comm.allreduce, x, out=out, algorithm=each.algorithm, codec=each.codec)
+            for _, each in fitting
+        ]
+        for (own, _), seconds in zip(fitting, watch.each(works, budget), strict=True):
             own[nbytes] = min(seconds, own.get(nbytes, seconds))
-        row = time.perf_counter() - begun
     return tuple(
-        Timing(name, kind_of(codec), bits, world, tuple(own.items()))
-        for (name, codec, bits), own in zip(series, points, strict=True)
+        Timing(each.algorithm, kind_of(each.codec), each.bits, world, tuple(own.items()))
+        for each, own in zip(series, points, strict=True)
         if own
+    )
+
+
+def _expected(profile: Profile, timed: _Timed, nbytes: int, world: World) -> float:
+    """Seconds by the formula."""
+    return formula(
+        profile, "allreduce", timed.algorithm, nbytes, world, Way(kind_of(timed.codec), timed.bits), _SEGMENT
     )
 
 
@@ -340,8 +379,8 @@ def _call(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
     """Estimate what the smallest allreduces of our own took beyond what the formulas say, at least."""
     beyond = []
     for timing in timings:
-        if timing.algorithm in ALLREDUCE and timing.codec == RAW:
-            nbytes, seconds = timing.points[0]
-            said = formula(replace(profile, call=0.0), "allreduce", timing.algorithm, nbytes, world, raw(), _SEGMENT)
+        if timing.algorithm in ALLREDUCE:
+            (nbytes, seconds), way = timing.points[0], Way(timing.codec, timing.bits)
+            said = formula(replace(profile, call=0.0), "allreduce", timing.algorithm, nbytes, world, way, _SEGMENT)
             beyond.append(seconds - said)
     return max(min(beyond, default=0.0), 0.0)

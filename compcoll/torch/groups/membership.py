@@ -173,7 +173,7 @@ def tune(group: Group = None, seconds: float = 30.0) -> str:
     """Measure codecs and what a group's links carry, and store a profile by which ``algorithm="auto"`` chooses from
     then on, in this user's settings: that of these hosts and this backend. Collective in the group.
 
-    Without one a few messages are measured when a group is used first, which takes about a second.
+    Without one a few allreduces are measured when a group is used first, which takes two or three seconds.
 
     Parameters
     ----------

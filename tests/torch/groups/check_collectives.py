@@ -17,6 +17,8 @@ from fakes.loopback import World, normals
 
 import compcoll.torch
 from compcoll import ZFP, Communicator, ErrorFeedback
+from compcoll.model.predict import RAW
+from compcoll.model.profile import _measured as measured
 from compcoll.torch.groups.collectives import member_of
 from compcoll.torch.groups.transport import GroupTransport
 
@@ -261,6 +263,10 @@ def check_auto_goes_by_what_links_carry() -> None:
         assert len(set(everybody)) == 1
         stats = compcoll.torch.stats(group)
         assert stats is not None and f"{stats.algorithm} " in told
+        # The group's own, and what compresses; of what would send values as they are only shared memory.
+        timings = [timing for known in measured.values() for timing in known.timings]
+        assert {"native", "ring", "direct"} <= {timing.algorithm for timing in timings}
+        assert {timing.algorithm for timing in timings if timing.codec == RAW} <= {"native", "shared_memory"}
     finally:
         os.environ["COMPCOLL_PROFILE"] = named
 
