@@ -9,6 +9,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import ml_dtypes
@@ -105,7 +106,7 @@ class Packed:
     def __init__(self, tensors: Sequence[Tensor], *, filled: bool) -> None:
         self.tensors = [tensor.detach() for tensor in tensors]
         self.sizes = [int(tensor.numel()) for tensor in tensors]
-        self.offsets = [0, *np.cumsum(self.sizes)[:-1].tolist()]
+        self.offsets = list(accumulate(self.sizes[:-1], initial=0))
         own = len(tensors) == 1 and tensors[0].is_contiguous()
         self.shared = own or _side_by_side(tensors)
         if own:

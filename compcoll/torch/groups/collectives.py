@@ -208,7 +208,7 @@ def all_reduce(
     known = _members.get(meant) if key is not None and isinstance(meant, dist.ProcessGroup) else None
     if known is not None and key in known.left:
         known.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(tensor))
-        return _by_group(Packed([tensor], filled=True), [tensor], known.left[key], meant, async_op)
+        return _by_group(tensor.detach(), known.left[key], meant, async_op)
     return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
 
 
@@ -275,7 +275,8 @@ def _all_reduce(
             if key is not None and len(member.left) < _MOST_KEPT:
                 member.left[key] = operation.name == "mean"
             whole = packed if packed.shared else Packed(tensors, filled=True)
-            return _by_group(whole, result, operation.name == "mean", group, async_op)
+            work = _by_group(whole.memory, operation.name == "mean", group, async_op)
+            return _unpacked(whole, result, work)
 
     def run() -> None:
         whole = packed if packed.shared else Packed(tensors, filled=True)
@@ -303,25 +304,30 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor) -> bool:
     return plan.algorithm != choose.SHARED_MEMORY or nbytes_of(memory) < _SHARED_NBYTES
 
 
-def _by_group(
-    packed: Packed, result: list[Tensor], mean: bool, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
+def _by_group(memory: Tensor, mean: bool, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
     """Have the group's own all_reduce do it."""
     if mean:
-        packed.memory.div_(group.size())
+        memory.div_(group.size())
     options = dist.AllreduceOptions()
     options.asyncOp = async_op
-    work: dist.Work = getattr(group, "uncompressed_allreduce", group.allreduce)([packed.memory], options)
+    work: dist.Work = getattr(group, "uncompressed_allreduce", group.allreduce)([memory], options)
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _unpacked(packed: Packed, result: list[Tensor], work: dist.Work | None) -> dist.Work | None:
+    """Put what was summed where it belongs: now, or when that has ended."""
+    if work is None:
+        packed.unpack()
+        return None
 
     def finish() -> list[Tensor]:
         packed.unpack()
         return result
 
-    if async_op:
-        return work if packed.shared else Followed(work, finish)
-    work.wait()
-    finish()
-    return None
+    return work if packed.shared else Followed(work, finish)
 
 
 def reduce_scatter_tensor(
