@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         all_reduce,
         all_reduce_coalesced,
         reduce_scatter_tensor,
-        stats,
     )
+    from .groups.member import stats
     from .groups.membership import tune
     from .groups.pipeline import recv, send
     from .low_rank.methods import ACPSGD, PowerSGD
@@ -80,7 +80,7 @@ _HOMES = {
     "recv": "groups.pipeline",
     "send": "groups.pipeline",
     "reduce_scatter_tensor": "groups.collectives",
-    "stats": "groups.collectives",
+    "stats": "groups.member",
     "tune": "groups.membership",
     "WholeState": "whole_state",
     "compress": "gradients.compression",

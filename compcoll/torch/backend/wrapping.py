@@ -25,7 +25,7 @@ from ...collectives.choose import AUTO, NAMES
 from ...errors import InvalidArgument
 from ...stats import Stats
 from ..buffers import COMPRESSIBLE, nbytes_of
-from ..groups import collectives
+from ..groups import collectives, member
 from ..handles import CoalescedWork, CompletedWork, Followed
 from ..linear import linear
 from ..options import Options
@@ -86,7 +86,7 @@ class WrappingGroup(dist.ProcessGroup):
     @property
     def stats(self) -> Stats | None:
         """Account of the compressed collective that ended last; None before the first."""
-        return collectives.stats(self)
+        return member.stats(self)
 
     @cached_property
     def _others(self) -> set[str]:

@@ -17,7 +17,7 @@ from ...encoding import decode, encode
 from ...errors import CollectiveMismatch, InvalidArgument, InvalidBuffer
 from ..buffers import array_of, overlap, split_counts
 from ..handles import Followed
-from .collectives import check_tensors, coding
+from .member import check_tensors, coding
 from .membership import Group
 
 _HOST = HostDevice()

@@ -1,14 +1,9 @@
-"""Compressed collectives over any process group: named, and called, as those of `torch.distributed`.
-
-Of each group that is used a communicator is kept, over a gloo group of the same ranks. Calls run in the order in which
-they were started, an asynchronous one in a thread.
-"""
+"""Compressed collectives over any process group: named, and called, as those of `torch.distributed`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -17,135 +12,20 @@ from torch import Tensor
 from ...codecs.base import Codec
 from ...collectives import choose
 from ...collectives.plan import Plan
-from ...communicator import Communicator
-from ...errors import InvalidArgument, InvalidBuffer, UnsupportedDevice, UnsupportedDType
+from ...errors import InvalidBuffer
 from ...feedback import ErrorFeedback
-from ...registry import as_codec
 from ...stats import Stats
-from ..arrays import Array, GPUArrays, HostArrays, arrays_on
-from ..buffers import COMPRESSIBLE, Packed, nbytes_of
+from ..arrays import Array
+from ..buffers import Packed, nbytes_of
 from ..handles import Followed
-from ..job_queue import JobQueue, Work
+from ..job_queue import Work
 from ..linear import linear
-from .membership import Group, check_group, communicator_of
+from .member import check_tensors, coding, member_of, members
+from .membership import Group
 
 _Key = tuple[Any, ...]
 _MOST_KEPT = 1024
 _SHARED_NBYTES = 1 << 20  # from which on a sum through memory that ranks share is surely worth its opening
-
-
-class _Member:
-    """The part of this process in a group: its communicator, and its calls in their order.
-
-    Attributes
-    ----------
-    stats : Stats or None
-        Of the collective that ended last.
-    left : dict
-        Calls of one contiguous tensor that are left to the group's own all_reduce, by their arguments: whether of a
-        mean. Those need no other look.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.communicator: Communicator = communicator_of(group, device, over="group", measured=True)
-        self.stats: Stats | None = None
-        self.left: dict[_Key, bool] = {}
-        self._jobs = JobQueue("compcoll-group")
-        self._places: dict[torch.device, HostArrays | GPUArrays] = {}
-
-    def place(self, device: torch.device) -> HostArrays | GPUArrays:
-        """The arrays that stand for tensors of a device."""
-        if device not in self._places:
-            self._places[device] = arrays_on(device)
-        return self._places[device]
-
-    def start(self, run: Callable[[], Any], result: Any, async_op: bool, *tensors: Tensor) -> Work | None:
-        """Run a collective in its turn; at once if the caller waits."""
-
-        def job() -> Any:
-            run()
-            self.stats = self.communicator.stats
-            return result
-
-        place = self.place(tensors[0].device)
-        if async_op:
-            return place.submit(self._jobs, job, *tensors)
-        place.run(self._jobs, job, *tensors)
-        return None
-
-
-_members: WeakKeyDictionary[dist.ProcessGroup, _Member] = WeakKeyDictionary()
-"""By group, as long as it lives: one that is made anew is another."""
-
-
-def member_of(group: dist.ProcessGroup, device: torch.device) -> _Member:
-    """The part of this process in a group, made at first. Collective then."""
-    if group not in _members:
-        _members[group] = _Member(group, device)
-    return _members[group]
-
-
-def stats(group: Group = None) -> Stats | None:
-    """Tell what the compressed collective of a group that ended last did on this rank: codec, algorithm and bytes.
-
-    Parameters
-    ----------
-    group : torch.distributed.ProcessGroup or torch.distributed.DeviceMesh, optional
-        The default one by default.
-
-    Returns
-    -------
-    Stats or None
-        None before the first.
-
-    Examples
-    --------
-    >>> compcoll.torch.all_reduce(torch.ones(1024), op="avg", codec="zfp", rate=8)
-    >>> compcoll.torch.stats().collective
-    'allreduce'
-    """
-    member = _members.get(check_group(group))
-    return None if member is None else member.stats
-
-
-def check_tensors(group: Group, *tensors: Tensor) -> dist.ProcessGroup:
-    """Refuse tensors that cannot be compressed; find the group that is meant."""
-    group = check_group(group)
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            kind = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise InvalidBuffer(f"{kind}: dense tensors are needed")
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) != 1:
-        where = ", ".join(sorted(map(str, devices))) or "none"
-        raise UnsupportedDevice(f"a call's tensors must be on one device, not on {where}")
-    if len({tensor.dtype for tensor in tensors}) != 1:
-        raise InvalidBuffer(f"tensors of one element type are needed, not {[str(t.dtype) for t in tensors]}")
-    (device,), dtype = devices, tensors[0].dtype
-    if dtype not in COMPRESSIBLE:
-        raise UnsupportedDType(
-            f"{dtype} cannot be compressed: {', '.join(map(str, COMPRESSIBLE))} can; use torch.distributed's own"
-        )
-    backends = dist.get_backend_config(group) if group in dist.distributed_c10d._world.pg_map else ""
-    if backends and not any(each.partition(":")[0] == device.type for each in str(backends).split(",")):
-        raise UnsupportedDevice(
-            f"tensors on {device} over a group of backends {backends}: it has none for {device.type}"
-        )
-    return group
-
-
-def coding(codec: str | Codec | None, options: dict[str, Any]) -> Codec:
-    """Make the codec that a call names.
-
-    Raises
-    ------
-    InvalidArgument
-        If it names none.
-    """
-    chosen = as_codec(codec, options)
-    if chosen is None:
-        raise InvalidArgument("codec=None: name a codec, or use torch.distributed's own collective")
-    return chosen
 
 
 def all_reduce(
@@ -205,7 +85,7 @@ def all_reduce(
     """
     key = _key_of(tensor, op, codec, algorithm, codec_options) if feedback is None else None
     meant = dist.group.WORLD if group is None else group
-    known = _members.get(meant) if key is not None and isinstance(meant, dist.ProcessGroup) else None
+    known = members.get(meant) if key is not None and isinstance(meant, dist.ProcessGroup) else None
     if known is not None and key in known.left:
         known.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(tensor))
         return _by_group(tensor.detach(), known.left[key], meant, async_op)

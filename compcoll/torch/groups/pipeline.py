@@ -12,7 +12,7 @@ from torch import Tensor
 from ...codecs.base import Codec
 from ...errors import CollectiveMismatch, InvalidArgument
 from .all_to_all import check_fixed, decoded, encoded, wire_nbytes
-from .collectives import check_tensors, coding
+from .member import check_tensors, coding
 from .membership import Group
 
 

@@ -19,7 +19,7 @@ import compcoll.torch
 from compcoll import ZFP, Communicator, ErrorFeedback
 from compcoll.model.predict import RAW
 from compcoll.model.profile import _measured as measured
-from compcoll.torch.groups.collectives import member_of
+from compcoll.torch.groups.member import member_of
 from compcoll.torch.groups.transport import GroupTransport
 
 CPU = torch.device("cpu")
