@@ -17,7 +17,7 @@ from properties import examples
 from compcoll import Communicator, ErrorFeedback
 from compcoll.collectives.lanes import AT_ONCE
 from compcoll.devices.host import HostDevice
-from compcoll.errors import CollectiveMismatch, InvalidBuffer
+from compcoll.errors import CollectiveMismatch, CommunicatorBroken, InvalidBuffer, PeerTimeout
 from compcoll.kernels import _host
 
 
@@ -100,6 +100,19 @@ def test_blocking_calls_wait_for_the_openings_before(how: dict[str, Any], late: 
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(run, world.comms)) == [None, None]
+
+
+def test_openings_before_that_never_end_break_a_blocking_call() -> None:
+    world = World(2, seed=None, timeout=1)
+    how: dict[str, Any] = {"codec": "zfp", "rate": 16, "algorithm": "ring"}
+    for seed in range(4):
+        blocking(world, normals(2, 3000, seed=seed), **how)
+    (comm, _), x = world.comms, np.ones(3000, np.float32)
+    comm.iallreduce(x, **how)  # the other rank does not come
+    with pytest.raises(PeerTimeout):
+        comm.allreduce(x, **how)
+    with pytest.raises(CommunicatorBroken):
+        comm.allreduce(x, **how)
 
 
 class _Message:

@@ -159,6 +159,12 @@ def test_averages_and_their_account(ranks: int, sizes: dict[str, tuple[int, bool
         assert account.calls.total() == len(spans) + bool(exact) and account.total_seconds > 0
 
 
+def test_accounts_begin_at_nothing() -> None:
+    account = Account()
+    assert {name: value for name, value in vars(account).items() if value} == {}
+    assert account.ratio == 1 and account.mean_step_nbytes == 0
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_sparse_gradients_are_averaged_over_all_rows(ranks: int, dtype: torch.dtype) -> None:
