@@ -114,7 +114,6 @@ NATIVE: Algorithm[Job] = Algorithm(
     "native",
     ("allreduce", "reduce_scatter", "allgather", "allgatherv", "bcast", "alltoall"),
     _cost,
-    coded=False,
     by_mpi=True,
     in_turn=True,
 )

@@ -93,8 +93,6 @@ class Algorithm(Generic[J]):
         The growth of the error there, for a relative error of one encoding that is itself encoded again (else 0).
     chunked : bool
         Whether it cuts a buffer into one chunk a rank, rather than working on the whole.
-    coded : bool
-        Whether it takes codecs.
     rounds_once : bool
         Whether uncompressed halves are added in float32 and rounded once, not at every hop.
     limited : bool
@@ -122,7 +120,6 @@ class Algorithm(Generic[J]):
     encodings: Callable[[str, int, int], Encodings] = _never
     growth: Callable[[str, int, int, float], Growth] = _kept
     chunked: bool = False
-    coded: bool = True
     rounds_once: bool = False
     limited: bool = False
     by_mpi: bool = False

@@ -37,7 +37,6 @@ SHARED_MEMORY: Algorithm[Job] = Algorithm(
     "shared_memory",
     ("allreduce",),
     _cost,
-    coded=False,
     limited=True,
     in_turn=True,
     inside_node=True,

@@ -14,6 +14,7 @@ from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, 
 from compcoll.codecs import base, zfpy_coder
 from compcoll.codecs.checksum import CheckedCoder
 from compcoll.codecs.zfpy_coder import ZfpyCoder
+from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostCoder, HostDevice
 from compcoll.devices.host_summands import NumberCoder
 from compcoll.sparse import Hybrid, RandomK, Strom, TopK, Variance
@@ -135,3 +136,16 @@ def test_wires_of_zfpy_that_are_too_short(n: int, content: bytes) -> None:
     else:
         with pytest.raises(errors.WireCorrupted, match=f"{len(wire)} bytes for {n} values"):
             coder.decode(n, None, (wire,), kept)
+
+
+@pytest.mark.parametrize("feed", [True, False])
+def test_zfpy_keeps_what_it_loses(feed: bool) -> None:
+    """Of values that are fed with what was lost, the new loss alone; else one more loss: scaled, in float32."""
+    coder = ZfpyCoder("float32", tolerance=0.05, precision=None)
+    x, before = np.random.default_rng(0).standard_normal((2, 500)).astype(np.float32)
+    residual, decoded, wire = before.copy(), np.empty_like(x), np.empty(coder.wire_nbytes(500), np.uint8)
+    how = EncodeOptions(residual=residual, feed=feed, residual_scale=0.5, decoded=decoded)
+    coder.encode(500, x, (), wire, how)
+    sent = x + before if feed else x
+    assert 0 < np.abs(sent - decoded).max() <= 0.05
+    np.testing.assert_allclose(residual, (0 if feed else before) + (sent - decoded) / 2, atol=1e-6)

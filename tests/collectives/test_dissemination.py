@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from math import ceil, log2
 
 import numpy as np
 import pytest
@@ -141,6 +142,21 @@ def test_what_is_too_large_travels_otherwise() -> None:
         world.allreduce([np.ones(n + 1, np.float32)] * ranks)
         assert "dissemination" not in algorithms(world)
     assert largest(17) == largest(1) == surely_small(17) == 0 and largest(2) > surely_small(2) > surely_small(4) > 4096
+
+
+def test_what_fits_into_a_message() -> None:
+    """The most that a rank sends in a round, of messages of 16 KiB with their 16 bytes of signature, but 128 KiB of
+    arrays between pairs; and of what `auto` takes, 16 KiB over the number of rounds. None of one rank, or above 16.
+    """
+    assert [(largest(ranks), surely_small(ranks)) for ranks in (1, 17, 32)] == [(0, 0)] * 3
+    for ranks in range(2, 17):
+        rounds = ceil(log2(ranks))
+        known, most = 1, 0  # arrays that a rank has, doubled in each round until it has all
+        while known < ranks:
+            most, known = max(most, min(known, ranks - known)), min(2 * known, ranks)
+        longest = 131072 if 2**rounds == ranks else (16384 - 16) // most
+        assert largest(ranks) == longest
+        assert surely_small(ranks) == min(longest, 16384 // rounds)
 
 
 def test_it_can_be_named_for_what_it_takes() -> None:

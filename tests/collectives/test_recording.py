@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from promises import ALGORITHMS, FIXED
 from properties import examples
 
-from compcoll import ErrorFeedback
+from compcoll import Communicator, ErrorFeedback
 from compcoll.collectives.lanes import AT_ONCE
 from compcoll.devices.host import HostDevice
-from compcoll.errors import CollectiveMismatch, InvalidBuffer
+from compcoll.errors import CollectiveMismatch, CommunicatorBroken, InvalidBuffer, PeerTimeout
 from compcoll.kernels import _host
 
 
@@ -75,6 +76,43 @@ def test_what_is_called_once_is_not_recorded() -> None:
     for n in range(10):
         blocking(world, normals(2, 1000 + n), codec="zfp", rate=8, algorithm="ring")
     assert all(not comm._recordings._kept for comm in world.comms)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("how", [{"codec": "zfp", "rate": 16, "algorithm": "ring"}, {"algorithm": "direct"}], ids=str)
+def test_blocking_calls_wait_for_the_openings_before(how: dict[str, Any], late: int) -> None:
+    """Those of calls that nobody has waited for yet; later ones go their fast way again."""
+    world = World(2, seed=None, timeout=30)
+
+    def run(comm: Communicator) -> None:
+        def array(number: int) -> np.ndarray:
+            return np.full(3000, number + comm.rank, np.float32)
+
+        for _ in range(8):
+            if comm.rank == late:
+                time.sleep(0.01)
+            pending = [comm.iallreduce(array(number), **how) for number in range(5)]
+            np.testing.assert_allclose(comm.allreduce(array(5), **how), 11, rtol=1e-2)
+            for number, request in enumerate(pending):
+                np.testing.assert_allclose(request.wait(), 2 * number + 1, rtol=1e-2)
+            np.testing.assert_allclose(comm.allreduce(array(6), **how), 13, rtol=1e-2)
+        assert comm._turn is None and comm._executor.ready
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, world.comms)) == [None, None]
+
+
+def test_openings_before_that_never_end_break_a_blocking_call() -> None:
+    world = World(2, seed=None, timeout=1)
+    how: dict[str, Any] = {"codec": "zfp", "rate": 16, "algorithm": "ring"}
+    for seed in range(4):
+        blocking(world, normals(2, 3000, seed=seed), **how)
+    (comm, _), x = world.comms, np.ones(3000, np.float32)
+    comm.iallreduce(x, **how)  # the other rank does not come
+    with pytest.raises(PeerTimeout):
+        comm.allreduce(x, **how)
+    with pytest.raises(CommunicatorBroken):
+        comm.allreduce(x, **how)
 
 
 class _Message:

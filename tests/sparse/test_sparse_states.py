@@ -225,3 +225,10 @@ def test_second_moments_are_checked() -> None:
     state.observe(np.ones(5))
     with pytest.raises(InvalidBuffer, match="5 second moments"):
         run_steps(Variance(), state, [np.ones(6, np.float32)])
+
+
+@pytest.mark.parametrize("clip", [0, -1.0, float("inf"), float("nan")])
+def test_norms_to_clip_to_are_above_zero(clip: float) -> None:
+    with pytest.raises(InvalidArgument, match="clip"):
+        DGCFeedback(clip=clip)
+    assert DGCFeedback(clip=1e-3).clip == 1e-3

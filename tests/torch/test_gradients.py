@@ -90,6 +90,20 @@ def test_policy() -> None:
         exact_parameters(model, ["bodies"], 1)
 
 
+def test_policy_of_what_is_shared() -> None:
+    """What several owners, or names, share goes by all of its names, and stands under the first."""
+    layer, matrix = nn.Linear(40, 50, bias=False), nn.Parameter(torch.zeros(40, 50))
+    shared_layer = nn.ModuleDict({"first": layer, "second": layer})
+    shared_matrix = nn.ParameterDict({"first": matrix, "second": matrix})
+    for model, first in ((shared_layer, "first.weight"), (shared_matrix, "first")):
+        for pattern in ("first*", "second*"):
+            assert exact_parameters(model, [pattern], 1) == {first: True}
+            assert exact_parameters(model, lambda name, _, begin=pattern[:-1]: name.startswith(begin), 1) == {
+                first: True
+            }
+        assert exact_parameters(model, [], 1) == {first: False}
+
+
 def train(mpirun: MPIRun, folder: Path, name: str, *words: str | Path, ranks: int = 2) -> list[dict[str, Any]]:
     path = folder / f"{name}.json"
     mpirun(ranks, TRAIN, "--threads", "1", "--json", path, *words, timeout=100)

@@ -12,14 +12,16 @@ pytest.importorskip("torch", "2.13")
 
 import torch
 from fakes.loopback import World
+from fakes.threads import on_ranks
 from torch import Tensor
 
+from compcoll import ZFP, Communicator
 from compcoll.errors import InvalidArgument
 from compcoll.feedback import ErrorFeedback
 from compcoll.sparse import VarianceFeedback
 from compcoll.torch.account import Account
 from compcoll.torch.arrays import arrays_on
-from compcoll.torch.gradients.bucket import Bucket, Kept
+from compcoll.torch.gradients.bucket import Bucket, Kept, average_sparse
 from compcoll.torch.low_rank.factors import Gradient
 from compcoll.torch.low_rank.fusion import Buffer, Kind
 from compcoll.torch.states import layout_of, residuals_of, state_of
@@ -116,6 +118,73 @@ def test_what_is_kept_is_known_by_name() -> None:
     bucket.average(gradients, World(1).comms[0], None, "auto", account)
     assert residual[5:8].tolist() == [0, 0, 0], "what is lost of the zeros in a hole is no gradient"
     assert gradients.tolist() == list(range(1, 13))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("sizes", "codec"),
+    [
+        ({"a": (60, False)}, None),
+        ({"a": (60, False), "bias": (10_000, True), "b": (90, False)}, None),
+        ({"a": (60, False), "large": (LARGE, True), "b": (90, False)}, None),
+        ({"bias": (10_000, True)}, None),
+        ({"a": (600, False)}, ZFP(rate=16)),
+        ({"a": (600, False), "large": (LARGE, True), "b": (900, False), "bias": (10_000, True)}, ZFP(rate=16)),
+    ],
+    ids=["one", "with a hole", "two", "exact", "compressed", "two compressed"],
+)
+def test_averages_and_their_account(ranks: int, sizes: dict[str, tuple[int, bool]], codec: Any) -> None:
+    """All ranks' mean, and 2(p-1)/p of each buffer sent by every rank: of an allreduce nothing less will do."""
+    algorithm = "ring" if codec else "native"
+    compressed = [size for size, exact in sizes.values() if not exact]
+    exact = sum(size for size, exact in sizes.values() if exact)
+    split = any(exact and size >= LARGE for size, exact in sizes.values())
+    spans = (compressed if split else [sum(size for size, _ in sizes.values())]) if compressed else []
+
+    def average(comm: Communicator) -> tuple[Tensor, Account]:
+        bucket, gradients = bucket_of(sizes)
+        gradients *= comm.rank + 1
+        account = Account()
+        bucket.average(gradients, comm, codec, algorithm, account)
+        return gradients, account
+
+    once = torch.arange(1, sum(size for size, _ in sizes.values()) + 1, dtype=torch.float64)
+    for gradients, account in on_ranks(ranks, average):
+        torch.testing.assert_close(gradients.double(), once * (ranks + 1) / 2, rtol=1e-2 if codec else 1e-6, atol=1.0)
+        assert account.raw_nbytes == 4 * (sum(spans) + exact)
+        least = 2 * (ranks - 1) / ranks
+        if not codec:
+            assert account.wire_nbytes == account.raw_sent_nbytes
+        assert account.raw_sent_nbytes == pytest.approx(least * account.raw_nbytes, rel=0.3 if codec else 1e-2)
+        assert account.calls.total() == len(spans) + bool(exact) and account.total_seconds > 0
+
+
+def test_accounts_begin_at_nothing() -> None:
+    account = Account()
+    assert {name: value for name, value in vars(account).items() if value} == {}
+    assert account.ratio == 1 and account.mean_step_nbytes == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sparse_gradients_are_averaged_over_all_rows(ranks: int, dtype: torch.dtype) -> None:
+    """Rows of which a rank has some several times, or none."""
+    rows = [[0, 3, 3], [3, 7], []]
+
+    def own(rank: int) -> Tensor:
+        values = torch.arange(1, 2 * len(rows[rank]) + 1).reshape(-1, 2).to(dtype) * (rank + 1)
+        return torch.sparse_coo_tensor(
+            torch.tensor([rows[rank]], dtype=torch.int64), values, (9, 2), check_invariants=True
+        )
+
+    def average(comm: Communicator) -> tuple[Tensor, Account]:
+        account = Account()
+        return average_sparse(own(comm.rank), comm, account), account
+
+    expected = sum(own(rank).to_dense().double() for rank in range(ranks)) / ranks
+    for found, account in on_ranks(ranks, average):
+        assert found.dtype == dtype and found.is_coalesced() and account.calls.total() == 2
+        torch.testing.assert_close(found.to_dense().double(), expected, rtol=1e-2, atol=0)
 
 
 def test_second_moments_go_where_the_gradients_are() -> None:
