@@ -151,7 +151,20 @@ def test_training_goes_on(
 
 
 def check_trained(parameters: dict[str, Any], deaths: list[dict[str, Any]], steps: int, ranks: int) -> None:
-    """They are those of the same training by plain PyTorch, with the mean over those that were alive at each step."""
+    """They are those of the same training by plain PyTorch, with the mean over those that were alive at each step; and
+    clearly not those of one where ranks died a step earlier or later. Rounding alone moves some by 5e-4, for float64.
+    """
+
+    def distance(later: int) -> float:
+        expected = plain_training([{**death, "step": death["step"] + later} for death in deaths], steps, ranks)
+        return sum(float((parameters[name] - value).square().sum()) for name, value in expected.items()) ** 0.5
+
+    own = distance(0)
+    assert 2 * own < min(distance(-1), distance(1)), own
+
+
+def plain_training(deaths: list[dict[str, Any]], steps: int, ranks: int) -> dict[str, Any]:
+    """The parameters after a training by PyTorch in this process."""
     import torch
     from training.tasks import TASKS, loss_of
 
@@ -172,8 +185,7 @@ def check_trained(parameters: dict[str, Any], deaths: list[dict[str, Any]], step
         part = step / (EPOCHS * steps)
         optimizer.param_groups[0]["lr"] = 0.05 * min((part + 1e-3) / 0.05, (1 - part) / 0.95)
         optimizer.step()
-    for name, expected in model.state_dict().items():
-        torch.testing.assert_close(parameters[name], expected, rtol=1e-3, atol=1e-4)
+    return {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
 
 
 @pytest.mark.with_torch
