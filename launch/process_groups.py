@@ -152,7 +152,7 @@ def _measured(name: str, *, quick: bool) -> bool:
     """Measure a case and keep its record; False if it failed."""
     case, path, meter = CASES[name], RECORDS / f"{name}.json", LoadMeter()
     words, scratch = command(name, quick=quick), path.with_suffix(".new")
-    words += ["--json", str(scratch)]
+    words += ["--json", str(scratch.relative_to(REPOSITORY))]  # which the record keeps: no path of this machine
     lab = [sys.executable, "launch/netlab"]
     if case.hosts:
         made = subprocess.run([*lab, "up", "--hosts", str(case.hosts), "--rate", case.rate, "--name", LAB], check=False)
@@ -214,8 +214,9 @@ def write() -> int:
         about = record["about"]
         tables += [
             *("", f"## {name}: {where}", ""),
-            f"`{about['command']}`; {about['cpu']}, {about['cores']} cores, {about['date']}; others used "
-            f"{about['others_percent']:.0f} % of the machine.",
+            f"`{about['command']}`; {about['cpu']}, {record['run']['instruction_set']}, {about['cores']} cores, "
+            f"{about['date']}, commit {record['run']['commit']}; others used {about['others_percent']:.0f} % of the "
+            "machine.",
             *("", *_table(times)),
         ]
     head = [

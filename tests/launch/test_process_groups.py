@@ -11,10 +11,13 @@ import pytest
 CALLS = {"gloo": 100.0, "group": 105.0}
 
 
+RUN = {"instruction_set": "avx2", "commit": "0123abc"}
+
+
 def record(folder: Path, case: str, results: list[dict[str, object]]) -> None:
     about = {"command": f"python -m {case}", "cpu": "a CPU", "cores": 2, "date": "2026-01-01", "others_percent": 0.4}
     folder.mkdir(exist_ok=True)
-    (folder / f"{case}.json").write_text(json.dumps({"results": results, "about": about}))
+    (folder / f"{case}.json").write_text(json.dumps({"results": results, "about": about, "run": RUN}))
 
 
 def test_goals_are_met_or_missed_as_the_records_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
