@@ -173,9 +173,9 @@ def _record(
         ran.seconds["device"] = there.seconds
     codec = (ran.codec or settings.codec) if ran.compressed else None
     terms = comm.size if case.reduces else 1
-    path = encodings_of(case.name, ran.algorithm, comm.size, ranks.nodes)
-    if codec is not None and codec.additive:
-        path = Encodings(1, 1)  # numbers are added as they are, whatever the algorithm
+    additive = codec is not None and codec.additive
+    # Numbers are added as they are, whatever the algorithm.
+    path = Encodings(1, 1) if additive else encodings_of(case.name, ran.algorithm, comm.size, ranks.nodes)
     allowed = result_bound(bound_of(codec, settings.dtype, comm.size), path, settings.dtype, terms + mean)
     verdict = verify(
         case,

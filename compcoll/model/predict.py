@@ -149,9 +149,9 @@ class Profile:
         """The known speed that is closest: same kind, next in bits; for a kind that nobody measured as the codec tells,
         or the slowest.
         """
-        alike = [speed for speed in self.speeds if speed.codec == codec] or _usual(codec)
-        if alike:
-            return min(alike, key=lambda speed: abs(speed.bits - bits))
+        for speeds in (self.speeds, _USUAL):
+            if alike := [speed for speed in speeds if speed.codec == codec]:
+                return min(alike, key=lambda speed: abs(speed.bits - bits))
         return min(self.speeds, key=lambda speed: speed.recode)
 
     def measured(self, world: World, algorithm: str | None = None) -> bool:
@@ -162,9 +162,8 @@ class Profile:
         )
 
 
-def _usual(kind: str) -> list[Speed]:
-    """The speeds of a kind of codec where nothing was measured."""
-    return [Speed(*usual) for codec in ALL for usual in codec.speeds if usual.kind == kind]
+_USUAL = tuple(Speed(*usual) for codec in ALL for usual in codec.speeds)
+"""The speeds of codecs where nothing was measured, as they tell."""
 
 
 class Way(NamedTuple):
@@ -313,7 +312,7 @@ DEFAULTS = Profile(
     between=Link(latency=20e-6, per_byte=8 / 10e9),
     speeds=(
         Speed(RAW, 32, 10e9, 10e9, 8e9, 6e9),
-        *(Speed(*usual) for codec in ALL for usual in codec.speeds),
+        *_USUAL,
         Speed(SPARSE, 0.64, 4e9, 4e9, 3e9, 2e9),
     ),
     message=4e-6,

@@ -28,7 +28,7 @@ from ..devices.host import HostDevice
 from ..errors import CompcollError
 from ..layout import World, in_pairs
 from ..model.kinds import kind_of, way_of
-from ..model.predict import DEFAULTS, Link, Profile, Speed, Timing, Way, formula
+from ..model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, Way, formula
 from ..model.profile import Stored, load, path_of, place_of, save
 from ..progress import give_way
 from ..registry import get_codec, list_codecs
@@ -113,7 +113,7 @@ def tune(comm: Communicator, transport: Tunable, watch: Stopwatch, bar: Bar) -> 
         profile = _with_links(profile, transport, watch, world, 1.0)
         profile = replace(profile, message=_message(transport, device, watch, _pairs([range(world.size)])))
         visits = [nbytes for nbytes in SIZES if nbytes <= _TWICE] + list(SIZES)
-        timings = _timings(comm, profile, world, watch, bar, _series(transport, world), visits)
+        timings = _timings(_series(comm, transport, world), profile, world, watch, bar, visits)
         profile = replace(profile, call=_call(profile, timings, world), timings=timings)
     made = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Stored(profile, place_of(transport, device.name), made)
@@ -135,8 +135,7 @@ def estimate(comm: Communicator, transport: Tunable, seconds: float = 3.0) -> Pr
     world, watch = World.of(transport.nodes), Stopwatch(transport, seconds)
     profile = replace(_with_links(DEFAULTS, transport, watch, world, _PART), source="measured in passing")
     with Bar(enabled=False) as bar:
-        series = [each for each in _series(transport, world) if each.codec is not None or each.algorithm in _WHOLE]
-        timings = _timings(comm, profile, world, watch, bar, series, _FEW_SIZES, _PART, _own_allreduce(transport))
+        timings = _timings(_few_series(comm, transport, world), profile, world, watch, bar, _FEW_SIZES, _PART)
     return replace(profile, call=_call(profile, timings, world), timings=timings)
 
 
@@ -290,97 +289,95 @@ def _message(transport: Tunable, device: HostDevice, watch: Stopwatch, partners:
 
 
 class _Timed(NamedTuple):
-    """An allreduce that is timed."""
+    """An allreduce that is timed: ``run`` takes the values and the memory of the result."""
 
     algorithm: str
     codec: Codec | None
-    bits: float
+    run: Callable[[Any, Any], object]
+
+    @property
+    def way(self) -> Way:
+        """How values travel: all codecs that are timed send 8 bits a value."""
+        return Way(kind_of(self.codec), 32.0 if self.codec is None else 8.0)
 
     def fits(self, nbytes: int, world: World) -> bool:
         """Tell whether arrays of that size can go so: what travels with the opening is small."""
-        return self.algorithm != DISSEMINATION or nbytes * self.bits / 32 <= largest(world.size)
+        return self.algorithm != DISSEMINATION or nbytes / self.way.ratio <= largest(world.size)
 
 
-_WHOLE = (NATIVE, SHARED_MEMORY)
-"""What sends values as they are, and is measured in passing, too."""
-
-
-def _series(transport: Tunable, world: World) -> list[_Timed]:
+def _series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed]:
     """The allreduces that there are among these ranks: the library's own, and ours with values as they are and zfp."""
-    both: tuple[tuple[Codec | None, float], ...] = ((None, 32.0), (ZFP(rate=8), 8.0))
     names = [name for name in ALLREDUCE if not ALGORITHMS[name].unfit(world)]
-    series = [_Timed(NATIVE, None, 32.0)] + [_Timed(name, *each) for name in names for each in both]
+    ways: list[tuple[str, Codec | None]] = [(NATIVE, None)]
+    ways += [(name, codec) for name in names for codec in (None, ZFP(rate=8))]
     if world.nodes == 1 and transport.shared is not None:
-        series.append(_Timed(SHARED_MEMORY, None, 32.0))
-    return series + [_Timed(DISSEMINATION, *each) for each in both[: 1 + in_pairs(world.size)]]
+        ways.append((SHARED_MEMORY, None))
+    ways.append((DISSEMINATION, None))
+    if in_pairs(world.size):
+        ways.append((DISSEMINATION, ZFP(rate=8)))
+
+    def timed(algorithm: str, codec: Codec | None) -> _Timed:
+        return _Timed(algorithm, codec, lambda x, out: comm.allreduce(x, out=out, algorithm=algorithm, codec=codec))
+
+    return [timed(*way) for way in ways]
 
 
-def _own_allreduce(transport: Tunable) -> Callable[[Any], object] | None:
-    """The allreduce of the library that carries messages, in place and without our opening, as a group's own is called
-    where nothing is compressed; None if it has none.
+def _few_series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed]:
+    """What is measured in passing: what compresses, shared memory, and the library's own, in place and without our
+    opening, as a group's own is called where nothing is compressed.
     """
+    series = _series(comm, transport, world)
+    few = [each for each in series if each.codec is not None or each.algorithm == SHARED_MEMORY]
     if transport.native is None:
-        return None
+        return few
     _, start = transport.native.reductions("allreduce", "sum")
-    return lambda values: start(values, values).Test()
+    return [_Timed(NATIVE, None, lambda x, out: start(out, out).Test()), *few]
 
 
 def _timings(
-    comm: Communicator,
+    series: Sequence[_Timed],
     profile: Profile,
     world: World,
     watch: Stopwatch,
     bar: Bar,
-    series: Sequence[_Timed],
     visits: Sequence[int],
     part: float = 1.0,
-    native: Callable[[Any], object] | None = None,
 ) -> tuple[Timing, ...]:
     """Allreduces of these sizes, in bytes and smallest first, as far as time goes by what the profile says.
 
-    Of a size that is visited twice the better visit counts: what disturbs short ones lasts longer than they do. What is
-    given as ``native`` is timed instead of a communicator's.
+    Of a size that is visited twice the better visit counts: what disturbs short ones lasts longer than they do.
     """
     points: list[dict[int, float]] = [{} for _ in series]
     # Parts of one large buffer, as of gradients: its pages are huge, and MPI is seen at its best.
-    values = np.random.default_rng(comm.rank).standard_normal(max(visits) // 4, np.float32)
+    values = np.random.default_rng(0).standard_normal(max(visits) // 4, np.float32)
     results = np.zeros_like(values)
     for index, nbytes in enumerate(visits):
         fitting = [(own, each) for own, each in zip(points, series, strict=True) if each.fits(nbytes, world)]
-        expected = sum(_expected(profile, each, nbytes, world) for _, each in fitting)
+        expected = sum(
+            formula(profile, "allreduce", each.algorithm, nbytes, world, each.way, _SEGMENT) for _, each in fitting
+        )
         budget = part * _SECONDS_EACH * (1 if nbytes > _TWICE else 0.5 if nbytes > _SMALL else 0.25) * len(fitting)
         if index and not watch.affords(max(budget, _ROUNDS * expected)):
             break
         bar.show(0.3 + 0.7 * index / len(visits), f"allreduces of {nbytes} bytes")
-        x, out = values[: nbytes // 4], results[: nbytes // 4]
-        works: list[Callable[[], object]] = [
-            partial(native, out)
-            if native is not None and each.algorithm == NATIVE
-            else partial(comm.allreduce, x, out=out, algorithm=each.algorithm, codec=each.codec)
-            for _, each in fitting
-        ]
+        works = [partial(each.run, values[: nbytes // 4], results[: nbytes // 4]) for _, each in fitting]
         for (own, _), seconds in zip(fitting, watch.each(works, budget), strict=True):
             own[nbytes] = min(seconds, own.get(nbytes, seconds))
     return tuple(
-        Timing(each.algorithm, kind_of(each.codec), each.bits, world, tuple(own.items()))
+        Timing(each.algorithm, each.way.codec, each.way.bits, world, tuple(own.items()))
         for each, own in zip(series, points, strict=True)
         if own
     )
 
 
-def _expected(profile: Profile, timed: _Timed, nbytes: int, world: World) -> float:
-    """Seconds by the formula."""
-    return formula(
-        profile, "allreduce", timed.algorithm, nbytes, world, Way(kind_of(timed.codec), timed.bits), _SEGMENT
-    )
-
-
 def _call(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
-    """Estimate what the smallest allreduces of our own took beyond what the formulas say, at least."""
+    """Estimate what the smallest allreduces of our own took beyond what the formulas say, at least: of values as they
+    are, where those were timed.
+    """
+    own = [timing for timing in timings if timing.algorithm in ALLREDUCE]
     beyond = []
-    for timing in timings:
-        if timing.algorithm in ALLREDUCE:
-            (nbytes, seconds), way = timing.points[0], Way(timing.codec, timing.bits)
-            said = formula(replace(profile, call=0.0), "allreduce", timing.algorithm, nbytes, world, way, _SEGMENT)
-            beyond.append(seconds - said)
+    for timing in [timing for timing in own if timing.codec == RAW] or own:
+        (nbytes, seconds), way = timing.points[0], Way(timing.codec, timing.bits)
+        said = formula(replace(profile, call=0.0), "allreduce", timing.algorithm, nbytes, world, way, _SEGMENT)
+        beyond.append(seconds - said)
     return max(min(beyond, default=0.0), 0.0)
