@@ -30,7 +30,7 @@ class CheckJob:
         folder: Path,
         prefix: Path | None = None,
         checks: Path = HERE,
-        timeout: float = 60.0,
+        timeout: float = 120.0,
     ) -> None:
         self.ranks, self.names, self.folder, self.prefix = ranks, list(names), folder, prefix
         self.checks, self.timeout = checks, timeout
