@@ -59,7 +59,8 @@ def observed(moments: Mapping[str, Tensor], parameters: Mapping[str, nn.Paramete
             raise InvalidArgument(f"second moments of {name!r}, {list(parameter.shape)}, are needed: got {shape}")
         kept = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
         kept.copy_(torch.nan_to_num(moments[name], nan=0.0, posinf=0.0))
-        found[name] = array_of(kept.detach().cpu()).copy()
+        here = kept.detach().cpu()  # which lives longer than the view of it
+        found[name] = array_of(here).copy()
     return found
 
 
