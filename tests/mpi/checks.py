@@ -54,6 +54,10 @@ class CheckJob:
             else:
                 time.sleep(0.02)
 
+    def passes(self, name: str) -> None:
+        outcome = self.outcome(name)
+        assert outcome.status == "passed", outcome.detail
+
     def end(self) -> Outcome:
         """Wait for the end of the job: it may still crash or hang in MPI_Finalize."""
         for name in self.names:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,14 @@ RANKS = 3  # neither a power of two nor few
 @pytest.fixture(scope="module")
 def job(mpi: MPI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckJob]:
     folder = tmp_path_factory.mktemp(f"ddp-{mpi.name}-")
-    job = CheckJob(RANKS, CHECKS, folder, mpi.prefix, checks=HERE, timeout=100.0)
-    yield job
-    job.close()
+    with closing(CheckJob(RANKS, CHECKS, folder, mpi.prefix, checks=HERE, timeout=100.0)) as job:
+        yield job
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("check", CHECKS)
 def test_check(job: CheckJob, check: str) -> None:
-    outcome = job.outcome(check)
-    assert outcome.status == "passed", outcome.detail
+    job.passes(check)
 
 
 def test_policy() -> None:
