@@ -137,12 +137,7 @@ def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
         algorithm = choose.DISSEMINATION if None in choose.small(call, setting) else choose.NATIVE
         return algorithm, None, algorithm
     unblocked = option = choose.chosen(call, setting, blocks=not setting.gpus)
-    if (
-        not setting.gpus
-        and option.algorithm == choose.NATIVE
-        and choose.may_share(call, setting)
-        and setting.world.size > 1
-    ):
+    if not setting.gpus and option.algorithm == choose.NATIVE and choose.may_share(call, setting):
         unblocked = choose.chosen(call, setting, blocks=False)
     return option.algorithm, option.codec, unblocked.algorithm
 
