@@ -1,0 +1,161 @@
+"""At how much of a buffer selectors look, and what the cost model and others suppose of sparsifiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.loopback import World, exact_sum, normals
+
+from compcoll import Codec
+from compcoll.devices.host import HostDevice
+from compcoll.devices.host_selection import HostSelection
+from compcoll.sparse import Hybrid, RandomK, Strom, TopK, Variance
+from compcoll.sparse.contract import FULL, POWER, SIGN, Sparsifier
+from compcoll.sparse.selectors import SELECTORS
+
+Look = tuple[str, int]
+
+
+class Looks:
+    """Kernels that note at how many values each pass looks, and for how many indices there is room."""
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self._kernels: HostSelection = HostDevice(1).selection(dtype)
+        self.passes: list[Look] = []
+        self.rooms: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        run = getattr(self._kernels, name)
+
+        def noted(values: np.ndarray, *arguments: Any) -> Any:
+            self.passes.append((name, arguments[0] if name in ("sample", "laplacian") else values.size))
+            if name in ("above", "chosen"):
+                self.rooms.append(arguments[1])
+            return run(values, *arguments)
+
+        return noted
+
+
+def looks(select: str, x: np.ndarray, k: int) -> Looks:
+    kernels = Looks(x.dtype.name)
+    found = SELECTORS[select](kernels, x, k)  # type: ignore[arg-type]
+    assert found.size >= k
+    return kernels
+
+
+def normal(n: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+
+
+# Of n values, to find k: the sample, in whole runs of 16. Of an eighth, 16384, or a 128th of long buffers, and no more
+# than about 128 times as many as will be above: whichever is least. None of 4096, nor for half of all.
+SAMPLES = [
+    *((4096, 4, 0), (4097, 4, 512), (20_000, 200, 2496), (20_000, 9999, 256), (20_000, 10_000, 0)),
+    *((1 << 18, 26, 16384), (1 << 18, 2622, 12784), (1 << 22, 4195, 32768), (1 << 22, 41944, 12784)),
+]
+
+
+@pytest.mark.parametrize(("n", "k", "sample"), SAMPLES)
+def test_the_exact_choice_looks_at_all_once_and_at_a_sample(n: int, k: int, sample: int) -> None:
+    told = looks("exact", normal(n), k).passes
+    if not sample:
+        assert told == [("largest", n)]
+        return
+    assert told[:4] == [("sample", sample), ("laplacian", sample), ("bisected", sample), ("above", n)]
+    # The choice is made among little more than k.
+    assert [name for name, _ in told[4:]] == ["take", "largest", "take"] and told[4] == ("take", n)
+    expected = k * sample / n
+    assert k <= told[5][1] <= k + 1.3 * n / sample * (10 + 8 * expected**0.5) + 0.8 * k
+
+
+def test_the_exact_choice_seldom_looks_again() -> None:
+    again = 0
+    for seed in range(40):
+        told = looks("exact", normal(20_000, seed), 40).passes
+        again += told.count(("above", 20_000)) - 1
+    assert again <= 1
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "expected"),
+    [
+        (3000, 30, [("laplacian", 3000)]),
+        (16384, 30, [("laplacian", 16384)]),
+        (16385, 30, [("laplacian", 512)]),
+        (200_000, 300, [("laplacian", 6240)]),
+        (1 << 18, 300, [("laplacian", 8192)]),
+        # Of long buffers a sample, in which the threshold is tried if eight of it shall be above.
+        ((1 << 18) + 1, 129, [("sample", 16384), ("laplacian", 16384), ("bisected", 16384)]),
+        ((1 << 18) + 1, 128, [("sample", 16384), ("laplacian", 16384)]),
+        (1 << 20, 1000, [("sample", 16384), ("laplacian", 16384), ("bisected", 16384)]),
+    ],
+)
+def test_the_fitted_threshold_is_that_of_a_part(n: int, k: int, expected: list[Look]) -> None:
+    told = looks("ldte", normal(n), k).passes
+    assert [each for each in told if each[0] not in ("chosen", "above")][: len(expected)] == expected
+    assert 1 <= told.count(("chosen", n)) <= 2 and len(told) <= len(expected) + 2
+
+
+@pytest.mark.parametrize(
+    ("n", "sample"), [(1024, 0), (1025, 1024), (100_000, 1024), (103_999, 1024), (104_000, 1040), (250_000, 2496)]
+)
+def test_dgc_looks_at_a_hundredth(n: int, sample: int) -> None:
+    told = looks("hierarchical", normal(n), n // 50).passes
+    assert told[:2] == ([("sample", sample), ("kth_largest", sample)] if sample else [("largest", n)])
+
+
+@pytest.mark.parametrize("select", ["exact", "ldte", "bisection"])
+@pytest.mark.parametrize(
+    ("n", "k", "room"), [(20_000, 10, 1250), (20_000, 1000, 4000), (20_000, 6000, 20_000), (1 << 22, 10, 1 << 17)]
+)
+def test_memory_for_indices(select: str, n: int, k: int, room: int) -> None:
+    """Four times as many as wanted, or a 16th of the buffer up to 2**17."""
+    assert looks(select, normal(n), k).rooms[0] == room
+
+
+def test_a_search_among_equal_values_ends_at_a_millionth() -> None:
+    """Nothing lies between 0 and 1: from a half on, the interval is halved 19 times; then the choice is exact."""
+    x = np.r_[np.zeros(800), np.ones(800)]
+    told = looks("bisection", x, 16).passes
+    assert told.count(("chosen", 1600)) == 19 and told[-1] == ("largest", 1600)
+
+
+PROPERTIES: list[tuple[Sparsifier, int, bool, float]] = [
+    (TopK(0.05), FULL, True, 0.05),
+    (TopK(0.3, wire="packed"), POWER, True, 0.3),
+    (RandomK(0.2), FULL, False, 0.2),
+    (RandomK(0.2, wire="packed"), POWER, False, 0.2),
+    (Strom(1.0), SIGN, False, 0.01),
+    (Hybrid(1.0), SIGN, False, 0.01),
+    (Variance(), POWER, False, 0.01),
+]
+
+
+@pytest.mark.parametrize(("codec", "values", "largest_first", "density"), PROPERTIES, ids=repr)
+def test_what_is_supposed_of_sparsifiers(codec: Sparsifier, values: int, largest_first: bool, density: float) -> None:
+    """Of those that do not say how much they send, a hundredth: an index of 4 bytes and a value of 4, or 8, each."""
+    assert (codec.sent_values, codec.largest_first, codec.expected_density) == (values, largest_first, density)
+    assert (codec.kind, codec.fixed_size, codec.additive) == ("sparse", False, False)
+    for dtype, bits in (("float16", 64), ("bfloat16", 64), ("float32", 64), ("float64", 96)):
+        assert codec.wire_bits(HostDevice(1), dtype) == pytest.approx(density * bits)
+    codec.check_call(codec.state(), None)
+    codec.check_call(codec.state(), np.zeros(3))
+
+
+@pytest.mark.parametrize("codec", [Strom(0.5), RandomK(0.25), RandomK(0.25, wire="mask")], ids=repr)
+def test_sums_of_what_is_not_the_largest_are_not_cut_down(codec: Codec) -> None:
+    """Every element that some rank sends is in the sum, without feedback, too: by regions as around a ring."""
+    inputs = normals(4, 3000)
+    ring, direct = (
+        World(4).allreduce(inputs, codec=codec, algorithm=name) for name in ("sparse_ring", "sparse_direct")
+    )
+    np.testing.assert_allclose(direct[0], ring[0], atol=1e-5)
+    if isinstance(codec, Strom):
+        sent = [np.where(np.abs(x) > 0.5, np.sign(x) * 0.5, 0) for x in inputs]
+        np.testing.assert_allclose(direct[0], exact_sum(sent), atol=1e-6)
+    else:
+        kept = direct[0] != 0
+        assert np.count_nonzero(kept) == 750
+        np.testing.assert_allclose(direct[0][kept], exact_sum(inputs)[kept], atol=1e-5)
