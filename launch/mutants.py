@@ -52,7 +52,8 @@ ROOMS = {
 ELSEWHERE = {"native.py", "device.py", "__init__.py"}
 TESTS = (
     *("tests/algorithms", "tests/codecs", "tests/collectives", "tests/sparse", "tests/model", "tests/torch"),
-    *("tests/reliability/test_states.py", "tests/simulation/test_simulation.py", "tests/test_layout.py"),
+    *("tests/reliability/test_states.py", "tests/simulation/test_simulation.py"),
+    *("tests/test_errors.py", "tests/test_layout.py"),
 )
 LEAST_SECONDS = 60  # that a fault's tests may last: a machine may be busy
 LEAST_CPU_SECONDS = 20

@@ -11,6 +11,7 @@ from fakes.loopback import World, exact_sum, normals
 from compcoll import Codec
 from compcoll.devices.host import HostDevice
 from compcoll.devices.host_selection import HostSelection
+from compcoll.errors import InvalidBuffer
 from compcoll.sparse import Hybrid, RandomK, Strom, TopK, Variance
 from compcoll.sparse.contract import FULL, POWER, SIGN, Sparsifier
 from compcoll.sparse.selectors import SELECTORS
@@ -53,7 +54,7 @@ def normal(n: int, seed: int = 1) -> np.ndarray:
 # than about 128 times as many as will be above: whichever is least. None of 4096, nor for half of all.
 SAMPLES = [
     *((4096, 4, 0), (4097, 4, 512), (20_000, 200, 2496), (20_000, 9999, 256), (20_000, 10_000, 0)),
-    *((1 << 18, 26, 16384), (1 << 18, 2622, 12784), (1 << 22, 4195, 32768), (1 << 22, 41944, 12784)),
+    *((1 << 18, 26, 16384), (1 << 18, 2622, 12784), (2_200_000, 1000, 17184), (2_200_000, 22_000, 12800)),
 ]
 
 
@@ -108,7 +109,7 @@ def test_dgc_looks_at_a_hundredth(n: int, sample: int) -> None:
 
 @pytest.mark.parametrize("select", ["exact", "ldte", "bisection"])
 @pytest.mark.parametrize(
-    ("n", "k", "room"), [(20_000, 10, 1250), (20_000, 1000, 4000), (20_000, 6000, 20_000), (1 << 22, 10, 1 << 17)]
+    ("n", "k", "room"), [(20_000, 10, 1250), (20_000, 1000, 4000), (20_000, 6000, 20_000), (2_200_000, 10, 1 << 17)]
 )
 def test_memory_for_indices(select: str, n: int, k: int, room: int) -> None:
     """Four times as many as wanted, or a 16th of the buffer up to 2**17."""
@@ -159,3 +160,48 @@ def test_sums_of_what_is_not_the_largest_are_not_cut_down(codec: Codec) -> None:
         kept = direct[0] != 0
         assert np.count_nonzero(kept) == 750
         np.testing.assert_allclose(direct[0][kept], exact_sum(inputs)[kept], atol=1e-5)
+
+
+def test_formats_fit_up_to_their_limits() -> None:
+    """28 bits of an index beside a value of 4; 2**32 - 1 elements, whose indices have 32 bits."""
+    coder = TopK(0.5, wire="packed").coder(HostDevice(1), "float32")
+    values, first = np.ones(1, np.float32), np.zeros(1, np.uint32)
+    for n, name in ((1 << 28, "packed"), ((1 << 28) + 1, "runs")):
+        assert coder._formatted(n, first, values, POWER, 0.0, 127).formats == f"{name} of power values"
+    assert coder._formatted(8, first, values, FULL, 0.0, 0).formats == "mask of full values"
+
+    class Buffer:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+    with pytest.raises(InvalidBuffer, match="4294967296 elements: sparse wires hold at most 4294967295"):
+        coder._chosen(Buffer(1 << 32), None)
+    with pytest.raises(TypeError):  # nobody chooses from what is no array
+        coder._chosen(Buffer((1 << 32) - 1), None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_regions_hold_equally_many_elements(seed: int) -> None:
+    """Below the beginning of region r lie count r / p of the elements sent; without any, regions are equally long."""
+    rng = np.random.default_rng(seed)
+    coder, n, parts = TopK(0.1).coder(HostDevice(1), "float32"), 5003, int(rng.integers(2, 9))
+    chosen = coder.select(n, rng.standard_normal(n).astype(np.float32), 1.0, None)
+    bounds, count = coder.quantiles(chosen, parts), chosen.indices.size
+    below = [int(np.count_nonzero(chosen.indices < bound)) for bound in bounds]
+    assert below == [count * part // parts for part in range(1, parts)]
+    nothing = coder.select(n, np.zeros(n, np.float32), 1.0, None)
+    assert coder.quantiles(nothing, parts) == [n * part // parts for part in range(1, parts)]
+
+
+def test_sums_are_cut_down_to_the_largest() -> None:
+    """And what is left is told, element by element; as many as allowed are not cut."""
+    coder = TopK(0.1).coder(HostDevice(1), "float64")
+    merged = np.arange(0, 50, 10, dtype=np.uint32), np.array([1.0, -5.0, 3.0, -2.0, 4.0])
+    kept, left = coder.reduced(merged, 50, 3)
+    assert kept.indices.tolist() == [10, 20, 40] and kept.values.tolist() == [-5, 3, 4] and kept.n == 50
+    assert left is not None and left[0].tolist() == [0, 30] and left[1].tolist() == [1, -2]
+    assert (kept.value_format, kept.step, kept.top) == (FULL, 0.0, 0)
+    for most in (5, 6):
+        whole, left = coder.reduced(merged, 50, most)
+        assert left is None and whole.indices.tolist() == merged[0].tolist()
+    assert Strom(1.0).coder(HostDevice(1), "float64").reduced(merged, 50, 1)[1] is None

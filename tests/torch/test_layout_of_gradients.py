@@ -19,6 +19,7 @@ from compcoll import ZFP, Communicator
 from compcoll.errors import InvalidArgument
 from compcoll.feedback import ErrorFeedback
 from compcoll.sparse import VarianceFeedback
+from compcoll.stats import Stats
 from compcoll.torch.account import Account
 from compcoll.torch.arrays import arrays_on
 from compcoll.torch.gradients.bucket import Bucket, Kept, average_sparse
@@ -163,6 +164,22 @@ def test_accounts_begin_at_nothing() -> None:
     account = Account()
     assert {name: value for name, value in vars(account).items() if value} == {}
     assert account.ratio == 1 and account.mean_step_nbytes == 0
+
+
+def test_accounts_are_sums() -> None:
+    """Of what collectives tell; of MPI's own, which do not, what is least for a buffer of that size."""
+    account = Account()
+    coded = Stats("allreduce", "MinMax()", "ring", 1000, 300, 1500, 1.0, 2.0, 4.0, 8.0)
+    account.add(coded, 1.5)
+    account.add(coded, 1.5)
+    account.add(Stats("allreduce", None, "ring", 100, 150, 150, 0.5, 0.25, 0.125, 1.0), 1.5)
+    account.add(Stats("allreduce", None, "native", 11, -1, 0, 0.0, 0.0, 0.0, 0.5), 1.5)
+    assert dict(account.calls) == {"ring, MinMax()": 2, "ring": 1, "native": 1}
+    assert (account.raw_nbytes, account.wire_nbytes, account.raw_sent_nbytes) == (2111, 766, 3166)
+    seconds = account.encode_seconds, account.decode_seconds, account.wait_seconds, account.total_seconds
+    assert seconds == (2.5, 4.25, 8.125, 17.5) and account.ratio == 3166 / 766
+    account.steps = 4
+    assert account.mean_step_nbytes == 766 / 4
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
