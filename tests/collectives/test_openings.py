@@ -133,6 +133,12 @@ def test_long_calls_are_told_in_part() -> None:
     assert table(["a", "b", "a"], 1).splitlines()[1:] == ["  rank 0, 2: a", "  rank 1 (this one): b"]
 
 
+def test_lanes_are_taken_in_turn() -> None:
+    """Four, by the collective's number; another one is a blocking call's alone."""
+    lanes = World(2).comms[0]._lanes
+    assert [lanes.of(number).number for number in range(9)] == [1, 2, 3, 4, 1, 2, 3, 4, 1] and lanes.alone.number == 0
+
+
 @pytest.mark.parametrize("ranks", range(2, 14))
 def test_ranks_of_a_node_begin_far_apart(ranks: int) -> None:
     """In direct exchanges, so that they do not all send to one node at once: as even as whole ranks allow."""
@@ -147,7 +153,8 @@ def test_ranks_of_a_node_begin_far_apart(ranks: int) -> None:
 
 
 def test_recordings_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The latest: older ones are made again when they are needed."""
+    """The latest, and as many as docs/architecture.md says; older ones are made again when they are needed."""
+    assert replay._MOST_KEPT == 32768
     monkeypatch.setattr(replay, "_MOST_KEPT", 40)
     world = World(2, timeout=30)
     for again in range(3):
