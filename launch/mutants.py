@@ -49,7 +49,7 @@ ROOMS = {
     ),
 }
 # What only ranks or a GPU reach: tests/mpi and tests/devices have it.
-ELSEWHERE = {"native.py", "device.py", "__init__.py"}
+ELSEWHERE = {"native.py", "device.py", "device_memory.py", "together.py", "__init__.py"}
 TESTS = (
     *("tests/algorithms", "tests/codecs", "tests/collectives", "tests/sparse", "tests/model", "tests/torch"),
     *("tests/reliability/test_states.py", "tests/simulation/test_simulation.py"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.loopback import World, normals
+from fakes.loopback import World, exact_sum, normals
+from fakes.threads import on_ranks
 
 from compcoll import Communicator, ErrorFeedback, config
 from compcoll.collectives import runs
@@ -265,3 +266,73 @@ def test_a_handshake_waits_for_the_openings_before_it() -> None:
     with ThreadPoolExecutor(2) as pool:
         for begun, result in pool.map(run, world.comms):
             assert begun == 2 and (result == 3).all()
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("allreduce", RING),
+    ("reduce_scatter", RING),
+    ("allgather", RING),
+    ("allgatherv", RING),
+    ("bcast", {"codec": "minmax", "algorithm": "binomial"}),
+    ("alltoall", {"codec": "minmax", "algorithm": "pairwise"}),
+]
+
+
+@pytest.mark.parametrize(("collective", "how"), CALLS, ids=lambda value: value if type(value) is str else "")
+def test_blocking_and_other_calls_have_the_same_bits(collective: str, how: dict[str, Any]) -> None:
+    """The first one, the one that is recorded, and those that are replayed."""
+    worlds = [World(3, seed=None, timeout=30) for _ in range(2)]
+    root = (1,) if collective == "bcast" else ()
+
+    def run(comm: Communicator, x: np.ndarray) -> np.ndarray:
+        result: np.ndarray = getattr(comm, collective)(x, *root, **how)
+        return result
+
+    for number in range(4):
+        inputs = [x.reshape(3, 50) for x in normals(3, 150, seed=number)]
+        with ThreadPoolExecutor(3) as pool:
+            ours = list(pool.map(run, worlds[0].comms, inputs))
+        theirs = worlds[1].run(lambda comm, x: getattr(comm, f"i{collective}")(x, *root, **how), inputs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def test_messages_that_come_late_are_waited_for_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a blocking call has looked often enough: then all else that is under way goes on, and time-outs count."""
+    world, held, followed = World(2, seed=None, timeout=30), False, []
+    deliver, follow = loopback.Loopback.deliver, runs.Runs._follow
+
+    def late(self: Loopback, key: loopback.Key) -> None:
+        if not (held and key[2] >= 4 and time.monotonic() < begin + 0.5):
+            deliver(self, key)
+
+    def noted(self: runs.Runs, body: Any, recipe: Any) -> None:
+        followed.append(recipe.plan.algorithm)
+        follow(self, body, recipe)
+
+    monkeypatch.setattr(loopback.Loopback, "deliver", late)
+    monkeypatch.setattr(runs.Runs, "_follow", noted)
+    begin = time.monotonic()
+    for number in range(3):
+        held, begin = number == 2, time.monotonic()
+        inputs = normals(2, 900, seed=number)
+        for result in blocking(world, inputs, [None, None], RING):
+            np.testing.assert_allclose(result, exact_sum(inputs), atol=1.0)
+    assert time.monotonic() >= begin + 0.5 and "ring" in followed
+
+
+@pytest.mark.parametrize("codec", ["intsum", "sign"])
+def test_numbers_are_added_by_mpi(codec: str) -> None:
+    """The same sums as by messages of ours; MPI does not tell what it sent."""
+    inputs = normals(3, 700)
+
+    def run(comm: Communicator) -> np.ndarray:
+        result: np.ndarray = comm.allreduce(inputs[comm.rank], codec=codec, algorithm="native")
+        stats = comm.stats
+        assert stats is not None and (stats.wire_nbytes, stats.raw_sent_nbytes, stats.ratio) == (-1, 0, 1.0)
+        assert stats.algorithm == "native" and stats.codec is not None
+        return result
+
+    expected = World(3).allreduce(inputs, codec=codec, algorithm="recursive_doubling")[0]
+    for result in on_ranks(3, run):
+        np.testing.assert_array_equal(result, expected)

@@ -9,10 +9,11 @@ import pytest
 from fakes.loopback import World, exact_sum, normals
 
 from compcoll import Codec
+from compcoll.codecs.base import ErrorBound
 from compcoll.devices.host import HostDevice
 from compcoll.devices.host_selection import HostSelection
 from compcoll.errors import InvalidBuffer
-from compcoll.sparse import Hybrid, RandomK, Strom, TopK, Variance
+from compcoll.sparse import DGCFeedback, Hybrid, RandomK, Strom, TopK, Variance, VarianceFeedback
 from compcoll.sparse.contract import FULL, POWER, SIGN, Sparsifier
 from compcoll.sparse.selectors import SELECTORS
 
@@ -205,3 +206,32 @@ def test_sums_are_cut_down_to_the_largest() -> None:
         whole, left = coder.reduced(merged, 50, most)
         assert left is None and whole.indices.tolist() == merged[0].tolist()
     assert Strom(1.0).coder(HostDevice(1), "float64").reduced(merged, 50, 1)[1] is None
+
+
+def test_sparsifiers_are_named_and_bounded() -> None:
+    assert TopK(0.05, "exact").label == "topk 0.05 exact" and Strom(1.0).label == "strom threshold=1"
+    assert TopK().error_bound("float32") == ErrorBound(1, 1.0, 0.0, 0.0) and Strom().error_bound("float32") is None
+
+
+def test_coders_are_made_anew_with_their_settings() -> None:
+    device = HostDevice(1)
+    for coder in (TopK(0.1).coder(device, "float16"), TopK(0.1).coder(device, "float16").checked()):
+        other = coder.on(HostDevice(2))
+        assert other.wire_nbytes(100) == coder.wire_nbytes(100) and other._device is not coder._device
+    stored = coder.stored(np.array([1.0, 70000.0, -2.5], np.float32))
+    assert stored.dtype == np.float16 and stored.tolist() == [1.0, np.inf, -2.5]
+
+
+def test_what_was_observed_is_forgotten() -> None:
+    state = VarianceFeedback()
+    state.observe(np.ones((2, 3), np.float32))
+    state.observe(np.full(6, 2, np.float32))
+    assert state._observed.tolist() == [3] * 6
+    state.reset()
+    assert state._observed is None and state.residual is None and state.variance is None and state.calls == 0
+    with pytest.raises(InvalidBuffer, match="finite and not negative"):
+        state.observe(np.array([0, -1e-30]))
+    state.observe(np.zeros(4))
+    with pytest.raises(InvalidBuffer, match="4 second moments were observed, but this buffer has 5"):
+        state.prepare(5, "float32", lambda n, dtype: np.zeros(n, dtype))
+    assert repr(DGCFeedback(0.5, 2.0)) == "DGCFeedback(momentum=0.5, clip=2.0)"
