@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -39,6 +40,9 @@ def test_fingerprints_leave_room_for_levels() -> None:
     assert fingerprint("call") != fingerprint("cal") and Signature("call", "salt").extremes != own.extremes
     assert not own.ahead and Signature("call", ahead=True).bounded().ahead
     busy, free, wanted, there = (own.bounded().extremes[level] for level in (BUSY, FREE, WANTED, ON_GPU))
+    line = Signature("x" * 600, "salt").here()
+    assert re.fullmatch(r"x{256} at .*test_openings\.py:\d+", line.call)
+    assert line.extremes == Signature("x" * 600, "salt").extremes
     assert free == wanted == busy == own.extremes[BUSY] and there == own.extremes[ON_GPU]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from compcoll import Communicator, ErrorFeedback, config
 from compcoll.collectives import runs
 from compcoll.collectives.handshake import Signature
 from compcoll.collectives.lanes import AT_ONCE
+from compcoll.collectives.recipe import Buffers, Run
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
-from compcoll.progress import Turn
+from compcoll.progress import Steps, Turn
 from compcoll.transports import loopback
 from compcoll.transports.base import Wire
 from compcoll.transports.loopback import Loopback, LoopbackTransport
@@ -144,6 +146,7 @@ def test_tags_of_openings_and_lanes_are_not_shared(monkeypatch: pytest.MonkeyPat
 
 
 RING: dict[str, Any] = {"codec": "minmax", "bits": 4, "algorithm": "ring"}
+SMALL = {"algorithm": "dissemination"}  # whose blocking calls run in C++ from the first one on
 
 
 @pytest.fixture
@@ -200,7 +203,7 @@ def test_errors_have_what_was_raised_as_their_cause(blocking_call: bool, monkeyp
 
     def call(comm: Communicator) -> Any:
         x = np.ones(50, np.float32)
-        return comm.allreduce(x, **RING) if blocking_call else comm.iallreduce(x, **RING).wait()
+        return comm.allreduce(x, **SMALL) if blocking_call else comm.iallreduce(x, **RING).wait()
 
     monkeypatch.setattr(loopback.Loopback, "deliver", broken)
     for error in (CompcollError("of ours"), KeyError("theirs")):
@@ -228,7 +231,8 @@ def test_what_mpi_makes_of_an_error_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert str(again) == "later" and "has died" in repr(comm._broken)
 
 
-def test_an_interrupt_is_no_failure_of_the_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [RING, SMALL], ids=str)
+def test_an_interrupt_is_no_failure_of_the_collective(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """It reaches the caller as it is, and ends the communicator: its messages may still come."""
     comm, x = World(2, timeout=5).comms[0], np.ones(50, np.float32)
 
@@ -237,10 +241,11 @@ def test_an_interrupt_is_no_failure_of_the_collective(monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(loopback._Transfer, "Test", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            comm.allreduce(x, **RING)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            comm.allreduce(x, **how)
+        assert caught.value.__cause__ is None
     with pytest.raises(CommunicatorBroken, match="KeyboardInterrupt"):
-        comm.allreduce(x, **RING)
+        comm.allreduce(x, **how)
 
 
 def test_turns_are_taken_by_what_needs_them_only() -> None:
@@ -251,6 +256,58 @@ def test_turns_are_taken_by_what_needs_them_only() -> None:
     assert isinstance(turn, Turn) and not turn.used and not comm._executor.ready and not first.done
     comm.iallreduce(np.ones(50, np.float32), **RING)
     assert comm._turn is not turn and comm._turn is not None and comm._turn.before is turn
+    comm._engine.fail(CompcollError("the test is over"))
+
+
+def test_no_more_are_opened_than_there_are_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind wait for the one before them in their lane: its memory and tags are in use."""
+    world, held, opened = World(2), True, [0, 0]
+    deliver, isend = loopback.Loopback.deliver, LoopbackTransport.isend
+
+    def openings_only(self: Loopback, key: loopback.Key) -> None:
+        if key[2] == 0 or not held:
+            deliver(self, key)
+
+    def counted(transport: LoopbackTransport, wire: Wire, dest: int, tag: int) -> Any:
+        opened[transport.rank] += tag == 0
+        return isend(transport, wire, dest, tag)
+
+    monkeypatch.setattr(loopback.Loopback, "deliver", openings_only)
+    monkeypatch.setattr(LoopbackTransport, "isend", counted)
+    inputs = [normals(2, 300, seed=number) for number in range(2 * AT_ONCE)]
+    pending = [[comm.iallreduce(x[comm.rank], **RING) for x in inputs] for comm in world.comms]
+    for _ in range(50):
+        for requests in pending:
+            requests[0].test()
+    assert opened == [AT_ONCE, AT_ONCE]
+    held = False
+    for comm_requests in zip(*pending, strict=True):
+        world.loopback.run(comm_requests)
+    for x, first in zip(inputs, pending[0], strict=True):
+        np.testing.assert_allclose(first.wait(), exact_sum(x), atol=2.0)
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_the_way_of_gpus_is_taken_if_all_ranks_are_on_them(everybody: bool) -> None:
+    """Else all take the one that host arrays take, too."""
+    world, inputs = World(2), normals(2, 60)
+
+    def carried(buffers: Buffers, run: Run) -> Steps:
+        run.turn.used = True
+        yield None
+        return "carried"
+
+    def start(comm: Communicator, x: np.ndarray) -> Any:
+        recipe, buffers = comm._collectives.check("allreduce", x, "sum", None, None, (None, "ring", {}))
+        if comm.rank == 0 or everybody:
+            recipe.all_on_gpus, buffers = carried, buffers._replace(order=SimpleNamespace())  # type: ignore[arg-type]
+        return comm._begin("allreduce", recipe, buffers)
+
+    for result in world.run(start, inputs):
+        if everybody:
+            assert result == "carried"
+        else:
+            np.testing.assert_allclose(result, exact_sum(inputs), atol=1e-5)
 
 
 def test_a_handshake_waits_for_the_openings_before_it() -> None:
@@ -312,6 +369,7 @@ def test_messages_that_come_late_are_waited_for_by_the_engine(monkeypatch: pytes
 
     monkeypatch.setattr(loopback.Loopback, "deliver", late)
     monkeypatch.setattr(runs.Runs, "_follow", noted)
+    runs.under_way.clear()  # of worlds that other tests left as they were
     begin = time.monotonic()
     for number in range(3):
         held, begin = number == 2, time.monotonic()
