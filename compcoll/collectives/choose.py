@@ -294,7 +294,7 @@ def _refused(
         return "" if surely else "not measured here"
     if codec is None and not known.native and not profile.measured(world):
         return "not measured here"
-    if codec is None and call.itemsize < 4 and not record.rounds_once and call.collective == "allreduce":
+    if codec is None and call.dtype in HALVES and not record.rounds_once and call.collective == "allreduce":
         return "rounds at every hop"
     return ""
 

@@ -190,6 +190,16 @@ def test_small_arrays_travel_with_the_opening_up_to_its_length() -> None:
         assert choose.small(call(400, other), where(4)) == [None]
 
 
+def test_what_may_go_through_shared_memory() -> None:
+    """Allreduces of what our own algorithms take, without checksums, where ranks share some, or there is one rank."""
+    assert choose.may_share(call(), where(2, 2)) and choose.may_share(call(), where(1, shared=False))
+    assert not choose.may_share(call(), where(2, 2, shared=False))
+    for name in ("allgather", "bcast", "alltoall", "reduce_scatter"):
+        assert not choose.may_share(call(collective=name), where(2, 2))
+    assert not choose.may_share(call(checksum=True), where(2, 2))
+    assert not choose.may_share(call(dtype="int32"), where(2, 2)) and not choose.may_share(call(op="max"), where(2, 2))
+
+
 def test_streams_carry_what_is_known_before() -> None:
     """Phases of hierarchical are, where nodes have as many ranks each."""
     assert choose.streamed([0, 0, 1, 1]) == ("native", "direct", "hierarchical") == choose.streamed([3, 4, 5])
