@@ -188,15 +188,15 @@ class Inbox:
         The rank that sends.
     wires : sequence of Wire
         Where each message goes, in the order of arrival.
-    ahead : int
-        How many receives are posted beyond the one waited for.
+    ahead : int, optional
+        How many receives are posted beyond the one waited for; all at once by default.
     """
 
-    def __init__(self, group: Group, source: int, wires: Sequence[Wire], ahead: int) -> None:
+    def __init__(self, group: Group, source: int, wires: Sequence[Wire], ahead: int | None = None) -> None:
         self._group = group
         self._source = source
         self._wires = wires
-        self._ahead = max(ahead, 1)
+        self._ahead = len(wires) if ahead is None else ahead
         self._posted: list[Pending] = []
         self._next = 0
         self._post()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..codecs import ALL, Cast, Codec
 from ..devices import cubins
+from ..devices.cores import affinity
 from ..devices.cuda_launches import CodecLaunches
 from ..devices.cuda_programs import COMPUTED, Program, program
 from ..dtypes import DTYPES, computed_on
@@ -89,5 +89,5 @@ def _made(wanted: list[Program], architectures: list[str]) -> Iterator[tuple[str
             raise UnsupportedDevice(f"{cubins.folder()} cannot be written to: set COMPCOLL_CUBINS to another folder")
         return f"{path.name}  {time.monotonic() - began:.1f} s", path.stat().st_size
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(len(affinity())) as pool:
         yield from pool.map(make, pairs)
