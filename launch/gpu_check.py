@@ -239,7 +239,7 @@ def run(step: Step, log: Path, left: float) -> Outcome:
     """Run a step; its output goes to the end of the log."""
     started = time.monotonic()
     own = {"PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{os.environ['PATH']}", "COMPCOLL_CUBINS": str(CUBINS)}
-    environment = os.environ | own
+    environment = mpi_library() | os.environ | own
     with open(log, "a") as said:
         print(f"==== {step.name}: {shlex.join(step.command)}", file=said, flush=True)
         process = subprocess.Popen(
@@ -252,6 +252,12 @@ def run(step: Step, log: Path, left: float) -> Outcome:
             process.wait()
             status = None
     return Outcome(step, status, time.monotonic() - started)
+
+
+def mpi_library() -> dict[str, str]:
+    """Tell mpi4py of the MPI library in this Python's prefix: it looks in the new environment's only."""
+    found = sorted(Path(sys.prefix, "lib").glob("libmpi.so*"))
+    return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
 
 
 def tail(log: Path) -> str:

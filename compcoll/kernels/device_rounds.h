@@ -37,22 +37,20 @@ __device__ __forceinline__ void store_round_of_any(uint8_t* to, const E (&from)[
     __syncwarp();
 }
 
+__device__ __forceinline__ bool any_nan(const float (&x)[4]) { return x[0] != x[0] || x[1] != x[1] || x[2] != x[2] || x[3] != x[3]; }
+
 // Four halves: by the processor's conversions where they give the same bits, which of numbers other than NaN they do.
 __device__ __forceinline__ void widen_float16(const uint16_t (&bits)[4], float (&x)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    constexpr uint32_t carry = 0x04000400, exponents = 0x7c007c00;
-    const uint32_t low = bits[0] | uint32_t(bits[1]) << 16, high = bits[2] | uint32_t(bits[3]) << 16;
-    if (((((low & exponents) + carry) | ((high & exponents) + carry)) & 0x80008000) == 0) {
-        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) asm("cvt.f32.f16 %0, %1;" : "=f"(x[k]) : "h"(bits[k]));
-        return;
-    }
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) asm("cvt.f32.f16 %0, %1;" : "=f"(x[k]) : "h"(bits[k]));
+    if (!any_nan(x)) return;
 #endif
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = Float16::widened(bits[k]);
 }
 
 __device__ __forceinline__ void narrow_float16(const float (&x)[4], uint16_t (&bits)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if (!(x[0] != x[0] || x[1] != x[1] || x[2] != x[2] || x[3] != x[3])) {
+    if (!any_nan(x)) {
         COMPCOLL_UNROLL for (int k = 0; k < 4; k += 2) {
             uint32_t pair;
             asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[k + 1]), "f"(x[k]));
@@ -62,6 +60,20 @@ __device__ __forceinline__ void narrow_float16(const float (&x)[4], uint16_t (&b
     }
 #endif
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = Float16::narrowed(x[k]);
+}
+
+__device__ __forceinline__ void narrow_bfloat16(const float (&x)[4], uint16_t (&bits)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (!any_nan(x)) {
+        COMPCOLL_UNROLL for (int k = 0; k < 4; k += 2) {
+            uint32_t pair;
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[k + 1]), "f"(x[k]));
+            bits[k] = static_cast<uint16_t>(pair), bits[k + 1] = static_cast<uint16_t>(pair >> 16);
+        }
+        return;
+    }
+#endif
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = BFloat16::narrowed(x[k]);
 }
 
 // An array that a warp reads and writes a round at a time, from a value on.
@@ -117,11 +129,8 @@ struct RoundsOf {
             store_bits(r, bits);
         } else if constexpr (sizeof(T) == 4) {
             uint16_t bits[4];
-            if (storage == float16_storage) {
-                narrow_float16(x, bits);
-            } else {
-                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = BFloat16::narrowed(x[k]);
-            }
+            if (storage == float16_storage) narrow_float16(x, bits);
+            else narrow_bfloat16(x, bits);
             store_bits(r, bits);
         }
     }

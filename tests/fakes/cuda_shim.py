@@ -100,7 +100,7 @@ class ShimDevice:
         return DeviceNumberCoder(self._shim, numbers.dtype, op)
 
 
-TILES = ("minmax", 8, 2048)
+TILES = ("fp8", 4, 128)
 """A codec, for whose program of one configuration there is `build_tiles`."""
 
 
@@ -112,12 +112,17 @@ def build_tiles(library: Path, *options: str) -> None:
 
 
 def cooperate_in_tiles(shim: Shim) -> None:
-    """Run each way in which a warp's threads cooperate on a tile: on arrays that are not aligned."""
-    coder, n = ShimDevice(shim, known=True).coder(TILES, "float32"), 2 * 2048
+    """Run each way in which a warp's threads cooperate on tiles: arrays are not aligned, and tiles come in turn."""
+    coder, n = CodecLaunches(TILES, "float32"), 5 * 2048
     values = np.random.default_rng(0).standard_normal(n + 1).astype(np.float32)[1:]
-    wire, out = np.zeros(coder.wire_nbytes(n), np.uint8), np.zeros(n + 1, np.float32)[1:]
-    coder.encode(n, values, (), wire)
-    coder.decode(n, values, (wire,), out)
+    wires, out = np.zeros((2, coder.wire_nbytes(n)), np.uint8), np.zeros(n + 1, np.float32)[1:]
+    at_values, at_out, *at_wires = map(Shim.address, (values, out, *wires))
+    for launches in (
+        coder.encode(n, at_values, 1.0, [], at_wires[0]),
+        coder.encode(n, at_values, 1.0, at_wires[:1], at_wires[1]),
+        coder.decode(n, at_values, 1.0, at_wires, at_out),
+    ):
+        shim.run([launch._replace(grid=1) for launch in launches])
 
 
 def cooperate(shim: Shim) -> None:

@@ -44,6 +44,23 @@ def test_environment_sees_the_packages_of_a_virtual_environment(tmp_path: Path) 
     assert Path(prefix) == made and Path(package).is_relative_to(sys.prefix) and Path(target).is_relative_to(made)
 
 
+@pytest.mark.parametrize("given", [{}, {"MPI4PY_LIBMPI": "/elsewhere/libmpi.so"}])
+def test_mpi_is_found_where_this_python_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """As the environment that is made has a prefix of its own; who names a library has the last word."""
+    library = tmp_path / "lib" / "libmpi.so.40"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    step = gpu_check.Step("asked", "", [sys.executable, "-c", "import os; print(os.environ['MPI4PY_LIBMPI'])"], 20.0)
+    assert gpu_check.run(step, tmp_path / "log.txt", 20.0).status == 0
+    assert gpu_check.tail(tmp_path / "log.txt").splitlines()[-1] == given.get("MPI4PY_LIBMPI", str(library))
+
+
 def test_commands_are_understood() -> None:
     """By those that would run them, which then find no GPU."""
     for part in gpu_check.PARTS:
