@@ -37,7 +37,8 @@ SEGMENT = 8 << 20
 """Segments of the sweeps, in bytes: of the 1 MB that suits CPUs, launches and copies would outlast the work."""
 
 CUBINS = REPOSITORY / "build" / "cubins"
-"""The kernels' machine code, which may be brought along: COMPCOLL_CUBINS=build/cubins python -m compcoll cubins."""
+"""The kernels' machine code, which may be brought along: what COMPCOLL_CUBINS=build/cubins python -m compcoll cubins
+--arch 90 leaves there, 6 MB."""
 ARCHITECTURE = "90"
 """The GPUs that it is for: H100 and H200."""
 
@@ -88,6 +89,7 @@ _NEEDED = {
     "zfpy": "zfpy",
     "pytest": "pytest",
     "pytest_timeout": "pytest-timeout",
+    "xdist": "pytest-xdist",
     "hypothesis": "hypothesis",
 }
 _KNOWN = "import compcoll.kernels._host"
@@ -163,9 +165,9 @@ def _sweep(python: str, count: int, out: Path) -> Step:
 
 
 def _tests(python: str, part: str, which: str, out: Path, seconds: float, processes: int) -> Step:
-    together = ["-n", str(processes)] if importlib.util.find_spec("xdist") else []
     chosen = ["-m", "gpu", "-k", which, "tests/devices/test_gpu.py", f"--junitxml={out / f'tests-{part}.xml'}"]
-    return Step("tests", f"the tests marked gpu: {which}", [python, "-m", "pytest", "-v", *together, *chosen], seconds)
+    command = [python, "-m", "pytest", "-v", "-n", str(processes), *chosen]
+    return Step("tests", f"the tests marked gpu: {which}", command, seconds)
 
 
 def _sanitized(python: str, tool: str) -> Step:

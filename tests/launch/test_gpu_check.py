@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -69,6 +70,15 @@ def test_commands_are_understood() -> None:
             assert all(Path(word).exists() for word in step.command if word.startswith(("launch/", "tests/"))), step
         assert sum(step.seconds for step in found if step.name not in ("memcheck", "racecheck")) <= 540
     assert gpu_check._BUDGET < 8 * 60
+
+
+def test_several_processes_run_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone one would compile until its time is up; what runs them side by side is brought along."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xdist" else found(name))
+    assert "pytest-xdist" in gpu_check.missing()
+    tests = [step for part in gpu_check.PARTS for step in gpu_check.steps(part, Path("out")) if step.name == "tests"]
+    assert len(tests) == 2 and all(int(step.command[step.command.index("-n") + 1]) > 1 for step in tests)
 
 
 def test_all_results_are_told_of(tmp_path: Path) -> None:
