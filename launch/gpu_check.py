@@ -44,6 +44,7 @@ ARCHITECTURE = "90"
 
 _BUDGET = 460.0
 _SANITIZER = "compute-sanitizer"
+_CUDA = "/usr/local/cuda/bin"  # where it is as a rule, on the PATH or not
 _BYTES = "bytes or numbers or encode_and_decode"
 _MACHINE = """
 nvidia-smi -q; nvidia-smi topo -m; lscpu; cat /proc/net/dev; python3 -m pip list
@@ -139,7 +140,7 @@ def steps(part: str, out: Path) -> list[Step]:
             Step("cubins", "kernels compiled ahead", [python, "-m", "compcoll", "cubins", "--arch", ARCHITECTURE], 100),
             Step("doctor", "what compcoll finds", [python, "-m", "compcoll", "doctor", "--json"], 60),
             _tests(python, part, _BYTES, out, 200, 8),
-            *([_sanitized(python, tool) for tool in ("memcheck", "racecheck")] if shutil.which(_SANITIZER) else []),
+            *(_sanitized(python, found, tool) for found in sanitizer() for tool in ("memcheck", "racecheck")),
         ]
     if part == "speed":
         speed = [*bench, "codecs", "--device", "cuda", "--size", "256M", "--json", str(out / "codecs.json")]
@@ -170,10 +171,16 @@ def _tests(python: str, part: str, which: str, out: Path, seconds: float, proces
     return Step("tests", f"the tests marked gpu: {which}", command, seconds)
 
 
-def _sanitized(python: str, tool: str) -> Step:
+def sanitizer() -> list[str]:
+    """The program that watches what kernels access, if it is here."""
+    found = shutil.which(_SANITIZER, path=f"{os.environ['PATH']}{os.pathsep}{_CUDA}")
+    return [] if found is None else [found]
+
+
+def _sanitized(python: str, program: str, tool: str) -> Step:
     """Look for what a kernel reads or writes that is not its own, or that another thread has not finished."""
     tests = [python, "-m", "pytest", "-q", "-m", "gpu", "-k", "encode_and_decode", "tests/devices/test_gpu.py"]
-    return Step(tool, f"{_SANITIZER}'s", [_SANITIZER, "--tool", tool, "--error-exitcode", "9", *tests], 100)
+    return Step(tool, f"{_SANITIZER}'s", [program, "--tool", tool, "--error-exitcode", "9", *tests], 100)
 
 
 def loopback() -> str:
@@ -339,6 +346,10 @@ def check(part: str, wheels: Path | None, out: Path, name: str) -> bool:
     said = loopback()
     log.write_text(f"{said}\n")
     print(f"{part}: {said}", flush=True)
+    if part == "kernels" and not sanitizer():
+        print(
+            f"{part}: {_SANITIZER} is neither on the PATH nor in {_CUDA}: accesses of memory go unchecked", flush=True
+        )
     outcomes: list[Outcome] = []
 
     def done(step: Step) -> bool:

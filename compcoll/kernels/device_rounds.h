@@ -122,6 +122,21 @@ struct RoundsOf {
             COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = BFloat16::widened(bits[k]);
         }
     }
+    // What is read again where x is stored.
+    __device__ __forceinline__ void rounded(const T (&x)[4], T (&got)[4]) const {
+        if (sizeof(T) == 8 || storage == computed_storage<T>) {
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) got[k] = x[k];
+        } else if constexpr (sizeof(T) == 4) {
+            uint16_t bits[4];
+            narrowed_halves(x, bits);
+            if (storage == float16_storage) return widen_float16(bits, got);
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) got[k] = BFloat16::widened(bits[k]);
+        }
+    }
+    __device__ __forceinline__ void narrowed_halves(const float (&x)[4], uint16_t (&bits)[4]) const {
+        if (storage == float16_storage) narrow_float16(x, bits);
+        else narrow_bfloat16(x, bits);
+    }
     __device__ __forceinline__ void store(int r, const T (&x)[4]) const {
         if (sizeof(T) == 8 || storage == computed_storage<T>) {
             typename FloatFormat<T>::Bits bits[4];
@@ -129,11 +144,35 @@ struct RoundsOf {
             store_bits(r, bits);
         } else if constexpr (sizeof(T) == 4) {
             uint16_t bits[4];
-            if (storage == float16_storage) narrow_float16(x, bits);
-            else narrow_bfloat16(x, bits);
+            narrowed_halves(x, bits);
             store_bits(r, bits);
         }
     }
 };
+
+// Adds what a residual has of a round.
+template <class T>
+__device__ __forceinline__ void feed_round(const RoundsOf<T>& residual, int r, T (&x)[4]) {
+    T kept[4];
+    residual.load(r, kept);
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_sum(x[k], kept[k]);
+}
+
+// Of a round: keeps what the encoding lost, and stores what others will decode.
+template <class T>
+__device__ __forceinline__ void conclude_round(const Parameters& p, const RoundsOf<T>& residual, const RoundsOf<T>& decoded, int r,
+                                               const T (&x)[4], const T (&got)[4]) {
+    if (p.residual != nullptr) {
+        const T scale = static_cast<T>(p.residual_scale);
+        T kept[4];
+        if (!p.feed) residual.load(r, kept);
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
+            const T loss = finite_loss(x[k], got[k], scale);
+            kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
+        }
+        residual.store(r, kept);
+    }
+    if (p.decoded != nullptr) decoded.store(r, got);
+}
 
 }  // namespace compcoll

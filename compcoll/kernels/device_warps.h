@@ -231,11 +231,7 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
     if constexpr (!plain) {
         if (p.residual != nullptr && p.feed) {
             const RoundsOf<T> residual(p.residual, computed_storage<T>, b * block);
-            COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r) {
-                T kept[4];
-                residual.load(r, kept);
-                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[4 * r + k] = exact_sum(x[4 * r + k], kept[k]);
-            }
+            COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r) feed_round(residual, r, reinterpret_cast<T(&)[4]>(x[4 * r]));
         }
     }
     const auto encode = [&](int first, uint8_t* record, size_t place) {
@@ -253,25 +249,14 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
         if constexpr (!plain) {
             if (p.residual == nullptr && p.decoded == nullptr) return;
             const RoundsOf<T> residual(p.residual, computed_storage<T>, index * block), decoded(p.decoded, out_storage_of(p), index * block);
-            const T scale = static_cast<T>(p.residual_scale);
             constexpr int few = Block::rounds < 4 ? Block::rounds : 4;  // as many as registers are left for
             COMPCOLL_UNROLL for (int begin = 0; begin < Block::rounds; begin += few) {
                 T got[few][4];
                 code.with_decoder(header, [&](auto decoder) {
                     COMPCOLL_UNROLL for (int r = 0; r < few; ++r) four_values(decoder, word[begin + r], got[r]);
                 });
-                COMPCOLL_UNROLL for (int r = begin; r < begin + few; ++r) {
-                    if (p.residual != nullptr) {
-                        T kept[4];
-                        if (!p.feed) residual.load(r, kept);
-                        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
-                            const T loss = finite_loss(own[4 * r + k], got[r - begin][k], scale);
-                            kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
-                        }
-                        residual.store(r, kept);
-                    }
-                    if (p.decoded != nullptr) decoded.store(r, got[r - begin]);
-                }
+                COMPCOLL_UNROLL for (int r = begin; r < begin + few; ++r)
+                    conclude_round(p, residual, decoded, r, reinterpret_cast<const T(&)[4]>(own[4 * r]), got[r - begin]);
             }
         }
     };

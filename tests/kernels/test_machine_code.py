@@ -28,8 +28,8 @@ Kernels = Callable[[Program], sass.Cubin]
 # Instructions a value and sectors, at most: the goals of the kernels that reach them, and for others what they take.
 CASES: list[tuple[Codec, Bounds]] = [
     (MinMax(8), {"encode": (13.5, 1.05), "accumulate": (14.5, 1.05), "recode": (25.5, 1.08), "feedback": (37, 1.05)}),
-    (Cast("float16"), {"encode": (9.5, 1.05), "accumulate": (12, 1.05), "recode": (16, 1.05)}),
-    (Cast("bfloat16"), {"encode": (9.8, 1.05), "accumulate": (11, 1.05), "recode": (15, 1.05)}),
+    (Cast("float16"), {"encode": (9.5, 1.05), "accumulate": (12, 1.05), "recode": (16, 1.05), "feedback": (26, 1.05)}),
+    (Cast("bfloat16"), {"encode": (9.8, 1.05), "accumulate": (11, 1.05), "recode": (15, 1.05), "feedback": (26, 1.05)}),
     (QSGD(4), {"encode": (30, 1.05), "accumulate": (13.5, 1.05), "recode": (41, 1.05), "feedback": (55, 1.05)}),
     (OneBit(), {"encode": (17, 1.05), "accumulate": (11, 1.05), "recode": (25, 1.05), "feedback": (36.5, 1.05)}),
     (FP8(), {"encode": (11.8, 1.05), "accumulate": (15, 1.05), "recode": (25, 1.05), "feedback": (40.5, 1.05)}),
@@ -83,10 +83,11 @@ def run(kernels: Kernels, codec: Codec, operation: str, x: np.ndarray, offset: i
     wire = np.zeros(host.wire_nbytes(n), np.uint8)
     host.encode(n, x, (), wire)
     cubin = kernels(launches.program)
-    memory = sass_machine.Memory(cubin, 24 * n + 65536)
+    memory = sass_machine.Memory(cubin, 32 * n + 65536)
     at_x, at_other, at_lost = (memory.put(array, offset) for array in (x, other, lost))
     at_wire, expected = memory.put(wire), np.zeros_like(wire)
-    at_result, kept = memory.put(np.zeros_like(wire)), lost.copy()
+    at_result, kept, seen = memory.put(np.zeros_like(wire)), lost.copy(), np.zeros_like(x)
+    at_seen = memory.put(seen, offset)
     if operation == "encode":
         (launch,) = launches.encode(n, at_x, 1.0, [], at_result)
         moved, expected = x.nbytes, wire
@@ -98,6 +99,13 @@ def run(kernels: Kernels, codec: Codec, operation: str, x: np.ndarray, offset: i
         (launch,) = launches.encode(n, at_other, 1.0, [at_wire], at_result)
         host.encode(n, other, (wire,), expected)
         moved = x.nbytes + wire.nbytes
+    elif operation == "decoded":  # all at once
+        told: dict[str, Any] = {"feed": False, "residual_scale": 0.25}
+        (launch,) = launches.encode(
+            n, at_other, 0.5, [at_wire, at_wire], at_result, residual=at_lost, decoded=at_seen, **told
+        )
+        host.encode(n, other, (wire, wire), expected, EncodeOptions(residual=kept, decoded=seen, scale=0.5, **told))
+        moved = 4 * x.nbytes + wire.nbytes
     else:
         (launch,) = launches.encode(n, at_x, 1.0, [], at_result, residual=at_lost)
         host.encode(n, x, (), expected, EncodeOptions(residual=kept))
@@ -109,6 +117,7 @@ def run(kernels: Kernels, codec: Codec, operation: str, x: np.ndarray, offset: i
         counts = sass_machine.run(kernel, memory, grid, launch.block, launch.arguments[0].tobytes())
     np.testing.assert_array_equal(memory.get(at_result, expected.nbytes), expected.view(np.uint8))
     np.testing.assert_array_equal(memory.get(at_lost, lost.nbytes), kept.view(np.uint8))
+    np.testing.assert_array_equal(memory.get(at_seen, seen.nbytes).view(np.float32), seen)
     return counts.instructions * 32 / n, counts.sectors * 32 / (moved + wire.nbytes)
 
 
@@ -146,7 +155,7 @@ def test_the_hosts_bytes(kernels: Kernels, codec: Codec, n: int) -> None:
     x = values(n)
     for special in (np.inf, np.nan, np.float32(3.4e38), np.float32(1e-42)):
         x[n // 2] = special
-        for operation in ("encode", "accumulate", "recode", "feedback"):
+        for operation in ("encode", "accumulate", "recode", "feedback", "decoded"):
             run(kernels, codec, operation, x)
 
 

@@ -72,6 +72,22 @@ def test_commands_are_understood() -> None:
     assert gpu_check._BUDGET < 8 * 60
 
 
+def test_the_sanitizer_is_found_beside_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where images with CUDA have it, which need not put it on the PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpu_check, "_CUDA", str(tmp_path / "cuda"))
+    names = [step.name for step in gpu_check.steps("kernels", tmp_path)]
+    program = tmp_path / "cuda" / "compute-sanitizer"
+    program.parent.mkdir()
+    program.touch(0o755)
+    *others, memory, races = gpu_check.steps("kernels", tmp_path)
+    assert [step.name for step in others] == names
+    assert [(step.name, step.command[0]) for step in (memory, races)] == [
+        ("memcheck", str(program)),
+        ("racecheck", str(program)),
+    ]
+
+
 def test_several_processes_run_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone one would compile until its time is up; what runs them side by side is brought along."""
     found = importlib.util.find_spec
