@@ -58,7 +58,7 @@ struct WarpRecords {
         make();
         __syncwarp();
         copy_by_warp<nbytes>(at(), wire, wire);
-        __syncwarp();
+        __syncwarp();  // before make() writes again: it shuffles first, which orders no memory
     }
 };
 
