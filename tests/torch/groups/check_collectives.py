@@ -134,6 +134,41 @@ def check_between_nodes_too() -> None:
         comm.free()
 
 
+class Noted:
+    """A gloo group whose messages are noted down."""
+
+    def __init__(self, gloo: Any, notes: list[tuple[str, int]]) -> None:
+        self._gloo, self._notes = gloo, notes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gloo, name)
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        self._notes.append(("send", tag))
+        return self._gloo.send(tensors, rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        self._notes.append(("receive", tag))
+        return self._gloo.recv(tensors, rank, tag)
+
+
+def check_receives_are_posted_before_anything_leaves() -> None:
+    """What leaves earlier asks the receiver, whose answer waits behind the receiver's own wires."""
+    rank, size = standing()
+    transport = GroupTransport(dist.group.WORLD, CPU, 60.0, host=f"host{rank}")
+    comm = Communicator(transport)
+    x = np.ones(1 << 20, np.float32)
+    for _ in range(3):  # opened, rehearsed, replayed
+        comm.allreduce(x, codec="zfp", rate=8, algorithm="direct")
+    notes: list[tuple[str, int]] = []
+    transport._gloo = Noted(transport._gloo, notes)
+    comm.allreduce(x, codec="zfp", rate=8, algorithm="direct")
+    wires = [what for what, tag in notes if tag > 1]  # those are openings'
+    posted = wires.index("send")
+    assert posted >= 2 * (size - 1) and wires[posted:] == ["send"] * (len(wires) - posted), notes
+    comm.free()
+
+
 def check_the_librarys_own_collectives() -> None:
     rank, size = standing()
     comm = between_hosts([f"host{rank}" for rank in range(size)])
@@ -307,7 +342,7 @@ def check_sums_go_through_memory_that_ranks_of_a_node_share() -> None:
     rank, size = standing()
     group = dist.new_group()
     communicator = member_of(group, CPU).communicator
-    for n in (16, 1 << 12, 1 << 16):
+    for n in (16, 1 << 12, 1 << 14):
         values = torch.arange(n, dtype=torch.float32).view(-1, 16) + rank
         planned = communicator.explain(values.numpy().reshape(-1), codec="zfp", rate=8).algorithm
         assert planned in ("shared_memory", "dissemination"), (n, planned)
