@@ -210,6 +210,11 @@ def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     return _Known(small(call, setting), mpi, native, plain, blocks)
 
 
+def why_not_native(call: Call, setting: Setting) -> str:
+    """Say why MPI's own may not be chosen; empty if it may."""
+    return _known(call, setting, blocks=True).native
+
+
 def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool = False) -> list[Option]:
     """Ways to run a call, with what the model predicts: MPI's own first.
 

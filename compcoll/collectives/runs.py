@@ -109,9 +109,11 @@ class Runs(Calls):
             ),
         )
         self._known = device.known_calls(self.size)
-        # Where ranks share cores among themselves, these are wanted always, and what is known of such places holds.
-        wanted = Contention() if cores >= 1 and world.nodes == 1 and self.size > 1 else None
-        self._executor = Executor(self._known, self._opening.exchanges, under_way, engine.alone, engine.beside, wanted)
+        wanted = Contention() if world.nodes == 1 and self.size > 1 else None
+        waits = (engine.alone, engine.beside)
+        self._executor = Executor(
+            *(self._known, self._opening.exchanges, under_way, *waits, wanted), decides=self.rank == 0
+        )
         self._broken: BaseException | None = None
         self._turn: Turn | None = None
         self._gpu: DeviceCollectives | None = None
