@@ -142,7 +142,14 @@ def compress(
         if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
             raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard takes an ErrorFeedback's only")
         return ShardCompression(
-            model, chosen, as_codec(parameters, {}), algorithm, exact, feedback=feedback, timeout=timeout, over=over
+            model,
+            chosen,
+            as_codec(parameters, {}, "parameters"),
+            algorithm,
+            exact,
+            feedback=feedback,
+            timeout=timeout,
+            over=over,
         )
     return GradientCompression(
         *(model, chosen, algorithm, exact), feedback=feedback, selection=selection, timeout=timeout, over=over
