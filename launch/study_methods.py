@@ -182,6 +182,7 @@ _TEXT = (
 )
 _IMPORTANT = (
     *("zfp8", "minmax4", "fp8", "qsgd4", "int8", "onebit-adam", "zero-one-adam"),
+    *("onebit-adam-qsgd4-gradients", "zero-one-adam-qsgd4-gradients"),
     *("diloco50", "diloco50-minmax4", "sparse-loco50"),
 )
 """What the goals for training with AdamW are about."""
