@@ -24,6 +24,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -31,7 +32,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -49,10 +50,11 @@ ROOMS = {
     ),
 }
 # What only ranks or a GPU reach: tests/mpi and tests/devices have it.
-ELSEWHERE = {"native.py", "device.py", "__init__.py"}
+ELSEWHERE = {"native.py", "device.py", "device_memory.py", "together.py", "__init__.py"}
 TESTS = (
     *("tests/algorithms", "tests/codecs", "tests/collectives", "tests/sparse", "tests/model", "tests/torch"),
-    *("tests/reliability/test_states.py", "tests/simulation/test_simulation.py", "tests/test_layout.py"),
+    *("tests/reliability/test_states.py", "tests/simulation/test_simulation.py"),
+    *("tests/test_errors.py", "tests/test_layout.py"),
 )
 LEAST_SECONDS = 60  # that a fault's tests may last: a machine may be busy
 LEAST_CPU_SECONDS = 20
@@ -165,6 +167,12 @@ def recorded(folder: Path, rng: random.Random, kept: bool) -> tuple[dict[str, li
     return calls, seconds
 
 
+@lru_cache(maxsize=1024)
+def names(file: str, module: str) -> bool:
+    """Tell whether a file of tests has the name of a module in it."""
+    return re.search(rf"\b{module}\b", (ROOT / file).read_text()) is not None
+
+
 def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float]) -> list[str]:
     """Find the tests that call the function at a place; of a module's own lines, any function."""
     firsts = function_of(place)
@@ -174,16 +182,22 @@ def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float
         reached = [test for key, tests in calls.items() if key.startswith(f"{place.path}:") for test in tests]
     breadth = Counter(test for tests in calls.values() for test in tests)
     turns: list[list[str]] = []
-    for order in (seconds, breadth):
+    elsewhere = {test: not names(test.partition("::")[0], place.path.stem) for test in reached}
+    orders: tuple[Callable[[str], Any], ...] = (
+        lambda test: seconds[test],
+        lambda test: breadth[test],
+        lambda test: (elsewhere[test], breadth[test]),
+    )
+    for order in orders:
         by_function: dict[str, list[str]] = defaultdict(list)
-        for test in sorted({test for test in reached if test in seconds}, key=lambda test: (order[test], test)):
+        for test in sorted({test for test in reached if test in seconds}, key=lambda test: (order(test), test)):
             by_function[test.partition("[")[0]].append(test)
         # One of each test's cases first, then the others.
         turns.append([cases[i] for i in range(MOST_CASES) for cases in by_function.values() if i < len(cases)])
-    # In turns the quick ones, and those that call little else.
-    both = dict.fromkeys(test for pair in zip(*turns, strict=True) for test in pair)
+    # In turns the quick ones, those that call little else, and those of files that name the module.
+    in_turns = dict.fromkeys(test for three in zip(*turns, strict=True) for test in three)
     total, taken = 0.0, []
-    for test in tuple(both)[:MOST_TESTS]:
+    for test in tuple(in_turns)[:MOST_TESTS]:
         total += seconds[test]
         if len(taken) >= FEW_TESTS and total > MOST_TEST_SECONDS:
             break

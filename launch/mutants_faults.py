@@ -47,7 +47,7 @@ class Fault(NamedTuple):
 
 
 def meant_for_readers(tree: ast.AST) -> Iterator[ast.AST]:
-    """Parts of a module that decide nothing: annotations, texts of errors, assertions, zip's strict=, lru_cache."""
+    """Parts of a module that decide nothing: annotations, errors, assertions, zip's strict=, slots=, lru_cache."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             yield from (each for each in node.decorator_list if ast.unparse(each).startswith("lru_cache"))
@@ -57,7 +57,7 @@ def meant_for_readers(tree: ast.AST) -> Iterator[ast.AST]:
             yield node.returns
         if (
             isinstance(node, ast.Raise | ast.Assert)
-            or (isinstance(node, ast.keyword) and node.arg == "strict")
+            or (isinstance(node, ast.keyword) and node.arg in ("strict", "slots"))
             or (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
         ):
             yield node

@@ -21,7 +21,7 @@ def bcast(job: Job) -> Steps:
     segments = [segment for chunk in job.chunks for segment in chunk]
     wires = job.wires(segments)
     parent = (distance - lowest + root) % p
-    arriving = Inbox(group, parent, wires, ahead=len(segments)) if distance else None
+    arriving = Inbox(group, parent, wires) if distance else None
     sends: list[Pending] = []
     for segment, wire in zip(segments, wires, strict=True):
         if arriving is None:

@@ -44,9 +44,7 @@ def reduce_scatter(job: Job) -> Steps:
 def allgather(job: Job) -> Steps:
     """Give every rank all chunks; rank r has chunk r, and decodes its own wire like everybody else."""
     phase = _Allgather(job)
-    own = job.chunks[job.group.rank]
-    for segment, wire in zip(own, job.wires(own), strict=True):
-        yield from job.finish(segment, wire, phase.send)
+    yield from job.finish_own(phase.send)
     yield from phase.collect()
 
 
@@ -65,7 +63,7 @@ def _reduce_scatter(job: Job, finish: Callable[[int, Segment, list[Wire]], Steps
     """Send every other rank its chunk, and call ``finish`` on each own segment with everybody's wires for it."""
     group, rank = job.group, job.group.rank
     own, others = job.chunks[rank], _others(job)
-    inboxes = [Inbox(group, source, job.wires(own), ahead=len(own)) for source in sorted(others)]
+    inboxes = [Inbox(group, source, job.wires(own)) for source in sorted(others)]
     sends: list[Pending] = []
     for index in range(max(len(chunk) for chunk in job.chunks)):
         for dest in others:
@@ -92,8 +90,7 @@ class _Allgather:
         self._group = job.group.next_phase()
         self._others = _others(job)
         self._inboxes = {
-            source: Inbox(self._group, source, job.wires(job.chunks[source]), ahead=len(job.chunks[source]))
-            for source in reversed(self._others)
+            source: Inbox(self._group, source, job.wires(job.chunks[source])) for source in reversed(self._others)
         }
         self._sends: list[Pending] = []
 

@@ -78,7 +78,7 @@ def sharded(job: Job) -> Steps:
 
 def _member(job: Job, segments: list[Segment], leader: int) -> Steps:
     """Hand in the own values and take the result."""
-    arriving = Inbox(job.group, leader, job.wires(segments), ahead=len(segments))
+    arriving = Inbox(job.group, leader, job.wires(segments))
     sends: list[Pending] = []
     for segment, wire in zip(segments, job.wires(segments), strict=True):
         yield job.encode(segment, wire)
@@ -93,7 +93,7 @@ def _member(job: Job, segments: list[Segment], leader: int) -> Steps:
 
 def _add_members(job: Job, segments: list[Segment], members: list[int]) -> Steps:
     """Store the sum of the node's values in ``out``."""
-    inboxes = [Inbox(job.group, member, job.wires(segments), ahead=len(segments)) for member in members]
+    inboxes = [Inbox(job.group, member, job.wires(segments)) for member in members]
     for segment in segments:
         arrived: list[Wire] = []
         for inbox in inboxes:

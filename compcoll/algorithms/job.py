@@ -147,6 +147,12 @@ class Job:
         if not in_one:
             yield self.decode(segment, [wire])
 
+    def finish_own(self, send: Callable[[Segment, Wire], None]) -> Steps:
+        """`finish` this rank's chunk of an allgather, which has no terms."""
+        own = self.chunks[self.group.rank]
+        for segment, wire in zip(own, self.wires(own), strict=True):
+            yield from self.finish(segment, wire, send)
+
     def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
         """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``: on a device some time before the
         collective's end.
@@ -182,15 +188,15 @@ class Inbox:
         The rank that sends.
     wires : sequence of Wire
         Where each message goes, in the order of arrival.
-    ahead : int
-        How many receives are posted beyond the one waited for.
+    ahead : int, optional
+        How many receives are posted beyond the one waited for; all at once by default.
     """
 
-    def __init__(self, group: Group, source: int, wires: Sequence[Wire], ahead: int) -> None:
+    def __init__(self, group: Group, source: int, wires: Sequence[Wire], ahead: int | None = None) -> None:
         self._group = group
         self._source = source
         self._wires = wires
-        self._ahead = max(ahead, 1)
+        self._ahead = len(wires) if ahead is None else ahead
         self._posted: list[Pending] = []
         self._next = 0
         self._post()

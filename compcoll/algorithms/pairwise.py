@@ -13,9 +13,7 @@ def alltoall(job: Job) -> Steps:
     group, p, rank = job.group, job.group.size, job.group.rank
     sources = [(rank - distance) % p for distance in range(1, p)]
     dests = [(rank + distance) % p for distance in range(1, p)]
-    inboxes = {
-        source: Inbox(group, source, job.wires(job.chunks[source]), ahead=len(job.chunks[source])) for source in sources
-    }
+    inboxes = {source: Inbox(group, source, job.wires(job.chunks[source])) for source in sources}
     for segment, wire in zip(job.chunks[rank], job.wires(job.chunks[rank]), strict=True):
         yield job.encode(segment, wire, final=True)
     sends: list[Pending] = []

@@ -38,7 +38,7 @@ def allreduce(job: Job) -> Steps:
 def _outside(job: Job, segments: list[Segment], partner: int) -> Steps:
     """Hand in the own values, and get the two wires of the last exchange."""
     results = [(job.wire(segment), job.wire(segment)) for segment in segments]
-    arriving = Inbox(job.group, partner, [wire for pair in results for wire in pair], ahead=2 * len(segments))
+    arriving = Inbox(job.group, partner, [wire for pair in results for wire in pair])
     sends: list[Pending] = []
     for segment, wire in zip(segments, job.wires(segments), strict=True):
         yield job.encode(segment, wire)
@@ -59,8 +59,8 @@ def _inside(job: Job, segments: list[Segment], inside: int, power: int, folded: 
     ranks = [2 * partner + 1 if partner < folded else partner + folded for partner in partners]
     outsider = group.rank - 1 if inside < folded else None
     # Every receive is posted before the first encode.
-    inboxes = [Inbox(group, rank, job.wires(segments), ahead=len(segments)) for rank in ranks]
-    handed = None if outsider is None else Inbox(group, outsider, job.wires(segments), ahead=len(segments))
+    inboxes = [Inbox(group, rank, job.wires(segments)) for rank in ranks]
+    handed = None if outsider is None else Inbox(group, outsider, job.wires(segments))
     wires = job.wires(segments)
     sends: list[Pending] = []
     for segment, wire in zip(segments, wires, strict=True):

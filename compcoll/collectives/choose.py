@@ -153,7 +153,7 @@ def small(call: Call, setting: Setting) -> list[Codec | None]:
     list is empty for another collective, and where all ranks' arrays are known to be on GPUs: the opening is over then.
     """
     most = largest(setting.world.size)
-    if call.collective != "allreduce" or setting.world.size == 1 or most == 0 or call.checksum or setting.gpus:
+    if call.collective != "allreduce" or most == 0 or call.checksum or setting.gpus:
         return []
     found: list[Codec | None] = [None] if call.nbytes <= most and setting.device.gathers(call.dtype, call.op) else []
     return found + [codec for codec in _codecs(call) if _doubles(codec, call, setting, most)]
@@ -294,7 +294,7 @@ def _refused(
         return "" if surely else "not measured here"
     if codec is None and not known.native and not profile.measured(world):
         return "not measured here"
-    if codec is None and call.itemsize < 4 and not record.rounds_once and call.collective == "allreduce":
+    if codec is None and call.dtype in HALVES and not record.rounds_once and call.collective == "allreduce":
         return "rounds at every hop"
     return ""
 

@@ -60,8 +60,7 @@ class RollCall:
             return self._transport.announced()
         except Exception as error:
             failure = self._transport.failure(error) or named(error, self._transport.rank)
-            if not isinstance(failure, CompcollError):
-                raise
+            assert isinstance(failure, CompcollError)
             self._failure = failure
             return {}
 

@@ -15,7 +15,7 @@ from ..sparse.coder import SparseCoder
 from ..sparse.contract import Sparsifier
 from . import choose, explanation
 from .call import MOVED, SUMS, Call, Setting
-from .handshake import Signature
+from .signature import Signature
 
 
 class Plan(NamedTuple):
@@ -117,7 +117,7 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     if coder is None:
         detail = algorithm if unblocked == algorithm else f"{algorithm} or {unblocked}"
     text = None if codec is None else repr(codec)
-    signature = Signature(_line(call, detail, codec, text), ahead=coder is not None)
+    signature = Signature(_line(call, detail, codec), ahead=coder is not None)
     if world.size == 1 and algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
         algorithm, codec, text, summands, unblocked = choose.COPY, None, None, None, choose.COPY
     elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and summands is None:
@@ -137,12 +137,7 @@ def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
         algorithm = choose.DISSEMINATION if None in choose.small(call, setting) else choose.NATIVE
         return algorithm, None, algorithm
     unblocked = option = choose.chosen(call, setting, blocks=not setting.gpus)
-    if (
-        not setting.gpus
-        and option.algorithm == choose.NATIVE
-        and choose.may_share(call, setting)
-        and setting.world.size > 1
-    ):
+    if not setting.gpus and option.algorithm == choose.NATIVE and choose.may_share(call, setting):
         unblocked = choose.chosen(call, setting, blocks=False)
     return option.algorithm, option.codec, unblocked.algorithm
 
@@ -181,11 +176,9 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
 
 
-def _line(call: Call, algorithm: str, codec: Codec | None = None, text: str | None = None) -> str:
-    """Write on one line what was asked for and what will be done, by a codec and its text."""
-    asked = "no codec"
-    if call.codec is not None:
-        asked = text if text is not None and codec is call.codec else repr(call.codec)
+def _line(call: Call, algorithm: str, codec: Codec | None = None) -> str:
+    """Write on one line what was asked for and what will be done."""
+    asked = "no codec" if call.codec is None else repr(call.codec)
     if call.tolerance is not None:
         asked = f"codec for tolerance {call.tolerance:g}"
     if codec is not call.codec and codec != call.codec:

@@ -39,9 +39,7 @@ def exact(kernels: Selection, values: Array, k: int) -> Array:
         sampled = kernels.sample(values, _sampled(n, k))
         expected = k * sampled.size / n
         rank = int(expected + 5 * math.sqrt(expected) + _RUN // 2)
-        threshold, _, largest, _, second = _laplacian(
-            kernels, sampled, sampled.size, min(1.1 * rank / sampled.size, 1.0)
-        )
+        threshold, _, largest, _, second = _laplacian(kernels, sampled, sampled.size, 1.1 * rank / sampled.size)
         while rank < sampled.size:
             bound = kernels.bisected(sampled, rank, rank + rank // 4 + 2, 0.0, largest, threshold, second)
             bound = kernels.kth_largest(sampled, rank) if bound is None else bound

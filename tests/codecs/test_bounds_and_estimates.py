@@ -8,10 +8,11 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from compcoll import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, TernGrad
+from compcoll import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign, TernGrad
 from compcoll.codecs import Int8
 from compcoll.codecs.base import ErrorBound
 from compcoll.codecs.quantization import largest_of, rounding_error
+from compcoll.devices.host import HostDevice
 
 SINGLE, DOUBLE = 2.0**-24, 2.0**-53  # what rounding loses, of a value
 
@@ -146,3 +147,34 @@ def test_the_estimate_of_int8_is_what_normal_values_lose(block: int) -> None:
     scales = np.abs(x).max(axis=1, keepdims=True) / 127
     lost = np.sqrt(np.mean((np.rint(x / scales) * scales - x) ** 2))
     assert Int8(block=block).encoding_error("float32") == pytest.approx(lost, rel=0.02)
+
+
+WIDTHS: dict[Codec, float] = {
+    **{IntSum(bits): bits for bits in (8, 16, 32)},
+    **{Sign(): 4, Sign("mean"): 1, OneBit(): 1, TernGrad(): 2, QSGD(): 4, MinMax(): 8, Int8(): 8, FP8(): 8},
+    **{ZFP(rate=rate): rate for rate in (8, 16)},
+    **{Cast(name): bits for name, bits in (("float16", 16), ("bfloat16", 16), ("float32", 32))},
+}
+
+
+@pytest.mark.parametrize("codec", WIDTHS, ids=repr)
+def test_usual_speeds_are_of_widths_that_codecs_have(codec: Codec) -> None:
+    """Of a value on the wire, beside what a block shares: at least one of a codec's kind is of that width."""
+    bits = codec.wire_bits(HostDevice(1), "float64" if codec.name == "cast" else "float32")
+    assert bits == pytest.approx(WIDTHS[codec], rel=0.07)
+    known = [speed for speed in codec.speeds if speed.kind == codec.kind]
+    assert WIDTHS[codec] in [speed.bits for speed in known]
+    assert all(1e8 < rate < 2e10 for speed in known for rate in speed[2:])
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("codec", [IntSum(8, 64), IntSum(8, 2048), IntSum(16, 512)], ids=repr)
+def test_errors_of_added_integers_are_as_estimated(codec: IntSum, ranks: int) -> None:
+    """Steps are of all ranks' largest value in a block: rounding each to nearest loses step / sqrt(12) of a mean."""
+    rng = np.random.default_rng(ranks)
+    values = rng.standard_normal((ranks, (1 << 18) // codec.block, codec.block))
+    steps = np.abs(values).max(axis=(0, 2), keepdims=True) / codec.levels(ranks)
+    lost = (np.rint(values / steps) * steps - values).sum(axis=0)
+    measured = np.linalg.norm(lost) / np.linalg.norm(values.sum(axis=0))
+    told = codec.sum_error(ranks)
+    assert told == pytest.approx(measured, rel=0.03)

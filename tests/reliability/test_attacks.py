@@ -139,6 +139,9 @@ def test_a_system_that_does_not_tell_which_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert cores.affinity() == list(range(os.cpu_count() or 1)) and 1 <= cores.usable_cores() <= (os.cpu_count() or 1)
     assert config.threads(1) >= 1
+    package = Path(cores.__file__).parents[1]
+    askers = [path.name for path in package.rglob("*.py") if "sched_getaffinity" in path.read_text()]
+    assert askers == ["cores.py"], "everybody else asks compcoll.devices.cores"
 
 
 @pytest.mark.parametrize("text", ["1e308", "1e5", "inf", "nan", "-1"])

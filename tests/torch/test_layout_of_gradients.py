@@ -19,12 +19,13 @@ from compcoll import ZFP, Communicator
 from compcoll.errors import InvalidArgument
 from compcoll.feedback import ErrorFeedback
 from compcoll.sparse import VarianceFeedback
+from compcoll.stats import Stats
 from compcoll.torch.account import Account
 from compcoll.torch.arrays import arrays_on
 from compcoll.torch.gradients.bucket import Bucket, Kept, average_sparse
 from compcoll.torch.low_rank.factors import Gradient
 from compcoll.torch.low_rank.fusion import Buffer, Kind
-from compcoll.torch.states import layout_of, residuals_of, state_of
+from compcoll.torch.states import layout_of, nothing_lost, residuals_of, state_of
 
 CPU = torch.device("cpu")
 LARGE = (1 << 16) // 4  # elements of float32 from which on an exact gradient splits what is compressed
@@ -165,6 +166,22 @@ def test_accounts_begin_at_nothing() -> None:
     assert account.ratio == 1 and account.mean_step_nbytes == 0
 
 
+def test_accounts_are_sums() -> None:
+    """Of what collectives tell; of MPI's own, which do not, what is least for a buffer of that size."""
+    account = Account()
+    coded = Stats("allreduce", "MinMax()", "ring", 1000, 300, 1500, 1.0, 2.0, 4.0, 8.0)
+    account.add(coded, 1.5)
+    account.add(coded, 1.5)
+    account.add(Stats("allreduce", None, "ring", 100, 150, 150, 0.5, 0.25, 0.125, 1.0), 1.5)
+    account.add(Stats("allreduce", None, "native", 11, -1, 0, 0.0, 0.0, 0.0, 0.5), 1.5)
+    assert dict(account.calls) == {"ring, MinMax()": 2, "ring": 1, "native": 1}
+    assert (account.raw_nbytes, account.wire_nbytes, account.raw_sent_nbytes) == (2111, 766, 3166)
+    seconds = account.encode_seconds, account.decode_seconds, account.wait_seconds, account.total_seconds
+    assert seconds == (2.5, 4.25, 8.125, 17.5) and account.ratio == 3166 / 766
+    account.steps = 4
+    assert account.mean_step_nbytes == 766 / 4
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_sparse_gradients_are_averaged_over_all_rows(ranks: int, dtype: torch.dtype) -> None:
@@ -226,6 +243,33 @@ def test_a_buffer_holds_factors_then_exact_gradients_then_flags() -> None:
     buffer.sent = True
     buffer.restart()
     assert buffer.due == {"bias", "weight", "c"} and not buffer.sent
+
+
+def test_a_buffer_is_averaged_and_knows_what_was_lost() -> None:
+    """Own factors are divided by the ranks before they are summed; a codec's loss is found where the factor is."""
+    first, second = gradient("a", (4, 5), 2), gradient("b", (3, 6), 1)
+    buffer = Buffer([first, second], Kind.LEFT, CPU)
+    buffer.own_factor(first).fill_(3.0)
+    buffer.own_factor(second).fill_(6.0)
+    started: list[Any] = []
+    account = Account()
+
+    class Sums:
+        def start(self, buffer: Buffer, account: Account) -> Any:
+            started.append((buffer, account))
+            return "wait"
+
+    assert buffer.start(Sums(), account, 3) == "wait" and started == [(buffer, account)]  # type: ignore[arg-type]
+    assert buffer.wire.tolist() == [1.0] * 8 + [2.0] * 3 and buffer.own.tolist() == [3.0] * 8 + [6.0] * 3
+    assert (buffer.mean_factor(first) == 1).all() and buffer.mean_factor(second).shape == (3, 1)
+    assert buffer.lost_factor(first) is None
+    buffer.losses = ErrorFeedback()
+    assert buffer.lost_factor(first) is None
+    buffer.losses.residual = np.arange(11, dtype=np.float32)
+    lost = buffer.lost_factor(second)
+    assert lost is not None and lost.tolist() == [[8], [9], [10]]
+    assert nothing_lost(3, torch.float64).dtype == np.float64 and nothing_lost(3, torch.bfloat16).dtype == np.float32
+    assert not nothing_lost(3, torch.float32).any()
 
 
 def test_a_rank_without_a_gradient_takes_part_with_what_it_lost() -> None:

@@ -1,0 +1,264 @@
+"""What ranks tell each other before a collective, byte by byte, and the limits of what is kept from call to call."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.loopback import World, exact_sum, normals
+
+from compcoll import Communicator, ErrorFeedback, IntSum, MinMax, Sign
+from compcoll.algorithms.costs import Costs
+from compcoll.algorithms.direct import _others
+from compcoll.collectives import handshake, host, planned_steps, replay
+from compcoll.collectives.handshake import BUSY, FREE, ON_GPU, WANTED, Signature, fingerprint, places, table
+from compcoll.collectives.planned_steps import Ranks
+from compcoll.collectives.recipe import Buffers, compression, feedback_refused
+from compcoll.errors import CollectiveMismatch, InvalidArgument, WireCorrupted
+from compcoll.layout import in_pairs, longest_message
+from compcoll.transports.base import Wire
+from compcoll.transports.loopback import Loopback
+
+TAG = 1
+
+
+def test_fingerprints_leave_room_for_levels() -> None:
+    """Smallest and largest, of 8 bytes each, the most significant first: they differ in two bits by the level."""
+    own = Signature("call")
+    seen = set()
+    for level in (FREE, WANTED, BUSY, ON_GPU):
+        low, high = own.extremes[level][:8], own.extremes[level][8:]
+        assert low == high and len(high) == 8 and int.from_bytes(low, "big") & 3 == level
+        seen.add(int.from_bytes(low, "big") >> 2)
+    assert seen == {fingerprint("call") >> 2} and fingerprint("call") & 3 == 0 and len(own.extremes) == 4
+    assert fingerprint("call") != fingerprint("cal") and Signature("call", "salt").extremes != own.extremes
+    assert not own.ahead and Signature("call", ahead=True).bounded().ahead
+    busy, free, wanted, there = (own.bounded().extremes[level] for level in (BUSY, FREE, WANTED, ON_GPU))
+    line = Signature("x" * 600, "salt").here()
+    assert re.fullmatch(r"x{256} at .*test_openings\.py:\d+", line.call)
+    assert line.extremes == Signature("x" * 600, "salt").extremes
+    assert free == wanted == busy == own.extremes[BUSY] and there == own.extremes[ON_GPU]
+
+
+@pytest.mark.parametrize("ranks", range(2, 18))
+def test_partners_of_an_opening(ranks: int) -> None:
+    """Who sends is who is received from, in every round; after all of them everybody has heard of everybody."""
+    transports = Loopback(ranks).transports
+    heard = [{rank} for rank in range(ranks)]
+    for number in range((ranks - 1).bit_length()):
+        rounds = [handshake._round(transport, number, 0, None) for transport in transports]
+        sends: dict[int, int] = {}
+        for transport, each in zip(transports, rounds, strict=True):
+            message: Any = each.sending(16)
+            (source, dest, tag), nbytes = message._post().key, message._post().wire.nbytes
+            assert (source, tag, nbytes) == (transport.rank, 0, 16) and each.sending(16) is message
+            sends[dest] = source
+            assert len(each.outgoing) == longest_message(ranks) == each.incoming.buffer.nbytes
+        before = [set(known) for known in heard]
+        for rank, each in enumerate(rounds):
+            assert each.before == (sends[rank] < rank)
+            assert each.new == (0 if in_pairs(ranks) else 1 << number)
+            heard[rank] |= before[sends[rank]]
+    assert all(known == set(range(ranks)) for known in heard)
+    assert [places(rank, ranks) for rank in range(ranks)] == [
+        (1, 0) if in_pairs(ranks) else (ranks, (ranks - rank) % ranks) for rank in range(ranks)
+    ]
+
+
+def test_messages_of_openings_have_few_lengths() -> None:
+    """At most a sixteenth more than is sent, in steps of the signature's 16 bytes."""
+    lengths = {length: handshake._padded(length) for length in range(16, 20_000)}
+    for length, padded in lengths.items():
+        assert padded % 16 == 0 and length <= padded < length + max(16, length / 16 + 1)
+    assert len(set(lengths.values())) < 16 * 12
+
+
+GOOD = (3, 7, 1000)
+
+
+@pytest.mark.parametrize(
+    ("told", "believed"),
+    [
+        (GOOD, True),
+        ((0, 0, 0), True),
+        ((0, 99, 99), True),  # of no message
+        ((1 << 15, 7, 0), True),
+        (((1 << 15) + 1, 7, 0), False),
+        ((-1, 7, 0), False),
+        ((1, TAG + 1, 0), True),
+        ((1, TAG, 0), False),
+        ((1, 32767, 0), True),
+        ((1, 32768, 0), False),
+        ((1, 7, (1 << 31) - 1), True),
+        ((1, 7, 1 << 31), False),
+        ((1, 7, -1), False),
+    ],
+)
+def test_what_is_told_of_messages_sent_ahead_is_bounded(told: tuple[int, int, int], believed: bool) -> None:
+    line = handshake._SENT.pack(*told) + b"line".ljust(512)
+    wire = Wire(memoryview(bytearray(line + zlib.crc32(line).to_bytes(4, "little"))))
+    if believed:
+        assert handshake._believed(wire, 2, TAG) == (told if told[0] else (0, 0, 0))
+    else:
+        with pytest.raises(WireCorrupted, match=f"rank 2 says that it has sent {told[0]} messages.*tags 2 to 32767"):
+            handshake._believed(wire, 2, TAG)
+
+
+def test_what_is_told_of_calls_carries_a_checksum() -> None:
+    sent = [SimpleNamespace(tag=9, nbytes=nbytes) for nbytes in (5, 700, 20)]
+    good = handshake._told(sent, b"line")  # type: ignore[arg-type]
+    assert handshake._believed(Wire(memoryview(good)), 0, TAG) == (3, 9, 700)
+    assert handshake._believed(Wire(memoryview(handshake._told([], b"line"))), 0, TAG) == (0, 0, 0)
+    for at in range(len(good)):
+        changed = bytearray(good)
+        changed[at] ^= 4
+        with pytest.raises(WireCorrupted, match="rank 3 told of its call has changed"):
+            handshake._believed(Wire(memoryview(changed)), 3, TAG)
+
+
+def test_long_calls_are_told_in_part() -> None:
+    """Half a kibibyte of each; the own one is marked."""
+
+    def attempt(comm: Communicator) -> str:
+        with pytest.raises(CollectiveMismatch) as caught:
+            comm.handshake(Signature("b" if comm.rank == 2 else "a" * 600))
+        return str(caught.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        for rank, told in enumerate(pool.map(attempt, World(3, seed=None, timeout=20).comms)):
+            first, second = (" (this one)", "") if rank < 2 else ("", " (this one)")
+            assert told.splitlines()[1:] == [f"  rank 0, 1{first}: {'a' * 512}", f"  rank 2{second}: b"]
+    assert table(["a", "b", "a"], 1).splitlines()[1:] == ["  rank 0, 2: a", "  rank 1 (this one): b"]
+
+
+def test_lanes_are_taken_in_turn() -> None:
+    """Four, by the collective's number; another one is a blocking call's alone."""
+    lanes = World(2).comms[0]._lanes
+    assert [lanes.of(number).number for number in range(9)] == [1, 2, 3, 4, 1, 2, 3, 4, 1] and lanes.alone.number == 0
+
+
+@pytest.mark.parametrize("ranks", range(2, 14))
+def test_ranks_of_a_node_begin_far_apart(ranks: int) -> None:
+    """In direct exchanges, so that they do not all send to one node at once: as even as whole ranks allow."""
+    for per_node in (each for each in range(1, ranks + 1) if ranks % each == 0):
+        transport = Loopback(ranks, per_node).transports[0]
+        for rank in range(ranks):
+            group = SimpleNamespace(size=ranks, rank=rank, ranks=range(ranks), transport=transport)
+            found = _others(SimpleNamespace(group=group))  # type: ignore[arg-type]
+            apart = [(other - rank) % ranks - 1 for other in found]
+            begin = rank % per_node * (ranks - 1) // per_node
+            assert apart == [(begin + step) % (ranks - 1) for step in range(ranks - 1)]
+
+
+def test_recordings_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The latest, and as many as docs/architecture.md says; older ones are made again when they are needed."""
+    assert replay._MOST_KEPT == 32768
+    monkeypatch.setattr(replay, "_MOST_KEPT", 40)
+    world = World(2, timeout=30)
+    for again in range(3):
+        for n in range(100, 112):
+            inputs = normals(2, n, seed=n + again)
+            for _ in range(2):
+                for result in world.allreduce(inputs, codec=MinMax(), algorithm="ring"):
+                    np.testing.assert_allclose(result, exact_sum(inputs), atol=0.1)
+            for comm in world.comms:
+                kept = comm._recordings
+                assert kept._messages == sum(len(recording.messages) for recording in kept._kept) <= 40
+    newest = list(world.comms[0]._recordings._kept)
+    assert len(newest) > 2 and newest[-1].owner.recipe.plan.call.n == 111
+    for recording in newest:
+        key = world.comms[0]._recordings._kept[recording]
+        assert recording.owner.recordings[key] is recording and recording.owner.recipe.replays[key] is recording.program
+
+
+def test_recipes_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_MOST_RECIPES", 3)
+    world = World(2)
+    collectives, sizes = world.comms[0]._collectives, []
+    for n in range(1, 9):
+        world.allreduce(normals(2, n), algorithm="ring")
+        sizes.append(len(collectives._recipes))
+    assert sizes == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert len(world.comms[0]._recordings._rehearsed) == 2
+
+
+def test_rows_of_an_allgatherv_are_not_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(group: Any, own: bytes) -> Any:
+        yield from ()
+        return [own, planned_steps._COUNT.pack(-1)]
+
+    monkeypatch.setattr(planned_steps, "gather", told)
+    collectives = World(2).comms[0]._collectives
+    recipe, buffers = collectives.check("allgatherv", np.ones((3, 2)), None, None, None, (None, "ring", {}))
+    with pytest.raises(WireCorrupted, match=r"negative number of rows: \[3, -1\]"):
+        next(recipe.steps(buffers, SimpleNamespace(group=None)))  # type: ignore[arg-type]
+
+
+def test_random_numbers_are_of_a_call_and_a_rank() -> None:
+    """The collective's number, up to 2**32, in the upper half of 64 bits; below it the rank."""
+    collectives = World(3).comms[2]._collectives
+    recipe, buffers = collectives.check("allreduce", np.ones(5), "mean", None, None, ("qsgd", "ring", {}))
+    for number, upper in ((0, 0), (5, 5), (2**32 - 1, 2**32 - 1), (2**32 + 7, 7)):
+        run: Any = SimpleNamespace(group=None, take=None, stats=None, timeline=None, number=number)
+        job = collectives._job(recipe.plan, buffers, run, ())
+        assert job.draw == upper << 32 | 2 and job.scale == pytest.approx(1 / 3) and job.itemsize == 8
+
+
+@pytest.mark.parametrize(("codec", "bits"), [(IntSum(8), 8), (IntSum(16), 16), (Sign(), 1)])
+def test_numbers_are_accounted_for_as_the_values_that_they_stand_for(codec: Any, bits: int) -> None:
+    """Of a ring of four: a rank would send 2 (p - 1) / p of its buffer, and what is agreed on counts on the wire."""
+    n, ranks = 1 << 16, 4
+    world = World(ranks)
+    world.allreduce(normals(ranks, n), codec=codec, algorithm="ring")
+    for comm in world.comms:
+        stats = comm.stats
+        assert stats is not None and stats.raw_sent_nbytes == pytest.approx(2 * 3 / 4 * n * 4, rel=0.01)
+        sent = (2 * 3 / 4 if bits > 1 else 3) * n * bits / 8
+        assert sent < stats.wire_nbytes < sent + 2 * 4 * n / codec.block + 64
+    world.allreduce(normals(ranks, n), codec=codec, algorithm="recursive_doubling")
+    assert world.comms[0].stats is not None and world.comms[0].stats.raw_sent_nbytes == 2 * n * 4
+
+
+def test_tolerances_of_codec_auto() -> None:
+    for tolerance in (0, 0.0, 0.5, np.float32(0.25), 3):
+        assert compression("auto", {"tolerance": tolerance}, "ring") == (None, "ring", float(tolerance))
+    for options in ({}, {"tolerance": 0.1, "bits": 4}, {"bits": 4}):
+        with pytest.raises(InvalidArgument, match="takes tolerance=, the relative error"):
+            compression("auto", options, "ring")
+    for bad in (-1e-9, math.inf, math.nan, "0.1", None):
+        with pytest.raises(InvalidArgument, match="must be a finite number, 0 or more"):
+            compression("auto", {"tolerance": bad}, "ring")
+    assert compression("minmax", {"bits": 4}, "direct") == (MinMax(4), "direct", None)
+
+
+def test_feedback_is_refused_where_it_would_not_converge() -> None:
+    """Also where nothing is compressed on these ranks, though others, or more of them, would."""
+    for size, per_node, algorithm in ((4, 1, "ring"), (4, 4, "hierarchical"), (1, 1, "ring")):
+        world = World(size, ranks_per_node=per_node)
+        collectives = world.comms[0]._collectives
+        for codec, options, refused in (
+            ("terngrad", {"block": 1 << 20}, "would grow without end"),
+            ("minmax", {}, ""),
+            ("sign", {}, "a vote loses nothing"),
+        ):
+            recipe, _ = collectives.check("allreduce", np.ones(9), "sum", None, None, (codec, algorithm, options))
+            assert (refused in feedback_refused(recipe.plan)) and (feedback_refused(recipe.plan) == "") == (not refused)
+
+
+def test_buffers_in_place_stay_in_place() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    same, other = Buffers(x, x, x).flat(), Buffers(x, x.copy(), x, residual=x, feedback=ErrorFeedback()).flat()
+    assert same.out is same.x and same.x.shape == (6,) and np.shares_memory(same.x, x) and same.result is x
+    assert other.out is not other.x and other.out.shape == (6,) and other.residual is x and other.feedback is not None
+
+
+def test_records_do_not_change() -> None:
+    """Of algorithms' costs, and of the ranks: they are keys, or shared by many calls."""
+    for record in (Costs, Ranks):
+        assert record.__dataclass_params__.frozen, record  # type: ignore[attr-defined]

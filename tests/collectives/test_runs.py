@@ -1,0 +1,396 @@
+"""What a communicator makes of where its ranks are, and of calls that go another way than the usual one."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.loopback import World, exact_sum, normals
+from fakes.threads import on_ranks
+
+from compcoll import Communicator, ErrorFeedback, config
+from compcoll.collectives import runs
+from compcoll.collectives.handshake import Signature
+from compcoll.collectives.lanes import AT_ONCE
+from compcoll.collectives.recipe import Buffers, Run
+from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
+from compcoll.progress import Steps, Turn
+from compcoll.transports import loopback
+from compcoll.transports.base import Wire
+from compcoll.transports.loopback import Loopback, LoopbackTransport
+
+# Ranks, of these on a node, cores that a process may use, a rank's share if the transport knows it, and whether MPI
+# lends cores; then: the share, whether ranks are crowded, whether cores are lent, and whether to look for others that
+# want them.
+PLACES: list[tuple[int, int, int, float | None, bool, float, bool, bool, bool]] = [
+    (4, 4, 8, None, True, 2.0, False, False, True),
+    (4, 4, 4, None, False, 1.0, False, False, True),
+    (4, 4, 2, None, True, 0.5, True, False, False),
+    (4, 2, 3, None, False, 1.5, True, False, False),
+    (4, 2, 8, None, True, 4.0, True, True, False),
+    (2, 2, 8, 0.75, False, 0.75, True, False, False),
+    (2, 2, 1, 1.0, False, 1.0, False, False, True),
+    (2, 2, 1, 1.25, False, 1.25, False, False, True),
+    (1, 1, 8, None, False, 8.0, False, False, False),
+]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What communicators are made of."""
+    found: dict[str, Any] = {}
+    engine, executor, threads = runs.Engine, runs.Executor, config.threads
+
+    def noted_engine(seconds: float, peers: Any, **settings: Any) -> Any:
+        found.update(settings, seconds=seconds)
+        return engine(seconds, peers, **settings)
+
+    def noted_executor(*arguments: Any) -> Any:
+        found["wanted"] = arguments[-1]
+        return executor(*arguments)
+
+    def noted_threads(share: float) -> int:
+        found["share"] = share
+        return threads(share)
+
+    monkeypatch.setattr(runs, "Engine", noted_engine)
+    monkeypatch.setattr(runs, "Executor", noted_executor)
+    monkeypatch.setattr(config, "threads", noted_threads)
+    monkeypatch.delenv("COMPCOLL_TIMEOUT", raising=False)
+    return found
+
+
+@pytest.mark.parametrize(("size", "per_node", "cores", "told", "lends", "share", "crowded", "lent", "looks"), PLACES)
+def test_cores_are_shared_by_the_ranks_of_a_node(
+    size: int,
+    per_node: int,
+    cores: int,
+    told: float | None,
+    lends: bool,
+    share: float,
+    crowded: bool,
+    lent: bool,
+    looks: bool,
+    made: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runs, "usable_cores", lambda: cores)
+    transport: Any = Loopback(size, per_node).transports[-1]
+    transport.cores, transport.lends_core = told, lends
+    comm = Communicator(transport)
+    assert made["share"] == share and made["crowded"] == crowded and made["lent"] == lent
+    assert (made["wanted"] is not None) == looks
+    assert (comm._collectives._ranks.shared is not None) == (size == per_node)
+    assert (comm._collectives._setting.shared, comm._collectives._setting.native) == (size == per_node, False)
+
+
+@pytest.mark.parametrize("progress", ["wait", "nap", "thread"])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_settings_reach_the_engine(progress: str, blocks: bool, made: dict[str, Any]) -> None:
+    transport: Any = Loopback(2).transports[0]
+    transport.blocks = blocks
+    comm = Communicator(transport, progress=progress, timeout=7)
+    assert (made["threaded"], made["naps"], made["private"]) == (progress == "thread", progress == "nap", blocks)
+    assert made["seconds"] == 7 and comm._threaded == (progress == "thread")
+    comm.free()
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "variable", "bounded", "sealed"),
+    [
+        (2, {}, None, False, False),
+        (2, {"timeout": 3}, None, True, False),
+        (2, {}, "3", True, False),
+        (2, {"checksum": True}, None, False, True),
+        (1, {"checksum": True}, None, False, False),  # nothing travels
+    ],
+)
+def test_who_must_not_block_and_who_seals(
+    size: int,
+    settings: dict[str, Any],
+    variable: str | None,
+    bounded: bool,
+    sealed: bool,
+    made: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("COMPCOLL_TIMEOUT", variable)
+    ranks = World(size, **settings).comms[0]._collectives._ranks
+    assert (ranks.bounded, ranks.checksum) == (bounded, sealed) and made["seconds"] == (1800 if not bounded else 3)
+
+
+def test_tags_of_openings_and_lanes_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lane has tags for all phases of a collective: none is an opening's, or another lane's."""
+    tags: set[int] = set()
+    isend = LoopbackTransport.isend
+
+    def noted(transport: LoopbackTransport, wire: Wire, dest: int, tag: int) -> Any:
+        tags.add(tag)
+        return isend(transport, wire, dest, tag)
+
+    monkeypatch.setattr(LoopbackTransport, "isend", noted)
+    world, seen = World(4, ranks_per_node=2), []
+    for _ in range(AT_ONCE):
+        tags.clear()
+        world.allreduce(normals(4, 500), codec="minmax", algorithm="hierarchical")
+        seen.append(set(tags))
+    opening = set.intersection(*seen)
+    lanes = [each - opening for each in seen]
+    assert opening == {0} and all(lanes)  # and 1, where ranks tell each other their calls
+    assert sum(map(len, lanes)) == len(set().union(*lanes)) and min(set().union(*lanes)) > max(opening) + 1
+
+
+RING: dict[str, Any] = {"codec": "minmax", "bits": 4, "algorithm": "ring"}
+SMALL = {"algorithm": "dissemination"}  # whose blocking calls run in C++ from the first one on
+
+
+@pytest.fixture
+def others_to_advance() -> Any:
+    """Another communicator of this process, on which something is under way: nobody may block."""
+    world = World(2)
+    pending = world.comms[0].iallreduce(np.ones(8, np.float32))
+    yield
+    world.loopback.run([pending, world.comms[1].iallreduce(np.ones(8, np.float32))])
+
+
+def blocking(world: World, inputs: list[np.ndarray], kept: list[Any], how: dict[str, Any]) -> list[np.ndarray]:
+    def run(comm: Communicator, x: np.ndarray, feedback: Any) -> np.ndarray:
+        started = time.perf_counter()
+        result = comm.allreduce(x, feedback=feedback, **how)
+        passed, stats = time.perf_counter() - started, comm.stats
+        assert stats is not None and 0 < stats.total_seconds < passed
+        return result
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        return list(pool.map(run, world.comms, inputs, kept))
+
+
+@pytest.mark.usefixtures("others_to_advance")
+@pytest.mark.parametrize("fed_back", [False, True])
+@pytest.mark.parametrize("how", [RING, {"algorithm": "direct"}, {"algorithm": "dissemination"}], ids=str)
+def test_blocking_calls_beside_others_are_like_those_that_do_not_block(how: dict[str, Any], fed_back: bool) -> None:
+    """The same bits and account, in all lanes: those that run the algorithm, and those that replay it."""
+    worlds = [World(2, seed=None, timeout=30) for _ in range(2)]
+    feedbacks = [[ErrorFeedback() if fed_back else None for _ in range(2)] for _ in worlds]
+    for number in range(2 * AT_ONCE + 1):
+        inputs = normals(2, 900, seed=number)
+        ours = blocking(worlds[0], inputs, feedbacks[0], how)
+        requests = [c.iallreduce(x, feedback=f, **how) for c, x, f in zip(worlds[1].comms, inputs, feedbacks[1])]
+        theirs = worlds[1].loopback.run(requests)
+        np.testing.assert_array_equal(np.stack(ours), np.stack(theirs))
+        for comm, other in zip(*(world.comms for world in worlds), strict=True):
+            a, b = comm.stats, other.stats
+            assert a is not None and b is not None
+            assert (a.collective, a.codec, a.algorithm, a.raw_nbytes) == ("allreduce", b.codec, b.algorithm, 3600)
+            assert (a.wire_nbytes, a.raw_sent_nbytes) == (b.wire_nbytes, b.raw_sent_nbytes)
+            assert comm._executor.begun == number + 1
+    if fed_back and "codec" in how:
+        assert all(f.residual.any() for f in feedbacks[0])
+
+
+@pytest.mark.parametrize("blocking_call", [False, True])
+def test_errors_have_what_was_raised_as_their_cause(blocking_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of ours is told as it is, another one by rank and call; then the communicator cannot be used."""
+    raised: list[Exception] = []
+
+    def broken(self: Any, key: Any) -> None:
+        raise raised[0]
+
+    def call(comm: Communicator) -> Any:
+        x = np.ones(50, np.float32)
+        return comm.allreduce(x, **SMALL) if blocking_call else comm.iallreduce(x, **RING).wait()
+
+    monkeypatch.setattr(loopback.Loopback, "deliver", broken)
+    for error in (CompcollError("of ours"), KeyError("theirs")):
+        comm = World(2, timeout=5).comms[1]
+        raised[:] = [error]
+        with pytest.raises(CompcollError) as caught:
+            call(comm)
+        ours = isinstance(error, CompcollError)
+        assert (caught.value is error) == ours and caught.value.__cause__ is (None if ours else error)
+        assert ours or (type(caught.value) is CollectiveFailed and str(caught.value).startswith("rank 1, allreduce("))
+        with pytest.raises(CommunicatorBroken, match="cannot be used any more") as told:
+            call(comm)
+        assert told.value.__cause__ is caught.value
+
+
+def test_what_mpi_makes_of_an_error_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first error, whatever follows from it, and to the other ranks, too."""
+    comm, x = World(2, timeout=5).comms[0], np.ones(50, np.float32)
+    monkeypatch.setattr(LoopbackTransport, "failure", lambda self, error: PeerFailed("rank 1 has died", (1,)))
+    monkeypatch.setattr(loopback._Transfer, "Test", lambda self: 1 // 0)
+    with pytest.raises(PeerFailed, match="rank 1 has died"):
+        comm.iallreduce(x, **RING).wait()
+    assert comm._transport.world.announcements == {0: "PeerFailed: rank 1 has died"}  # type: ignore[attr-defined]
+    again = comm._break(PeerTimeout("later", ()))
+    assert str(again) == "later" and "has died" in repr(comm._broken)
+
+
+@pytest.mark.parametrize("how", [RING, SMALL], ids=str)
+def test_an_interrupt_is_no_failure_of_the_collective(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the caller as it is, and ends the communicator: its messages may still come."""
+    comm, x = World(2, timeout=5).comms[0], np.ones(50, np.float32)
+
+    def interrupted(self: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loopback._Transfer, "Test", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            comm.allreduce(x, **how)
+        assert caught.value.__cause__ is None
+    with pytest.raises(CommunicatorBroken, match="KeyboardInterrupt"):
+        comm.allreduce(x, **how)
+
+
+def test_turns_are_taken_by_what_needs_them_only() -> None:
+    """Calls with tags of their own may overtake each other once they are opened; those of MPI's keep their order."""
+    comm = World(2).comms[0]
+    first = comm.iallreduce(np.ones(50, np.float32), **RING)
+    turn = comm._turn
+    assert isinstance(turn, Turn) and not turn.used and not comm._executor.ready and not first.done
+    comm.iallreduce(np.ones(50, np.float32), **RING)
+    assert comm._turn is not turn and comm._turn is not None and comm._turn.before is turn
+    comm._engine.fail(CompcollError("the test is over"))
+
+
+def test_no_more_are_opened_than_there_are_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind wait for the one before them in their lane: its memory and tags are in use."""
+    world, held, opened = World(2), True, [0, 0]
+    deliver, isend = loopback.Loopback.deliver, LoopbackTransport.isend
+
+    def openings_only(self: Loopback, key: loopback.Key) -> None:
+        if key[2] == 0 or not held:
+            deliver(self, key)
+
+    def counted(transport: LoopbackTransport, wire: Wire, dest: int, tag: int) -> Any:
+        opened[transport.rank] += tag == 0
+        return isend(transport, wire, dest, tag)
+
+    monkeypatch.setattr(loopback.Loopback, "deliver", openings_only)
+    monkeypatch.setattr(LoopbackTransport, "isend", counted)
+    inputs = [normals(2, 300, seed=number) for number in range(2 * AT_ONCE)]
+    pending = [[comm.iallreduce(x[comm.rank], **RING) for x in inputs] for comm in world.comms]
+    for _ in range(50):
+        for requests in pending:
+            requests[0].test()
+    assert opened == [AT_ONCE, AT_ONCE]
+    held = False
+    for comm_requests in zip(*pending, strict=True):
+        world.loopback.run(comm_requests)
+    for x, first in zip(inputs, pending[0], strict=True):
+        np.testing.assert_allclose(first.wait(), exact_sum(x), atol=2.0)
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_the_way_of_gpus_is_taken_if_all_ranks_are_on_them(everybody: bool) -> None:
+    """Else all take the one that host arrays take, too."""
+    world, inputs = World(2), normals(2, 60)
+
+    def carried(buffers: Buffers, run: Run) -> Steps:
+        run.turn.used = True
+        yield None
+        return "carried"
+
+    def start(comm: Communicator, x: np.ndarray) -> Any:
+        recipe, buffers = comm._collectives.check("allreduce", x, "sum", None, None, (None, "ring", {}))
+        if comm.rank == 0 or everybody:
+            recipe.all_on_gpus, buffers = carried, buffers._replace(order=SimpleNamespace())  # type: ignore[arg-type]
+        return comm._begin("allreduce", recipe, buffers)
+
+    for result in world.run(start, inputs):
+        if everybody:
+            assert result == "carried"
+        else:
+            np.testing.assert_allclose(result, exact_sum(inputs), atol=1e-5)
+
+
+def test_a_handshake_waits_for_the_openings_before_it() -> None:
+    """It is a call like others, and counts."""
+    world = World(2, seed=None, timeout=30)
+
+    def run(comm: Communicator) -> tuple[int, np.ndarray]:
+        pending = comm.iallreduce(np.full(700, comm.rank + 1.0, np.float32), algorithm="ring")
+        comm.handshake(Signature("something else"))
+        assert comm._turn is None and comm._executor.ready
+        return comm._executor.begun, pending.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        for begun, result in pool.map(run, world.comms):
+            assert begun == 2 and (result == 3).all()
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("allreduce", RING),
+    ("reduce_scatter", RING),
+    ("allgather", RING),
+    ("allgatherv", RING),
+    ("bcast", {"codec": "minmax", "algorithm": "binomial"}),
+    ("alltoall", {"codec": "minmax", "algorithm": "pairwise"}),
+]
+
+
+@pytest.mark.parametrize(("collective", "how"), CALLS, ids=lambda value: value if type(value) is str else "")
+def test_blocking_and_other_calls_have_the_same_bits(collective: str, how: dict[str, Any]) -> None:
+    """The first one, the one that is recorded, and those that are replayed."""
+    worlds = [World(3, seed=None, timeout=30) for _ in range(2)]
+    root = (1,) if collective == "bcast" else ()
+
+    def run(comm: Communicator, x: np.ndarray) -> np.ndarray:
+        result: np.ndarray = getattr(comm, collective)(x, *root, **how)
+        return result
+
+    for number in range(4):
+        inputs = [x.reshape(3, 50) for x in normals(3, 150, seed=number)]
+        with ThreadPoolExecutor(3) as pool:
+            ours = list(pool.map(run, worlds[0].comms, inputs))
+        theirs = worlds[1].run(lambda comm, x: getattr(comm, f"i{collective}")(x, *root, **how), inputs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def test_messages_that_come_late_are_waited_for_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a blocking call has looked often enough: then all else that is under way goes on, and time-outs count."""
+    world, held, followed = World(2, seed=None, timeout=30), False, []
+    deliver, follow = loopback.Loopback.deliver, runs.Runs._follow
+
+    def late(self: Loopback, key: loopback.Key) -> None:
+        if not (held and key[2] >= 4 and time.monotonic() < begin + 0.5):
+            deliver(self, key)
+
+    def noted(self: runs.Runs, body: Any, recipe: Any) -> None:
+        followed.append(recipe.plan.algorithm)
+        follow(self, body, recipe)
+
+    monkeypatch.setattr(loopback.Loopback, "deliver", late)
+    monkeypatch.setattr(runs.Runs, "_follow", noted)
+    runs.under_way.clear()  # of worlds that other tests left as they were
+    begin = time.monotonic()
+    for number in range(3):
+        held, begin = number == 2, time.monotonic()
+        inputs = normals(2, 900, seed=number)
+        for result in blocking(world, inputs, [None, None], RING):
+            np.testing.assert_allclose(result, exact_sum(inputs), atol=1.0)
+    assert time.monotonic() >= begin + 0.5 and "ring" in followed
+
+
+@pytest.mark.parametrize("codec", ["intsum", "sign"])
+def test_numbers_are_added_by_mpi(codec: str) -> None:
+    """The same sums as by messages of ours; MPI does not tell what it sent."""
+    inputs = normals(3, 700)
+
+    def run(comm: Communicator) -> np.ndarray:
+        result: np.ndarray = comm.allreduce(inputs[comm.rank], codec=codec, algorithm="native")
+        stats = comm.stats
+        assert stats is not None and (stats.wire_nbytes, stats.raw_sent_nbytes, stats.ratio) == (-1, 0, 1.0)
+        assert stats.algorithm == "native" and stats.codec is not None
+        return result
+
+    expected = World(3).allreduce(inputs, codec=codec, algorithm="recursive_doubling")[0]
+    for result in on_ranks(3, run):
+        np.testing.assert_array_equal(result, expected)
