@@ -75,15 +75,17 @@ def get_codec(name: str, **options: Any) -> Codec:
         raise InvalidArgument(f"codec {name!r} cannot take {options}: {error}") from error
 
 
-def as_codec(codec: str | Codec | None, options: dict[str, Any]) -> Codec | None:
-    """The codec that a call's arguments name; None for uncompressed."""
+def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str = "codec") -> Codec | None:
+    """The codec that a call's argument names, with its options; None for uncompressed."""
     if isinstance(codec, str):
         return get_codec(codec, **options)
     if options:
-        given = "codec=None" if codec is None else f"{codec!r}"
+        given = f"{argument}=None" if codec is None else f"{codec!r}"
         raise InvalidArgument(f"options {', '.join(sorted(options))} go with a codec's name, not with {given}")
     if isinstance(codec, type):
-        raise InvalidArgument(f"codec={codec.__name__} is a class: give {codec.__name__}(…), or its name")
+        raise InvalidArgument(f"{argument}={codec.__name__} is a class: give {codec.__name__}(…), or its name")
     if codec is not None and not isinstance(codec, Codec):
-        raise InvalidArgument(f"codec={codec!r} is neither a codec nor the name of one ({', '.join(list_codecs())})")
+        raise InvalidArgument(
+            f"{argument}={codec!r} is neither a codec nor the name of one ({', '.join(list_codecs())})"
+        )
     return codec

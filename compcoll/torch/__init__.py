@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .groups.membership import tune
     from .groups.pipeline import recv, send
     from .low_rank.methods import ACPSGD, PowerSGD
-    from .optimizers.adam import OneBitAdam
     from .optimizers.diloco import DiLoCo
+    from .optimizers.one_bit import OneBitAdam
     from .optimizers.sparse_loco import SparseLoCo
     from .optimizers.zero_one import ZeroOneAdam
     from .options import Options
@@ -66,7 +66,7 @@ _HOMES = {
     "DGC": "gradients.dgc",
     "DiLoCo": "optimizers.diloco",
     "GradientCompression": "gradients.hooks",
-    "OneBitAdam": "optimizers.adam",
+    "OneBitAdam": "optimizers.one_bit",
     "Options": "options",
     "PowerSGD": "low_rank.methods",
     "ShardCompression": "gradients.shards",
