@@ -88,6 +88,7 @@ def add_parser(subparsers: Any) -> None:
         description="Looks at the machine, MPI and the launcher, tests codecs and collectives, and says what to "
         "change. Alone or under mpirun: with as many ranks, and on as many nodes, as will be used. Exit status 1 if "
         "something is wrong.",
+        epilog="examples: python -m compcoll doctor; mpirun -n 4 python -m compcoll doctor",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

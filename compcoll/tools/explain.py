@@ -27,6 +27,7 @@ def add_parser(subparsers: Any) -> None:
         help="what the cost model predicts for every algorithm, and what auto chooses",
         description="Prints what the cost model predicts for every algorithm, with and without the codec, and what "
         "auto chooses and why. Needs no MPI.",
+        epilog="example: python -m compcoll explain --bytes 16M --codec zfp --rate 8 -p 64",
     )
     parser.add_argument("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 16M")
     parser.add_argument("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")

@@ -36,6 +36,7 @@ def add_parser(subparsers: Any) -> None:
         help="how long allreduces would take on a network that is not there, for thousands of ranks",
         description="Runs compcoll's own allreduce algorithms on a virtual clock: messages and kernels take time, but "
         "nothing is sent or computed. Needs no MPI. docs/simulation.md tells what is modelled.",
+        epilog="example: python -m compcoll simulate --ranks 256 --link 100gbit --latency 2us --codec zfp --rate 8",
     )
     add = parser.add_argument
     add("--ranks", type=int, required=True, metavar="N", help="number of ranks, such as 4096")

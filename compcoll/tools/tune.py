@@ -58,6 +58,7 @@ def add_parser(subparsers: Any) -> None:
         help="measure links, codecs and MPI, and store a profile for algorithm=auto (under mpirun)",
         description="Measures links, codecs and MPI's own allreduce among the ranks that it is started on, in half a "
         "minute or so, and stores a profile by which auto chooses from then on. With one rank: codecs only.",
+        epilog="example: mpirun -n 4 python -m compcoll tune",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to store it (default: where auto looks)")
     parser.add_argument(
