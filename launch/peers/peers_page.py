@@ -26,7 +26,7 @@ ABILITIES = """\
 | gloo | no | not promised | – | PyTorch's tensors, CPUs |
 | PyTorch's `fp16`, `bf16` hooks | halves, which are added up as such | as the collective | no | gradients of DDP |
 | PyTorch's `powersgd` hook | two factors of low rank | as the collective | yes | gradients of DDP |
-| NCCL | no | not promised | – | GPUs: not measured on machines without |
+| NCCL | no | not promised | – | GPUs: not measured, it needs one |
 | another | by an [entry point](../benchmark.md#others-contenders) of ten lines | | | |"""
 MIB = 1 << 20
 
