@@ -89,7 +89,7 @@ def _run(case: Case, quick: bool) -> bool:
     if case.hosts:
         command = netlab("run", "--name", LAB, "--mpi", case.mpi, "--timeout", f"{_LONGEST:g}", "--", *program)
     else:
-        command = [str(_python(case)), str(LAUNCH / "mpirun"), "-n", "2", *program]
+        command = [str(_python(case)), str(LAUNCH / "mpirun"), *peers_cases.started(case).split(), *program]
     print(f"peers: {case.name}", flush=True)
     meter = LoadMeter()
     status = finish(command, {**os.environ, "COMPCOLL_PROFILE": "defaults"}, _LONGEST + 30, meter)

@@ -40,6 +40,11 @@ class Case:
     torch: bool
 
 
+def started(case: Case) -> str:
+    """The words of mpirun's that start two ranks here: on any core, since gloo has threads beside each."""
+    return "-n 2 --bind-to none" if case.mpi == "openmpi" else "-n 2"
+
+
 def _allreduce(mpi: str, hosts: int) -> Case:
     where = "net" if hosts else "memory"
     torch = mpi == "openmpi"

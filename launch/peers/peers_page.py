@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peers_cases import CASES, Case
+from peers_cases import CASES, Case, started
 
 PAGE = "peers.md"
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI"}
 WHO = {
     "native": "{mpi}",
     "auto_uncompressed": "compcoll on {mpi}, uncompressed",
-    "auto": "compcoll on {mpi}, ZFP at rate 8",
+    "auto": "compcoll on {mpi}, `auto` with ZFP at rate 8",
     "gloo": "gloo",
     "gloo_fp16": "gloo, sums of halves",
 }
+OURS = ("auto_uncompressed", "auto")
 ABILITIES = """\
 | | compresses | all ranks get the same bits | keeps what is lost for the next step | where it adds up |
 |---|---|---|---|---|
@@ -71,7 +72,9 @@ def write(folder: Path) -> None:
 
 def _head(records: Records) -> list[str]:
     runs = [run for case in CASES if (run := records.run(case))]
-    machines = dict.fromkeys(f"{run['cpu']}, {run['cores']} cores, {run['instruction_set']}" for run in runs)
+    kinds = dict.fromkeys((run["cpu"], run["instruction_set"]) for run in runs)
+    cores = {kind: max(run["cores"] for run in runs if (run["cpu"], run["instruction_set"]) == kind) for kind in kinds}
+    machines = [f"{cpu}, {cores[cpu, instructions]} cores, {instructions}" for cpu, instructions in kinds]
     commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(str(run.get("commit", "")) for run in runs) if commit)
     return [
         "# Peers",
@@ -86,7 +89,7 @@ def _allreduces(records: Records, cases: list[Case]) -> Iterator[str]:
     """Milliseconds of each contender at each size, and times the library's own."""
     cases = [case for case in cases if not case.name.startswith("ddp")]
     sizes = sorted({result["size"] for case in cases for result in records.results(case)})
-    yield "Median, ms (× the same library's own):"
+    yield "Median, ms (× the same library's own); where `auto` compresses, how many times fewer bytes it sends:"
     yield ""
     yield "| | " + " | ".join(map(_shown, sizes)) + " |"
     yield "|---|" + "---|" * len(sizes)
@@ -94,15 +97,20 @@ def _allreduces(records: Records, cases: list[Case]) -> Iterator[str]:
         if why := records.missing(case):
             yield f"| {NAMES[case.mpi]} | " + " | ".join([f"not measured: {why}"] + [""] * (len(sizes) - 1)) + " |"
             continue
-        found = {(r["contender"], r["size"]): r["median_us"] / 1e3 for r in records.results(case)}
+        found = {(r["contender"], r["size"]): r for r in records.results(case)}
         for name in dict.fromkeys(name for name, _ in found):
             cells = [
-                f"{found[name, size]:.3g} ({found[name, size] / found['native', size]:.2f})"
-                if (name, size) in found
-                else "not measured"
+                _cell(found[name, size], found["native", size]) if (name, size) in found else "not measured"
                 for size in sizes
             ]
             yield f"| {WHO[name].format(mpi=NAMES[case.mpi])} | " + " | ".join(cells) + " |"
+
+
+def _cell(result: dict[str, Any], native: dict[str, Any]) -> str:
+    """Milliseconds, times the library's own, and the ratio of bytes where values were compressed."""
+    ratio = result.get("ratio", 1.0)
+    fewer = f", {ratio:.1f} × fewer bytes" if result["contender"] in OURS and ratio > 1.01 else ""
+    return f"{result['median_us'] / 1e3:.3g} ({result['median_us'] / native['median_us']:.2f}){fewer}"
 
 
 def _steps(records: Records, case: Case) -> Iterator[str]:
@@ -131,7 +139,11 @@ def _runs(records: Records) -> Iterator[str]:
         if not run:
             yield f"| {case.name} | {NAMES[case.mpi]} | | | | not measured: {records.missing(case)} |"
             continue
-        start = f"MPI={case.mpi} launch/mpirun -n 2" if not case.hosts else f"launch/netlab run --mpi {case.mpi} --"
+        start = (
+            f"MPI={case.mpi} launch/mpirun {started(case)}"
+            if not case.hosts
+            else f"launch/netlab run --mpi {case.mpi} --"
+        )
         link, commit = f"[{case.name}](peers/{case.name}.json)", f"`{run.get('commit', '')}`"
         yield (
             f"| {link} | {run['mpi']} | {run['date'][:10]} | {commit} | {records.others(case)} "

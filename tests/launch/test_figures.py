@@ -144,8 +144,12 @@ def test_the_page_of_peers_says_what_was_not_measured(peers_page: ModuleType, tm
     folder.mkdir()
     run = {"cpu": "Some", "cores": 2, "instruction_set": "avx2", "commit": "abc1234", "mpi": "MPI 1", "date": "2026"}
     results = [
-        {"contender": name, "size": size, "median_us": us}
-        for name, size, us in (("native", 65536, 100.0), ("auto", 65536, 50.0), ("native", 1 << 20, 4000.0))
+        {"contender": name, "size": size, "median_us": us, "ratio": ratio}
+        for name, size, us, ratio in (
+            ("native", 65536, 100.0, 1.0),
+            ("auto", 65536, 50.0, 4.0),
+            ("native", 1 << 20, 4000.0, 1.0),
+        )
     ]
     content = {"run": run | {"command": "bench"}, "results": results, "others_percent": 3.0}
     (folder / "memory-openmpi.json").write_text(json.dumps(content))
@@ -154,6 +158,6 @@ def test_the_page_of_peers_says_what_was_not_measured(peers_page: ModuleType, tm
     text = (tmp_path / "peers.md").read_text()
     assert "| | 64 KiB | 1 MiB |" in text and "Commit `abc1234`" in text
     assert "| Open MPI | 0.1 (1.00) | 4 (1.00) |" in text
-    assert "| compcoll on Open MPI, ZFP at rate 8 | 0.05 (0.50) | not measured |" in text
+    assert "| compcoll on Open MPI, `auto` with ZFP at rate 8 | 0.05 (0.50), 4.0 × fewer bytes | not measured |" in text
     assert "| Intel MPI | not measured: not installed: make MPI=impi install |" in text
     assert "| MPICH | not measured: never run |" in text and "Not measured: never run." in text
