@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -296,3 +298,10 @@ def test_codecs_are_values() -> None:
     names = "cast fp8 hybrid int8 intsum minmax onebit qsgd randomk sign strom terngrad topk variance zfp"
     assert compcoll.list_codecs() == names.split()
     assert np.dtype(ml_dtypes.bfloat16).name == "bfloat16"
+
+
+def test_without_pytorch_its_extra_is_named() -> None:
+    asked = "import sys; sys.modules['torch'] = None; import compcoll.torch"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "ModuleNotFoundError: compcoll.torch needs PyTorch: pip install 'compcoll[torch]'"
