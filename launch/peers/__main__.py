@@ -89,10 +89,16 @@ def _run(case: Case, quick: bool) -> bool:
     if case.hosts:
         command = netlab("run", "--name", LAB, "--mpi", case.mpi, "--timeout", f"{_LONGEST:g}", "--", *program)
     else:
-        command = [str(_python(case)), str(LAUNCH / "mpirun"), *peers_cases.started(case).split(), *program]
+        words = peers_cases.started(case).split()
+        if case.mpi == peers_cases.NO_MPI:
+            command = [str(_python(case).with_name(words[0])), *words[1:], *program[1:]]
+        else:
+            command = [str(_python(case)), *words[1:], *program]
     print(f"peers: {case.name}", flush=True)
     meter = LoadMeter()
-    status = finish(command, {**os.environ, "COMPCOLL_PROFILE": "defaults"}, _LONGEST + 30, meter)
+    # Over gloo `auto` measures the links itself, at the group's first use.
+    own = {"OMP_NUM_THREADS": "1"} if case.mpi == peers_cases.NO_MPI else {"COMPCOLL_PROFILE": "defaults"}
+    status = finish(command, {**os.environ, **own}, _LONGEST + 30, meter)
     others = meter.others()
     if status or not path.exists():
         path.write_text(json.dumps({"not_measured": f"failed with exit status {status}"}, indent=1) + "\n")

@@ -10,15 +10,18 @@ from typing import Any
 from peers_cases import CASES, Case, started
 
 PAGE = "peers.md"
-NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI"}
+NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "none": "gloo"}
 WHO = {
     "native": "{mpi}",
     "auto_uncompressed": "compcoll on {mpi}, uncompressed",
     "auto": "compcoll on {mpi}, `auto` with ZFP at rate 8",
     "gloo": "gloo",
-    "gloo_fp16": "gloo, sums of halves",
+    "group": "compcoll over gloo, `auto` with ZFP at rate 8",
+    "fp16": "gloo, sums of halves, as PyTorch's hook",
 }
 OURS = ("auto_uncompressed", "auto")
+OWN = ("native", "gloo")
+"""The contenders that others of a run are compared with."""
 ABILITIES = """\
 | | compresses | all ranks get the same bits | keeps what is lost for the next step | where it adds up |
 |---|---|---|---|---|
@@ -79,8 +82,9 @@ def _head(records: Records) -> list[str]:
     return [
         "# Peers",
         "",
-        "Made by `python launch/peers`. What runs on one MPI library takes turns in one run; libraries run one after",
-        "the other. Hosts are [netlab](../launching/netlab.md)'s and share this machine's cores; MPI's TCP is tuned to",
+        "Made by `python launch/peers`. What runs on one MPI library takes turns in one run; libraries, and gloo",
+        "without MPI, run one after the other. Hosts are [netlab](../launching/netlab.md)'s and share this machine's",
+        "cores; MPI's TCP is tuned to",
         f"full duplex. Machine: {'; '.join(machines) or 'none yet'}. Commit {commits or 'none yet'}.",
     ]
 
@@ -89,7 +93,7 @@ def _allreduces(records: Records, cases: list[Case]) -> Iterator[str]:
     """Milliseconds of each contender at each size, and times the library's own."""
     cases = [case for case in cases if not case.name.startswith("ddp")]
     sizes = sorted({result["size"] for case in cases for result in records.results(case)})
-    yield "Median, ms (× the same library's own); where `auto` compresses, how many times fewer bytes it sends:"
+    yield "Median, ms (× the same library's own, or gloo's); where `auto` compresses, how many times fewer bytes it sends:"
     yield ""
     yield "| | " + " | ".join(map(_shown, sizes)) + " |"
     yield "|---|" + "---|" * len(sizes)
@@ -98,16 +102,18 @@ def _allreduces(records: Records, cases: list[Case]) -> Iterator[str]:
             yield f"| {NAMES[case.mpi]} | " + " | ".join([f"not measured: {why}"] + [""] * (len(sizes) - 1)) + " |"
             continue
         found = {(r["contender"], r["size"]): r for r in records.results(case)}
-        for name in dict.fromkeys(name for name, _ in found):
+        names = [name for name in dict.fromkeys(name for name, _ in found) if name in WHO]
+        first = next(name for name in names if name in OWN)
+        for name in names:
             cells = [
-                _cell(found[name, size], found["native", size]) if (name, size) in found else "not measured"
+                _cell(found[name, size], found[first, size]) if (name, size) in found else "not measured"
                 for size in sizes
             ]
             yield f"| {WHO[name].format(mpi=NAMES[case.mpi])} | " + " | ".join(cells) + " |"
 
 
 def _cell(result: dict[str, Any], native: dict[str, Any]) -> str:
-    """Milliseconds, times the library's own, and the ratio of bytes where values were compressed."""
+    """Milliseconds, times the library's own (or gloo's), and the ratio of bytes where values were compressed."""
     ratio = result.get("ratio", 1.0)
     fewer = f", {ratio:.1f} × fewer bytes" if result["contender"] in OURS and ratio > 1.01 else ""
     return f"{result['median_us'] / 1e3:.3g} ({result['median_us'] / native['median_us']:.2f}){fewer}"
@@ -139,15 +145,12 @@ def _runs(records: Records) -> Iterator[str]:
         if not run:
             yield f"| {case.name} | {NAMES[case.mpi]} | | | | not measured: {records.missing(case)} |"
             continue
-        start = (
-            f"MPI={case.mpi} launch/mpirun {started(case)}"
-            if not case.hosts
-            else f"launch/netlab run --mpi {case.mpi} --"
-        )
+        under_torchrun = case.mpi == "none" and not case.hosts
+        words = run["command"].removeprefix("python ") if under_torchrun else run["command"]
         link, commit = f"[{case.name}](peers/{case.name}.json)", f"`{run.get('commit', '')}`"
         yield (
-            f"| {link} | {run['mpi']} | {run['date'][:10]} | {commit} | {records.others(case)} "
-            f"| `{start} {run['command']}` |"
+            f"| {link} | {run.get('mpi') or 'gloo of PyTorch ' + run['torch']} | {run['date'][:10]} | {commit} | {records.others(case)} "
+            f"| `{started(case)} {words}` |"
         )
 
 
