@@ -93,7 +93,8 @@ def _allreduces(records: Records, cases: list[Case]) -> Iterator[str]:
     """Milliseconds of each contender at each size, and times the library's own."""
     cases = [case for case in cases if not case.name.startswith("ddp")]
     sizes = sorted({result["size"] for case in cases for result in records.results(case)})
-    yield "Median, ms (× the same library's own, or gloo's); where `auto` compresses, how many times fewer bytes it sends:"
+    yield "Median, ms (× the same library's own, or gloo's); where `auto` compresses, how many times fewer bytes it"
+    yield "sends:"
     yield ""
     yield "| | " + " | ".join(map(_shown, sizes)) + " |"
     yield "|---|" + "---|" * len(sizes)
@@ -145,12 +146,12 @@ def _runs(records: Records) -> Iterator[str]:
         if not run:
             yield f"| {case.name} | {NAMES[case.mpi]} | | | | not measured: {records.missing(case)} |"
             continue
+        by = run.get("mpi") or f"gloo of PyTorch {run['torch']}"
         under_torchrun = case.mpi == "none" and not case.hosts
         words = run["command"].removeprefix("python ") if under_torchrun else run["command"]
         link, commit = f"[{case.name}](peers/{case.name}.json)", f"`{run.get('commit', '')}`"
         yield (
-            f"| {link} | {run.get('mpi') or 'gloo of PyTorch ' + run['torch']} | {run['date'][:10]} | {commit} | {records.others(case)} "
-            f"| `{started(case)} {words}` |"
+            f"| {link} | {by} | {run['date'][:10]} | {commit} | {records.others(case)} | `{started(case)} {words}` |"
         )
 
 
