@@ -26,13 +26,15 @@ TRAINING = f"launch/train_ddp.py --threads 1 --task text --steps 50 --gradients 
 LONGEST = 600.0
 """Seconds of a run."""
 _SELECTION = "selection -m 64K:{largest} --data {data} -x 1 --time-cap 0.1"
-CASES = {
+CASES: dict[str, tuple[int, str]] = {
     "one-machine/codecs": (1, "codecs --size 32M"),
     "one-machine/4-ranks": (
-        *(4, "allreduce -m 4:128M --codec zfp --rate 8 --compare native,shared_memory,ring,direct,p2p --time-cap 0.5"),
+        4,
+        "allreduce -m 4:128M --codec zfp --rate 8 --compare native,shared_memory,ring,direct,p2p --time-cap 0.5",
     ),
     "one-machine/2-ranks": (
-        *(2, "allreduce -m 4:64M --codec none --compare native,auto,shared_memory -i 2000 --time-cap 0.5"),
+        2,
+        "allreduce -m 4:64M --codec none --compare native,auto,shared_memory -i 2000 --time-cap 0.5",
     ),
     "selection/normal": (1, _SELECTION.format(largest="256M", data="normal")),
     "selection/laplace": (1, _SELECTION.format(largest="256M", data="laplace")),
