@@ -133,9 +133,9 @@ def _about(name: str, record: Record) -> Iterator[str]:
     yield ""
     yield (
         f"{run['cpu']}, {run['cores']} cores, {run['instruction_set']}, {run.get('mpi', 'one process')}, "
-        f"{run['date'][:10]}, commit `{run['commit']}`; others used {record['others_percent']:.0f} % of the machine. "
-        f"[All figures]({name}.json)."
+        f"{run['date'][:10]}, commit `{run['commit']}`; others used {record['others_percent']:.0f} %"
     )
+    yield f"of the machine. [All figures]({name}.json)."
     yield ""
 
 
