@@ -127,8 +127,8 @@ def _steps(records: Records, case: Case) -> Iterator[str]:
         return
     results = records.results(case)
     yield f"A perceptron of {results[0]['parameters'] / 1e6:.3g} million parameters; medians, ms. Errors are the first"
-    yield "step's: PowerSGD's first two are exact, and what ACP-SGD and codecs lose goes into the next one. Where that is"
-    yield "faster, compcoll sends values as they are."
+    yield "step's: PowerSGD's first two are exact, and what ACP-SGD and codecs lose goes into the next one. Where that"
+    yield "is faster, compcoll sends values as they are."
     yield ""
     yield "| | step | of it, communication that shows | MB sent | gloo / this | error of the gradients |"
     yield "|---|---|---|---|---|---|"
