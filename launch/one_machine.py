@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labs import LAUNCH, finish
+from labs import DISTURBED, LAUNCH, finish
 from netlab_load import LoadMeter
 
 PAGES = Path("docs/measurements")
@@ -135,7 +135,8 @@ def _about(name: str, record: Record) -> Iterator[str]:
         f"{run['cpu']}, {run['cores']} cores, {run['instruction_set']}, {run.get('mpi', 'one process')}, "
         f"{run['date'][:10]}, commit `{run['commit']}`; others used {record['others_percent']:.0f} %"
     )
-    yield f"of the machine. [All figures]({name}.json)."
+    yield "of the machine: **hints**." if record["others_percent"] > DISTURBED else "of the machine."
+    yield f"[All figures]({name}.json)."
     yield ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from labs import DISTURBED
 from peers_cases import CASES, Case, started
 
 PAGE = "peers.md"
@@ -54,7 +55,8 @@ class Records:
 
     def others(self, case: Case) -> str:
         """What others used of the machine meanwhile."""
-        return f"{self._known[case.name]['others_percent']:.0f} %"
+        percent = self._known[case.name]["others_percent"]
+        return f"{percent:.0f} %: hints" if percent > DISTURBED else f"{percent:.0f} %"
 
     def results(self, case: Case) -> list[dict[str, Any]]:
         """The results of a case."""

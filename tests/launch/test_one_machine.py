@@ -77,7 +77,7 @@ def test_page_of_one_machine(one_machine: ModuleType, tmp_path: Path, monkeypatc
     assert "| onebit | 12.0 (0.80 × memcpy) | 12.0 | 12.0 (0.80 × memcpy) | 7 × numpy | 7 × numpy |" in text
     assert "| 64 KiB | 65 536 | 65 536 | 65 536 | 65 536 | 65 536 |" in text
     assert "| 4 B | 4.00 | 4.00 ring | 4.00 |" in text
-    assert "2026-01-02, commit `abc1234`; others used 3 %\nof the machine." in text
+    assert "2026-01-02, commit `abc1234`; others used 3 %\nof the machine.\n[All" in text
     assert "launch/mpirun -n 4 python -m osu_like_bench …" in text
 
 
