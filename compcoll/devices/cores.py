@@ -52,6 +52,16 @@ class Cores:
     allowed: frozenset[int]
     quotas: tuple[Quota, ...]
 
+    @classmethod
+    def of(cls, kernel: str, allowed: Sequence[int], quotas: Sequence[tuple[str, float]]) -> Cores:
+        """The cores that another process tells of, by `parts`."""
+        return cls(kernel, frozenset(allowed), tuple(Quota(*each) for each in quotas))
+
+    @property
+    def parts(self) -> tuple[str, list[int], tuple[Quota, ...]]:
+        """What `of` makes them from, in numbers and texts."""
+        return self.kernel, sorted(self.allowed), self.quotas
+
     @property
     def count(self) -> float:
         """The number of cores that the process can keep busy at once, at least a part of one."""

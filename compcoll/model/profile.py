@@ -215,7 +215,7 @@ def profile_for(transport: Transport, device: str) -> Profile:
     if transport.size == 1 or not isinstance(transport, Located):
         return DEFAULTS
     place = place_of(transport, device)
-    return transport.tell(lambda: _of(place, World.of(transport.nodes)))
+    return _told(transport, lambda: _of(place, World.of(transport.nodes)))
 
 
 _measured: dict[tuple[Place, World], Profile] = {}
@@ -238,7 +238,13 @@ def remember(transport: Located, device: str, measure: Callable[[], Profile]) ->
     wanted = transport.tell(lambda: not config.profile() and _of(place, world) is defaults_of(place.mpi))
     if wanted:
         measured = measure()
-        _measured[place, world] = transport.tell(lambda: measured)
+        _measured[place, world] = _told(transport, lambda: measured)
+
+
+def _told(transport: Located, find: Callable[[], Profile]) -> Profile:
+    """Give every rank the profile that rank 0 finds. Collective."""
+    parts = transport.tell(lambda: asdict(find()))
+    return _profile(parts, parts["source"])
 
 
 def _of(place: Place, world: World) -> Profile:

@@ -217,9 +217,9 @@ def _library(report: Report, transport: MPITransport, started_by: Launcher) -> N
 
 def _placement(report: Report, transport: MPITransport) -> None:
     own = affinity()
-    every: list[list[int]] = transport.comm.allgather(own)
-    hosts: list[str] = transport.comm.allgather(platform.node())
-    present: list[int] = transport.comm.allgather(os.cpu_count() or len(own))
+    every = transport.gather(lambda: own)
+    hosts = transport.gather(platform.node)
+    present = transport.gather(lambda: os.cpu_count() or len(own))
     texts, crowded = [], []
     for node in range(max(transport.nodes) + 1):
         ranks = [rank for rank, on in enumerate(transport.nodes) if on == node]
@@ -289,7 +289,7 @@ def _ping_pong(transport: MPITransport, partner: int) -> tuple[float, float]:
                 comm.Send(buffer, 0)
             times.append((time.perf_counter() - started) / 2)
         seconds.append(sorted(times[2:])[count // 2])
-    latency, large = comm.bcast(seconds, root=0)
+    latency, large = transport.tell(lambda: seconds)
     return latency, _LARGE / max(large - latency, 1e-9)
 
 
@@ -356,10 +356,10 @@ def _profile(report: Report, transport: MPITransport) -> None:
 
 def _collect(report: Report, transport: MPITransport) -> None:
     """Let every rank know what any found."""
-    every: list[list[Finding]] = transport.comm.allgather(report.findings)
+    every = transport.gather(lambda: [list(finding) for finding in report.findings])
     for rank, findings in enumerate(every):
         for level, text, remedy in findings:
-            alike = Finding(level, text, remedy) in every[0]
+            alike = [level, text, remedy] in every[0]
             report.find(level, text if alike else f"rank {rank}: {text}", remedy)
 
 

@@ -194,10 +194,10 @@ class Located(Protocol):
         """The library that carries messages and the names of all ranks' hosts, sorted. Collective."""
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Gather what some work gave on each rank; an error on one is one on all. Collective."""
+        """Gather what some work gave on each rank, of what JSON has; an error on one is one on all. Collective."""
 
     def tell(self, work: Callable[[], Result]) -> Result:
-        """Give every rank what rank 0's work gives. Collective."""
+        """Give every rank what rank 0's work gives, of what JSON has. Collective."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""

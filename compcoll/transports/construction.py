@@ -5,7 +5,6 @@ A rank that fails says so in the next step, whatever that is for the others: ste
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from array import array
@@ -27,6 +26,7 @@ from ..errors import (
 )
 from ..progress import give_way, keep_forever
 from .library import MPI
+from .told import packed, unpacked
 
 Result = TypeVar("Result")
 
@@ -150,7 +150,7 @@ def compare_versions(making: Making) -> None:
 
 
 def gather(making: Making, work: Callable[[], Result]) -> list[Result]:
-    """Gather what some work gave on each rank. Collective.
+    """Gather what some work gave on each rank, of what JSON has: tuples come as lists. Collective.
 
     Raises
     ------
@@ -213,13 +213,13 @@ def _every(making: Making, own: Any) -> list[Any]:
     """Each rank's value."""
     if making.size == 1:
         return [own]
-    data = pickle.dumps(own)
+    data = packed(own)
     count, counts = array("q", [len(data)]), array("q", bytes(_COUNT_NBYTES * making.size))
     _settled(making, making.comm.Iallgather([count, MPI.INT64_T], [counts, MPI.INT64_T]), (count, counts))
     every = bytearray(sum(counts))
     _settled(making, making.comm.Iallgatherv([data, MPI.BYTE], [every, list(counts), MPI.BYTE]), (data, every))
     ends = accumulate(counts)
-    return [pickle.loads(every[end - n : end]) for end, n in zip(ends, counts, strict=True)]
+    return [unpacked(every[end - n : end]) for end, n in zip(ends, counts, strict=True)]
 
 
 def _settled(making: Making, request: MPI.Request, buffers: Any) -> None:

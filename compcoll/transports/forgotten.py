@@ -23,7 +23,7 @@ class _Forgotten(NamedTuple):
     messages: Sequence[Freed]
 
 
-Told = tuple[int, frozenset[int]]
+Told = tuple[int, list[int]]
 """The message of a rank to the others: the largest number that it has given, and those of what it has forgotten."""
 
 _forgotten: list[_Forgotten] = []
@@ -41,7 +41,7 @@ def _same_ranks(one: MPI.Intracomm, other: MPI.Intracomm) -> bool:
 def told(comm: MPI.Intracomm) -> Told:
     """Collect what this rank has to tell the ranks of a communicator."""
     _forgotten[:] = [each for each in _forgotten if each.comm != MPI.COMM_NULL]  # else it was freed
-    return _last, frozenset(each.serial for each in _forgotten if _same_ranks(each.comm, comm))
+    return _last, [each.serial for each in _forgotten if _same_ranks(each.comm, comm)]
 
 
 def give_back(owner: object, comm: MPI.Intracomm, messages: Sequence[Freed], heard: Sequence[Told]) -> None:
@@ -57,7 +57,7 @@ def give_back(owner: object, comm: MPI.Intracomm, messages: Sequence[Freed], hea
     global _last
     # The same on all these ranks, and larger than what any has given before.
     _last = max(last for last, _ in heard) + 1
-    everywhere = frozenset.intersection(*(serials for _, serials in heard))
+    everywhere = frozenset.intersection(*(frozenset(serials) for _, serials in heard))
     for each in sorted(_forgotten, key=lambda each: each.serial):
         if each.serial in everywhere and _same_ranks(each.comm, comm):
             for message in each.messages:

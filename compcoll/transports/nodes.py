@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..devices.cores import Cores, own_cores
 from .shared import Mail, Offer, Room, Shared, accept, offer, withdraw
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class Gather(Protocol):
-    """Gathers what some work gives on each rank; collective."""
+    """Gathers what some work gives on each rank, as `Located.gather` does; collective."""
 
     def __call__(self, work: Callable[[], Result], /) -> list[Result]: ...
 
@@ -62,14 +62,14 @@ def find_nodes(first: int, place: int, ranks: int, size: int, gather: Gather, pr
     room, memory = Room(ranks, size), None
     with contextlib.ExitStack() as ending:
 
-        def offered() -> tuple[int, Offer | None, Cores]:
+        def offered() -> tuple[int, Offer | None, tuple[Any, ...]]:
             nonlocal memory
             made = offer(room) if place == 0 and ranks > 1 else None
             if made is None:
-                return first, None, own
+                return first, None, own.parts
             ending.callback(withdraw, made[1])
             memory = made[0]
-            return first, made[1], own
+            return first, made[1], own.parts
 
         found = gather(offered)
 
@@ -77,13 +77,13 @@ def find_nodes(first: int, place: int, ranks: int, size: int, gather: Gather, pr
             nonlocal memory
             given = found[first][1]
             if memory is None and given is not None:
-                memory = accept(given)
+                memory = accept(Offer(*given))
             return memory is not None or ranks == 1
 
         reached = gather(accepted)
     order = {leader: number for number, leader in enumerate(sorted({leader for leader, _, _ in found}))}
     nodes = tuple(order[leader] for leader, _, _ in found)
-    cores = own.share([each for _, _, each in found])
+    cores = own.share([Cores.of(*parts) for _, _, parts in found])
     if memory is None or not all(reached):
         return Nodes(nodes, cores)
     return Nodes(nodes, cores, Shared(room.sums(memory), place, ranks), Mail(room, memory, nodes, progress))

@@ -118,7 +118,7 @@ class Offer(NamedTuple):
     process: int
     descriptor: int
     nbytes: int
-    mark: bytes
+    mark: str
 
 
 def offer(room: Room) -> tuple[mmap.mmap, Offer] | None:
@@ -132,7 +132,7 @@ def offer(room: Room) -> tuple[mmap.mmap, Offer] | None:
             mark = secrets.token_bytes(_MARK_NBYTES)
             mapped[-_MARK_NBYTES:] = mark
             failed.pop_all()
-        return mapped, Offer(os.getpid(), descriptor, len(mapped), mark)
+        return mapped, Offer(os.getpid(), descriptor, len(mapped), mark.hex())
     return None
 
 
@@ -149,7 +149,7 @@ def accept(offered: Offer) -> mmap.mmap | None:
             mapped = mmap.mmap(descriptor, offered.nbytes)
         finally:
             os.close(descriptor)
-        if mapped[-_MARK_NBYTES:] == offered.mark:
+        if mapped[-_MARK_NBYTES:].hex() == offered.mark:
             return mapped
     return None
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+from array import array
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from ...transports.failures import end_job_with_uncaught_errors, files
 from ...transports.library import MPI
+from ...transports.told import packed, unpacked
 from ..options import Options
 from .channel import SECONDS_TO_MEET, create_channel, watched, world
 from .process_group import ProcessGroup
@@ -39,17 +42,28 @@ def _store(rank: int, size: int, timeout: timedelta) -> dist.Store:
     store: dist.Store
     if alone:
         # A file asks no name server, which a TCPStore does even for 127.0.0.1.
-        path = comm.bcast(_temporary_file() if rank == 0 else None, root=0)
+        path = _told(comm, _temporary_file() if rank == 0 else None)
         files.append(path)
         store = dist.FileStore(path, size)
     elif rank == 0:
         store = dist.TCPStore(_host(), 0, size, True, timeout, wait_for_workers=False)
-        comm.bcast((_host(), store.port), root=0)
+        _told(comm, (_host(), store.port))
     else:
-        host, port = comm.bcast(None, root=0)
+        host, port = _told(comm, None)
         store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False)
     comm.Free()
     return store
+
+
+def _told(comm: MPI.Intracomm, value: object) -> Any:
+    """Give every rank the value of rank 0. Collective."""
+    data = bytearray(packed(value))
+    count = array("q", [len(data)])
+    comm.Bcast([count, MPI.INT64_T])
+    if comm.rank > 0:
+        data = bytearray(count[0])
+    comm.Bcast([data, MPI.BYTE])
+    return unpacked(data)
 
 
 def _temporary_file() -> str:
@@ -89,7 +103,8 @@ def _ranks(given: _DistributedBackendOptions) -> list[int]:
         known = everybody.world_ranks if isinstance(everybody, ProcessGroup) else list(range(size))
         return [known[number] for number in given.global_ranks_in_group]
     if given.group_size == size:
-        numbers = MPI.COMM_WORLD.allgather(given.group_rank)
+        numbers = array("q", [0]) * size
+        MPI.COMM_WORLD.Allgather([array("q", [given.group_rank]), MPI.INT64_T], [numbers, MPI.INT64_T])
         return [numbers.index(number) for number in range(size)]
     given.store.set(f"compcoll/{given.group_rank}", str(rank))
     return [int(given.store.get(f"compcoll/{number}")) for number in range(given.group_size)]

@@ -11,7 +11,6 @@ Ranks of one node open collectives through memory that they share, as under MPI,
 from __future__ import annotations
 
 import os
-import pickle
 import platform
 import secrets
 import socket
@@ -37,6 +36,7 @@ from ...errors import (
 from ...progress import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
 from ...transports.nodes import find_nodes
+from ...transports.told import packed, unpacked
 from ..membership import gathered
 from .native import GlooCollectives
 
@@ -110,8 +110,8 @@ class GroupTransport:
     ) -> None:
         self.rank, self.size = group.rank(), group.size()
         self.limit = timedelta(seconds=min(seconds, timedelta.max.total_seconds() / 2))
-        own = pickle.dumps((__version__, host or node_name(), socket.gethostname(), secrets.token_hex(8)))
-        told = [pickle.loads(each) for each in gathered(own, group, device)]
+        own = packed((__version__, host or node_name(), socket.gethostname(), secrets.token_hex(8)))
+        told = [unpacked(each) for each in gathered(own, group, device)]
         versions = {version for version, *_ in told}
         if len(versions) > 1:
             texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(told)]
@@ -182,7 +182,7 @@ class GroupTransport:
             raise
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Gather what some work gives on each rank. Collective.
+        """Gather what some work gives on each rank, of what JSON has: tuples come as lists. Collective.
 
         Raises
         ------
@@ -196,7 +196,7 @@ class GroupTransport:
         except Exception as error:
             failed = error
         text = "" if failed is None else f"{type(failed).__name__}: {failed}"
-        told = [pickle.loads(each) for each in self._gathered(pickle.dumps((text, result)))]
+        told = [unpacked(each) for each in self._gathered(packed((text, result)))]
         if failed is not None:
             raise failed
         failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(told) if text]
