@@ -86,8 +86,8 @@ def _head(records: Records) -> list[str]:
         "",
         "Made by `python launch/peers`. What runs on one MPI library takes turns in one run; libraries, and gloo",
         "without MPI, run one after the other. Hosts are [netlab](../launching/netlab.md)'s and share this machine's",
-        "cores; MPI's TCP is tuned to",
-        f"full duplex. Machine: {'; '.join(machines) or 'none yet'}. Commit {commits or 'none yet'}.",
+        "cores; MPI's TCP is tuned to full duplex. Where others used the machine meanwhile, times are hints, as the",
+        f"records say. Machine: {'; '.join(machines) or 'none yet'}. Commit {commits or 'none yet'}.",
     ]
 
 
