@@ -6,6 +6,7 @@ PYTHON  ?= python3
 NP      ?= 4
 BENCH   ?= allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,shared_memory,ring,direct,p2p
 PYTEST_ARGS ?=
+WORKERS ?= 2
 CASES   ?=
 PAGE    ?= networks
 MUTANTS_SECONDS ?= 900
@@ -42,7 +43,7 @@ endif
 help:
 	@echo "make bench        compressed against native allreduce on NP=$(NP) ranks (BENCH=... other arguments of osu_like_bench)"
 	@echo "make test         every promise of every codec and algorithm, on Open MPI and MPICH; installs PyTorch, too (PYTEST_ARGS=...)"
-	@echo "make test-all     the same, more cases of it and the long ones, serially: all rank counts, sanitizers, trainings"
+	@echo "make test-all     the same, more cases of it and the long ones: all rank counts, sanitizers, trainings (WORKERS=2)"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
 	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
 	@echo "make reliability  time-outs, dead ranks, bad bytes and long runs, at length (an hour), into the table of"
@@ -84,14 +85,16 @@ $(VENV)/.frameworks: $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt accelerate transformers lightning
 	@touch $@
 
-# What `make test` leaves out is marked slow; property tests try a fifth of their examples; two workers share the files.
-test: QUICK := -m "not slow" --hypothesis-profile quick -n 2 --dist loadgroup
+# What `make test` leaves out is marked slow; property tests try a fifth of their examples.
+test: QUICK := -m "not slow" --hypothesis-profile quick
+# Workers share the files; what needs the cores for itself comes last, one test after the other.
+test test-all: SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 test-all: $(VENV)/.frameworks
 test test-all: $(VENV)/.torch
 ifeq ($(TEST_MPIS),openmpi,mpich)
 	@$(MAKE) --no-print-directory MPI=mpich .venv-mpich/.torch
 endif
-	$(VENV)/bin/python -m pytest --mpi $(TEST_MPIS) $(QUICK) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest --mpi $(TEST_MPIS) $(QUICK) $(SHARED) $(PYTEST_ARGS)
 
 test-mpi-%: install
 	$(VENV)/bin/python -m pytest tests/mpi/test_mpi.py --mpi $(MPI) --ranks $* $(PYTEST_ARGS)

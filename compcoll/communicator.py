@@ -7,10 +7,11 @@ from typing import Any
 
 from .codecs.base import Codec
 from .collectives import choose
-from .collectives.handshake import FREE, Signature, agreed, settle
+from .collectives.handshake import agreed, settle
 from .collectives.plan import Plan
 from .collectives.recipe import tell_account
 from .collectives.runs import Runs
+from .collectives.signature import FREE, Signature
 from .devices.foreign import as_numpy, is_foreign
 from .devices.host import ndarray
 from .devices.memory import gpu_memory

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import importlib.machinery
-import importlib.util
 import json
 import math
 import os
@@ -19,8 +17,9 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 
+from launcher import launcher
 from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, end_processes, processes_with
 from netlab_load import LoadMeter, add_quiet_arguments, wait_for_quiet
 from netlab_settings import NetlabError, say
@@ -35,20 +34,6 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # A rank under a line of shell that notes how it ended: Hydra may wait for ever for one that left without MPI_Finalize.
 _ONE_RANK = '"$@"; S=$?; echo $S >"$NETLAB_DIR/run/${OMPI_COMM_WORLD_RANK-${PMI_RANK-$RANK}}.rank"; exit $S'
-
-
-def _load_launcher() -> ModuleType:
-    """Load launch/mpirun, which knows the MPIs and their environments."""
-    path = Path(__file__).resolve().with_name("mpirun")
-    loader = importlib.machinery.SourceFileLoader("launch_mpirun", str(path))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-launcher = _load_launcher()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -75,6 +75,18 @@ class CodecRecord:
     copy_fraction: float = 0.0
 
 
+def _speed(size: int, taken: Times) -> dict[str, Any]:
+    """The fields of a record that tell how fast an operation is."""
+    return {
+        "throughput": size / taken.median / 1e9,
+        "avg_us": taken.mean * 1e6,
+        "median_us": taken.median * 1e6,
+        "min_us": taken.min * 1e6,
+        "max_us": taken.max * 1e6,
+        "iterations": taken.iterations,
+    }
+
+
 def chosen_sets(text: str) -> list[str]:
     """Names of instruction sets, separated by commas; ``best`` and ``all`` are understood.
 
@@ -202,12 +214,7 @@ def run(
                 data=kind,
                 size=size,
                 threads=threads,
-                throughput=size / taken.median / 1e9,
-                avg_us=taken.mean * 1e6,
-                median_us=taken.median * 1e6,
-                min_us=taken.min * 1e6,
-                max_us=taken.max * 1e6,
-                iterations=taken.iterations,
+                **_speed(size, taken),
                 versus=versus,
                 **more,
             )
@@ -250,12 +257,7 @@ def run_on_gpu(
                 data=kind,
                 size=size,
                 threads=0,
-                throughput=size / taken.median / 1e9,
-                avg_us=taken.mean * 1e6,
-                median_us=taken.median * 1e6,
-                min_us=taken.min * 1e6,
-                max_us=taken.max * 1e6,
-                iterations=taken.iterations,
+                **_speed(size, taken),
                 ratio=ratio,
                 error=error,
                 wrong=wrong,

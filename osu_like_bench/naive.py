@@ -82,10 +82,8 @@ class Ring:
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
-        The ranks.
-    coder : Coder
-        The codec's kernels.
+    comm, coder
+        As of `CompressedMessages`.
     block : int
         Values of the codec's block, of which bounds of chunks are multiples.
     like : numpy.ndarray

@@ -43,12 +43,8 @@ def run(settings: Settings, spread: str, ranks: Ranks, table: Table, progress: P
         What to measure; sizes are means over the ranks.
     spread : str
         One of `SPREADS`.
-    ranks : Ranks
-        Who takes part.
-    table : Table
-        Forms the lines that are printed.
-    progress : Progress
-        Prints them.
+    ranks, table, progress
+        As of `sweep.run`.
     """
     if settings.codec is not None:
         raise UsageError("allgatherv is measured without a codec: contributions are sparse wires as a rule")

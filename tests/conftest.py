@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 import properties  # noqa: F401  # --hypothesis-profile knows its profiles
 import pytest
@@ -102,28 +104,76 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--long"):
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
     mpis = selected_mpis(config)
+    for item in [item for item in items if item.get_closest_marker("first_mpi")]:
+        if item.callspec.params["mpi"] not in (None, *mpis[:1]):
+            items.remove(item)
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
         mpi = item.callspec.params.get("mpi") if hasattr(item, "callspec") else None
         if "mpi" in item.fixturenames:
             item.add_marker(pytest.mark.mpi)
+        if "shim" in item.fixturenames and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))  # the first one compiles it
         if mpi and (quick := item.get_closest_marker("quick_on")) and (mpi == mpis[0]) != (quick.args[0] == "first"):
             item.add_marker(pytest.mark.slow)
-        if config.pluginmanager.hasplugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group(group_of(item, mpi)))
+    groups = {item: group_of(item) for item in items}
+    if config.pluginmanager.hasplugin("xdist"):
+        for item, group in groups.items():
+            item.add_marker(pytest.mark.xdist_group(group))
+    if hasattr(config, "workerinput"):
+        # Workers take groups in this order: long ones first, and last what no other worker may run beside.
+        long = {groups[item] for item in items if item.get_closest_marker("mpi") or item.get_closest_marker("slow")}
+        items.sort(key=lambda item: (groups[item] == ALONE, groups[item] not in long))
 
 
-def group_of(item: pytest.Function, mpi: MPI | None) -> str:
-    """What is run by one worker of pytest-xdist, one after the other: a file, or its part on one MPI."""
-    if "shim" in item.fixturenames:
-        return "shim"  # compiled once
-    return f"{item.path.stem}-{mpi.name}" if mpi else str(item.path.stem)
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """Refuse to deal tests out one by one: each worker would start the jobs of all."""
+    if node.config.getoption("dist") == "loadgroup" and not all("@" in name for name in ids):
+        pytest.exit("pytest-xdist loses its groups with this version of pytest: make install", returncode=4)
+
+
+ALONE = "alone"
+
+
+def group_of(item: pytest.Item) -> str:
+    """What is run by one worker of pytest-xdist, one after the other: a file, or its part on one MPI (and, where a job
+    of so many ranks runs all checks, on so many ranks).
+    """
+    if item.get_closest_marker("alone"):
+        return ALONE
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if (mpi := params.get("mpi")) is None:
+        return str(item.path.stem)
+    return f"{item.path.stem}-{mpi.name}{params.get('ranks', '') if 'check' in params else ''}"
+
+
+LOCK = pytest.StashKey[TextIO]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time-out of a test begins
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Under pytest-xdist, have no other worker run anything beside what is marked `alone`.
+
+    A worker keeps its lock for all of a group, whose jobs go on between tests.
+    """
+    config = item.config
+    if not hasattr(config, "workerinput"):
+        return (yield)
+    if LOCK not in config.stash:
+        config.stash[LOCK] = Path(config.getoption("basetemp")).with_name("alone.lock").open("w")
+    fcntl.flock(config.stash[LOCK], fcntl.LOCK_EX if group_of(item) == ALONE else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or group_of(nextitem) != group_of(item):
+            fcntl.flock(config.stash[LOCK], fcntl.LOCK_UN)
 
 
 @pytest.fixture
 def mpirun(mpi: MPI, tmp_path: Path) -> Iterator[Callable[..., Completed]]:
-    """`mpirun(n, module_or_script, *args, timeout=60, check=True, env=None, options=())`: run it on n ranks, with more
+    """`mpirun(n, module_or_script, *args, timeout=120, check=True, env=None, options=())`: run it on n ranks, with more
     options of mpirun's, and wait for the end.
 
     A job that does not end in time, or (with `check`) not with exit status 0, fails the test with every rank's output.
@@ -134,7 +184,7 @@ def mpirun(mpi: MPI, tmp_path: Path) -> Iterator[Callable[..., Completed]]:
         n: int,
         module_or_script: str | Path,
         *args: str | Path,
-        timeout: float = 60.0,
+        timeout: float = 120.0,
         check: bool = True,
         env: dict[str, str] | None = None,
         options: Sequence[str] = (),
@@ -153,8 +203,6 @@ def mpirun(mpi: MPI, tmp_path: Path) -> Iterator[Callable[..., Completed]]:
 
 
 @pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
+def shim() -> Shim:
     """The CUDA kernels, built for the CPU."""
-    library = tmp_path_factory.mktemp("shim") / "shim.so"
-    cuda_shim.build(library)
-    return Shim(library)
+    return Shim(cuda_shim.build())

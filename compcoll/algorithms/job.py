@@ -147,6 +147,12 @@ class Job:
         if not in_one:
             yield self.decode(segment, [wire])
 
+    def finish_own(self, send: Callable[[Segment, Wire], None]) -> Steps:
+        """`finish` this rank's chunk of an allgather, which has no terms."""
+        own = self.chunks[self.group.rank]
+        for segment, wire in zip(own, self.wires(own), strict=True):
+            yield from self.finish(segment, wire, send)
+
     def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
         """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``: on a device some time before the
         collective's end.

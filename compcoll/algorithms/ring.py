@@ -48,9 +48,7 @@ def reduce_scatter(job: Job) -> Steps:
 def allgather(job: Job) -> Steps:
     """Give every rank all chunks; rank r has chunk r, and decodes its own wire like everybody else."""
     phase = _Allgather(job)
-    own = job.chunks[job.group.rank]
-    for segment, wire in zip(own, job.wires(own), strict=True):
-        yield from job.finish(segment, wire, phase.send)
+    yield from job.finish_own(phase.send)
     yield from phase.forward()
 
 

@@ -22,13 +22,10 @@ J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multipor
 
 from __future__ import annotations
 
-import os
 import struct
-import sys
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
-from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from ..algorithms.dissemination import largest
@@ -38,27 +35,10 @@ from ..layout import SIGNATURE_NBYTES, in_pairs, longest_message, shares
 from ..progress import Patience, Pending, Steps
 from ..transports.base import Persistent, Transport, Wire
 from ..transports.shared import Mail
+from .signature import BUSY, FREE, LEVELS, NBYTES, TEXT_NBYTES, Signature, table
 
-_NBYTES = 8  # of a fingerprint, the most significant byte first
-_TWICE = 1 << 8 * _NBYTES | 1
 _BEGIN = SIGNATURE_NBYTES  # of what travels along
 _MOST_KEPT = 256
-_TEXT_NBYTES = 512
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-
-
-FREE, WANTED, BUSY, ON_GPU = range(4)
-"""The levels that a rank tells with its call, of which the highest of all ranks counts: nothing in particular; others
-want its core, which it had better not burn in MPI; it must not block in MPI. The last one counts if it is all ranks':
-their arrays are on GPUs. A rank whose array is there must not block either.
-"""
-
-_LEVELS = 3  # the bits of a fingerprint that tell them
-
-
-def fingerprint(call: str) -> int:
-    """64 bits that differ for calls that do not belong together. The lowest two tell the rank's level."""
-    return int.from_bytes(blake2b(call.encode(), digest_size=_NBYTES).digest(), "little") & ~_LEVELS
 
 
 class Places(NamedTuple):
@@ -108,54 +88,6 @@ class Ahead(Protocol):
 
     def withdraw(self) -> None:
         """Forget what was sent ahead: it is not used."""
-
-
-class Signature:
-    """The description of a call that a rank sends the others.
-
-    Parameters
-    ----------
-    call : str
-        One line on it: equal on all ranks when the calls belong together.
-    salt : str
-        Not told, but makes the fingerprint another.
-    ahead : bool
-        Whether ranks that make this call may send something ahead.
-
-    Attributes
-    ----------
-    extremes : tuple of bytes
-        Smallest and largest fingerprint that a rank knows of at first, by its level.
-    """
-
-    __slots__ = ("ahead", "call", "extremes")
-
-    def __init__(self, call: str, salt: str = "", *, ahead: bool = False) -> None:
-        self.call = call
-        self.ahead = ahead
-        own = fingerprint(call + salt)
-        self.extremes = tuple(((own | level) * _TWICE).to_bytes(2 * _NBYTES, "big") for level in range(ON_GPU + 1))
-
-    def __str__(self) -> str:
-        return self.call
-
-    def bounded(self) -> Signature:
-        """The same call on a rank that must not block in MPI, where no time-out ends it, whether busy or not."""
-        return self._replaced(self.call, (self.extremes[BUSY],) * ON_GPU + self.extremes[ON_GPU:])
-
-    def here(self) -> Signature:
-        """The same call, with the line of the program that makes it."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-            frame = frame.f_back
-        return self._replaced(
-            f"{self.call[: _TEXT_NBYTES // 2]} at {frame.f_code.co_filename}:{frame.f_lineno}", self.extremes
-        )
-
-    def _replaced(self, call: str, extremes: tuple[bytes, ...]) -> Signature:
-        made = object.__new__(Signature)
-        made.call, made.extremes, made.ahead = call, extremes, self.ahead
-        return made
 
 
 class _Round(NamedTuple):
@@ -326,9 +258,9 @@ def settle(opening: Opening, own: Signature, level: int, along: Along | None, ah
         pending = exchange.advance()
     extremes = exchange.extremes
     if extremes != own.extremes[level]:
-        low, high = int.from_bytes(extremes[:_NBYTES], "big"), int.from_bytes(extremes[_NBYTES:], "big")
-        mismatch = low ^ high > _LEVELS
-        opening.level = min(high & _LEVELS, BUSY)  # on GPUs are not all: the lowest would be that, too
+        low, high = int.from_bytes(extremes[:NBYTES], "big"), int.from_bytes(extremes[NBYTES:], "big")
+        mismatch = low ^ high > LEVELS
+        opening.level = min(high & LEVELS, BUSY)  # on GPUs are not all: the lowest would be that, too
         # Where some rank is busy, others have sent something ahead that nobody will use.
         if mismatch or (own.ahead and opening.level == BUSY):
             calls = yield from _withdraw(opening, own.call, ahead)
@@ -345,7 +277,7 @@ def _withdraw(opening: Opening, text: str, ahead: Ahead | None) -> Steps:
     """Receive what was sent ahead, and return every rank's line."""
     transport, tag = opening.transport, opening.tag + 1
     sent = () if ahead is None else ahead.sent
-    line = text.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES)
+    line = text.encode()[:TEXT_NBYTES].ljust(TEXT_NBYTES)
     told = {rank: _wire(_told([each for each in sent if each.dest == rank], line)) for rank in range(transport.size)}
     heard = {rank: _wire(bytearray(wire.nbytes)) for rank, wire in told.items() if rank != transport.rank}
     opening.messages = [transport.irecv(wire, rank, tag) for rank, wire in heard.items()]
@@ -387,15 +319,3 @@ def _believed(wire: Wire, rank: int, tag: int) -> tuple[int, int, int]:
             f"most {_MOST_SENT} of {_MOST_NBYTES} bytes under tags {tag + 1} to {_LAST_TAG} are possible"
         )
     return (count, under, longest) if count else (0, 0, 0)
-
-
-def table(calls: list[str], own: int) -> str:
-    """The error's text: equal calls on one line, this rank's marked."""
-    callers: dict[str, list[int]] = {}
-    for rank, call in enumerate(calls):
-        callers.setdefault(call, []).append(rank)
-    lines = [
-        f"  rank {', '.join(map(str, ranks))}{' (this one)' if own in ranks else ''}: {call}"
-        for call, ranks in callers.items()
-    ]
-    return "the ranks' calls do not belong together:\n" + "\n".join(lines)

@@ -22,7 +22,7 @@ from .choose import COPY
 from .handshake import places
 from .plan import Plan, make_plan
 from .planned_steps import PlannedSteps, Ranks
-from .recipe import Asked, Buffers, Recipe, compression, feedback_refused
+from .recipe import Asked, Buffers, Recipe, feedback_refused, named_codec
 
 _MOST_RECIPES = 4096
 
@@ -33,12 +33,7 @@ Checked = tuple[Recipe, Buffers]
 class Collectives(PlannedSteps):
     """Prepares collectives among some ranks: a call's recipe, and its buffers.
 
-    Parameters
-    ----------
-    device : HostDevice
-        Where the buffers are.
-    ranks : Ranks
-        What they are among.
+    Parameters are those of `PlannedSteps`.
     """
 
     def __init__(self, device: HostDevice, ranks: Ranks) -> None:
@@ -190,22 +185,20 @@ class Collectives(PlannedSteps):
         timeout = options.pop("timeout", None)
         if timeout is not None:
             config.timeout(timeout)
-        algorithm = algorithm or self._ranks.default.algorithm
-        if codec is ... and not options:
-            chosen = self._ranks.default._replace(algorithm=algorithm)
-        else:
-            chosen = compression(None if codec is ... else codec, options, algorithm)
+        chosen, tolerance = self._ranks.codec, self._ranks.tolerance
+        if codec is not ... or options:
+            chosen, tolerance = named_codec(None if codec is ... else codec, options)
         call = Call(
             collective,
             n,
             dtype,
             flat.itemsize,
             operation_name(op) if collective in REDUCTIONS else MOVED,
-            chosen.codec,
-            chosen.algorithm,
+            chosen,
+            algorithm or self._ranks.algorithm,
             root=root,
             rows=rows,
-            tolerance=chosen.tolerance,
+            tolerance=tolerance,
             checksum=self._ranks.checksum,
         )
         recipe = self._make(call, bounded=self._ranks.bounded or timeout is not None)

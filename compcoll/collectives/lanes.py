@@ -52,14 +52,7 @@ class Lane:
 
 
 class Lanes:
-    """All lanes of a communicator.
-
-    Parameters
-    ----------
-    transport : Transport
-        Between all ranks.
-    allocate : callable
-        Gives memory of so many bytes.
+    """All lanes of a communicator; parameters are those of `Lane`.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ from ..sparse.coder import SparseCoder
 from ..sparse.contract import Sparsifier
 from . import choose, explanation
 from .call import MOVED, SUMS, Call, Setting
-from .handshake import Signature
+from .signature import Signature
 
 
 class Plan(NamedTuple):

@@ -12,7 +12,7 @@ from ..algorithms import ALGORITHMS, additive, bcast, native, pairwise, sparse
 from ..algorithms.gather import gather
 from ..algorithms.hierarchical import sharded
 from ..algorithms.job import Job, Window
-from ..codecs.base import Array, Coder
+from ..codecs.base import Array, Codec, Coder
 from ..devices.host import HostDevice
 from ..errors import WireCorrupted
 from ..layout import Chunk, World, balanced_chunks, consecutive_chunks
@@ -24,7 +24,7 @@ from ..transports.shared import Shared
 from . import choose
 from .choose import COPY
 from .plan import Plan, with_checksum
-from .recipe import Buffers, Compression, Run
+from .recipe import Buffers, Run
 from .replay import Recordings
 
 _COUNT = struct.Struct("<q")
@@ -40,8 +40,8 @@ class Ranks:
         As in MPI.
     native : Native or None
         MPI's own collectives, or a process group's.
-    default : Compression
-        Of calls that name none.
+    codec, tolerance, algorithm : Codec or None, float or None, str
+        What calls go by that name none.
     profile : Profile
         What is known of the machines, the same on all ranks.
     world : World
@@ -60,7 +60,9 @@ class Ranks:
 
     rank: int
     native: Native | None
-    default: Compression
+    codec: Codec | None
+    tolerance: float | None
+    algorithm: str
     profile: Profile
     world: World
     small: bytearray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,12 +12,13 @@ from ..codecs.base import Array, Codec
 from ..devices.streams import Ending, Timeline
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
-from ..kernels._host import Along, Body
+from ..kernels._host import Along, Body, Program
 from ..progress import Steps, Turn
 from ..registry import as_codec
 from ..stats import Stats
-from ..transports.base import Group
+from ..transports.base import Group, Persistent
 from . import choose
+from .handshake import SentAhead
 from .lanes import Lane
 from .plan import Plan
 
@@ -135,8 +136,12 @@ class Recipe:
     body, with_feedback : Body or None
         Do what ``steps`` do, without and with feedback, in one go while no rank has other collectives to advance; they
         may block in MPI.
-    replays : dict
-        Bodies of calls beside others, by lane and whether there is feedback.
+    algorithm : callable or None
+        Makes the steps of an algorithm that can be recorded, by a plan; None if it cannot.
+    calls : int
+        How many there were of an algorithm that can be recorded, less those that ran alone as a body.
+    recordings : dict
+        Its recordings, by lane and whether there is feedback.
     unblocked : Recipe or None
         How they run where some rank must not block in MPI, or others want its core; None if by this one's steps.
     timeout : float or None
@@ -151,7 +156,9 @@ class Recipe:
     fetch: Callable[[Buffers], tuple[Array, Array | None]] | None = None
     body: Body | None = None
     with_feedback: Body | None = None
-    replays: dict[tuple[int, bool], Body] = field(default_factory=dict)
+    algorithm: Callable[[Plan, Buffers, Run], Steps] | None = None
+    calls: int = 0
+    recordings: dict[tuple[int, bool], Recording] = field(default_factory=dict)
     unblocked: Recipe | None = None
     timeout: float | None = None
     all_on_gpus: Callable[[Buffers, Run], Steps] | None = None
@@ -169,6 +176,37 @@ class Recipe:
         return self.along
 
 
+@dataclass(slots=True, eq=False)
+class Recording:
+    """A program, and what belongs to it (the contract is `compcoll.collectives.handshake.Ahead`).
+
+    Attributes
+    ----------
+    recipe : Recipe
+        Whose calls it runs.
+    program : Program
+        Runs on arrays.
+    messages : list of Persistent
+        Its messages.
+    ahead : list of SentAhead
+        Those of its messages that can be sent ahead.
+    """
+
+    recipe: Recipe
+    program: Program = field(default_factory=Program)
+    messages: list[Persistent] = field(default_factory=list)
+    ahead: list[SentAhead] = field(default_factory=list)
+
+    @property
+    def sent(self) -> Sequence[SentAhead]:
+        """The messages that were sent ahead of an opening, and are still to be used."""
+        return self.ahead if self.program.ahead else ()
+
+    def withdraw(self) -> None:
+        """Forget the messages: they are not used."""
+        self.program.withdraw()
+
+
 def driven(body: Body, buffers: Buffers, run: Run) -> Steps:
     """Run a body to its end, without blocking."""
     body.begin(buffers.x, buffers.out, buffers.residual, run.number, 1, 0)
@@ -183,18 +221,10 @@ def tell_account(body: Body, stats: Stats) -> None:
     )
 
 
-class Compression(NamedTuple):
-    """A call's codec and algorithm, and the relative error that the result may have if the codec is to be chosen."""
-
-    codec: Codec | None
-    algorithm: str
-    tolerance: float | None = None
-
-
-def compression(codec: str | Codec | None, options: dict[str, Any], algorithm: str) -> Compression:
-    """Make the codec and algorithm that a call's arguments name."""
+def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Codec | None, float | None]:
+    """Make the codec that a call's arguments name, or read the tolerance by which it is to be chosen."""
     if not (isinstance(codec, str) and codec == choose.AUTO):
-        return Compression(as_codec(codec, options), algorithm)
+        return as_codec(codec, options), None
     tolerance = options.get("tolerance")
     if set(options) != {"tolerance"}:
         raise InvalidArgument(
@@ -202,7 +232,7 @@ def compression(codec: str | Codec | None, options: dict[str, Any], algorithm: s
         )
     if not isinstance(tolerance, numbers.Real) or not 0 <= float(tolerance) < math.inf:
         raise InvalidArgument(f'codec="auto": tolerance={tolerance!r} must be a finite number, 0 or more')
-    return Compression(None, algorithm, float(tolerance))
+    return None, float(tolerance)
 
 
 def feedback_refused(plan: Plan) -> str:

@@ -8,13 +8,11 @@ kernels that are only noted down, as a program. A call is then a run of that pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 from ..devices.host import HostCoder
-from ..kernels import _host
 from ..kernels._host import Body
 from ..progress import Pending, Steps, Turn
 from ..stats import Stats
@@ -23,7 +21,7 @@ from .call import Call
 from .handshake import SentAhead
 from .lanes import Lane, Lanes
 from .plan import Plan
-from .recipe import Buffers, Recipe, Run, driven
+from .recipe import Buffers, Recipe, Recording, Run, driven
 
 _MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
 
@@ -83,59 +81,6 @@ class _Notes:
         return _NotedMessage(message)
 
 
-@dataclass(slots=True, eq=False)
-class Recording:
-    """A program, and what belongs to it (the contract is `compcoll.collectives.handshake.Ahead`).
-
-    Attributes
-    ----------
-    owner : _Rehearsed
-        Whose it is.
-    program : Program
-        Runs on arrays.
-    messages : list of Persistent
-        Its messages.
-    ahead : list of SentAhead
-        Those of its messages that can be sent ahead.
-    """
-
-    owner: _Rehearsed
-    program: _host.Program = field(default_factory=_host.Program)
-    messages: list[Persistent] = field(default_factory=list)
-    ahead: list[SentAhead] = field(default_factory=list)
-
-    @property
-    def sent(self) -> Sequence[SentAhead]:
-        """The messages that were sent ahead of an opening, and are still to be used."""
-        return self.ahead if self.program.ahead else ()
-
-    def withdraw(self) -> None:
-        """Forget the messages: they are not used."""
-        self.program.withdraw()
-
-
-@dataclass(slots=True, eq=False)
-class _Rehearsed:
-    """A recipe whose calls are replayed.
-
-    Attributes
-    ----------
-    recipe : Recipe
-        How they run.
-    steps : callable
-        Makes the algorithm's own steps, by a plan.
-    calls : int
-        How many there were, less those that ran alone as a body.
-    recordings : dict
-        By lane, and whether there is feedback.
-    """
-
-    recipe: Recipe
-    steps: Callable[[Plan, Buffers, Run], Steps]
-    calls: int = 0
-    recordings: dict[tuple[int, bool], Recording] = field(default_factory=dict)
-
-
 class Recordings:
     """The recordings of a communicator, the latest ones that were made.
 
@@ -152,28 +97,27 @@ class Recordings:
         self._lanes = lanes
         self._kept: dict[Recording, tuple[int, bool]] = {}  # the oldest first
         self._messages = 0
-        self._rehearsed: dict[Recipe, _Rehearsed] = {}
 
     def replaying(self, recipe: Recipe, steps: Callable[[Plan, Buffers, Run], Steps]) -> None:
         """Have the calls of a recipe replayed, if they can be; ``steps`` makes the algorithm's own, by a plan."""
         if not isinstance(recipe.plan.coder, HostCoder):
             return
-        rehearsed = self._rehearsed[recipe] = _Rehearsed(recipe, steps)
-        recipe.steps = partial(self._replay, rehearsed)
+        recipe.algorithm, recipe.steps = steps, partial(self._replay, recipe, steps)
 
-    def _replay(self, rehearsed: _Rehearsed, buffers: Buffers, run: Run) -> Steps:
+    def _replay(
+        self, recipe: Recipe, steps: Callable[[Plan, Buffers, Run], Steps], buffers: Buffers, run: Run
+    ) -> Steps:
         """The steps of a call: the algorithm's, if it is the first."""
-        rehearsed.calls += 1
-        if rehearsed.calls == 1:
-            return rehearsed.steps(rehearsed.recipe.plan, buffers.flat(), run)
-        return driven(self._recording(rehearsed, run.lane, buffers.residual is not None).program, buffers, run)
+        recipe.calls += 1
+        if recipe.calls == 1:
+            return steps(recipe.plan, buffers, run)
+        return driven(self._recording(recipe, run.lane, buffers.residual is not None).program, buffers, run)
 
     def prepare(self, recipe: Recipe, feedback: bool) -> Body | None:
         """Give a recipe that has none a body for blocking calls, unless its calls are not replayed."""
-        rehearsed = self._rehearsed.get(recipe)
-        if rehearsed is None or not rehearsed.calls:
+        if not recipe.calls:
             return None
-        program = self._recording(rehearsed, self._lanes.alone, feedback).program
+        program = self._recording(recipe, self._lanes.alone, feedback).program
         if feedback:
             recipe.with_feedback = program
         else:
@@ -182,7 +126,7 @@ class Recordings:
 
     def ahead(self, recipe: Recipe) -> Recording | None:
         """The recording of which something was sent ahead of an opening that has not ended well."""
-        for recording in self._rehearsed[recipe].recordings.values() if recipe in self._rehearsed else ():
+        for recording in recipe.recordings.values():
             if recording.program.ahead:
                 return recording
         return None
@@ -190,18 +134,15 @@ class Recordings:
     def forget(self, recipes: Iterable[Recipe]) -> None:
         """Let go of recipes that are not used again."""
         for recipe in recipes:
-            if recipe in self._rehearsed:
-                for recording in list(self._rehearsed.pop(recipe).recordings.values()):
-                    self._forget(recording)
+            for recording in list(recipe.recordings.values()):
+                self._forget(recording)
 
-    def _recording(self, rehearsed: _Rehearsed, lane: Lane, feedback: bool) -> Recording:
+    def _recording(self, recipe: Recipe, lane: Lane, feedback: bool) -> Recording:
         key = lane.number, feedback
-        found = rehearsed.recordings.get(key)
+        found = recipe.recordings.get(key)
         if found is None:
-            found = rehearsed.recordings[key] = self._rehearse(rehearsed, lane, feedback)
+            found = recipe.recordings[key] = self._rehearse(recipe, lane, feedback)
             self._kept[found] = key
-            if lane is not self._lanes.alone:
-                rehearsed.recipe.replays[key] = found.program
             self._messages += len(found.messages)
             for old in list(self._kept):
                 if self._messages <= _MOST_KEPT:
@@ -210,35 +151,33 @@ class Recordings:
                     self._forget(old)
         return found
 
-    def _rehearse(self, rehearsed: _Rehearsed, lane: Lane, feedback: bool) -> Recording:
-        plan, call = rehearsed.recipe.plan, rehearsed.recipe.plan.call
-        recording, stats = Recording(rehearsed), Stats("", None, "")
+    def _rehearse(self, recipe: Recipe, lane: Lane, feedback: bool) -> Recording:
+        plan, call = recipe.plan, recipe.plan.call
+        recording, stats = Recording(recipe), Stats("", None, "")
         x, out, residual = (
             _Given(which, size, call.itemsize)
             for which, size in enumerate((call.n, _elements_out(call, self._transport.size), call.n))
         )
         buffers = Buffers(x, out, None, residual if feedback else None)
-        assert isinstance(plan.coder, HostCoder)
+        assert recipe.algorithm is not None and isinstance(plan.coder, HostCoder)
         program = recording.program
         raw = plan.raw.noted(program) if isinstance(plan.raw, HostCoder) else None
         noted = plan._replace(coder=plan.coder.noted(program), raw=raw)
         lane.arena.rewind()
         group = Group(_Notes(self._transport, recording), lane.group.tag)
-        for pending in rehearsed.steps(noted, buffers, Run(group, lane.arena.take, stats, Turn(None), lane)):
+        for pending in recipe.algorithm(noted, buffers, Run(group, lane.arena.take, stats, Turn(None), lane)):
             if isinstance(pending, _NotedMessage):
                 program.wait(pending.message)
         program.sends(stats.wire_nbytes, stats.raw_sent_nbytes)
         return recording
 
     def _forget(self, recording: Recording) -> None:
-        key = self._kept.pop(recording)
-        owner = recording.owner
-        del owner.recordings[key]
-        owner.recipe.replays.pop(key, None)
-        if owner.recipe.body is recording.program:
-            owner.recipe.body = None
-        if owner.recipe.with_feedback is recording.program:
-            owner.recipe.with_feedback = None
+        recipe = recording.recipe
+        del recipe.recordings[self._kept.pop(recording)]
+        if recipe.body is recording.program:
+            recipe.body = None
+        if recipe.with_feedback is recording.program:
+            recipe.with_feedback = None
         self._messages -= len(recording.messages)
         for message in recording.messages:
             self._transport.forget(message)
@@ -247,7 +186,6 @@ class Recordings:
         """Give all messages back."""
         for recording in list(self._kept):
             self._forget(recording)
-        self._rehearsed.clear()
 
 
 def _elements_out(call: Call, ranks: int) -> int:

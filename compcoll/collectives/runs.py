@@ -28,14 +28,15 @@ from ..transports.base import Connection
 from . import choose
 from .calls import Calls
 from .device import DeviceCollectives
-from .handshake import BUSY, ON_GPU, Opening, Signature, agree, agreed, settle
+from .handshake import Opening, agree, agreed, settle
 from .host import Checked, Collectives
 from .lanes import Lanes
 from .missing import RollCall, named
 from .plan import Plan
 from .planned_steps import Ranks
-from .recipe import Asked, Buffers, Recipe, Run, compression, driven
+from .recipe import Asked, Buffers, Recipe, Run, driven, named_codec
 from .replay import Recordings
+from .signature import BUSY, ON_GPU, Signature
 
 _OPENING_TAG = 0  # and the next
 
@@ -71,7 +72,7 @@ class Runs(Calls):
         if not isinstance(checksum, bool):
             raise InvalidArgument(f"checksum={checksum!r}: True or False is needed")
         seconds, self._debug = config.timeout(timeout), config.debug()
-        default = compression(codec, codec_options, algorithm)
+        own_codec, tolerance = named_codec(codec, codec_options)
         device = HostDevice(config.threads(cores))
         profile = profile_for(transport, device.name)
         world = World.of(transport.nodes)
@@ -95,7 +96,9 @@ class Runs(Calls):
             Ranks(
                 self.rank,
                 transport.native,
-                default,
+                own_codec,
+                tolerance,
+                algorithm,
                 profile,
                 world,
                 self._opening.arrays,
@@ -176,7 +179,7 @@ class Runs(Calls):
         run = Run(lane.group, lane.take, stats, Turn(None), lane, number)
         if lane.last is not None and not lane.last.done:
             self._engine.drive(Ended(lane.last).Test, recipe.timeout, lane.last.describe)
-        steps = self._after_opening(recipe, Buffers(x, out, result, residual), run)
+        steps = self._after_opening(recipe, Buffers(x, out, result, residual).flat(), run)
         self._engine.follow(steps, recipe.plan.signature, recipe.timeout)
         stats.total_seconds = perf_counter() - started
         self._executor.account = stats
@@ -215,7 +218,7 @@ class Runs(Calls):
             if known is not None:
                 recipe, result = known
                 buffers = Buffers(x, result, result)
-                if x.ndim != 1:
+                if x.ndim != 1 or result.ndim != 1:
                     buffers = buffers.flat()
                 return recipe, buffers if feedback is None else self._collectives.fed_back(recipe, buffers, feedback)
             collectives = self._collectives if type(x) is ndarray or not gpu_memory(x) else self._on_gpu(x)
@@ -320,9 +323,9 @@ class Runs(Calls):
 
     def _after_opening(self, recipe: Recipe, buffers: Buffers, run: Run) -> Steps:
         """Return the steps that follow the opening."""
-        body = recipe.replays.get((run.lane.number, buffers.residual is not None))
-        if body is not None:
-            return driven(body, buffers, run)
+        recording = recipe.recordings.get((run.lane.number, buffers.residual is not None))
+        if recording is not None:
+            return driven(recording.program, buffers, run)
         run.lane.arena.rewind()
         return recipe.steps(buffers, run)
 

@@ -142,13 +142,8 @@ void decode_tile(const uint8_t* wire, size_t n, const T* base, T* values, Config
     decode_copy<add>(wire, n, base, values);
 }
 
-template <class T>
-void decode(const uint8_t* wire, size_t n, T* values, Config config) {
-    decode_tile<false, T>(wire, n, values, values, config);
-}
-
-constexpr Kernels these_cast = {{encode<float>, decode<float>, decode_tile<true, float>},
-                                   {encode<double>, decode<double>, decode_tile<true, double>}};
+constexpr Kernels these_cast = {{encode<float>, decode_tile<false, float>, decode_tile<true, float>},
+                                {encode<double>, decode_tile<false, double>, decode_tile<true, double>}};
 
 }  // namespace
 }  // namespace compcoll

@@ -47,7 +47,7 @@ public:
     uint8_t* array_at(uint8_t* array) const { return array + begin_ * storage_size(storage_); }
 
     void load(const uint8_t* array, T* values) const {
-        cast_.decode(array_at(array), n_, values, Config{static_cast<int>(storage_)});
+        cast_.decode(array_at(array), n_, values, values, Config{static_cast<int>(storage_)});
     }
 
     void store(const T* values, uint8_t* array) const {
@@ -56,7 +56,7 @@ public:
 
     void sum_terms(T* values) const {
         if (terms_.add == nullptr) {
-            code_.decode(terms_.wires[0] + offset_, n_, values, coder_.config);
+            code_.decode(terms_.wires[0] + offset_, n_, values, values, coder_.config);
             add_wires(1, values, values);
         } else if (stored_as_computed() && terms_.scale == 1.0 && !terms_.wires.empty()) {
             add_wires(0, reinterpret_cast<const T*>(array_at(terms_.add)), values);
@@ -83,7 +83,7 @@ public:
             code_.encode_decoded(values, n_, wire + offset_, decoded, config);
         } else {
             code_.encode(values, n_, wire + offset_, config);
-            if (decoded != nullptr) code_.decode(wire + offset_, n_, decoded, config);
+            if (decoded != nullptr) code_.decode(wire + offset_, n_, decoded, decoded, config);
         }
     }
 

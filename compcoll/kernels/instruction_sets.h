@@ -31,42 +31,34 @@ inline bool supported([[maybe_unused]] InstructionSet set) {
 #endif
 }
 
-inline const Kernels& kernels_of(Codec codec, [[maybe_unused]] InstructionSet set) {
 #if defined(COMPCOLL_X86)
-#define COMPCOLL_SETS(codec, ...) {&codec##_portable, &codec##_avx2, &codec##_avx512},
+#define COMPCOLL_SETS(name) {&name##_portable, &name##_avx2, &name##_avx512}
 #else
-#define COMPCOLL_SETS(codec, ...) {&codec##_portable, &codec##_portable, &codec##_portable},
+#define COMPCOLL_SETS(name) {&name##_portable, &name##_portable, &name##_portable}
 #endif
-    static const Kernels* const table[][3] = {COMPCOLL_EACH_CODEC(COMPCOLL_SETS)};
-#undef COMPCOLL_SETS
+
+inline const Kernels& kernels_of(Codec codec, InstructionSet set) {
+#define COMPCOLL_ROW(codec, ...) COMPCOLL_SETS(codec),
+    static const Kernels* const table[][3] = {COMPCOLL_EACH_CODEC(COMPCOLL_ROW)};
+#undef COMPCOLL_ROW
     return *table[static_cast<int>(codec)][static_cast<int>(set)];
 }
 
-inline const Sums& sums_of([[maybe_unused]] InstructionSet set) {
-#if defined(COMPCOLL_X86)
-    static const Sums* const table[3] = {&sums_portable, &sums_avx2, &sums_avx512};
+inline const Sums& sums_of(InstructionSet set) {
+    static const Sums* const table[3] = COMPCOLL_SETS(sums);
     return *table[static_cast<int>(set)];
-#else
-    return sums_portable;
-#endif
 }
 
-inline const SummandPasses& summands_of([[maybe_unused]] InstructionSet set) {
-#if defined(COMPCOLL_X86)
-    static const SummandPasses* const table[3] = {&summands_portable, &summands_avx2, &summands_avx512};
+inline const SummandPasses& summands_of(InstructionSet set) {
+    static const SummandPasses* const table[3] = COMPCOLL_SETS(summands);
     return *table[static_cast<int>(set)];
-#else
-    return summands_portable;
-#endif
 }
 
-inline const LowRankPasses& low_rank_of([[maybe_unused]] InstructionSet set) {
-#if defined(COMPCOLL_X86)
-    static const LowRankPasses* const table[3] = {&low_rank_portable, &low_rank_avx2, &low_rank_avx512};
+inline const LowRankPasses& low_rank_of(InstructionSet set) {
+    static const LowRankPasses* const table[3] = COMPCOLL_SETS(low_rank);
     return *table[static_cast<int>(set)];
-#else
-    return low_rank_portable;
-#endif
 }
+
+#undef COMPCOLL_SETS
 
 }  // namespace compcoll

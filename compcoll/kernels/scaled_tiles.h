@@ -62,12 +62,7 @@ void decode_scaled(const uint8_t* wire, size_t n, const T* base, T* values, Conf
 }
 
 template <template <class> class Scaled, class T>
-void decode_scaled(const uint8_t* wire, size_t n, T* values, Config config) {
-    decode_scaled<Scaled, false, T>(wire, n, values, values, config);
-}
-
-template <template <class> class Scaled, class T>
-constexpr TileFunctions<T> scaled_functions = {encode_scaled<Scaled, T>, decode_scaled<Scaled, T>, decode_scaled<Scaled, true, T>};
+constexpr TileFunctions<T> scaled_functions = {encode_scaled<Scaled, T>, decode_scaled<Scaled, false, T>, decode_scaled<Scaled, true, T>};
 
 template <template <class> class Scaled>
 constexpr Kernels scaled_kernels = {scaled_functions<Scaled, float>, scaled_functions<Scaled, double>};

@@ -31,9 +31,10 @@ struct Config {
 template <class T>
 struct TileFunctions {
     void (*encode)(const T* values, size_t n, uint8_t* wire, Config config);
-    void (*decode)(const uint8_t* wire, size_t n, T* values, Config config);  // values = D(wire)
-    // values = base + D(wire); base is values or lies elsewhere
-    void (*decode_add)(const uint8_t* wire, size_t n, const T* base, T* values, Config config);
+    // values = D(wire), or base + D(wire); base is values or lies elsewhere
+    using Decode = void(const uint8_t* wire, size_t n, const T* base, T* values, Config config);
+    Decode* decode;
+    Decode* decode_add;
     // encode, and decoded = D(wire), for configurations whose `first` is at most `knows_up_to`: others take as long as both.
     // `decoded` is values or lies elsewhere.
     void (*encode_decoded)(const T* values, size_t n, uint8_t* wire, T* decoded, Config config) = nullptr;

@@ -365,14 +365,9 @@ void decode_tile(const uint8_t* wire, size_t n, const T* base, T* values, int ma
     }
 }
 
-template <class T>
-void decode(const uint8_t* wire, size_t n, T* values, Config config) {
-    decode_tile<T, false>(wire, n, values, values, config.first);
-}
-
-template <class T>
-void decode_add(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
-    decode_tile<T, true>(wire, n, base, values, config.first);
+template <bool add, class T>
+void decode(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
+    decode_tile<T, add>(wire, n, base, values, config.first);
 }
 
 void encode_decoded(const float* values, size_t n, uint8_t* wire, float* decoded, Config config) {
@@ -381,7 +376,7 @@ void encode_decoded(const float* values, size_t n, uint8_t* wire, float* decoded
 
 }  // namespace
 
-const Kernels zfp_avx512 = {{encode<float>, decode<float>, decode_add<float>, encode_decoded, 32},
-                            {encode<double>, decode<double>, decode_add<double>}};
+const Kernels zfp_avx512 = {{encode<float>, decode<false, float>, decode<true, float>, encode_decoded, 32},
+                            {encode<double>, decode<false, double>, decode<true, double>}};
 
 }  // namespace compcoll

@@ -346,23 +346,15 @@ void encode(const T* values, size_t n, uint8_t* wire, Config config) {
     else encode_tile(values, n, wire, config.first);
 }
 
-template <class T, bool add>
-void decode_any(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
+template <bool add, class T>
+void decode(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
     if (config.first == 32) decode_tile<T, add>(wire, n, base, values, 32);
     else if (config.first == 64) decode_tile<T, add>(wire, n, base, values, 64);
     else decode_tile<T, add>(wire, n, base, values, config.first);
 }
 
-template <class T>
-void decode(const uint8_t* wire, size_t n, T* values, Config config) { decode_any<T, false>(wire, n, values, values, config); }
-
-template <class T>
-void decode_add(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
-    decode_any<T, true>(wire, n, base, values, config);
-}
-
-constexpr Kernels these_zfp = {{encode<float>, decode<float>, decode_add<float>},
-                                   {encode<double>, decode<double>, decode_add<double>}};
+constexpr Kernels these_zfp = {{encode<float>, decode<false, float>, decode<true, float>},
+                               {encode<double>, decode<false, double>, decode<true, double>}};
 
 }  // namespace
 }  // namespace compcoll

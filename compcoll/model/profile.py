@@ -227,10 +227,8 @@ def remember(transport: Located, device: str, measure: Callable[[], Profile]) ->
 
     Parameters
     ----------
-    transport : Located
-        Between the ranks.
-    device : str
-        Where buffers are, and what works on them.
+    transport, device
+        As of `profile_for`; the transport is one that is located.
     measure : callable
         Measures; all ranks call it, or none.
     """

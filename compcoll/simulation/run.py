@@ -17,8 +17,9 @@ from ..algorithms.record import Symmetry
 from ..codecs.base import Codec
 from ..collectives import choose
 from ..collectives.call import Call, Setting
-from ..collectives.handshake import FREE, Opening, Signature, agree
+from ..collectives.handshake import Opening, agree
 from ..collectives.plan import Plan, make_plan
+from ..collectives.signature import FREE, Signature
 from ..devices.host import HostDevice
 from ..devices.sizes import Extent, KernelSeconds, SizesCoder
 from ..dtypes import DTYPES

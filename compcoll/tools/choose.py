@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..collectives import choose
 from ..collectives.call import Call, Setting
@@ -47,15 +47,16 @@ class Choice(NamedTuple):
         return self.native.seconds / option.seconds
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command to a parser's."""
-    parser = subparsers.add_parser(
-        "choose",
-        help="which codec and algorithm for a buffer, a network and an error that is allowed, and what they gain",
-        description="Prints, by the cost model, which codec and algorithm make an allreduce fastest while the error of "
-        "its result stays inside what is allowed, and what that gains over MPI's own. Needs no MPI.",
-        epilog=f"example: {EXAMPLE}",
-    )
+DESCRIPTION = (
+    "Prints, by the cost model, which codec and algorithm make an allreduce fastest while the error of "
+    "its result stays inside what is allowed, and what that gains over MPI's own. Needs no MPI."
+)
+"""What the command does."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = f"example: {EXAMPLE}"
     add = parser.add_argument
     add("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 64K, 16M or 1G")
     add("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
@@ -71,7 +72,6 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
     add("--profile", metavar="FILE", help='a stored profile, or "defaults" (default: the last one made on this host)')
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

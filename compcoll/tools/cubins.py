@@ -41,23 +41,23 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
     return list(dict.fromkeys(found))
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command to a parser's."""
-    parser = subparsers.add_parser(
-        "cubins",
-        help="compile the CUDA kernels ahead, so that no rank does in its first call (needs no GPU)",
-        description="Compiles the CUDA kernels of a codec, or of all with their usual options, into the folder "
-        "COMPCOLL_CUBINS, or one of the user's cache, where every rank that uses the folder finds them. Needs NVRTC "
-        "(compcoll[cuda13] or [cuda12]), and no GPU. Without this, one rank of a node compiles a kernel when it is "
-        "first used.",
-        epilog=f"example: {EXAMPLE}",
-    )
+DESCRIPTION = (
+    "Compiles the CUDA kernels of a codec, or of all with their usual options, into the folder "
+    "COMPCOLL_CUBINS, or one of the user's cache, where every rank that uses the folder finds them. Needs NVRTC "
+    "(compcoll[cuda13] or [cuda12]), and no GPU. Without this, one rank of a node compiles a kernel when it is "
+    "first used."
+)
+"""What the command does."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.epilog = f"example: {EXAMPLE}"
     known = ", ".join(cubins.ARCHITECTURES)
     text = f"compute capabilities without a dot, by default {known}: A100, H100, B200"
     parser.add_argument("--arch", nargs="+", default=list(cubins.ARCHITECTURES), metavar="NUMBER", help=text)
     parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="of arrays; default float32")
     add_codec_options(parser, "only this one; by default all, with their usual options")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

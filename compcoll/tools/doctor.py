@@ -80,17 +80,17 @@ class Report:
             self.findings.append(finding)
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command to a parser's."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="what compcoll finds here, whether it works, and what to change (also under mpirun)",
-        description="Looks at the machine, MPI and the launcher, tests codecs and collectives, and says what to "
-        "change. Alone or under mpirun: with as many ranks, and on as many nodes, as will be used. Exit status 1 if "
-        "something is wrong.",
-    )
+DESCRIPTION = (
+    "Looks at the machine, MPI and the launcher, tests codecs and collectives, and says what to "
+    "change. Alone or under mpirun: with as many ranks, and on as many nodes, as will be used. Exit status 1 if "
+    "something is wrong."
+)
+"""What the command does."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ import argparse
 import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..collectives import choose
 from ..collectives.call import MOVED, REDUCTIONS, Call, Setting
@@ -19,15 +18,15 @@ from ..model.predict import DEFAULTS, Profile
 from ..model.profile import latest, load
 from .arguments import add_codec_options, chosen_codec, given_options, parse_bytes
 
+DESCRIPTION = (
+    "Prints what the cost model predicts for every algorithm, with and without the codec, and what "
+    "auto chooses and why. Needs no MPI."
+)
+"""What the command does."""
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command to a parser's."""
-    parser = subparsers.add_parser(
-        "explain",
-        help="what the cost model predicts for every algorithm, and what auto chooses",
-        description="Prints what the cost model predicts for every algorithm, with and without the codec, and what "
-        "auto chooses and why. Needs no MPI.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 16M")
     parser.add_argument("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
     parser.add_argument("--ranks-per-node", type=int, metavar="N", help="default: as in the profile, else 1")
@@ -39,7 +38,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--profile", metavar="FILE", help='a stored profile, or "defaults" (default: the last one made on this host)'
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

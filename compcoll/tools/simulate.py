@@ -29,14 +29,15 @@ from .arguments import add_codec_options, chosen_codec, doubling, given, link, p
 _VERBS = ("encode", "decode", "accumulate", "recode")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command to a parser's."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="how long allreduces would take on a network that is not there, for thousands of ranks",
-        description="Runs compcoll's own allreduce algorithms on a virtual clock: messages and kernels take time, but "
-        "nothing is sent or computed. Needs no MPI. docs/simulation.md tells what is modelled.",
-    )
+DESCRIPTION = (
+    "Runs compcoll's own allreduce algorithms on a virtual clock: messages and kernels take time, but "
+    "nothing is sent or computed. Needs no MPI. docs/simulation.md tells what is modelled."
+)
+"""What the command does."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     add = parser.add_argument
     add("--ranks", type=int, required=True, metavar="N", help="number of ranks, such as 4096")
     add("-m", "--bytes", default="16M", metavar="SIZE", help="bytes of a rank's buffer, or MIN:MAX, doubling (16M)")
@@ -68,7 +69,6 @@ def add_parser(subparsers: Any) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON instead of a table")
     output.add_argument("--plot", type=Path, metavar="FILE", help="draw time against ranks and size (needs matplotlib)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -51,19 +51,19 @@ _EXCHANGED = 8  # messages of an exchange, each of half a segment
 _TINY = 32  # messages at once, to find out what a message costs
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command to a parser's."""
-    parser = subparsers.add_parser(
-        "tune",
-        help="measure links, codecs and MPI, and store a profile for algorithm=auto (under mpirun)",
-        description="Measures links, codecs and MPI's own allreduce among the ranks that it is started on, in half a "
-        "minute or so, and stores a profile by which auto chooses from then on. With one rank: codecs only.",
-    )
+DESCRIPTION = (
+    "Measures links, codecs and MPI's own allreduce among the ranks that it is started on, in half a "
+    "minute or so, and stores a profile by which auto chooses from then on. With one rank: codecs only."
+)
+"""What the command does."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to store it (default: where auto looks)")
     parser.add_argument(
         "--seconds", type=float, default=30.0, help="no measurement begins after so long (default: %(default)g)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -125,10 +125,8 @@ def estimate(comm: Communicator, transport: Tunable, seconds: float = 3.0) -> Pr
 
     Parameters
     ----------
-    comm : Communicator
-        Over the transport.
-    transport : Tunable
-        Between the ranks.
+    comm, transport
+        As of `tune`.
     seconds : float
         No measurement begins after so long.
     """

@@ -7,7 +7,7 @@ wait for it: the host does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..devices.memory import gpus
-from ..errors import UnsupportedDevice
+from ..errors import InvalidArgument, UnsupportedDevice
 from .buffers import array_of
 from .job_queue import JobQueue, Work
 from .streams import StreamOrder
@@ -75,12 +75,7 @@ class GPUArrays:
     Parameters
     ----------
     device : torch.device
-        The GPU.
-
-    Attributes
-    ----------
-    device : torch.device
-        That one.
+        The GPU, which is an attribute, too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -134,6 +129,20 @@ class GPUArrays:
         order = self.ordered(*tensors)
         jobs.run(partial(order.around, job))
         order.order()
+
+
+def device_of(parameters: Iterable[Tensor]) -> torch.device:
+    """Find the device that a model's parameters are on.
+
+    Raises
+    ------
+    InvalidArgument
+        If they are on several.
+    """
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) > 1:
+        raise InvalidArgument(f"the model's parameters are on {sorted(map(str, devices))}: one device is needed")
+    return devices.pop()
 
 
 def arrays_on(device: torch.device) -> HostArrays | GPUArrays:

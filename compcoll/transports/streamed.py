@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..devices.streams import Timeline
-from ..errors import UnsupportedDevice
 from ..progress import Pending
 from .base import Persistent, Wire
 
@@ -70,20 +69,6 @@ class Joining(Protocol):
 
     def join(self, ranks: int, invitation: bytes, rank: int) -> Carrier:
         """Join; returns when all ranks have."""
-
-
-class NoJoining:
-    """The way of GPUs that nothing joins."""
-
-    name = "none"
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def identity(self) -> tuple[int, bytes]:
-        raise UnsupportedDevice(self._why)
-
-    invitation = join = identity
 
 
 class _Message:

@@ -246,6 +246,7 @@ def test_allreduce_contenders_and_records(mpirun: MPIRun, tmp_path: Path) -> Non
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.first_mpi
 @pytest.mark.parametrize(
     ("words", "factor"),
     [
@@ -298,6 +299,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.first_mpi
 @pytest.mark.parametrize(
     ("harm", "wrong"),
     [

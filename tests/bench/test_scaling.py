@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 pytest.importorskip("torch", "2.13")
 
+import scaling_paper
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
@@ -20,7 +18,6 @@ from compcoll.simulation.network import Network
 from osu_like_bench.scaling import GPU, METHODS, Cluster, Work, step
 from osu_like_bench.training.networks import NETWORKS, Layer
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 FREE = GPU(bandwidth=1e18, flops=1e24, matrix=0.0, column=0.0, parameter=0.0, batch_column=0.0)
 LINK = Link(latency=1e-5, per_byte=1e-9)
 NETWORK = Network(inside=LINK, between=LINK)
@@ -32,14 +29,6 @@ layers = st.lists(
     min_size=1,
     max_size=12,
 )
-
-
-def study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scaling_study", REPOSITORY / "launch" / "scaling.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_without_overlap_communication_follows_computing() -> None:
@@ -78,11 +67,10 @@ def test_bounds(layers: list[Layer], method: str, mb: float, ranks: int) -> None
 
 def test_table_iii() -> None:
     """The order of the methods is the published one, but for ties, and so are the ratios to S-SGD, within a quarter."""
-    module = study()
-    cluster = module.cluster(32, module.PAPERS)
-    works = module.works()
-    assert list(works) == list(NETWORKS) == list(module.TABLE_III)
-    for name, published in module.TABLE_III.items():
+    cluster = scaling_paper.cluster(32, scaling_paper.PAPERS)
+    works = scaling_paper.works()
+    assert list(works) == list(NETWORKS) == list(scaling_paper.TABLE_III)
+    for name, published in scaling_paper.TABLE_III.items():
         found = {method: step(method, works[name], cluster).total for method in METHODS}
         for one, other in itertools.permutations(METHODS, 2):
             assert published[one] <= published[other] or 1.01 * found[one] >= found[other], (name, one, other, found)
@@ -95,7 +83,7 @@ def test_table_iii() -> None:
 
 def test_what_else_is_published() -> None:
     """Networks, numbers of GPUs, ranks of factors and batches: ratios within a quarter."""
-    found = list(study().findings())
+    found = list(scaling_paper.findings())
     assert len(found) == 14
     for each in found:
         assert 0.75 < each.simulated / each.published < 1.25, each

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.quantizers import blocks_of_all_kinds
 from properties import examples
 
 from compcoll import Cast, Codec, MinMax
@@ -141,30 +142,6 @@ def minmax_reference(x: np.ndarray, bits: int, block: int) -> tuple[bytes, np.nd
         packed = np.packbits(((codes[:, None] >> np.arange(bits)) & 1).astype(np.uint8).ravel(), bitorder="little")
         wire += np.array([low, high], x.dtype).tobytes() + packed.tobytes()
     return wire, values
-
-
-def blocks_of_all_kinds(dtype: Any, n: int, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    huge = float(np.finfo(dtype).max)
-    x = rng.standard_normal(n)
-    for begin in range(0, n, 97):
-        part = x[begin : begin + 97]
-        kind = rng.integers(0, 9)
-        if kind == 0:
-            part *= 0
-        elif kind == 1:
-            part[:] = rng.standard_normal()
-        elif kind == 2:
-            part[rng.integers(0, part.size)] = rng.choice([np.nan, np.inf, -np.inf])
-        elif kind == 3:
-            part[:] = rng.choice([huge, -huge, 0.0, huge / 3], part.size)
-        elif kind == 4:
-            part *= float(np.finfo(dtype).tiny) * 1e-3
-        elif kind == 5:
-            part *= 2.0**-110
-        elif kind == 6:
-            part[:] = np.round(part * 4)
-    return x.astype(dtype)
 
 
 @pytest.mark.parametrize("instruction_set", SETS)

@@ -148,16 +148,15 @@ def test_command_lines_say_what_is_wrong(words: str, said: str) -> None:
 
 def test_every_command_has_the_same_options_of_codecs() -> None:
     """None of them is what the command calls an option of its own: that would have raised."""
-    top = argparse.ArgumentParser()
-    commands = top.add_subparsers()
-    for tool in (explain, simulate):
-        tool.add_parser(commands)
+    tools = [argparse.ArgumentParser() for _ in range(2)]
+    explain.add_arguments(tools[0])
+    simulate.add_arguments(tools[1])
     alone = argparse.ArgumentParser()
     arguments.add_codec_options(alone, "")
     own = {flag for flag in alone.format_help().split() if flag.startswith("--")}
     assert {"--codec", "--rate", "--codec-dtype", "--no-lossless", "--zeta"} <= own and "--out-format" not in own
     for help_of in (
-        *(command.format_help() for command in commands.choices.values()),
+        *(tool.format_help() for tool in tools),
         _help(build_parser(), "allreduce"),
         _help(build_parser(), "codecs"),
     ):

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from properties import examples
 
 from compcoll import Communicator, Request
-from compcoll.collectives.handshake import BUSY, FREE, ON_GPU, WANTED, Opening, Signature, agree
+from compcoll.collectives.handshake import Opening, agree
+from compcoll.collectives.signature import BUSY, FREE, ON_GPU, WANTED, Signature
 from compcoll.errors import CollectiveMismatch, CommunicatorBroken, CompcollError, WireCorrupted
 from compcoll.progress import Pending, Steps
 from compcoll.transports.base import Persistent, Wire

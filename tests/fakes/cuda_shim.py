@@ -1,7 +1,8 @@
 """The CUDA kernels on the CPU: builds cuda_shim.cpp with the machine's C++ compiler, and runs launches on NumPy memory.
 
-As a program, for ThreadSanitizer: ``python cuda_shim.py LIBRARY DROPPED_LINE`` runs kernels whose threads cooperate,
-without the barriers that stand on that line of a source file (0: with all of them; -1: with misaligned memory).
+As a program, for ThreadSanitizer: ``python -m fakes.cuda_shim LIBRARY DROPPED_LINE`` runs kernels whose threads
+cooperate, without the barriers that stand on that line of a source file (0: with all of them; -1: with misaligned
+memory).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kept import kept, kernel_sources
 
 from compcoll.devices.cuda_coder import DeviceCoder
 from compcoll.devices.cuda_launches import CodecLaunches, Launch
@@ -33,11 +35,16 @@ its type, shifts by all bits or more, conversions of numbers that are too large.
 """
 
 
-def build(library: Path, *options: str) -> None:
+def build(*options: str) -> Path:
+    """Compile the library, unless that was done."""
     command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off"]
-    command += [*STRICT, f"-I{KERNELS}", *options, "-o", str(library), str(SOURCE)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert built.returncode == 0, built.stderr
+    command += [*STRICT, f"-I{KERNELS}", *options, str(SOURCE)]
+
+    def compiled(library: Path) -> None:
+        built = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, timeout=280)
+        assert built.returncode == 0, built.stderr
+
+    return kept("shim", (command, SOURCE.read_bytes(), kernel_sources()), compiled)
 
 
 class Shim:
@@ -104,11 +111,9 @@ TILES = ("minmax", 8, 2048)
 """A codec, for whose program of one configuration there is `build_tiles`."""
 
 
-def build_tiles(library: Path, *options: str) -> None:
+def build_tiles(*options: str) -> Path:
     known = CodecLaunches(TILES, "float32").program.options
-    build(
-        library, *(option for option in known if option.startswith("-DCOMPCOLL") and "DIGEST" not in option), *options
-    )
+    return build(*(option for option in known if option.startswith("-DCOMPCOLL") and "DIGEST" not in option), *options)
 
 
 def cooperate_in_tiles(shim: Shim) -> None:

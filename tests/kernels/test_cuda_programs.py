@@ -13,14 +13,17 @@ from pathlib import Path
 
 import pytest
 from fakes import cuda_shim
+from kept import machine_code
 
 from compcoll import ZFP, errors
 from compcoll.devices import cuda_launches as launches
 from compcoll.devices import cuda_programs
-from compcoll.devices.cubins import OPTIONS, nvrtc
+from compcoll.devices.cubins import nvrtc
 from compcoll.devices.cuda_launches import CodecLaunches
 from compcoll.devices.cuda_programs import COMPUTED, KERNELS, PROGRAMS, program
 
+TESTS = Path(__file__).resolve().parents[1]
+SHIM = (sys.executable, "-m", "fakes.cuda_shim")
 BARRIERS = [
     (path.name, number)
     for path in sorted(KERNELS.glob("device*.h"))
@@ -31,7 +34,7 @@ BARRIERS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ["80", "90"])
 def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
     compiler = nvrtc()
     if compiler is None and "CI" not in os.environ:
@@ -39,10 +42,7 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
     assert compiler is not None
 
     def compiled(which: tuple[str, str]) -> tuple[bytes, str]:
-        one = program(*which)
-        # As CuPy does: it adds the architecture, the flushing of subnormal numbers, and whose functions are.
-        added = [f"-arch={architecture}", *OPTIONS, "--ptxas-options=-v"]
-        return compiler.compile(one.source, [*one.options, *added])
+        return machine_code(compiler, program(*which), architecture)
 
     programs = [(codec, computed) for codec in PROGRAMS for computed in COMPUTED]
     with ThreadPoolExecutor(2) as pool:
@@ -101,17 +101,13 @@ def test_parameters_have_no_fields() -> None:
 
 
 @pytest.fixture(scope="module")
-def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("sanitized") / "shim.so"
-    cuda_shim.build(library, "-fsanitize=thread", "-g1", "-DCOMPCOLL_TYPES=1")
-    return library
+def sanitized() -> Path:
+    return cuda_shim.build("-fsanitize=thread", "-g1", "-DCOMPCOLL_TYPES=1")
 
 
 @pytest.fixture(scope="module")
-def sanitized_tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = tmp_path_factory.mktemp("sanitized") / "tiles.so"
-    cuda_shim.build_tiles(library, "-fsanitize=thread", "-g1")
-    return library
+def sanitized_tiles() -> Path:
+    return cuda_shim.build_tiles("-fsanitize=thread", "-g1")
 
 
 def under_thread_sanitizer(library: Path, dropped_line: int, *tiles: str) -> subprocess.CompletedProcess[str]:
@@ -119,8 +115,8 @@ def under_thread_sanitizer(library: Path, dropped_line: int, *tiles: str) -> sub
     sanitizer = Path(found.stdout.strip())
     assert sanitizer.is_absolute(), "g++ has no ThreadSanitizer"
     environment = {**os.environ, "LD_PRELOAD": str(sanitizer), "TSAN_OPTIONS": "halt_on_error=1 exitcode=66"}
-    command = [sys.executable, cuda_shim.__file__, str(library), str(dropped_line), *tiles]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    command = [*SHIM, str(library), str(dropped_line), *tiles]
+    return subprocess.run(command, cwd=TESTS, capture_output=True, text=True, env=environment, timeout=100)
 
 
 @pytest.mark.slow
@@ -129,11 +125,11 @@ def test_no_races(sanitized: Path, sanitized_tiles: Path) -> None:
         assert ran.returncode == 0, ran.stderr
 
 
-def test_misaligned_memory_is_found(tmp_path: Path) -> None:
+def test_misaligned_memory_is_found() -> None:
     """The proof that the kernels' other tests find what a GPU would refuse."""
-    cuda_shim.build(tmp_path / "shim.so", "-DCOMPCOLL_SPARSE", "-DCOMPCOLL_TYPES=1")
-    command = [sys.executable, cuda_shim.__file__, str(tmp_path / "shim.so"), "-1"]
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == -signal.SIGILL
+    library = cuda_shim.build("-DCOMPCOLL_SPARSE", "-DCOMPCOLL_TYPES=1")
+    ended = subprocess.run([*SHIM, str(library), "-1"], cwd=TESTS, capture_output=True, timeout=60)
+    assert ended.returncode == -signal.SIGILL
 
 
 @pytest.mark.slow

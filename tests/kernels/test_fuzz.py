@@ -36,7 +36,7 @@ def run(command: list[str | Path], seconds: float, folder: Path) -> str:
 def built(program: str) -> Path:
     build = REPOSITORY / "build" / "fuzz"
     run(["cmake", "-S", REPOSITORY / "tests" / "kernels" / "fuzz", "-B", build, "-G", "Ninja"], 60, REPOSITORY)
-    run(["cmake", "--build", build, "--target", program], 300, REPOSITORY)
+    run(["cmake", "--build", build, "--target", program], 900, REPOSITORY)
     return build / program
 
 
@@ -52,7 +52,7 @@ def fuzz() -> Path:
 def test_every_decoder(fuzz: Path, tmp_path: Path, seed: int, long: bool, figure: Callable[[str], None]) -> None:
     """The input with a finding is in tmp_path/input, for fuzz --replay."""
     inputs = LONG_INPUTS if long else INPUTS
-    said = run([fuzz, str(inputs), str(seed), tmp_path], 3000 if long else 200, tmp_path)
+    said = run([fuzz, str(inputs), str(seed), tmp_path], 3000 if long else 600, tmp_path)
     assert said.startswith(f"{inputs} inputs without a finding"), said
     figure(f"fuzzing, seed {seed}: {said.strip()}")
     counts = dict(zip((words := said.rpartition("s: ")[2].split())[::2], map(int, words[1::2]), strict=True))

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kept import machine_code
 from oracles import sass, sass_machine
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, MinMax, OneBit
-from compcoll.devices.cubins import OPTIONS, nvrtc
+from compcoll.devices.cubins import nvrtc
 from compcoll.devices.cuda_launches import CodecLaunches
 from compcoll.devices.cuda_programs import Program, program
 from compcoll.devices.cuda_selection import SelectionKernels
@@ -55,8 +56,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 
     def compiled(program: Program) -> sass.Cubin:
         if program not in known:
-            added = ["-arch=sm_90", *OPTIONS, "--ptxas-options=-v"]
-            cubin, log = compiler.compile(program.source, [*program.options, *added])
+            cubin, log = machine_code(compiler, program, "90")
             assert "bytes spill stores" in log and log.count(" 0 bytes spill stores") == log.count("spill stores"), log
             path = Path(folder / f"{len(known)}.cubin")
             path.write_bytes(cubin)

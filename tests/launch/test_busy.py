@@ -6,7 +6,6 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,21 +16,15 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def page() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module("busy_page")
-    finally:
-        sys.path.remove(str(FOLDER))
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("busy_page")
 
 
 @pytest.fixture
-def cpu_quota() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module("cpu_quota")
-    finally:
-        sys.path.remove(str(FOLDER))
+def cpu_quota(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("cpu_quota")
 
 
 def write(folder: Path, name: str, **means: dict[int, float]) -> None:

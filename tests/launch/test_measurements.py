@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -16,12 +14,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def goals() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module("goals")
-    finally:
-        sys.path.remove(str(FOLDER))
+def goals(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("goals")
 
 
 def write(folder: Path, case: str, **medians: dict[int, float]) -> None:

@@ -174,7 +174,7 @@ def test_bad_arguments(study: ModuleType, tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.slow
 @pytest.mark.with_torch
 @pytest.mark.only_on("openmpi")
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_tiny_study(mpi: MPI, tmp_path: Path) -> None:
     pytest.importorskip("torch", "2.13")
     pytest.importorskip("sklearn")
@@ -190,7 +190,7 @@ def test_tiny_study(mpi: MPI, tmp_path: Path) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
-            output, _ = process.communicate(timeout=150)
+            output, _ = process.communicate(timeout=280)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise

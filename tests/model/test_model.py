@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import warnings
@@ -16,6 +15,7 @@ from fakes.loopback import World as LoopbackWorld
 from fakes.loopback import exact_sum, normals
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, Sign
+from compcoll.__main__ import main
 from compcoll.collectives import choose
 from compcoll.collectives.call import Call, Setting
 from compcoll.collectives.plan import make_plan
@@ -25,8 +25,6 @@ from compcoll.layout import World
 from compcoll.model import accuracy, profile
 from compcoll.model.kinds import kind_of, way_of
 from compcoll.model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, Way, predict, raw
-from compcoll.tools import explain
-from compcoll.tools import tune as tuning
 from compcoll.tools.arguments import parse_bytes, parse_rate, parse_seconds
 
 DEVICE = HostDevice()
@@ -336,27 +334,18 @@ def test_profiles_that_cannot_be_right() -> None:
 # The commands.
 
 
-def command(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    explain.add_parser(subparsers)
-    tuning.add_parser(subparsers)
-    args = parser.parse_args(words)
-    return int(args.run(args))
-
-
 def test_explain(capsys: pytest.CaptureFixture[str], home: Path) -> None:
-    assert command("explain", "--bytes", "16M", "--codec", "zfp", "--rate", "8", "-p", "64") == 0
+    assert main(["explain", "--bytes", "16M", "--codec", "zfp", "--rate", "8", "-p", "64"]) == 0
     said = capsys.readouterr().out
     assert "allreduce of 16777216 bytes of float32 on 64 ranks, 64 nodes of 1" in said
     assert re.search(r"ring +zfp rate=8 .* 64 +\S+  <- auto", said), said
     assert "above 16 ranks" in said and "choice: ring with zfp rate=8:" in said
-    assert command("explain", "--bytes", "64K", "--codec", "auto", "--tolerance", "1e-9", "-p", "4") == 0
+    assert main(["explain", "--bytes", "64K", "--codec", "auto", "--tolerance", "1e-9", "-p", "4"]) == 0
     assert "choice: native: no codec keeps the error within 1e-09" in capsys.readouterr().out
-    assert command("explain", "--bytes", "64M", "--codec", "auto", "--tolerance", "0.02", "-p", "4") == 0
+    assert main(["explain", "--bytes", "64M", "--codec", "auto", "--tolerance", "0.02", "-p", "4"]) == 0
     assert "<- auto" in capsys.readouterr().out
     path = profile.save(STORED, home / "x.json")
-    assert command("explain", "--bytes", "1M", "-p", "4", "--profile", str(path)) == 0
+    assert main(["explain", "--bytes", "1M", "-p", "4", "--profile", str(path)]) == 0
     assert "2 nodes of 2" in capsys.readouterr().out
 
 
@@ -374,7 +363,7 @@ def test_explain(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     ],
 )
 def test_explain_refuses(words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("explain", *words.split()) == 1
+    assert main(["explain", *words.split()]) == 1
     said = capsys.readouterr()
     assert text in said.err and not said.out
 

@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from mpi.world import raised
 from mpi4py import MPI
 
 import compcoll
@@ -17,21 +18,12 @@ from compcoll import Communicator
 from compcoll.errors import (
     CollectiveMismatch,
     CommunicatorBroken,
-    CompcollError,
     InvalidArgument,
     InvalidBuffer,
     PeerTimeout,
     UnsupportedDType,
     UnsupportedRecovery,
 )
-
-
-def raised(call: Any) -> CompcollError | None:
-    try:
-        call()
-    except CompcollError as error:
-        return error
-    return None
 
 
 def assert_usable(comm: MPI.Intracomm) -> None:

@@ -30,7 +30,7 @@ class CheckJob:
         folder: Path,
         prefix: Path | None = None,
         checks: Path = HERE,
-        timeout: float = 60.0,
+        timeout: float = 120.0,
     ) -> None:
         self.ranks, self.names, self.folder, self.prefix = ranks, list(names), folder, prefix
         self.checks, self.timeout = checks, timeout
@@ -53,6 +53,10 @@ class CheckJob:
                 self._job.kill(f"no sign of life for {self.timeout + 60.0:g} s")
             else:
                 time.sleep(0.02)
+
+    def passes(self, name: str) -> None:
+        outcome = self.outcome(name)
+        assert outcome.status == "passed", outcome.detail
 
     def end(self) -> Outcome:
         """Wait for the end of the job: it may still crash or hang in MPI_Finalize."""

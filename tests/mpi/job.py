@@ -10,8 +10,6 @@ names its session folder after the process number, and a later mpirun that gets 
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
-import importlib.util
 import os
 import shutil
 import signal
@@ -23,7 +21,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+
+from launcher import launcher
 
 TOKEN = "COMPCOLL_TEST_JOB"
 SHARED_MEMORY = Path("/dev/shm")
@@ -32,19 +31,6 @@ ONE_RANK = (
     'R="$0/${OMPI_COMM_WORLD_RANK-$PMI_RANK}"; "$@" >"$R.out" 2>"$R.err"; S=$?; echo $S >"$R.status"; '
     "[ $S -ne 137 ] || kill -KILL $$; exit $S"
 )
-
-
-def _load_launcher() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "launch" / "mpirun"
-    loader = importlib.machinery.SourceFileLoader("launch_mpirun", str(path))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-launcher = _load_launcher()
 
 
 class JobError(AssertionError):

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from mpi.checks import CheckJob
-from mpi.environments import MPI, selected_ranks
+from mpi.environments import MPI, Completed, selected_ranks
 from mpi.run import HERE, expand
 
 pytestmark = pytest.mark.every_mpi
 
-CHECKS = expand([], HERE)
+ALONE = "check_collectives.check_ranks_part"  # looks where the system puts two ranks
+CHECKS = [check for check in expand([], HERE) if check != ALONE]
 THE_END = "the_end"
 # `make test` runs these on 2 ranks of the first MPI; all others on 3 of it, and on 2 of the other MPIs.
 LONG_ONES = {
@@ -22,18 +23,19 @@ LONG_ONES = {
     "check_recordings.check_what_was_sent_ahead",
     "check_tuning.check_tune",
 }
-ALONE = "check_collectives.check_ranks_part"  # looks where the system puts ranks: wants all cores
+OTHERS = (2, 4, 5)  # ranks on which other MPIs than the first have all checks: powers of two or not, more than cores
 
 
 def marks(check: str, ranks: int) -> list[pytest.MarkDecorator]:
-    """Where `make test` has it, too."""
+    """Where `make test` has it, too; and on which MPI it is."""
+    where = [] if ranks in OTHERS else [pytest.mark.first_mpi]
     if check == THE_END and ranks == 2:
-        return []
-    if check != ALONE and ranks == (2 if check in LONG_ONES else 3):
-        return [pytest.mark.quick_on("first")]
-    if check not in (ALONE, *LONG_ONES) and ranks == 2:
-        return [pytest.mark.quick_on("others")]
-    return [pytest.mark.slow]
+        return where
+    if ranks == (2 if check in LONG_ONES else 3):
+        return [*where, pytest.mark.quick_on("first")]
+    if check not in LONG_ONES and ranks == 2:
+        return [*where, pytest.mark.quick_on("others")]
+    return [*where, pytest.mark.slow]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -74,3 +76,9 @@ def test_check(mpi: MPI, ranks: int, check: str, job_of: Callable[..., CheckJob]
         pytest.skip(outcome.detail)
     if outcome.status == "failed":
         pytest.fail(outcome.detail, pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_ranks_part(mpirun: Callable[..., Completed]) -> None:
+    mpirun(2, HERE / "run.py", ALONE)

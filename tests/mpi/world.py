@@ -11,6 +11,15 @@ from mpi4py import MPI
 from compcoll import Communicator, CompcollError, Request
 
 
+def raised(call: Callable[[], Any]) -> Exception | None:
+    """What a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
 class MPIWorld:
     """This rank's communicator, beside those of the job's other ranks; made and used by all of them together."""
 

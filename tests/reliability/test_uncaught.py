@@ -49,7 +49,11 @@ def test_the_job_ends(mpirun: Callable[..., Completed], tmp_path: Path) -> None:
 
 @pytest.mark.with_torch
 @pytest.mark.parametrize(
-    "program", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS]
+    "program",
+    [
+        name if name in QUICK else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.first_mpi])
+        for name in PROGRAMS
+    ],
 )
 def test_the_job_ends_with_torch(mpirun: Callable[..., Completed], tmp_path: Path, program: str) -> None:
     ends(mpirun, tmp_path, PROGRAMS[program])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,12 +15,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "launch" / "measurements"
 
 
 @pytest.fixture
-def validation() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module("validation")
-    finally:
-        sys.path.remove(str(FOLDER))
+def validation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("validation")
 
 
 @pytest.mark.parametrize("rate", [8, 16])

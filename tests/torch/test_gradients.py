@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,14 @@ RANKS = 3  # neither a power of two nor few
 @pytest.fixture(scope="module")
 def job(mpi: MPI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckJob]:
     folder = tmp_path_factory.mktemp(f"ddp-{mpi.name}-")
-    job = CheckJob(RANKS, CHECKS, folder, mpi.prefix, checks=HERE, timeout=100.0)
-    yield job
-    job.close()
+    with closing(CheckJob(RANKS, CHECKS, folder, mpi.prefix, checks=HERE, timeout=100.0)) as job:
+        yield job
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("check", CHECKS)
 def test_check(job: CheckJob, check: str) -> None:
-    outcome = job.outcome(check)
-    assert outcome.status == "passed", outcome.detail
+    job.passes(check)
 
 
 def test_policy() -> None:
@@ -106,7 +105,7 @@ def test_policy_of_what_is_shared() -> None:
 
 def train(mpirun: MPIRun, folder: Path, name: str, *words: str | Path, ranks: int = 2) -> list[dict[str, Any]]:
     path = folder / f"{name}.json"
-    mpirun(ranks, TRAIN, "--threads", "1", "--json", path, *words, timeout=100)
+    mpirun(ranks, TRAIN, "--threads", "1", "--json", path, *words, timeout=200)
     epochs: list[dict[str, Any]] = json.loads(path.read_text())["epochs"]
     return epochs
 
@@ -116,7 +115,8 @@ def results(epochs: list[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.first_mpi
+@pytest.mark.timeout(600)
 def test_training_reaches_the_same_accuracy_and_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
     plain = train(mpirun, tmp_path, "plain", "--epochs", "4")
     codec = ["--codec", "minmax", "--bits", "3", "--epochs", "4"]
@@ -139,7 +139,8 @@ def test_training_reaches_the_same_accuracy_and_resumes_exactly(mpirun: MPIRun, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.first_mpi
+@pytest.mark.timeout(600)
 def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
     low = ["--low-rank", "acpsgd", "--rank", "2", "--exact-steps", "10", "--epochs", "2"]
     whole = train(mpirun, tmp_path, "whole", *low)
@@ -157,7 +158,7 @@ def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> No
     [
         (["--codec", "terngrad"], "grow without end"),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.first_mpi])
             for case in (
                 (["--resume"], "--checkpoint"),
                 (["--task", "cifar10", "--data", "."], "data_batch_1.bin"),
@@ -220,13 +221,14 @@ def test_benchmark(mpirun: MPIRun, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.first_mpi
+@pytest.mark.timeout(400)
 def test_benchmark_of_low_rank(mpirun: MPIRun, tmp_path: Path) -> None:
     path = tmp_path / "ddp.json"
     names = ["ssgd", "ssgd:overlap=False:buffer_mb=0", "powersgd:rank=2", "acpsgd:rank=2", "acpsgd:rank=2:ddp=True"]
     names += ["powersgd-late:rank=2"]
     size = ["--model", "resnet50", "--backward", "20", "-i", "2", "-x", "1"]
-    mpirun(2, "osu_like_bench", "ddp", *size, "--compare", ",".join(names), "--json", path, timeout=150)
+    mpirun(2, "osu_like_bench", "ddp", *size, "--compare", ",".join(names), "--json", path, timeout=300)
     records = {record["contender"]: record for record in json.loads(path.read_text())["results"]}
     assert list(records) == names
     for record in records.values():
@@ -250,7 +252,11 @@ MORE_BAD = ["acpsgd:rank=0", "compcoll+zfp:rate", "gloo+fp16:rank=1", "acpsgd:wi
 
 
 @pytest.mark.parametrize(
-    "names", ["gloo+nothing", *(pytest.param(names, marks=pytest.mark.slow) for names in MORE_BAD)]
+    "names",
+    [
+        "gloo+nothing",
+        *(pytest.param(names, marks=[pytest.mark.slow, pytest.mark.first_mpi]) for names in MORE_BAD),
+    ],
 )
 def test_bad_contenders(mpirun: MPIRun, names: str) -> None:
     done = mpirun(2, "osu_like_bench", "ddp", "--parameters", "1000", "--compare", names, check=False)

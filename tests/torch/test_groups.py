@@ -123,6 +123,7 @@ def test_check_on_nodes(outcomes_on_nodes: Outcomes, check: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.first_mpi
 @pytest.mark.timeout(600)
 @pytest.mark.with_torch
 def test_training_has_the_losses_that_it_has_under_mpirun(

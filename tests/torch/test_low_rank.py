@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -34,16 +35,14 @@ def job(request: pytest.FixtureRequest, mpi: MPI, tmp_path_factory: pytest.TempP
     if mpi.name != "openmpi" and request.param != 2:
         pytest.skip("on 1 and 4 ranks by Open MPI")
     folder = tmp_path_factory.mktemp(f"low-rank-{mpi.name}-{request.param}-")
-    job = CheckJob(request.param, CHECKS, folder, mpi.prefix, checks=HERE, timeout=100.0)
-    yield job
-    job.close()
+    with closing(CheckJob(request.param, CHECKS, folder, mpi.prefix, checks=HERE, timeout=100.0)) as job:
+        yield job
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("check", CHECKS)
 def test_check(job: CheckJob, check: str) -> None:
-    outcome = job.outcome(check)
-    assert outcome.status == "passed", outcome.detail
+    job.passes(check)
 
 
 @examples(60)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...collectives.handshake import Signature, fingerprint
+from ...collectives.signature import Signature, fingerprint
 from ...communicator import Communicator
 from ...errors import CommunicatorBroken, InvalidArgument, PeerTimeout
 from ...progress import give_way

@@ -24,6 +24,7 @@ from .gpu_copies import StagedCall, gpu_of, staging_streams
 from .messages import Message, Messages
 from .monitored_barrier import monitored_barrier
 from .reductions import Reductions
+from .splitting import SplittingGroup
 from .untraced import untraced
 
 
@@ -90,7 +91,7 @@ def _collective(prepare: Callable[..., Collective], default: _Options) -> Callab
     return start
 
 
-class ProcessGroup(dist.ProcessGroup):
+class ProcessGroup(SplittingGroup):
     """A process group on MPI.
 
     Parameters
@@ -106,9 +107,7 @@ class ProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: Any, channel: Channel, ranks: list[int], options: Options) -> None:
-        super().__init__(channel.rank, channel.size)
-        self._store = store
-        self.options = options
+        super().__init__(store, channel.rank, channel.size, options)
         self.world_ranks = ranks
         self.channel = channel
         self.jobs = JobQueue()
@@ -118,7 +117,6 @@ class ProcessGroup(dist.ProcessGroup):
         self._completed = CompletedWork()
         self._coalesced: list[Any] | None = None
         self._alive = True
-        self._parts: list[ProcessGroup] = []
         _register_stub(self)
 
     @property
@@ -179,34 +177,12 @@ class ProcessGroup(dist.ProcessGroup):
 
         self.jobs.run(job)
 
-    def split_group(
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: Any = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Any = None,
-    ) -> ProcessGroup | None:
-        """A group of some ranks of this one, which alone call this, or all."""
-        if self.rank() not in ranks:
-            return None
+    def _of_some(
+        self, ranks: Sequence[int], store: dist.Store, timeout: timedelta | None, options: Options
+    ) -> ProcessGroup:
         members = [self.world_ranks[rank] for rank in ranks]
         seconds = self.channel.seconds if timeout is None else timeout.total_seconds()
-        options = opts if isinstance(opts, Options) else self.options
-        store = dist.PrefixStore(f"{group_name}/", self.get_group_store())
-        group = ProcessGroup(store, create_channel(members, seconds), members, options)
-        if group_name is not None:
-            group._set_group_name(group_name)
-        if group_desc is not None:
-            group._set_group_desc(group_desc)
-        self._parts.append(group)  # C++ alone would keep the base class's half of it only
-        return group
-
-    splitGroup = split_group  # noqa: N815
-
-    def get_group_store(self) -> Any:
-        return self._store
+        return ProcessGroup(store, create_channel(members, seconds), members, options)
 
     @property
     def timeout(self) -> float:
@@ -231,12 +207,6 @@ class ProcessGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         self.shutdown()
-
-    def name(self) -> str:
-        return "compcoll"
-
-    def getBackendName(self) -> str:  # noqa: N802
-        return "compcoll"
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []

@@ -23,7 +23,7 @@ from ...algorithms.shared_memory import STREAMED_NBYTES
 from ...codecs.base import Codec
 from ...collectives.call import operation_name
 from ...collectives.choose import AUTO, DISSEMINATION, NAMES
-from ...collectives.handshake import Signature
+from ...collectives.signature import Signature
 from ...devices.host import HostDevice
 from ...errors import InvalidBuffer, UnsupportedDType
 from ...stats import Stats

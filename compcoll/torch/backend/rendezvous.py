@@ -79,12 +79,7 @@ def _host() -> str:
 def create(given: _DistributedBackendOptions, options: object) -> ProcessGroup:
     """Make the process group that PyTorch asks for.
 
-    Parameters
-    ----------
-    given : torch._C._distributed_c10d._DistributedBackendOptions
-        Store, rank and size.
-    options : Options, optional
-        What to compress; by default as the environment says.
+    Parameters are those of `compcoll.torch.backend.wrapping.create`.
 
     Raises
     ------

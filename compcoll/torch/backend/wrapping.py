@@ -30,6 +30,7 @@ from ..handles import CoalescedWork, CompletedWork, Followed
 from ..linear import linear
 from ..options import Options
 from .autoload import NAME
+from .splitting import SplittingGroup
 from .untraced import untraced
 
 
@@ -50,15 +51,13 @@ def _left(name: str) -> Callable[..., Any]:
     return collective
 
 
-class WrappingGroup(dist.ProcessGroup):
+class WrappingGroup(SplittingGroup):
     """A process group of PyTorch's own backends that compresses what its options say.
 
     Parameters
     ----------
-    store : torch.distributed.Store
-        By which the ranks find each other.
-    rank, size : int
-        Of this process, and of all.
+    store, rank, size
+        As of `SplittingGroup`.
     timeout : datetime.timedelta
         That an operation may last.
     options : Options
@@ -66,9 +65,7 @@ class WrappingGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, options: Options) -> None:
-        super().__init__(rank, size)
-        self.store = store
-        self.options = options
+        super().__init__(store, rank, size, options)
         self._limit = timeout
         kinds = dist.ProcessGroup.BackendType
         self._backends: list[Any] = [dist.ProcessGroupGloo(dist.PrefixStore("cpu/", store), rank, size, timeout)]
@@ -81,7 +78,6 @@ class WrappingGroup(dist.ProcessGroup):
         for backend in self._backends:
             backend._set_sequence_number_for_group()
         self._set_default_backend(kinds.GLOO)
-        self._parts: list[WrappingGroup] = []
 
     @property
     def stats(self) -> Stats | None:
@@ -195,38 +191,10 @@ class WrappingGroup(dist.ProcessGroup):
         )
         return CompletedWork() if work is None else work
 
-    def split_group(
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: Any = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Any = None,
-    ) -> WrappingGroup | None:
-        """A group of some ranks of this one, which alone call this, or all."""
-        if self.rank() not in ranks:
-            return None
-        options = opts if isinstance(opts, Options) else self.options
-        store = dist.PrefixStore(f"{group_name or ranks}/", self.store)
-        group = WrappingGroup(store, list(ranks).index(self.rank()), len(ranks), timeout or self._limit, options)
-        if group_name is not None:
-            group._set_group_name(group_name)
-        if group_desc is not None:
-            group._set_group_desc(group_desc)
-        self._parts.append(group)  # C++ alone would keep the base class's half of it only
-        return group
-
-    splitGroup = split_group  # noqa: N815
-
-    def get_group_store(self) -> dist.Store:
-        return self.store
-
-    def name(self) -> str:
-        return NAME
-
-    def getBackendName(self) -> str:  # noqa: N802
-        return NAME
+    def _of_some(
+        self, ranks: Sequence[int], store: dist.Store, timeout: timedelta | None, options: Options
+    ) -> WrappingGroup:
+        return WrappingGroup(store, ranks.index(self.rank()), len(ranks), timeout or self._limit, options)
 
 
 def create(given: c10d._DistributedBackendOptions, options: object) -> WrappingGroup:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,15 +19,14 @@ from ...errors import HookTaken, InvalidArgument, UnsupportedDevice
 from ...feedback import ErrorFeedback
 from ...sparse import Sparsifier, VarianceFeedback
 from ..account import Account
-from ..arrays import HostArray, arrays_on
-from ..buffers import array_of
+from ..arrays import HostArray, arrays_on, device_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..job_queue import JobQueue
 from ..membership import check_alike
 from ..policy import has_sparse_gradient
 from ..states import Layout, layout_of, nothing_lost, residuals_of, state_of
 from .bucket import Bucket, Kept, average_sparse
-from .moments import Loss, Moments, back_propagate, of_micro_batches, of_samples
+from .moments import Loss, back_propagate, moments_of, observed
 
 Feedback = bool | Callable[[], ErrorFeedback]
 """True or False for the kind that the codec needs, or none; or what makes one of another kind."""
@@ -73,7 +72,7 @@ class GradientCompression:
             hook_there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
             raise HookTaken(f"this model has the communication hook {hook_there!r} already: DDP takes one, once")
         parameters = dict(model.module.named_parameters())
-        device = _device_of(parameters)
+        device = device_of(parameters.values())
         self._place = arrays_on(device)
         if device.type != "cpu" and any(map(has_sparse_gradient, model.module.modules())):
             raise UnsupportedDevice(f"sparse gradients on {device}: only those on the CPU, or sparse=False, will do")
@@ -166,16 +165,7 @@ class GradientCompression:
         """
         if not self._needs_moments:
             raise InvalidArgument(f"{self._codec!r} decides by no second moments: there is nothing to observe")
-        self._moments = {}
-        for name, parameter in self._parameters.items():
-            if name not in moments or moments[name].shape != parameter.shape:
-                shape = list(moments[name].shape) if name in moments else "none"
-                raise InvalidArgument(f"second moments of {name!r}, {list(parameter.shape)}, are needed: got {shape}")
-            # In the order of memory, as buckets are.
-            kept = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
-            kept.copy_(torch.nan_to_num(moments[name], nan=0.0, posinf=0.0))
-            here = kept.detach().cpu()
-            self._moments[name] = array_of(here).copy()
+        self._moments = observed(moments, self._parameters)
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None = None) -> Tensor:
         """Find the mean gradient of a mini-batch and its samples' second moments, and have the gradient averaged: all
@@ -205,12 +195,7 @@ class GradientCompression:
         """
         if not self._needs_moments:
             raise InvalidArgument(f"{self._codec!r} decides by no second moments: call backward() of the loss")
-        module: nn.Module = self._model.module
-        found: Moments
-        if micro_batches is None:
-            found = of_samples(module, loss, inputs, targets)
-        else:
-            found = of_micro_batches(module, loss, inputs, targets, micro_batches)
+        found = moments_of(self._model.module, loss, inputs, targets, micro_batches)
         self.observe(found.second)
         back_propagate(self._model, inputs, found.gradients)
         return found.loss
@@ -396,14 +381,6 @@ class GradientCompression:
             )
             self._buckets[number] = known
         return known
-
-
-def _device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device:
-    """Find the device that a model is on."""
-    devices = {parameter.device for parameter in parameters.values()}
-    if len(devices) > 1:
-        raise InvalidArgument(f"the model's parameters are on {sorted(map(str, devices))}: one device is needed")
-    return devices.pop()
 
 
 def _maker(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:

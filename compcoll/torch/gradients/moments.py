@@ -12,6 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import InvalidArgument
+from ..arrays import HostArray
+from ..buffers import array_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of a model's outputs and targets, one sample a row, that gives their mean loss."""
@@ -33,6 +35,33 @@ class Moments(NamedTuple):
     loss: Tensor
     gradients: Mapping[str, Tensor]
     second: Mapping[str, Tensor]
+
+
+def moments_of(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None) -> Moments:
+    """Find the moments: exactly, or from that many micro-batches."""
+    if micro_batches is None:
+        return of_samples(module, loss, inputs, targets)
+    return of_micro_batches(module, loss, inputs, targets, micro_batches)
+
+
+def observed(moments: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, HostArray]:
+    """Copy the second moments of some parameters to the host, flat, in the order of memory, as buckets are.
+
+    Raises
+    ------
+    InvalidArgument
+        If a parameter's are not there or of another shape.
+    """
+    found = {}
+    for name, parameter in parameters.items():
+        if name not in moments or moments[name].shape != parameter.shape:
+            shape = list(moments[name].shape) if name in moments else "none"
+            raise InvalidArgument(f"second moments of {name!r}, {list(parameter.shape)}, are needed: got {shape}")
+        kept = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+        kept.copy_(torch.nan_to_num(moments[name], nan=0.0, posinf=0.0))
+        here = kept.detach().cpu()  # which lives longer than the view of it
+        found[name] = array_of(here).copy()
+    return found
 
 
 def of_samples(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Moments:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -87,10 +88,8 @@ class Lossy(_Rows):
 
     Parameters
     ----------
-    owner : ShardCompression
-        Of the model.
-    columns : list of _Column
-        Of the module's parameters, side by side.
+    owner, columns
+        As of `_Rows`.
     communicator : Communicator
         Of the ranks that add up.
     rows : int
@@ -144,6 +143,19 @@ class Lossy(_Rows):
                 padded[: self.size_of(c)] = lost
                 place.put(padded.reshape(kept.shape[0], -1), kept[:, c.begin : c.end])
         self._restored = {}
+
+    def _add(
+        self, collective: Callable[..., Any], values: Array, op: str, out: Array, least: float, *, exactly: bool
+    ) -> None:
+        """Add values by a collective of the communicator's, of which each rank must send at least that part."""
+        owner = self.owner
+        if exactly:
+            # Halves are summed in float32: exactly, as far as a half shows.
+            with np.errstate(over="ignore"):
+                out[...] = collective(owner.place.wide(values), op=op, codec=None)
+        else:
+            collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
+        owner.count(self._communicator, least)
 
     def _compressed(self) -> list[_Column]:
         return [c for c in self.columns if not self.owner.exact[c.name]]
@@ -205,38 +217,24 @@ class ScatteredGradients(Lossy, ReduceScatter):
         reduction = linear(op)
         if reduction.factor is not None:
             input_tensor.mul_(reduction.factor)
-        mean = reduction.name
         least = (communicator.size - 1) / communicator.size
+        add = partial(self._add, communicator.reduce_scatter, op=reduction.name, least=least)
 
         def scatter() -> None:
             rows = place.array(input_tensor).reshape(communicator.size, width)
             out = place.array(output_tensor)
             if exact is None:
-                _exactly(rows, out)
+                add(rows, out=out, exactly=True)
                 return
             self._prepare(rows)
             kept = rows[:, exact]
             rows[:, exact] = 0
-            communicator.reduce_scatter(
-                rows.reshape(-1),
-                op=mean,
-                out=out,
-                feedback=self._feedback,
-                codec=owner.codec,
-                algorithm=owner.algorithm,
-            )
-            owner.count(communicator, least)
+            add(rows.reshape(-1), out=out, exactly=False)
             if len(exact):
                 memory = output_tensor.new_empty(len(exact))
                 got = place.array(memory)
-                _exactly(kept, got)
+                add(kept, out=got, exactly=True)
                 out[exact] = got
-
-        def _exactly(rows: Array, out: Array) -> None:
-            # Halves are summed in float32: exactly, as far as a half shows.
-            with np.errstate(over="ignore"):
-                out[...] = communicator.reduce_scatter(place.wide(rows), op=mean, codec=None)
-            owner.count(communicator, least)
 
         return owner.start(scatter, not async_op, output_tensor, input_tensor)
 
@@ -251,31 +249,19 @@ class AveragedReplicas(Lossy):
         if reduction.factor is not None:
             tensor.mul_(reduction.factor)
         least = 2 * (communicator.size - 1) / communicator.size
+        add = partial(self._add, communicator.allreduce, op=reduction.name, least=least)
 
         def average() -> None:
             own = place.array(tensor)
             if exact is None:
-                _exactly(own, own)
+                add(own, out=own, exactly=True)
                 return
             self._prepare(own.reshape(1, -1))
             kept = own[exact]
             own[exact] = 0
-            communicator.allreduce(
-                own,
-                op=reduction.name,
-                out=own,
-                feedback=self._feedback,
-                codec=owner.codec,
-                algorithm=owner.algorithm,
-            )
-            owner.count(communicator, least)
+            add(own, out=own, exactly=False)
             if len(exact):
-                _exactly(kept, kept)
+                add(kept, out=kept, exactly=True)
                 own[exact] = kept
-
-        def _exactly(values: Array, out: Array) -> None:
-            with np.errstate(over="ignore"):
-                out[...] = communicator.allreduce(place.wide(values), op=reduction.name, codec=None)
-            owner.count(communicator, least)
 
         owner.start(average, True, tensor)

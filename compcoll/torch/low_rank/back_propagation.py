@@ -139,10 +139,8 @@ class GradientHooks:
 
     Parameters
     ----------
-    averaging : Averaging
-        Gets the gradients.
-    kind : callable
-        What the step that begins sends.
+    averaging, kind
+        As of `BucketHook`.
     model : torch.nn.Module
         Its parameters and buffers become those of rank 0.
     group : torch.distributed.ProcessGroup

@@ -16,6 +16,7 @@ from ...collectives import choose
 from ...errors import HookTaken, InvalidArgument
 from ...registry import as_codec
 from ..account import Account
+from ..arrays import device_of
 from ..membership import check_alike
 from ..policy import exact_parameters, has_sparse_gradient
 from ..states import layout_of, residuals_of, state_of
@@ -81,10 +82,7 @@ class LowRank:
         if not dist.is_initialized():
             raise InvalidArgument("there is no process group yet: torch.distributed.init_process_group() comes first")
         group = model.process_group if wrapped else process_group or dist.group.WORLD
-        devices = {p.device for p in parameters.values()}
-        if len(devices) > 1:
-            raise InvalidArgument(f"the model's parameters are on {sorted(map(str, devices))}: one device is needed")
-        (device,) = devices
+        device = device_of(parameters.values())
         self._settings = (
             f"rank {rank}, min_compression_rate {min_compression_rate:g}, exact_steps {exact_steps}, "
             f"feedback {feedback}, reuse {reuse}, seed {seed}, codec {chosen!r}, algorithm {algorithm}"

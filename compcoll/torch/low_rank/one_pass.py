@@ -34,14 +34,8 @@ class OnePassGradient(Gradient):
 
     Parameters
     ----------
-    name : str
-        The parameter's.
-    shape : torch.Size
-        Of the gradient.
-    dtype : torch.dtype
-        Of the gradient.
-    rank : int
-        Columns of the left factor.
+    name, shape, dtype, rank
+        As of `Gradient`.
     nbytes : int
         Of all gradients of the model.
     """

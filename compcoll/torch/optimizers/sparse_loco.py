@@ -53,7 +53,6 @@ class ChunkedTopK:
         self.k = math.ceil(density * CHUNK)
         self._low_bits = int(math.log2(CHUNK // self.k))
         self._high_bits = self.k + (CHUNK >> self._low_bits)
-        self.row_nbytes = 8 + math.ceil((self._high_bits + self.k * (self._low_bits + 2)) / 8)
 
     def encode(self, values: npt.NDArray[np.float32]) -> Bytes:
         """Encode chunks, one a row; returns the wire of each."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from groups import EVERY, raised, same, stacked, values, world
+from groups import EVERY, same, stacked, values, world
+from mpi.world import raised
 from mpi4py import MPI
 
 from compcoll.errors import InvalidArgument, InvalidBuffer

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from fakes import deferred
 from fakes.late_cuda import LateCUDA, waits
-from groups import FLOATS, INTEGERS, raised, same, stacked, values, world
+from groups import FLOATS, INTEGERS, same, stacked, values, world
+from mpi.world import raised
 from mpi4py import MPI
 
 from compcoll.errors import UnsupportedDevice

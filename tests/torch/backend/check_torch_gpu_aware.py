@@ -11,7 +11,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from fakes.late_cuda import LateCUDA, waits
-from groups import raised, values, world
+from groups import values, world
+from mpi.world import raised
 from mpi4py import MPI
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions

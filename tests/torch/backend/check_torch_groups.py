@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from groups import raised, world
+from groups import world
+from mpi.world import raised
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 

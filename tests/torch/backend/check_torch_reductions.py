@@ -10,7 +10,9 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from groups import EVERY, FLOATS, INTEGERS, assert_same_bits, raised, same, stacked, values, world
+from groups import EVERY, FLOATS, INTEGERS, same, stacked, values, world
+from mpi.tensors import assert_same_bits
+from mpi.world import raised
 from mpi4py import MPI
 from torch.distributed import ReduceOp
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from groups import assert_same_bits, raised, world
+from groups import world
+from mpi.tensors import assert_same_bits
+from mpi.world import raised
 from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

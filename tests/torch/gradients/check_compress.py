@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from mpi.tensors import assert_same_bits
+from mpi.world import raised
 from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -84,21 +85,6 @@ def relative(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
-def assert_same_bits(comm: MPI.Intracomm, model: nn.Module) -> None:
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    assert len(set(comm.allgather(digest.digest()))) == 1
-
-
-def raised(call: Any) -> Exception | None:
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
-
-
 def check_means(comm: MPI.Intracomm) -> None:
     net, x = make_net(), examples(comm)
     for options, bound in CODECS:
@@ -127,7 +113,7 @@ def check_same_bits_after_every_step(comm: MPI.Intracomm) -> None:
             for step in range(3):
                 backward(model, examples(comm, step))
                 optimizer.step()
-                assert_same_bits(comm, model)
+                assert_same_bits(comm, model.parameters())
             compression.free()
 
 
@@ -139,7 +125,7 @@ def check_exact_mode_is_gloo_within_rounding(comm: MPI.Intracomm) -> None:
         for model, optimizer in zip(models, optimizers):
             backward(model, examples(comm, step))
             optimizer.step()
-    assert_same_bits(comm, models[0])
+    assert_same_bits(comm, models[0].parameters())
     for (name, ours), gloos in zip(models[0].module.named_parameters(), models[1].module.parameters()):
         assert torch.allclose(ours, gloos, rtol=1e-5, atol=1e-7), name
     compression.free()

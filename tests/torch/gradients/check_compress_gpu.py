@@ -10,8 +10,8 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from check_compress import raised
 from fakes.late_cuda import LateCUDA, OnGPU, on_gpu, plain, waits
+from mpi.world import raised
 from mpi4py import MPI
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from check_compress import raised, wrapped
+from check_compress import wrapped
+from mpi.world import raised
 from mpi4py import MPI
 from torch import nn
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from check_compress import examples, make_net, raised, wrapped
+from check_compress import examples, make_net, wrapped
 from check_shards import sharded
+from mpi.world import raised
 from mpi4py import MPI
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 

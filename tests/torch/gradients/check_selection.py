@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import torch
-from check_compress import raised, total, wrapped
+from check_compress import total, wrapped
+from mpi.world import raised
 from mpi4py import MPI
 from torch import nn
 

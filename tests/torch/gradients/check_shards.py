@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from check_compress import examples, make_net, raised, relative, total
+from check_compress import examples, make_net, relative, total
+from mpi.world import raised
 from mpi4py import MPI
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

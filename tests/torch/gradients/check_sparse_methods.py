@@ -9,17 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from check_compress import (
-    Given,
-    backward,
-    examples,
-    make_net,
-    raised,
-    relative,
-    total,
-    true_mean,
-    wrapped,
-)
+from check_compress import Given, backward, examples, make_net, relative, total, true_mean, wrapped
+from mpi.world import raised
 from mpi4py import MPI
 from torch import nn
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from given import SHAPES, backward, digest, draw, mean, model
+from given import SHAPES, backward, draw, mean, model
+from mpi.tensors import digest
 from mpi4py import MPI
 
 from compcoll.torch import ACPSGD, PowerSGD

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from given import SHAPES, Reference, assert_same_bits, backward, digest, draw, gradients_of, group, mean, model
+from given import SHAPES, Reference, backward, draw, gradients_of, group, mean, model
+from mpi.tensors import assert_same_bits, digest
 from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -7,18 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from given import (
-    SHAPES,
-    assert_same_bits,
-    backward,
-    digest,
-    draw,
-    gradients_of,
-    group,
-    mean,
-    model,
-    raised,
-)
+from given import SHAPES, backward, draw, gradients_of, group, mean, model
+from mpi.tensors import assert_same_bits, digest
+from mpi.world import raised
 from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -115,17 +114,6 @@ class Reference:
         if self.feedback:
             self.errors = [m - self.p @ self.q.T for m in totals]
         return self.p @ self.q.T
-
-
-def digest(tensors: Any) -> bytes:
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.digest()
-
-
-def assert_same_bits(comm: MPI.Intracomm, tensors: Any) -> None:
-    assert len(set(comm.allgather(digest(tensors)))) == 1
 
 
 def raised(call: Any) -> Exception | None:

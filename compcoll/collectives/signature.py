@@ -1,0 +1,90 @@
+"""The description of a call by which ranks find out whether all make the same one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from hashlib import blake2b
+
+NBYTES = 8
+"""Bytes of a fingerprint, the most significant one first."""
+
+TEXT_NBYTES = 512
+"""Bytes of a line on a call."""
+
+_TWICE = 1 << 8 * NBYTES | 1
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+FREE, WANTED, BUSY, ON_GPU = range(4)
+"""The levels that a rank tells with its call, of which the highest of all ranks counts: nothing in particular; others
+want its core, which it had better not burn in MPI; it must not block in MPI. The last one counts if it is all ranks':
+their arrays are on GPUs. A rank whose array is there must not block either.
+"""
+
+LEVELS = 3
+"""The bits of a fingerprint that tell them."""
+
+
+def fingerprint(call: str) -> int:
+    """64 bits that differ for calls that do not belong together. The lowest two tell the rank's level."""
+    return int.from_bytes(blake2b(call.encode(), digest_size=NBYTES).digest(), "little") & ~LEVELS
+
+
+class Signature:
+    """The description of a call that a rank sends the others.
+
+    Parameters
+    ----------
+    call : str
+        One line on it: equal on all ranks when the calls belong together.
+    salt : str
+        Not told, but makes the fingerprint another.
+    ahead : bool
+        Whether ranks that make this call may send something ahead.
+
+    Attributes
+    ----------
+    extremes : tuple of bytes
+        Smallest and largest fingerprint that a rank knows of at first, by its level.
+    """
+
+    __slots__ = ("ahead", "call", "extremes")
+
+    def __init__(self, call: str, salt: str = "", *, ahead: bool = False) -> None:
+        self.call = call
+        self.ahead = ahead
+        own = fingerprint(call + salt)
+        self.extremes = tuple(((own | level) * _TWICE).to_bytes(2 * NBYTES, "big") for level in range(ON_GPU + 1))
+
+    def __str__(self) -> str:
+        return self.call
+
+    def bounded(self) -> Signature:
+        """The same call on a rank that must not block in MPI, where no time-out ends it, whether busy or not."""
+        return self._replaced(self.call, (self.extremes[BUSY],) * ON_GPU + self.extremes[ON_GPU:])
+
+    def here(self) -> Signature:
+        """The same call, with the line of the program that makes it."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        return self._replaced(
+            f"{self.call[: TEXT_NBYTES // 2]} at {frame.f_code.co_filename}:{frame.f_lineno}", self.extremes
+        )
+
+    def _replaced(self, call: str, extremes: tuple[bytes, ...]) -> Signature:
+        made = object.__new__(Signature)
+        made.call, made.extremes, made.ahead = call, extremes, self.ahead
+        return made
+
+
+def table(calls: list[str], own: int) -> str:
+    """The error's text: equal calls on one line, this rank's marked."""
+    callers: dict[str, list[int]] = {}
+    for rank, call in enumerate(calls):
+        callers.setdefault(call, []).append(rank)
+    lines = [
+        f"  rank {', '.join(map(str, ranks))}{' (this one)' if own in ranks else ''}: {call}"
+        for call, ranks in callers.items()
+    ]
+    return "the ranks' calls do not belong together:\n" + "\n".join(lines)

@@ -1,0 +1,71 @@
+"""Groups that are split off a process group in Python."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ..options import Options
+from .autoload import NAME
+
+
+class SplittingGroup(dist.ProcessGroup):
+    """The base of process groups "compcoll".
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        By which the ranks find each other.
+    rank, size : int
+        Of this process, and of all.
+    options : Options
+        What is compressed.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, options: Options) -> None:
+        super().__init__(rank, size)
+        self.store = store
+        self.options = options
+        self._parts: list[SplittingGroup] = []
+
+    @abstractmethod
+    def _of_some(
+        self, ranks: Sequence[int], store: dist.Store, timeout: timedelta | None, options: Options
+    ) -> SplittingGroup:
+        """Make a group of some ranks of this one, this rank among them."""
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> SplittingGroup | None:
+        """A group of some ranks of this one, which alone call this, or all."""
+        if self.rank() not in ranks:
+            return None
+        store = dist.PrefixStore(f"{group_name or ranks}/", self.store)
+        group = self._of_some(ranks, store, timeout, opts if isinstance(opts, Options) else self.options)
+        if group_name is not None:
+            group._set_group_name(group_name)
+        if group_desc is not None:
+            group._set_group_desc(group_desc)
+        self._parts.append(group)  # C++ alone would keep the base class's half of it only
+        return group
+
+    splitGroup = split_group  # noqa: N815
+
+    def get_group_store(self) -> dist.Store:
+        return self.store
+
+    def name(self) -> str:
+        return NAME
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return NAME
