@@ -17,10 +17,11 @@ from compcoll import Communicator, ErrorFeedback, IntSum, MinMax, Sign
 from compcoll.algorithms.costs import Costs
 from compcoll.algorithms.direct import _others
 from compcoll.collectives import handshake, host, planned_steps, replay
-from compcoll.collectives.handshake import BUSY, FREE, ON_GPU, WANTED, Signature, fingerprint, places, table
+from compcoll.collectives.handshake import places
 from compcoll.collectives.lanes import AT_ONCE
 from compcoll.collectives.planned_steps import Ranks
-from compcoll.collectives.recipe import Buffers, compression, feedback_refused
+from compcoll.collectives.recipe import Buffers, feedback_refused, named_codec
+from compcoll.collectives.signature import BUSY, ON_GPU, Signature, fingerprint, table
 from compcoll.errors import CollectiveMismatch, InvalidArgument, WireCorrupted
 from compcoll.layout import in_pairs, longest_message
 from compcoll.transports.base import Wire
@@ -30,21 +31,21 @@ TAG = 1
 
 
 def test_fingerprints_leave_room_for_levels() -> None:
-    """Smallest and largest, of 8 bytes each, the most significant first: they differ in two bits by the level."""
+    """Smallest and largest, of 8 bytes each, the most significant first: they differ in three bits by the level."""
     own = Signature("call")
     seen = set()
-    for level in (FREE, WANTED, BUSY, ON_GPU):
+    for level in range(ON_GPU + 1):
         low, high = own.extremes[level][:8], own.extremes[level][8:]
-        assert low == high and len(high) == 8 and int.from_bytes(low, "big") & 3 == level
-        seen.add(int.from_bytes(low, "big") >> 2)
-    assert seen == {fingerprint("call") >> 2} and fingerprint("call") & 3 == 0 and len(own.extremes) == 4
+        assert low == high and len(high) == 8 and int.from_bytes(low, "big") & 7 == level
+        seen.add(int.from_bytes(low, "big") >> 3)
+    assert seen == {fingerprint("call") >> 3} and fingerprint("call") & 7 == 0 and len(own.extremes) == 6
     assert fingerprint("call") != fingerprint("cal") and Signature("call", "salt").extremes != own.extremes
     assert not own.ahead and Signature("call", ahead=True).bounded().ahead
-    busy, free, wanted, there = (own.bounded().extremes[level] for level in (BUSY, FREE, WANTED, ON_GPU))
+    bounded = own.bounded().extremes
     line = Signature("x" * 600, "salt").here()
     assert re.fullmatch(r"x{256} at .*test_openings\.py:\d+", line.call)
     assert line.extremes == Signature("x" * 600, "salt").extremes
-    assert free == wanted == busy == own.extremes[BUSY] and there == own.extremes[ON_GPU]
+    assert bounded == (*[own.extremes[BUSY]] * (BUSY + 1), own.extremes[ON_GPU])
 
 
 @pytest.mark.parametrize("ranks", range(2, 18))
@@ -204,10 +205,10 @@ def test_recordings_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.Monk
                 kept = comm._recordings
                 assert kept._messages == sum(len(recording.messages) for recording in kept._kept) <= 40
     newest = list(world.comms[0]._recordings._kept)
-    assert len(newest) > 2 and newest[-1].owner.recipe.plan.call.n == 111
+    assert len(newest) > 2 and newest[-1].recipe.plan.call.n == 111
     for recording in newest:
         key = world.comms[0]._recordings._kept[recording]
-        assert recording.owner.recordings[key] is recording and recording.owner.recipe.replays[key] is recording.program
+        assert recording.recipe.recordings[key] is recording
 
 
 def test_recipes_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +216,12 @@ def test_recipes_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
     world = World(2)
     collectives, sizes = world.comms[0]._collectives, []
     for n in range(1, 9):
-        world.allreduce(normals(2, n), algorithm="ring")
+        for _ in range(2):  # the second call is recorded
+            world.allreduce(normals(2, n), algorithm="ring")
         sizes.append(len(collectives._recipes))
     assert sizes == [1, 2, 3, 1, 2, 3, 1, 2]
-    assert len(world.comms[0]._recordings._rehearsed) == 2
+    kept = {recording.recipe for recording in world.comms[0]._recordings._kept}
+    assert len(kept) == 2 and kept == set(collectives._recipes.values())
 
 
 def test_rows_of_an_allgatherv_are_not_negative(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,14 +263,14 @@ def test_numbers_are_accounted_for_as_the_values_that_they_stand_for(codec: Any,
 
 def test_tolerances_of_codec_auto() -> None:
     for tolerance in (0, 0.0, 0.5, np.float32(0.25), 3):
-        assert compression("auto", {"tolerance": tolerance}, "ring") == (None, "ring", float(tolerance))
+        assert named_codec("auto", {"tolerance": tolerance}) == (None, float(tolerance))
     for options in ({}, {"tolerance": 0.1, "bits": 4}, {"bits": 4}):
         with pytest.raises(InvalidArgument, match="takes tolerance=, the relative error"):
-            compression("auto", options, "ring")
+            named_codec("auto", options)
     for bad in (-1e-9, math.inf, math.nan, "0.1", None):
         with pytest.raises(InvalidArgument, match="must be a finite number, 0 or more"):
-            compression("auto", {"tolerance": bad}, "ring")
-    assert compression("minmax", {"bits": 4}, "direct") == (MinMax(4), "direct", None)
+            named_codec("auto", {"tolerance": bad})
+    assert named_codec("minmax", {"bits": 4}) == (MinMax(4), None)
 
 
 def test_feedback_is_refused_where_it_would_not_converge() -> None:

@@ -23,7 +23,7 @@ from compcoll.sparse.coder import SparseCoder
 
 DEVICE = HostDevice(1)
 KIB, MIB = 1 << 10, 1 << 20
-ZFP8 = "ZFP(rate=8.0, tolerance=None, precision=None, lossless=False)"
+ZFP8 = "ZFP(rate=8.0)"
 
 
 def where(size: int = 4, per_node: int = 1, **more: Any) -> Setting:

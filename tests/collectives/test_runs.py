@@ -14,9 +14,9 @@ from fakes.threads import on_ranks
 
 from compcoll import Communicator, ErrorFeedback, config
 from compcoll.collectives import runs
-from compcoll.collectives.handshake import Signature
 from compcoll.collectives.lanes import AT_ONCE
 from compcoll.collectives.recipe import Buffers, Run
+from compcoll.collectives.signature import Signature
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
 from compcoll.progress import Steps, Turn
 from compcoll.transports import loopback
@@ -29,10 +29,10 @@ from compcoll.transports.loopback import Loopback, LoopbackTransport
 PLACES: list[tuple[int, int, int, float | None, bool, float, bool, bool, bool]] = [
     (4, 4, 8, None, True, 2.0, False, False, True),
     (4, 4, 4, None, False, 1.0, False, False, True),
-    (4, 4, 2, None, True, 0.5, True, False, False),
+    (4, 4, 2, None, True, 0.5, True, False, True),
     (4, 2, 3, None, False, 1.5, True, False, False),
     (4, 2, 8, None, True, 4.0, True, True, False),
-    (2, 2, 8, 0.75, False, 0.75, True, False, False),
+    (2, 2, 8, 0.75, False, 0.75, True, False, True),
     (2, 2, 1, 1.0, False, 1.0, False, False, True),
     (2, 2, 1, 1.25, False, 1.25, False, False, True),
     (1, 1, 8, None, False, 8.0, False, False, False),
@@ -49,9 +49,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         found.update(settings, seconds=seconds)
         return engine(seconds, peers, **settings)
 
-    def noted_executor(*arguments: Any) -> Any:
-        found["wanted"] = arguments[-1]
-        return executor(*arguments)
+    def noted_executor(*arguments: Any, decides: bool) -> Any:
+        found.update(wanted=arguments[-1], decides=decides)
+        return executor(*arguments, decides=decides)
 
     def noted_threads(share: float) -> int:
         found["share"] = share
@@ -83,7 +83,7 @@ def test_cores_are_shared_by_the_ranks_of_a_node(
     transport.cores, transport.lends_core = told, lends
     comm = Communicator(transport)
     assert made["share"] == share and made["crowded"] == crowded and made["lent"] == lent
-    assert (made["wanted"] is not None) == looks
+    assert (made["wanted"] is not None) == looks and made["decides"] == (size == 1)  # rank 0 does
     assert (comm._collectives._ranks.shared is not None) == (size == per_node)
     assert (comm._collectives._setting.shared, comm._collectives._setting.native) == (size == per_node, False)
 
