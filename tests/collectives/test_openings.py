@@ -17,9 +17,20 @@ from compcoll import Communicator, ErrorFeedback, IntSum, MinMax, Sign
 from compcoll.algorithms.costs import Costs
 from compcoll.algorithms.direct import _others
 from compcoll.collectives import handshake, host, planned_steps, replay
-from compcoll.collectives.handshake import BUSY, FREE, ON_GPU, WANTED, Signature, fingerprint, places, table
+from compcoll.collectives.handshake import places
 from compcoll.collectives.planned_steps import Ranks
-from compcoll.collectives.recipe import Buffers, compression, feedback_refused
+from compcoll.collectives.recipe import Buffers, feedback_refused, named_codec
+from compcoll.collectives.signature import (
+    BUSY,
+    FREE,
+    ON_GPU,
+    OTHER_WAY,
+    USUAL_WAY,
+    WANTED,
+    Signature,
+    fingerprint,
+    table,
+)
 from compcoll.errors import CollectiveMismatch, InvalidArgument, WireCorrupted
 from compcoll.layout import in_pairs, longest_message
 from compcoll.transports.base import Wire
@@ -29,14 +40,14 @@ TAG = 1
 
 
 def test_fingerprints_leave_room_for_levels() -> None:
-    """Smallest and largest, of 8 bytes each, the most significant first: they differ in two bits by the level."""
+    """Smallest and largest, of 8 bytes each, the most significant first: they differ in three bits by the level."""
     own = Signature("call")
     seen = set()
-    for level in (FREE, WANTED, BUSY, ON_GPU):
+    for level in (FREE, WANTED, OTHER_WAY, USUAL_WAY, BUSY, ON_GPU):
         low, high = own.extremes[level][:8], own.extremes[level][8:]
-        assert low == high and len(high) == 8 and int.from_bytes(low, "big") & 3 == level
-        seen.add(int.from_bytes(low, "big") >> 2)
-    assert seen == {fingerprint("call") >> 2} and fingerprint("call") & 3 == 0 and len(own.extremes) == 4
+        assert low == high and len(high) == 8 and int.from_bytes(low, "big") & 7 == level
+        seen.add(int.from_bytes(low, "big") >> 3)
+    assert seen == {fingerprint("call") >> 3} and fingerprint("call") & 7 == 0 and len(own.extremes) == 6
     assert fingerprint("call") != fingerprint("cal") and Signature("call", "salt").extremes != own.extremes
     assert not own.ahead and Signature("call", ahead=True).bounded().ahead
     busy, free, wanted, there = (own.bounded().extremes[level] for level in (BUSY, FREE, WANTED, ON_GPU))
@@ -44,6 +55,8 @@ def test_fingerprints_leave_room_for_levels() -> None:
     assert re.fullmatch(r"x{256} at .*test_openings\.py:\d+", line.call)
     assert line.extremes == Signature("x" * 600, "salt").extremes
     assert free == wanted == busy == own.extremes[BUSY] and there == own.extremes[ON_GPU]
+    vetoed = [own.extremes.index(told) for told in own.bounded(USUAL_WAY).extremes]
+    assert vetoed == [USUAL_WAY, USUAL_WAY, USUAL_WAY, USUAL_WAY, BUSY, ON_GPU]
 
 
 @pytest.mark.parametrize("ranks", range(2, 18))
@@ -227,14 +240,14 @@ def test_numbers_are_accounted_for_as_the_values_that_they_stand_for(codec: Any,
 
 def test_tolerances_of_codec_auto() -> None:
     for tolerance in (0, 0.0, 0.5, np.float32(0.25), 3):
-        assert compression("auto", {"tolerance": tolerance}, "ring") == (None, "ring", float(tolerance))
+        assert named_codec("auto", {"tolerance": tolerance}) == (None, float(tolerance))
     for options in ({}, {"tolerance": 0.1, "bits": 4}, {"bits": 4}):
         with pytest.raises(InvalidArgument, match="takes tolerance=, the relative error"):
-            compression("auto", options, "ring")
+            named_codec("auto", options)
     for bad in (-1e-9, math.inf, math.nan, "0.1", None):
         with pytest.raises(InvalidArgument, match="must be a finite number, 0 or more"):
-            compression("auto", {"tolerance": bad}, "ring")
-    assert compression("minmax", {"bits": 4}, "direct") == (MinMax(4), "direct", None)
+            named_codec("auto", {"tolerance": bad})
+    assert named_codec("minmax", {"bits": 4}) == (MinMax(4), None)
 
 
 def test_feedback_is_refused_where_it_would_not_converge() -> None:
