@@ -112,6 +112,17 @@ class Communicator(Runs):
             account = self._executor.account = stats
         return account  # type: ignore[no-any-return]
 
+    @property
+    def begun(self) -> int:
+        """How many collectives began. Codecs that round at random draw by that number, so that who goes on from a saved
+        state, with a communicator of its own, sets what it was then: on all ranks alike, while none is under way.
+        """
+        return self._executor.begun
+
+    @begun.setter
+    def begun(self, number: int) -> None:
+        self._executor.begun = number
+
     def prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
         """Make what a feedback keeps of buffers such as ``x``, where these are, before its first call: zeros.
 

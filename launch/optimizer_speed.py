@@ -3,6 +3,7 @@
 
     sudo launch/netlab up --hosts 4 --rate 100mbit
     sudo launch/netlab run -n 4 -- python launch/optimizer_speed.py   # 4 hosts, 25 million parameters
+    sudo launch/netlab run -n 4 -- python launch/optimizer_speed.py --only ddp onebit-adam
 
 A perceptron, AdamW, one thread a rank; contenders one after the other: no traffic at all, DDP, 1-bit Adam after its
 warm-up, and streaming DiLoCo by 4 bits. Of DiLoCo, too: the median step while an average is under way, against one
@@ -26,6 +27,12 @@ from osu_like_bench.training.models import perceptron
 from osu_like_bench.training.processes import leave, share_cores, start
 
 _FEATURES, _CLASSES = 64, 10
+_NAMES = {
+    "alone": "no traffic",
+    "ddp": "DDP on gloo",
+    "onebit-adam": "1-bit Adam",
+    "diloco": "streaming DiLoCo, minmax 4",
+}
 
 
 def timed(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, steps: int) -> list[float]:
@@ -75,6 +82,7 @@ def main() -> None:
     )
     top.add_argument("--parameters", type=int, default=25_000_000, help="(default: %(default)s)")
     top.add_argument("--batch", type=int, default=64, help="examples of a rank (default: %(default)s)")
+    top.add_argument("--only", nargs="+", choices=list(_NAMES), default=list(_NAMES), help="(default: all)")
     top.add_argument("--every", type=int, default=50, help="DiLoCo's H (default: %(default)s)")
     top.add_argument("--fragments", type=int, default=4, help="(default: %(default)s)")
     top.add_argument("--delay", type=int, default=6, help="(default: %(default)s)")
@@ -104,21 +112,21 @@ def main() -> None:
         return seconds
 
     contenders: dict[str, Callable[[], list[float]]] = {
-        "no traffic": alone,
-        "DDP on gloo": ddp,
-        "1-bit Adam": one_bit,
-        "streaming DiLoCo, minmax 4": diloco,
+        "alone": alone,
+        "ddp": ddp,
+        "onebit-adam": one_bit,
+        "diloco": diloco,
     }
-    rates = {}
-    for name, run in contenders.items():
-        mean = torch.tensor(statistics.fmean(run()), dtype=torch.float64)
+    rates: dict[str, float] = {}
+    for name in (each for each in contenders if each in arguments.only):
+        mean = torch.tensor(statistics.fmean(contenders[name]()), dtype=torch.float64)
         dist.all_reduce(mean, dist.ReduceOp.MAX)
         rates[name] = arguments.batch * place.size / float(mean)
         if place.rank == 0:
-            against = f", {rates[name] / rates['DDP on gloo']:.1f} x DDP" if "DDP on gloo" in rates else ""
-            of_computing = f"{100 * rates[name] / rates['no traffic']:.1f} % of no traffic"
-            print(f"{name:28}{rates[name]:10.1f} examples/s, {of_computing}{against}", flush=True)
-    if place.rank == 0:
+            of_computing = f", {100 * rates[name] / rates['alone']:.1f} % of no traffic" if "alone" in rates else ""
+            against = f", {rates[name] / rates['ddp']:.1f} x DDP" if "ddp" in rates else ""
+            print(f"{_NAMES[name]:28}{rates[name]:10.1f} examples/s{of_computing}{against}", flush=True)
+    if place.rank == 0 and told:
         print(told, flush=True)
     leave()
 

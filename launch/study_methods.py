@@ -104,6 +104,7 @@ _DIGITS = (
 _SGD = "--sgd 0.1 --momentum 0.5"
 _MOMENTUM, _ADAMW = "uncompressed-momentum", "uncompressed-adamw"
 _LOCAL = "--optimizer adamw --diloco 50 --exact-steps 200"
+_GRADIENTS = "--gradient-codec qsgd:bits=4"
 _ACP = "--low-rank acpsgd --rank 4"
 _TEXT = (
     Method(BASELINE, _SGD),
@@ -165,7 +166,13 @@ _TEXT = (
         for name, options, remark in (
             ("onebit-adam", "--optimizer onebit-adam", "momentum in one bit; a fifth of the steps exact"),
             ("onebit-adam-topk1", f"--optimizer onebit-adam {_TOPK} --density 0.01", "momentum by top-k"),
+            (
+                "onebit-adam-qsgd4-gradients",
+                f"--optimizer onebit-adam {_GRADIENTS}",
+                "its first fifth of the steps by QSGD",
+            ),
             ("zero-one-adam", "--optimizer zero-one-adam", "0/1 Adam"),
+            ("zero-one-adam-qsgd4-gradients", f"--optimizer zero-one-adam {_GRADIENTS}", "its gradients by QSGD"),
             ("diloco50", f"{_LOCAL} --outer-rate 1", "local steps, H = 50, after 200 exact ones"),
             ("diloco50-minmax4", f"{_LOCAL} --outer-rate 1 --codec minmax --bits 4", ""),
             ("diloco50-streaming", f"{_LOCAL} --outer-rate 1 --codec minmax --bits 4 --streaming 3 --delay 5", ""),
@@ -175,6 +182,7 @@ _TEXT = (
 )
 _IMPORTANT = (
     *("zfp8", "minmax4", "fp8", "qsgd4", "int8", "onebit-adam", "zero-one-adam"),
+    *("onebit-adam-qsgd4-gradients", "zero-one-adam-qsgd4-gradients"),
     *("diloco50", "diloco50-minmax4", "sparse-loco50"),
 )
 """What the goals for training with AdamW are about."""

@@ -90,6 +90,9 @@ def parser() -> argparse.ArgumentParser:
         help="steps before factors are sent, before local steps, or before a compressed Adam holds its variance (its "
         "default: a fifth)",
     )
+    sums.add_argument(
+        "--gradient-codec", metavar="NAME[:OPTION=VALUE]", help="of a compressed Adam's gradients, such as qsgd:bits=4"
+    )
     sums.add_argument("--diloco", type=int, metavar="H", help="local steps: average every H; a codec is for those")
     sums.add_argument("--streaming", type=int, default=1, metavar="F", help="diloco: in so many fragments, in turn")
     sums.add_argument("--delay", type=int, default=0, metavar="STEPS", help="diloco: that an average may take")

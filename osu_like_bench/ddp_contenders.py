@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
+from compcoll.codecs import Codec
 from compcoll.registry import get_codec
 from compcoll.torch.low_rank.averaging import Power, Product
 from compcoll.torch.low_rank.fusion import Buffer, Wait
@@ -32,6 +33,12 @@ def _options(text: str) -> dict[str, Any]:
         except ValueError:
             options[name] = value == "True" if value in ("True", "False") else value
     return options
+
+
+def codec_of(text: str) -> Codec:
+    """Make the codec that is written as its name and options, such as ``minmax:bits=4:block=512``."""
+    name, _, options = text.partition(":")
+    return get_codec(name, **_options(options))
 
 
 def _hook_fp16(group: dist.ProcessGroup) -> tuple[Any, Any]:
@@ -137,7 +144,7 @@ def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
         return _low_rank(name, LOW_RANK[method], _options(base.partition(":")[2]))
     if base in ("compcoll", "group"):
         over = "auto" if base == "compcoll" else "group"
-        codec = get_codec(chosen, **given) if plus else None
+        codec = codec_of(rest) if plus else None
 
         def compress(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
             wrapped = _wrapped(model, group, bucket)

@@ -234,7 +234,9 @@ def _check_operation(call: Call) -> None:
     if call.codec is None:
         return
     if not floating:
-        raise UnsupportedDType(f"{call.codec!r} compresses {', '.join(DTYPES)}, not {call.dtype}: use codec=None")
+        raise UnsupportedDType(
+            f"{call.codec!r} compresses {', '.join(DTYPES)}, not {call.dtype}: convert x, or use codec=None"
+        )
     if call.op not in (*SUMS, MOVED):
         raise InvalidArgument(f"op={call.op!r} cannot be compressed: use codec=None, or op {' or '.join(SUMS)}")
 

@@ -230,8 +230,10 @@ def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Cod
         return as_codec(codec, options), None
     tolerance = options.get("tolerance")
     if set(options) != {"tolerance"}:
+        others = ", ".join(sorted(options.keys() - {"tolerance"}))
         raise InvalidArgument(
-            f'codec="auto" takes tolerance=, the relative error that the result may have, and no more: not {options}'
+            'codec="auto" needs tolerance=, the relative error that the result may have, such as tolerance=1e-2'
+            + f", and takes no other option: not {others}" * bool(others)
         )
     if not isinstance(tolerance, numbers.Real) or not 0 <= float(tolerance) < math.inf:
         raise InvalidArgument(f'codec="auto": tolerance={tolerance!r} must be a finite number, 0 or more')

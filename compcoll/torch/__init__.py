@@ -9,6 +9,7 @@ The backend ``"compcoll"`` of `init_process_group` is known to `import torch` on
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .backend.autoload import register
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from .groups.membership import tune
     from .groups.pipeline import recv, send
     from .low_rank.methods import ACPSGD, PowerSGD
-    from .optimizers.adam import OneBitAdam
     from .optimizers.diloco import DiLoCo
+    from .optimizers.one_bit import OneBitAdam
     from .optimizers.sparse_loco import SparseLoCo
     from .optimizers.zero_one import ZeroOneAdam
     from .options import Options
@@ -66,7 +67,7 @@ _HOMES = {
     "DGC": "gradients.dgc",
     "DiLoCo": "optimizers.diloco",
     "GradientCompression": "gradients.hooks",
-    "OneBitAdam": "optimizers.adam",
+    "OneBitAdam": "optimizers.one_bit",
     "Options": "options",
     "PowerSGD": "low_rank.methods",
     "ShardCompression": "gradients.shards",
@@ -95,4 +96,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+if find_spec("torch") is None:
+    raise ModuleNotFoundError("compcoll.torch needs PyTorch: pip install 'compcoll[torch]'", name="torch")
 register()

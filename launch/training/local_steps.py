@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ import compcoll.torch
 from compcoll.codecs import Codec
 from compcoll.torch.optimizers.adam import CompressedAdam
 from compcoll.torch.optimizers.diloco import DiLoCo
+from osu_like_bench.ddp_contenders import codec_of
 from osu_like_bench.errors import UsageError
 
 from .tasks import Task
@@ -44,6 +46,8 @@ def check(arguments: argparse.Namespace) -> None:
         arguments.sparse_loco is not None,
         arguments.outer_rate is not None,
     )
+    if arguments.gradient_codec is not None and not own:
+        raise UsageError(f"--gradient-codec goes with --optimizer {' or '.join(COMPRESSED)}")
     if arguments.diloco is None and any(given):
         raise UsageError("--streaming, --delay, --sparse-loco and --outer-rate go with --diloco H")
 
@@ -52,24 +56,21 @@ def compressed_adam(
     arguments: argparse.Namespace, model: nn.Module, task: Task, codec: Codec | None, exact_steps: int
 ) -> CompressedAdam:
     """Make a compressed Adam of a model, by a codec or by one bit, that observes the variance in the first steps."""
-    chosen = "onebit" if codec is None else codec
+    options: dict[str, Any] = {
+        "weight_decay": task.decay,
+        "codec": "onebit" if codec is None else codec,
+        "algorithm": arguments.algorithm,
+        "gradient_codec": None if arguments.gradient_codec is None else codec_of(arguments.gradient_codec),
+    }
     if arguments.optimizer == "onebit-adam":
-        return compcoll.torch.OneBitAdam(
-            *(model, task.rate),
-            weight_decay=task.decay,
-            warmup=exact_steps,
-            codec=chosen,
-            algorithm=arguments.algorithm,
-        )
+        return compcoll.torch.OneBitAdam(model, task.rate, warmup=exact_steps, **options)
     return compcoll.torch.ZeroOneAdam(
         *(model, task.rate),
-        weight_decay=task.decay,
         freeze=exact_steps,
         variance_updates=max(exact_steps // 2, 1),
         local_steps=2 * exact_steps,
         local_limit=4,
-        codec=chosen,
-        algorithm=arguments.algorithm,
+        **options,
     )
 
 

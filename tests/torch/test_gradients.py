@@ -153,6 +153,25 @@ def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> No
     assert results(train(mpirun, tmp_path, "rest", *keep, "--resume")) == results(whole)[1:]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits=4"],
+        ["--optimizer", "zero-one-adam", "--gradient-codec", "minmax:bits=6"],
+        ["--optimizer", "adamw", "--diloco", "7", "--streaming", "2", "--delay", "3", "--codec", "minmax"],
+    ],
+)
+def test_compressed_adams_and_local_steps_resume_exactly(mpirun: MPIRun, tmp_path: Path, words: list[str]) -> None:
+    """A run is interrupted after step 15 and goes on from step 10: in the warm-up, or with an average under way."""
+    whole = train(mpirun, tmp_path, "whole", *words, "--steps", "60")
+    keep = [*words, "--steps", "60", "--checkpoint", tmp_path / "kept", "--checkpoint-every", "10"]
+    assert not train(mpirun, tmp_path, "interrupted", *keep, "--stop-after", "15")
+    assert results(train(mpirun, tmp_path, "resumed", *keep, "--resume")) == results(whole)
+    assert whole[-1]["accuracy"] > 0.5
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -165,6 +184,8 @@ def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> No
                 (["--codec", "zfp", "--rate", "1"], "rate"),
                 (["--task", "text", "--dgc", "0.01", "--algorithm", "sparse_ring"], "AdamW"),
                 (["--low-rank", "acpsgd", "--rank", "0"], "rank=0"),
+                (["--gradient-codec", "qsgd"], "--gradient-codec goes with --optimizer onebit-adam"),
+                (["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits"], "name=value"),
             )
         ),
     ],

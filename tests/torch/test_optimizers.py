@@ -18,7 +18,7 @@ from fakes.threads import on_ranks
 from oracles.training import RANKS, Vector, back_propagate, gradient, model_of, values_of
 from torch import nn
 
-from compcoll import Communicator, OneBit, decode, encode, get_codec
+from compcoll import QSGD, Codec, Communicator, MinMax, OneBit, decode, encode, get_codec
 from compcoll.errors import CollectiveMismatch, InvalidArgument
 from compcoll.torch import DiLoCo, OneBitAdam, SparseLoCo, ZeroOneAdam
 from compcoll.torch.gradients import advice
@@ -71,14 +71,59 @@ def test_the_warmup_is_adamw() -> None:
     np.testing.assert_allclose(found[0][0], values_of(model), rtol=1e-4, atol=1e-5)
 
 
-def test_one_bit_adam_is_the_papers_pseudo_code() -> None:
+BLOCK = 8
+CODED = MinMax(bits=4, block=BLOCK)
+
+
+def coded(values: np.ndarray, code: Codec) -> np.ndarray:
+    return np.asarray(decode(encode(values, code), values.shape, "float64", code))
+
+
+def mean_of(values: np.ndarray, code: Codec | None) -> np.ndarray:
+    """The mean over the ranks; by a codec as `direct` sends it, where the owner of each part encodes its sum again."""
+    if code is None:
+        return np.asarray(values.mean(0))
+    size, chunk = len(values), values.shape[1] // len(values)
+    mean = np.empty(values.shape[1])
+    for owner in range(size):
+        part = slice(owner * chunk, (owner + 1) * chunk)
+        sent = [values[rank, part] / size for rank in range(size)]
+        mean[part] = coded(sum(own if rank == owner else coded(own, code) for rank, own in enumerate(sent)), code)
+    return mean
+
+
+def test_coded_gradients_are_adamws_on_their_mean() -> None:
+    n, steps, lr, decay = RANKS * 4 * BLOCK, 12, 0.1, 0.01
+
+    def run(code: Codec | None, comm: Communicator) -> np.ndarray:
+        model = Vector(n)
+        optimizer = OneBitAdam(model, lr, weight_decay=decay, warmup=50, gradient_codec=code, group=comm)
+        for step in range(steps):
+            model.x.grad = torch.from_numpy(gradient(step, comm.rank, n))
+            optimizer.step()
+        return values_of(model)
+
+    model = Vector(n)
+    oracle = torch.optim.AdamW(model.parameters(), lr, weight_decay=decay)
+    for step in range(steps):
+        gradients = np.array([gradient(step, rank, n) for rank in range(RANKS)])
+        model.x.grad = torch.from_numpy(mean_of(gradients, CODED))
+        oracle.step()
+    for values, exact in zip(on_ranks(RANKS, partial(run, CODED)), on_ranks(RANKS, partial(run, None)), strict=True):
+        np.testing.assert_allclose(values, values_of(model), rtol=1e-9, atol=1e-12)
+        assert np.abs(values - exact).max() > 0.1
+
+
+@pytest.mark.parametrize("of_gradients", [None, CODED])
+def test_one_bit_adam_is_the_papers_pseudo_code(of_gradients: Codec | None) -> None:
     """In float64, with the owner of each part of the mean keeping that one's loss."""
-    block, steps, warmup, lr, decay = 8, 12, 4, 0.1, 0.01
-    n, code = RANKS * 4 * block, OneBit(block=block)
+    steps, warmup, lr, decay = 12, 4, 0.1, 0.01
+    n, code = RANKS * 4 * BLOCK, OneBit(block=BLOCK)
+    options = {"warmup": warmup, "codec": code, "gradient_codec": of_gradients}
 
     def run(comm: Communicator) -> np.ndarray:
         model = Vector(n)
-        optimizer = OneBitAdam(model, lr, weight_decay=decay, warmup=warmup, codec=code, group=comm)
+        optimizer = OneBitAdam(model, lr, weight_decay=decay, group=comm, **options)
         for step in range(steps):
             model.x.grad = torch.from_numpy(gradient(step, comm.rank, n))
             model.x.grad[5] = 0.0  # this one never moves
@@ -89,15 +134,12 @@ def test_one_bit_adam_is_the_papers_pseudo_code() -> None:
     x, m, v = np.zeros(n), np.zeros(n), np.zeros(n)
     lost = np.zeros((RANKS, n))
     chunk = n // RANKS
-
-    def coded(values: np.ndarray) -> np.ndarray:
-        return np.asarray(decode(encode(values, code), values.shape, "float64", code))
-
     for t in range(1, steps + 1):
         g = np.array([gradient(t - 1, rank, n) for rank in range(RANKS)])
         g[:, 5] = 0
         if t <= warmup:
-            m, v = 0.9 * m + 0.1 * g.mean(0), 0.999 * v + 0.001 * g.mean(0) ** 2
+            mean = mean_of(g, of_gradients)
+            m, v = 0.9 * m + 0.1 * mean, 0.999 * v + 0.001 * mean**2
             held = np.sqrt(v / (1 - 0.999**t)) + 1e-8
         else:
             sent = (0.9 * m + 0.1 * g) / RANKS + lost
@@ -106,19 +148,19 @@ def test_one_bit_adam_is_the_papers_pseudo_code() -> None:
                 part = slice(owner * chunk, (owner + 1) * chunk)
                 total = np.array(sent[owner, part])
                 for rank in (rank for rank in range(RANKS) if rank != owner):
-                    wire = coded(sent[rank, part])
+                    wire = coded(sent[rank, part], code)
                     lost[rank, part] = sent[rank, part] - wire
                     total += wire
-                m[part] = coded(total)
+                m[part] = coded(total, code)
                 lost[owner, part] = total - m[part]
             m[v == 0] = 0
         x = x * (1 - lr * decay) - lr / (1 - 0.9**t) * np.divide(m, held)
-    assert x[5] == 0 and np.abs(lost).max() > 0.1
+    assert (x[5] == 0) == (of_gradients is None) and np.abs(lost).max() > 0.1
     for values in found:
         np.testing.assert_allclose(values, x, rtol=1e-9, atol=1e-12)
 
 
-def zero_one(n: int, rank_count: int, steps: int, lr: float, decay: float) -> np.ndarray:
+def zero_one(n: int, rank_count: int, steps: int, lr: float, decay: float, of_gradients: Codec | None) -> np.ndarray:
     """0/1 Adam with exact averages, by METHODS' formulas: two updates of v at each distance up to step 6, then averages
     that are 2 and from 4 steps later on 4 steps apart.
     """
@@ -129,8 +171,8 @@ def zero_one(n: int, rank_count: int, steps: int, lr: float, decay: float) -> np
         g = np.array([gradient(t - 1, rank, n) for rank in range(rank_count)])
         rate, kept = lr / (1 - 0.9**t), 1 - lr * decay
         if t in (1, 2, 3, 5):  # distances 1, 1, 2, 2, then 4: 9 is beyond the last, 6
-            m = 0.9 * m + 0.1 * g.mean(0)
-            v, updates = 0.999 * v + 0.001 * g.mean(0) ** 2, updates + 1
+            m = 0.9 * m + 0.1 * mean_of(g, of_gradients)
+            v, updates = 0.999 * v + 0.001 * mean_of(g, of_gradients) ** 2, updates + 1
             root = np.sqrt(v / (1 - 0.999**updates)) + 1e-8
             x = kept * x - rate * m / root
             continue
@@ -148,19 +190,21 @@ def zero_one(n: int, rank_count: int, steps: int, lr: float, decay: float) -> np
 
 
 @pytest.mark.parametrize("steps", [6, 10, 13, 18])
-def test_zero_one_adam_is_the_papers_pseudo_code(steps: int) -> None:
-    n = 40
+@pytest.mark.parametrize("of_gradients", [None, CODED])
+def test_zero_one_adam_is_the_papers_pseudo_code(steps: int, of_gradients: Codec | None) -> None:
+    n = RANKS * 2 * BLOCK
 
     def run(comm: Communicator) -> np.ndarray:
         model = Vector(n)
-        options = {"variance_updates": 2, "freeze": 6, "local_steps": 4, "local_limit": 4}
+        options: dict[str, Any] = {"variance_updates": 2, "freeze": 6, "local_steps": 4, "local_limit": 4}
+        options["gradient_codec"] = of_gradients
         optimizer = ZeroOneAdam(model, 0.1, weight_decay=0.01, codec=None, group=comm, **options)
         for step in range(steps):
             model.x.grad = torch.from_numpy(gradient(step, comm.rank, n))
             optimizer.step()
         return model.x.detach().numpy().copy()
 
-    oracle = zero_one(n, RANKS, steps, 0.1, 0.01)
+    oracle = zero_one(n, RANKS, steps, 0.1, 0.01, of_gradients)
     for values, expected in zip(on_ranks(RANKS, run), oracle, strict=True):
         np.testing.assert_allclose(values, expected, rtol=1e-9, atol=1e-12)
 
@@ -180,8 +224,11 @@ def zero_one_adam(model: nn.Module, comm: Communicator, **options: Any) -> Compr
         one_bit,
         partial(one_bit, codec="topk", density=0.1),
         partial(one_bit, warmup="auto", betas=(0.9, 0.75)),
+        partial(one_bit, warmup=18, gradient_codec=QSGD(bits=4)),
+        partial(one_bit, codec="qsgd", bits=8),
         zero_one_adam,
         partial(zero_one_adam, codec="minmax", bits=4),
+        partial(zero_one_adam, freeze=20, gradient_codec=QSGD(bits=4)),
     ],
 )
 def test_an_interrupted_run_has_the_same_bits(make: Make) -> None:
@@ -233,21 +280,23 @@ def test_the_papers_criterion_ends_the_warmup() -> None:
         assert sums[-1] == sums[expected - 1]
 
 
-def test_what_is_sent_is_counted() -> None:
+@pytest.mark.parametrize("of_gradients", [None, QSGD(bits=4)])
+def test_what_is_sent_is_counted(of_gradients: Codec | None) -> None:
     n = 1 << 16
 
     def run(comm: Communicator) -> Any:
         model = Vector(n)
-        optimizer = OneBitAdam(model, 0.1, warmup=2, group=comm)
+        optimizer = OneBitAdam(model, 0.1, warmup=2, gradient_codec=of_gradients, group=comm)
         for step in range(20):
             model.x.grad = torch.from_numpy(gradient(step, comm.rank, n))
             optimizer.step()
         return optimizer.account
 
     for account in on_ranks(2, run):
-        exact, coded = 8 * n, n / 8 + 16 * n / 2048  # two halves each, of doubles
-        assert account.steps == 20 and account.peak_step_nbytes == exact
-        assert account.wire_nbytes == pytest.approx(2 * exact + 18 * coded, rel=0.01)
+        # Two halves each, of doubles, for whose blocks one or two doubles go along.
+        first, later = 8 * n if of_gradients is None else n / 2 + 8 * n / 512, n / 8 + 16 * n / 2048
+        assert account.steps == 20 and account.peak_step_nbytes == pytest.approx(first, rel=1e-3)
+        assert account.wire_nbytes == pytest.approx(2 * first + 18 * later, rel=0.01)
         assert account.mean_step_nbytes == account.wire_nbytes / 20
 
 
@@ -268,6 +317,8 @@ BAD: list[tuple[str, Callable[[nn.Module, torch.optim.Optimizer, Communicator], 
     ("lr", lambda m, i, c: OneBitAdam(m, -1.0, group=c), "lr=-1.0"),
     ("betas", lambda m, i, c: OneBitAdam(m, betas=(0.9, 1.0), group=c), "betas="),
     ("momentum", lambda m, i, c: OneBitAdam(m, codec="terngrad", group=c), "TernGrad.*grow"),
+    ("gradients", lambda m, i, c: OneBitAdam(m, gradient_codec="topk", group=c), "gradient_codec=TopK.*no variance"),
+    ("no codec", lambda m, i, c: ZeroOneAdam(m, gradient_codec=4, group=c), "gradient_codec=4 is neither"),
     ("params", lambda m, i, c: OneBitAdam(m, params=model_of().parameters(), group=c), "none of the model's"),
     ("updates", lambda m, i, c: ZeroOneAdam(m, variance_updates=0, group=c), "variance_updates=0"),
     ("limit", lambda m, i, c: ZeroOneAdam(m, local_limit=-1, group=c), "local_limit=-1"),
@@ -315,6 +366,8 @@ def test_ranks_that_differ_are_named() -> None:
         model = model_of()
         with pytest.raises(CollectiveMismatch, match=r"(?s)every 3.*every 4"):
             DiLoCo(model, torch.optim.AdamW(model.parameters()), every=3 + comm.rank, group=comm)
+        with pytest.raises(CollectiveMismatch, match=r"(?s)gradient_codec None.*gradient_codec MinMax"):
+            OneBitAdam(model, gradient_codec=MinMax(bits=4) if comm.rank else None, group=comm)
 
     on_ranks(2, run)
 
@@ -324,14 +377,20 @@ def test_what_does_not_go_with_an_optimizer_is_told_once(monkeypatch: pytest.Mon
     parameters = list(model_of().parameters())
     adam, sgd = torch.optim.AdamW(parameters), torch.optim.SGD(parameters, 0.1, momentum=0.9)
     with pytest.warns(UserWarning, match=r"codec='topk'.*AdamW.*2\.82.*OneBitAdam"):
-        advice.advise(get_codec("topk", density=0.01), adam)
+        advice.advise(get_codec("topk", density=0.01), adam, True)
     with pytest.warns(UserWarning, match=r"codec='onebit'.*SGD with a momentum of 0\.9"):
-        advice.advise(get_codec("onebit"), sgd)
+        advice.advise(get_codec("onebit"), sgd, True)
+    with pytest.warns(UserWarning, match=r"codec='qsgd'.*2\.35 nats.*feedback=False"):
+        advice.advise(get_codec("qsgd", bits=4), adam, True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        advice.advise(get_codec("topk", density=0.01), adam)
-        advice.advise(get_codec("zfp", rate=8), adam)
-        advice.advise(get_codec("onebit"), torch.optim.SGD(parameters, 0.1, momentum=0.5))
-        advice.advise(None, adam)
+        advice.advise(get_codec("topk", density=0.01), adam, True)
+        advice.advise(get_codec("zfp", rate=8), adam, True)
+        advice.advise(get_codec("qsgd", bits=4), sgd, True)
+        advice._warned.clear()
+        advice.advise(get_codec("qsgd", bits=4), adam, False)
+        advice.advise(get_codec("qsgd", bits=5), adam, True)
+        advice.advise(get_codec("onebit"), torch.optim.SGD(parameters, 0.1, momentum=0.5), True)
+        advice.advise(None, adam, True)
     with pytest.raises(InvalidArgument, match="optimizer=3"):
-        advice.advise(None, 3)  # type: ignore[arg-type]
+        advice.advise(None, 3, True)  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def compress(
             f"model is a {type(model).__name__}: wrap it in DistributedDataParallel, or apply fully_shard, first"
         )
     chosen = as_codec(codec, codec_options)
-    advise(chosen, optimizer)
+    advise(chosen, optimizer, feedback is not False)
     for collective in ("allreduce",) if module is not model else ("reduce_scatter", "allgather"):
         choose.check(collective, algorithm)
     exact = exact_parameters(module, exclude, smallest)
@@ -142,7 +142,14 @@ def compress(
         if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
             raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard takes an ErrorFeedback's only")
         return ShardCompression(
-            model, chosen, as_codec(parameters, {}), algorithm, exact, feedback=feedback, timeout=timeout, over=over
+            model,
+            chosen,
+            as_codec(parameters, {}, "parameters"),
+            algorithm,
+            exact,
+            feedback=feedback,
+            timeout=timeout,
+            over=over,
         )
     return GradientCompression(
         *(model, chosen, algorithm, exact), feedback=feedback, selection=selection, timeout=timeout, over=over

@@ -16,7 +16,7 @@ from .ranks import Ranks
 class ZeroOneAdam(CompressedAdam):
     """AdamW whose ranks take steps of their own between compressed averages: 0/1 Adam. Collective.
 
-    The variance takes the exact mean of the gradients in the first steps, then in every second, every fourth and so on,
+    The variance takes the mean of the gradients in the first steps, then in every second, every fourth and so on,
     ``variance_updates`` times each, and not after the step ``freeze``. In all other steps a rank moves by its own
     momentum and adds that up, ``u ← u + lr m``. Every so often u is averaged, compressed and with feedback on both
     sides: all go on from where they last were together, moved by the mean of u, with the momentum that led there.
@@ -27,7 +27,7 @@ class ZeroOneAdam(CompressedAdam):
 
     Parameters
     ----------
-    model, lr, betas, eps, weight_decay, params, codec, algorithm, group, timeout, over, **codec_options
+    model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec, group, timeout, over, **codec_options
         As of `OneBitAdam`.
     variance_updates : int
         Updates of the variance at each distance: 16.
@@ -93,6 +93,7 @@ class ZeroOneAdam(CompressedAdam):
         params: Parameters | None = None,
         codec: str | Codec | None = "onebit",
         algorithm: str | None = None,
+        gradient_codec: str | Codec | None = None,
         group: Ranks | None = None,
         timeout: float | None = None,
         over: str = "auto",
@@ -113,7 +114,8 @@ class ZeroOneAdam(CompressedAdam):
         self._local_after = freeze + 1 if local_after is None and freeze is not None else local_after
         self._local_steps, self._local_limit = local_steps, local_limit
         super().__init__(
-            *(model, lr, betas, eps, weight_decay, params, codec, algorithm, group, timeout, over, codec_options),
+            *(model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec),
+            *(group, timeout, over, codec_options),
             settings=", ".join(f"{name} {value}" for name, value in given.items()),
         )
         self.updates, self.anchor, self.parameters = (self._flat.zeros() for _ in range(3))
@@ -134,14 +136,14 @@ class ZeroOneAdam(CompressedAdam):
     def _advance(self) -> None:
         due = self.steps >= self.next_observation and (self._freeze is None or self.steps <= self._freeze)
         if due and not self.local:
-            self._exact_step(self.observations + 1)
+            self._adamw_step(self.observations + 1)
             self._observed()
         else:
             self._local_step()
             if self.steps >= self.next_average:
                 self._average()
                 if due:
-                    exact_mean(self._gradient, self._communicator, self.account)
+                    self._average_gradients()
                     self._observe_variance()
                     self._observed()
         if not self.local:
