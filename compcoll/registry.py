@@ -102,7 +102,8 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 def _without_codec(options: Sequence[str], argument: str) -> str:
     """Tell what is wrong with options where no codec was given: it was forgotten, or they are misspelt."""
-    known = {field.name for cls in codec_classes().values() if is_dataclass(cls) for field in fields(cls)}
+    classes = filter(is_dataclass, codec_classes().values())
+    known = {field.name for cls in classes for field in fields(cls)}
     for option in options:
         if option not in known:
             return f"{option!r} is neither an argument nor an option of any codec{meant(option, (argument, *known))}"
