@@ -21,7 +21,17 @@ from compcoll.collectives.handshake import places
 from compcoll.collectives.lanes import AT_ONCE
 from compcoll.collectives.planned_steps import Ranks
 from compcoll.collectives.recipe import Buffers, feedback_refused, named_codec
-from compcoll.collectives.signature import BUSY, ON_GPU, Signature, fingerprint, table
+from compcoll.collectives.signature import (
+    BUSY,
+    FREE,
+    ON_GPU,
+    OTHER_WAY,
+    USUAL_WAY,
+    WANTED,
+    Signature,
+    fingerprint,
+    table,
+)
 from compcoll.errors import CollectiveMismatch, InvalidArgument, WireCorrupted
 from compcoll.layout import in_pairs, longest_message
 from compcoll.transports.base import Wire
@@ -34,18 +44,20 @@ def test_fingerprints_leave_room_for_levels() -> None:
     """Smallest and largest, of 8 bytes each, the most significant first: they differ in three bits by the level."""
     own = Signature("call")
     seen = set()
-    for level in range(ON_GPU + 1):
+    for level in (FREE, WANTED, OTHER_WAY, USUAL_WAY, BUSY, ON_GPU):
         low, high = own.extremes[level][:8], own.extremes[level][8:]
         assert low == high and len(high) == 8 and int.from_bytes(low, "big") & 7 == level
         seen.add(int.from_bytes(low, "big") >> 3)
     assert seen == {fingerprint("call") >> 3} and fingerprint("call") & 7 == 0 and len(own.extremes) == 6
     assert fingerprint("call") != fingerprint("cal") and Signature("call", "salt").extremes != own.extremes
     assert not own.ahead and Signature("call", ahead=True).bounded().ahead
-    bounded = own.bounded().extremes
+    busy, free, wanted, there = (own.bounded().extremes[level] for level in (BUSY, FREE, WANTED, ON_GPU))
     line = Signature("x" * 600, "salt").here()
     assert re.fullmatch(r"x{256} at .*test_openings\.py:\d+", line.call)
     assert line.extremes == Signature("x" * 600, "salt").extremes
-    assert bounded == (*[own.extremes[BUSY]] * (BUSY + 1), own.extremes[ON_GPU])
+    assert free == wanted == busy == own.extremes[BUSY] and there == own.extremes[ON_GPU]
+    vetoed = [own.extremes.index(told) for told in own.bounded(USUAL_WAY).extremes]
+    assert vetoed == [USUAL_WAY, USUAL_WAY, USUAL_WAY, USUAL_WAY, BUSY, ON_GPU]
 
 
 @pytest.mark.parametrize("ranks", range(2, 18))
@@ -205,10 +217,10 @@ def test_recordings_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.Monk
                 kept = comm._recordings
                 assert kept._messages == sum(len(recording.messages) for recording in kept._kept) <= 40
     newest = list(world.comms[0]._recordings._kept)
-    assert len(newest) > 2 and newest[-1].recipe.plan.call.n == 111
+    assert len(newest) > 2 and newest[-1].owner.recipe.plan.call.n == 111
     for recording in newest:
         key = world.comms[0]._recordings._kept[recording]
-        assert recording.recipe.recordings[key] is recording
+        assert recording.owner.recordings[key] is recording and recording.owner.recipe.replays[key] is recording.program
 
 
 def test_recipes_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +228,10 @@ def test_recipes_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> Non
     world = World(2)
     collectives, sizes = world.comms[0]._collectives, []
     for n in range(1, 9):
-        for _ in range(2):  # the second call is recorded
-            world.allreduce(normals(2, n), algorithm="ring")
+        world.allreduce(normals(2, n), algorithm="ring")
         sizes.append(len(collectives._recipes))
     assert sizes == [1, 2, 3, 1, 2, 3, 1, 2]
-    kept = {recording.recipe for recording in world.comms[0]._recordings._kept}
-    assert len(kept) == 2 and kept == set(collectives._recipes.values())
+    assert len(world.comms[0]._recordings._rehearsed) == 2
 
 
 def test_rows_of_an_allgatherv_are_not_negative(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +275,7 @@ def test_tolerances_of_codec_auto() -> None:
     for tolerance in (0, 0.0, 0.5, np.float32(0.25), 3):
         assert named_codec("auto", {"tolerance": tolerance}) == (None, float(tolerance))
     for options in ({}, {"tolerance": 0.1, "bits": 4}, {"bits": 4}):
-        with pytest.raises(InvalidArgument, match="takes tolerance=, the relative error"):
+        with pytest.raises(InvalidArgument, match="tolerance=, the relative error that the result may have"):
             named_codec("auto", options)
     for bad in (-1e-9, math.inf, math.nan, "0.1", None):
         with pytest.raises(InvalidArgument, match="must be a finite number, 0 or more"):
