@@ -15,7 +15,9 @@ COMMANDS = {
     "simulate": "how long allreduces would take on a network that is not there, for thousands of ranks",
     "tune": "measure links, codecs and MPI, and store a profile for algorithm=auto (under mpirun)",
 }
-"""The purposes of the commands: modules of `compcoll.tools`, with ``DESCRIPTION``, ``add_arguments`` and ``run``."""
+"""The purposes of the commands: modules of `compcoll.tools`, with ``DESCRIPTION``, ``EXAMPLE``, ``add_arguments``
+and ``run``.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Some commands start MPI: only the one that is asked for is loaded.
         if given and given[0] == name:
             tool = import_module(f".tools.{name}", "compcoll")
-            command.description = tool.DESCRIPTION
+            command.description, command.epilog = tool.DESCRIPTION, f"example: {tool.EXAMPLE}"
             command.set_defaults(run=tool.run)
             tool.add_arguments(command)
     args = parser.parse_args(given)

@@ -150,7 +150,7 @@ class Communicator(Runs):
 
         Printed, a plan shows what the cost model predicts for each way to run the call, why some are refused, which one
         was chosen, and why. Its ``algorithm`` and ``codec`` are those of the `Stats` that the call would have, unless
-        others want some rank's core: then that of its ``unblocked``, if there is one, runs, which is shown, too.
+        others want some rank's core: then that of its ``other``, if there is one, may run, which is shown, too.
 
         Parameters
         ----------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -59,11 +61,11 @@ def get_codec(name: str, **options: Any) -> Codec:
     Examples
     --------
     >>> compcoll.get_codec("zfp", rate=8)
-    ZFP(rate=8.0, tolerance=None, precision=None, lossless=False)
+    ZFP(rate=8.0)
     """
     cls = _OWN.get(name) or codec_classes().get(name)
     if cls is None:
-        raise UnknownCodec(f"unknown codec {name!r}: there are {', '.join(list_codecs())}")
+        raise UnknownCodec(f"unknown codec {name!r}{meant(name, list_codecs())}: there are {', '.join(list_codecs())}")
     try:
         return cls(**options)
     except TypeError as error:
@@ -79,9 +81,10 @@ def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str =
     """The codec that a call's argument names, with its options; None for uncompressed."""
     if isinstance(codec, str):
         return get_codec(codec, **options)
+    if options and codec is None:
+        raise InvalidArgument(_without_codec(sorted(options), argument))
     if options:
-        given = f"{argument}=None" if codec is None else f"{codec!r}"
-        raise InvalidArgument(f"options {', '.join(sorted(options))} go with a codec's name, not with {given}")
+        raise InvalidArgument(f"options {', '.join(sorted(options))} go with a codec's name, not with {codec!r}")
     if isinstance(codec, type):
         raise InvalidArgument(f"{argument}={codec.__name__} is a class: give {codec.__name__}(…), or its name")
     if codec is not None and not isinstance(codec, Codec):
@@ -89,3 +92,19 @@ def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str =
             f"{argument}={codec!r} is neither a codec nor the name of one ({', '.join(list_codecs())})"
         )
     return codec
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Ask whether a name like it was meant; empty if there is none."""
+    close = get_close_matches(name.lower(), known, 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _without_codec(options: Sequence[str], argument: str) -> str:
+    """Tell what is wrong with options where no codec was given: it was forgotten, or they are misspelt."""
+    classes = filter(is_dataclass, codec_classes().values())
+    known = {field.name for cls in classes for field in fields(cls)}
+    for option in options:
+        if option not in known:
+            return f"{option!r} is neither an argument nor an option of any codec{meant(option, (argument, *known))}"
+    return f'options {", ".join(options)} go with a codec: name it, such as {argument}="zfp"'

@@ -3,13 +3,15 @@
 python launch/figures.py                 # all pages: `make figures`; exit status 1 if some are older
 python launch/figures.py --make busy     # measure that page: `make measurements PAGE=busy`
 
-A page's records say the commit that they were measured at. A page is older if a later commit touched what it times, or
-if no commit was noted, or one with changes that no commit has.
+A page's records say the commit that they were measured at. A page is older if code that it times is another since, or
+if no commit was noted, or one with changes that no commit has. Comments, docstrings and layout are no code.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import functools
 import json
 import re
 import subprocess
@@ -21,6 +23,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = Path("docs/measurements")
 _COMMIT = re.compile(r"`([0-9a-f]{7,40})(-dirty)?`")
+_COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
+_NAMED = 3
+"""So many changed files are told by name."""
+UNKNOWN = "?"
+"""Stands for the files that have changed since a commit that git does not know."""
 _BY_HAND = "its tables are set by hand, from the commands that stand on it"
 
 
@@ -35,7 +42,7 @@ class Page:
     command : str
         Words after ``python`` that make it; empty where that is done by hand.
     times : tuple of str
-        Paths of the code whose figures it has.
+        Paths of the code whose figures it has; ``:!`` before those that are not meant, as git writes it.
     """
 
     records: str
@@ -43,44 +50,55 @@ class Page:
     times: tuple[str, ...] = ("compcoll",)
 
 
-_SIMULATED = ("compcoll/algorithms", "compcoll/model", "compcoll/simulation", "compcoll/torch/low_rank")
-_TRAINED = (
-    "compcoll/codecs",
-    "compcoll/sparse",
-    "compcoll/kernels",
-    "compcoll/feedback.py",
-    "compcoll/torch/gradients",
+_ON_GPUS = tuple(
+    f":!compcoll/{path}"
+    for path in (
+        "devices/cu*",
+        "devices/streams.py",
+        "kernels/device*",
+        "model/gpu.py",
+        "transports/device.py",
+        "transports/gpu_aware.py",
+        "transports/streamed.py",
+        "collectives/device*",
+        "collectives/together.py",
+    )
 )
-_HANDED = (
-    "compcoll/algorithms",
-    "compcoll/collectives",
-    "compcoll/kernels",
-    "compcoll/transports",
-    "compcoll/progress",
-)
-_BENCH = "launch/mpirun -n 4 python -m osu_like_bench allreduce -m 4:134217728 --codec zfp --rate 8 --statistic median "
+"""What no figure of a page measured on CPUs depends on."""
+_ASKED = (":!compcoll/tools/[!tm]*", ":!compcoll/__main__.py", ":!compcoll/simulation/plot.py")
+"""Commands for people: all of tools but ``tune``, ``timing`` and ``machine``."""
+_TRAINING = (":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank")
+_ON_CPUS = ("compcoll", *_ON_GPUS, *_ASKED)
+_WITHOUT_TORCH = (*_ON_CPUS, ":!compcoll/torch")
+_CALLS = (*_WITHOUT_TORCH, ":!compcoll/simulation", ":!compcoll/tools")
+_SIMULATED = ("compcoll/algorithms", "compcoll/layout.py", "compcoll/simulation", "compcoll/torch/low_rank", *_ASKED)
+_LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS)
+"""What accuracy depends on: not who sends, but what is lost."""
+_GRADIENTS = (*_LEARNT, "compcoll/torch/gradients")
+_ONE_MACHINE = "launch/one_machine.py --only"
 
 PAGES: Mapping[str, Page] = {
-    "networks": Page("networks/*.json", "launch/measurements"),
-    "busy": Page("busy/*.json", "launch/busy"),
-    "peers": Page("peers/*.json", "launch/peers"),
-    "reliability": Page("reliability.md", "launch/reliability.py", _HANDED),
-    "study": Page("study/*.json", "launch/study.py", _TRAINED),
-    "study-text": Page("study-text/*.json", "launch/study.py --task text", (*_TRAINED, "compcoll/torch/low_rank")),
+    "networks": Page("networks/*.json", "launch/measurements", _WITHOUT_TORCH),
+    "busy": Page("busy/*.json", "launch/busy", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
+    "peers": Page("peers/*.json", "launch/peers", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")),
+    "reliability": Page("reliability.md", "launch/reliability.py", _CALLS),
+    "study": Page("study/*.json", "launch/study.py", _GRADIENTS),
+    "study-text": Page("study-text/*.json", "launch/study.py --task text", (*_GRADIENTS, "compcoll/torch/low_rank")),
     "scaling": Page("scaling.json", "launch/scaling.py", _SIMULATED),
-    "codecs": Page(
-        "codecs.json",
-        "-m osu_like_bench codecs --size 32M --json docs/measurements/codecs.json",
-        ("compcoll/codecs", "compcoll/kernels", "compcoll/devices"),
+    "one-machine": Page("one-machine/*.json", f"{_ONE_MACHINE} codecs,4-ranks,2-ranks", _CALLS),
+    "selection": Page(
+        "selection/*.json",
+        f"{_ONE_MACHINE} normal,laplace,gradients",
+        (
+            "compcoll/sparse",
+            "compcoll/kernels/sparse*",
+            "compcoll/kernels/threshold_search.h",
+            "compcoll/kernels/laplacian.h",
+        ),
     ),
-    "allreduce-4-ranks": Page(
-        "allreduce-4-ranks.json",
-        f"{_BENCH}--compare native,shared_memory,ring,direct,p2p --time-cap 0.5 "
-        "--json docs/measurements/allreduce-4-ranks.json",
-    ),
-    "selection": Page("selection/*.json", "", ("compcoll/sparse", "compcoll/kernels")),
-    "ddp": Page("ddp/*.json", ""),
-    "low-rank": Page("low-rank/*.json", ""),
+    "groups": Page("groups/*.json", "launch/process_groups.py", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
+    "ddp": Page("ddp/*.json", "", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
+    "low-rank": Page("low-rank/*.json", "", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")),
 }
 
 _NO_FIGURES = {"index", "mutants"}
@@ -127,9 +145,10 @@ def state(page: Page, repository: Path = REPOSITORY) -> str:
         why.append(f"{missing} of its records note no commit")
     if dirty := sorted(commit for commit in found if commit.endswith("-dirty")):
         why.append(f"measured with changes that no commit has ({', '.join(dirty)})")
-    for commit in sorted(found - set(dirty)):
-        if later := _later(commit, page.times, repository):
-            why.append(f"{later} since {commit}")
+    later = {commit: told for commit in sorted(found - set(dirty)) if (told := _later(commit, page.times, repository))}
+    if later:
+        worst = max(later, key=lambda commit: len(later[commit]))
+        why.append(_told(later[worst], worst, len(later) - 1))
     return f"older: {'; '.join(why)}" if why else "up to date"
 
 
@@ -144,18 +163,56 @@ def commits(file: Path) -> set[str]:
     return {str(noted)} if noted else set()
 
 
-def _later(commit: str, paths: Sequence[str], repository: Path) -> str:
-    """Count the commits that touched these paths after that one; empty if none did."""
-    asked = subprocess.run(
-        ["git", "-C", str(repository), "rev-list", "--count", f"{commit}..HEAD", "--", *paths],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if asked.returncode:
-        return "an unknown number of commits"
-    count = int(asked.stdout)
-    return f"{count} commit{'s' * (count > 1)} to what it times" if count else ""
+def _later(commit: str, paths: Sequence[str], repository: Path) -> list[str]:
+    """Name the files among these paths whose code is another than that commit's."""
+    raw = ["diff", "--raw", "-z", "--no-renames", "--abbrev=40", commit, "HEAD", "--", *paths]
+    try:
+        told = _git(repository, *raw).split("\0")
+    except subprocess.CalledProcessError:
+        return [UNKNOWN]
+    changed = []
+    for about, name in zip(told[::2], told[1::2], strict=False):
+        before, after = about.split()[2:4]
+        if _code(repository, before, Path(name).suffix) != _code(repository, after, Path(name).suffix):
+            changed.append(name)
+    return changed
+
+
+def _told(files: Sequence[str], commit: str, others: int) -> str:
+    """Say which files have changed since that commit, and since how many others of the page's some have."""
+    more = f", some since {others} other commit{'s' * (others > 1)}" if others else ""
+    if files == [UNKNOWN]:
+        return f"{commit} is no commit of this repository{more}"
+    named = ", ".join(files[:_NAMED]) + ", …" * (len(files) > _NAMED)
+    return f"{len(files)} file{'s' * (len(files) > 1)} that it times changed since {commit} ({named}){more}"
+
+
+@functools.cache
+def _code(repository: Path, blob: str, suffix: str) -> str:
+    """What a stored file does: its text without comments, docstrings and layout; empty for a file that is not there."""
+    if not blob.strip("0"):
+        return ""
+    text = _git(repository, "cat-file", "blob", blob)
+    if suffix in (".py", ".pyi"):
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+        return ast.dump(tree)
+    if suffix in (".h", ".cpp", ".cu"):
+        text = _COMMENT.sub(lambda found: found[0] if found[0][0] in "\"'" else " ", text)
+    return " ".join(text.split())
+
+
+def _is_text(node: ast.stmt) -> bool:
+    """Tell whether a statement is a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _git(repository: Path, *words: str) -> str:
+    asked = ["git", "-C", str(repository), *words]
+    return subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 if __name__ == "__main__":

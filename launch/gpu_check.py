@@ -37,12 +37,14 @@ SEGMENT = 8 << 20
 """Segments of the sweeps, in bytes: of the 1 MB that suits CPUs, launches and copies would outlast the work."""
 
 CUBINS = REPOSITORY / "build" / "cubins"
-"""The kernels' machine code, which may be brought along: COMPCOLL_CUBINS=build/cubins python -m compcoll cubins."""
+"""The kernels' machine code, which may be brought along: what COMPCOLL_CUBINS=build/cubins python -m compcoll cubins
+--arch 90 leaves there, 6 MB."""
 ARCHITECTURE = "90"
 """The GPUs that it is for: H100 and H200."""
 
 _BUDGET = 460.0
 _SANITIZER = "compute-sanitizer"
+_CUDA = "/usr/local/cuda/bin"  # where it is as a rule, on the PATH or not
 _BYTES = "bytes or numbers or encode_and_decode"
 _MACHINE = """
 nvidia-smi -q; nvidia-smi topo -m; lscpu; cat /proc/net/dev; python3 -m pip list
@@ -88,6 +90,7 @@ _NEEDED = {
     "zfpy": "zfpy",
     "pytest": "pytest",
     "pytest_timeout": "pytest-timeout",
+    "xdist": "pytest-xdist",
     "hypothesis": "hypothesis",
 }
 _KNOWN = "import compcoll.kernels._host"
@@ -137,7 +140,7 @@ def steps(part: str, out: Path) -> list[Step]:
             Step("cubins", "kernels compiled ahead", [python, "-m", "compcoll", "cubins", "--arch", ARCHITECTURE], 100),
             Step("doctor", "what compcoll finds", [python, "-m", "compcoll", "doctor", "--json"], 60),
             _tests(python, part, _BYTES, out, 200, 8),
-            *([_sanitized(python, tool) for tool in ("memcheck", "racecheck")] if shutil.which(_SANITIZER) else []),
+            *(_sanitized(python, found, tool) for found in sanitizer() for tool in ("memcheck", "racecheck")),
         ]
     if part == "speed":
         speed = [*bench, "codecs", "--device", "cuda", "--size", "256M", "--json", str(out / "codecs.json")]
@@ -163,15 +166,21 @@ def _sweep(python: str, count: int, out: Path) -> Step:
 
 
 def _tests(python: str, part: str, which: str, out: Path, seconds: float, processes: int) -> Step:
-    together = ["-n", str(processes)] if importlib.util.find_spec("xdist") else []
     chosen = ["-m", "gpu", "-k", which, "tests/devices/test_gpu.py", f"--junitxml={out / f'tests-{part}.xml'}"]
-    return Step("tests", f"the tests marked gpu: {which}", [python, "-m", "pytest", "-v", *together, *chosen], seconds)
+    command = [python, "-m", "pytest", "-v", "-n", str(processes), *chosen]
+    return Step("tests", f"the tests marked gpu: {which}", command, seconds)
 
 
-def _sanitized(python: str, tool: str) -> Step:
+def sanitizer() -> list[str]:
+    """The program that watches what kernels access, if it is here."""
+    found = shutil.which(_SANITIZER, path=f"{os.environ['PATH']}{os.pathsep}{_CUDA}")
+    return [] if found is None else [found]
+
+
+def _sanitized(python: str, program: str, tool: str) -> Step:
     """Look for what a kernel reads or writes that is not its own, or that another thread has not finished."""
     tests = [python, "-m", "pytest", "-q", "-m", "gpu", "-k", "encode_and_decode", "tests/devices/test_gpu.py"]
-    return Step(tool, f"{_SANITIZER}'s", [_SANITIZER, "--tool", tool, "--error-exitcode", "9", *tests], 100)
+    return Step(tool, f"{_SANITIZER}'s", [program, "--tool", tool, "--error-exitcode", "9", *tests], 100)
 
 
 def loopback() -> str:
@@ -239,7 +248,7 @@ def run(step: Step, log: Path, left: float) -> Outcome:
     """Run a step; its output goes to the end of the log."""
     started = time.monotonic()
     own = {"PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{os.environ['PATH']}", "COMPCOLL_CUBINS": str(CUBINS)}
-    environment = os.environ | own
+    environment = mpi_library() | os.environ | own
     with open(log, "a") as said:
         print(f"==== {step.name}: {shlex.join(step.command)}", file=said, flush=True)
         process = subprocess.Popen(
@@ -252,6 +261,12 @@ def run(step: Step, log: Path, left: float) -> Outcome:
             process.wait()
             status = None
     return Outcome(step, status, time.monotonic() - started)
+
+
+def mpi_library() -> dict[str, str]:
+    """Tell mpi4py of the MPI library in this Python's prefix: it looks in the new environment's only."""
+    found = sorted(Path(sys.prefix, "lib").glob("libmpi.so*"))
+    return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
 
 
 def tail(log: Path) -> str:
@@ -331,6 +346,10 @@ def check(part: str, wheels: Path | None, out: Path, name: str) -> bool:
     said = loopback()
     log.write_text(f"{said}\n")
     print(f"{part}: {said}", flush=True)
+    if part == "kernels" and not sanitizer():
+        print(
+            f"{part}: {_SANITIZER} is neither on the PATH nor in {_CUDA}: accesses of memory go unchecked", flush=True
+        )
     outcomes: list[Outcome] = []
 
     def done(step: Step) -> bool:

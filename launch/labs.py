@@ -15,6 +15,8 @@ from netlab_load import LoadMeter
 
 LAUNCH = Path(__file__).resolve().parent
 _SAMPLE = 0.5
+DISTURBED = 10.0
+"""Percent of the machine: where others used more meanwhile, times are hints."""
 
 
 def finish(words: Sequence[str], environ: Mapping[str, str], seconds: float, meter: LoadMeter) -> int:

@@ -25,6 +25,7 @@ from datetime import date
 from pathlib import Path
 
 from compcoll.tools.machine import cpu
+from osu_like_bench.machine import commit
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "measurements" / "reliability.md"
@@ -187,14 +188,8 @@ def run(row: Row) -> tuple[bool, str]:
 def written(row: Row, outcome: str, figures: Iterable[str]) -> str:
     """A row as a line of the table."""
     seen = "<br>".join(figures).replace("|", "/")
-    load = os.getloadavg()[0]
-    return f"| {row.name} | {row.promise} | {outcome} | {seen} | {date.today()}, `{commit()}`, load {load:.0f} |\n"
-
-
-def commit() -> str:
-    """The commit of the working tree, with a mark if that has changes."""
-    git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(git, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip() or "no commit"
+    when = f"{date.today()}, `{commit() or 'no commit'}`, load {os.getloadavg()[0]:.0f}"
+    return f"| {row.name} | {row.promise} | {outcome} | {seen} | {when} |\n"
 
 
 def updated(page: str, lines: Sequence[tuple[Row, str]]) -> str:

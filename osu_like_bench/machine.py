@@ -17,6 +17,10 @@ import compcoll
 from compcoll.devices.cores import usable_cores
 from compcoll.devices.host import HostDevice
 
+TIMED = ("compcoll", "osu_like_bench", "CMakeLists.txt")
+"""Paths whose changes make figures those of other code; pages and records that are written meanwhile do not."""
+REPOSITORY = Path(__file__).resolve().parent.parent
+
 
 def cpu_name() -> str:
     """The CPU's name as the system tells it."""
@@ -28,17 +32,19 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def commit() -> str:
-    """Compcoll's commit, with ``-dirty`` where files differ from it; empty where it was not cloned by git."""
-    repository = Path(__file__).resolve().parent.parent
+def commit(repository: Path = REPOSITORY) -> str:
+    """Compcoll's commit, with ``-dirty`` where code that is timed differs from it; empty where git did not clone it."""
     if not (repository / ".git").exists():
         return ""
-    command = ["git", "-C", str(repository), "describe", "--always", "--dirty", "--exclude=*"]
+    git = ["git", "-C", str(repository)]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        asked = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=60)
+        if asked.returncode:
+            return ""
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *TIMED], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return asked.stdout.strip()
+    return asked.stdout.strip() + "-dirty" * (changed.returncode != 0)
 
 
 def _program() -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -32,7 +34,8 @@ READ_ONLY = X.copy()
 READ_ONLY.flags.writeable = False
 
 REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
-    ({"codec": "zpf"}, UnknownCodec, r"unknown codec .zpf.: there are cast, fp8, .*intsum, minmax, .*qsgd, .*zfp"),
+    ({"codec": "zpf"}, UnknownCodec, r"codec 'zpf' \(did you mean 'zfp'\?\): there are cast, fp8, .*intsum, .*zfp"),
+    ({"codec": "gzip9"}, UnknownCodec, r"unknown codec 'gzip9': there are cast"),
     ({"codec": "zfp", "rte": 8}, InvalidArgument, r"no option 'rte': it takes lossless, precision, rate, tolerance"),
     ({"codec": "zfp", "rate": 2}, InvalidArgument, r"zfp: rate=2 must be above 2 and at most 64"),
     ({"codec": "zfp", "rate": 33}, InvalidArgument, r"rate=33 is out of range for float32: above 2, at most 32"),
@@ -57,17 +60,26 @@ REFUSED: list[tuple[dict[str, Any], type[CompcollError], str]] = [
     ({"codec": "cast", "dtype": "float8"}, InvalidArgument, r"dtype='float8' is none of \"float16\""),
     ({"codec": "cast", "dtype": "float64"}, InvalidArgument, r"a float64 wire is wider than the float32 values"),
     ({"codec": MinMax(), "bits": 4}, InvalidArgument, r"options bits go with a codec's name"),
+    ({"rate": 8}, InvalidArgument, r"options rate go with a codec: name it, such as codec=\"zfp\""),
+    ({"codecs": "zfp"}, InvalidArgument, r"'codecs' is neither an argument nor .* \(did you mean 'codec'\?\)"),
+    ({"codec": "auto"}, InvalidArgument, r"codec=\"auto\" needs tolerance=, .*such as tolerance=1e-2$"),
+    ({"codec": "auto", "tolerance": 1, "rate": 8}, InvalidArgument, r"and takes no other option: not rate"),
     ({"codec": 8}, InvalidArgument, r"codec=8 is neither a codec nor the name of one"),
-    ({"algorithm": "rng"}, UnknownAlgorithm, r"no algorithm 'rng': there are auto, ring, recursive_doubling, direct"),
+    ({"algorithm": "rng"}, UnknownAlgorithm, r"no algorithm 'rng' \(did you mean 'ring'\?\): there are auto, ring,"),
+    ({"algorithm": "sharedmemory"}, UnknownAlgorithm, r"\(did you mean 'shared_memory'\?\): .*, shared_memory$"),
     ({"codec": "zfp", "algorithm": "native"}, UnknownAlgorithm, r"uncompressed, but codec=ZFP.* was given"),
     ({"op": "median"}, InvalidArgument, r"op='median' is none of sum, mean, max"),
     ({"op": "max", "codec": "zfp"}, InvalidArgument, r"op='max' cannot be compressed"),
     ({"op": "max", "algorithm": "ring"}, UnsupportedDType, r"reduces them by sum or mean, not max"),
-    ({"x": X.astype(np.int32), "codec": "zfp"}, UnsupportedDType, r"compresses float16, .*, not int32"),
+    (
+        {"x": X.astype(np.int32), "codec": "zfp"},
+        UnsupportedDType,
+        r"compresses float16, .*, not int32: convert x, or use codec=None",
+    ),
     ({"x": X.astype(np.int32), "op": "mean"}, UnsupportedDType, r"mean of int32"),
     ({"x": X.astype(object)}, UnsupportedDType, r"object"),
     ({"x": X.astype(np.longdouble), "codec": "zfp"}, UnsupportedDType, r"longdouble|float128"),
-    ({"x": [1.0, 2.0]}, InvalidBuffer, r"x is a builtins.list: a numpy.ndarray is needed"),
+    ({"x": [1.0, 2.0]}, InvalidBuffer, r"x is a list: a numpy.ndarray is needed"),
     ({"x": X[::2]}, InvalidBuffer, r"not C-contiguous: pass numpy.ascontiguousarray"),
     ({"x": X.astype(">f4")}, InvalidBuffer, r"byte order"),
     ({"out": READ_ONLY}, InvalidBuffer, r"out is read-only"),
@@ -286,3 +298,10 @@ def test_codecs_are_values() -> None:
     names = "cast fp8 hybrid int8 intsum minmax onebit qsgd randomk sign strom terngrad topk variance zfp"
     assert compcoll.list_codecs() == names.split()
     assert np.dtype(ml_dtypes.bfloat16).name == "bfloat16"
+
+
+def test_without_pytorch_its_extra_is_named() -> None:
+    asked = "import sys; sys.modules['torch'] = None; import compcoll.torch"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "ModuleNotFoundError: compcoll.torch needs PyTorch: pip install 'compcoll[torch]'"

@@ -57,7 +57,7 @@ def _reduce_scatter(job: Job, finish: Callable[[int, Segment, Wire], Steps]) -> 
     group, p, rank = job.group, job.group.size, job.group.rank
     right, left = (rank + 1) % p, (rank - 1) % p
     route = [job.chunks[(rank - 2 - step) % p] for step in range(p - 1)]
-    arriving = Inbox(group, left, job.wires(chain(*route)), ahead=2 * _longest(job))
+    arriving = Inbox(group, left, job.wires(chain(*route)), ahead=2 * max(map(len, job.chunks)))
     sends: list[Pending] = []
     first = job.chunks[left]
     for segment, wire in zip(first, job.wires(first), strict=True):
@@ -90,7 +90,7 @@ class _Allgather:
         self._right = (rank + 1) % p
         self._route = [job.chunks[(rank - step) % p] for step in range(1, p)]
         wires = job.wires(chain(*self._route))
-        self._arriving = Inbox(self._group, (rank - 1) % p, wires, ahead=_longest(job))
+        self._arriving = Inbox(self._group, (rank - 1) % p, wires, ahead=max(map(len, job.chunks)))
         self._sends: list[Pending] = []
 
     def send(self, segment: Segment, wire: Wire) -> None:
@@ -108,10 +108,6 @@ class _Allgather:
                 yield self._job.decode(segment, [wire])
         for sent in self._sends:
             yield sent
-
-
-def _longest(job: Job) -> int:
-    return max(map(len, job.chunks))
 
 
 def _cost(c: Costs, collective: str) -> float:

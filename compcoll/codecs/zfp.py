@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from ..dtypes import computed_on
@@ -17,7 +17,7 @@ _HIGHEST_RATE = {"float32": 32, "float64": 64}
 _ERROR_AT_RATE_8 = 5.5e-2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ZFP(Codec):
     """ZFP compression. Exactly one of the four modes holds; without any, ``rate=8``.
 
@@ -77,6 +77,11 @@ class ZFP(Codec):
             raise InvalidArgument(f"zfp: {' and '.join(given)} exclude each other: give one")
         if not given:
             object.__setattr__(self, "rate", 8.0)
+
+    def __repr__(self) -> str:
+        """Show the mode that holds, and no other."""
+        mode = next(field.name for field in fields(self) if getattr(self, field.name))
+        return f"ZFP({mode}={getattr(self, mode)!r})"
 
     @property
     def fixed_size(self) -> bool:

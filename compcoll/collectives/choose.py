@@ -21,6 +21,7 @@ from ..model.gpu import COPY_PER_BYTE
 from ..model.kinds import segment_nbytes, way_of
 from ..model.predict import Way, predict
 from ..progress import Steps
+from ..registry import meant
 from ..sparse.contract import Sparsifier
 from .call import SUMS, Call, Setting
 
@@ -109,9 +110,10 @@ class Option(NamedTuple):
 
 def check(collective: str, algorithm: str) -> None:
     """Refuse a name that the collective does not have."""
-    allowed = NAMES[collective]
-    if algorithm not in (AUTO, *allowed) and not (collective == "allreduce" and algorithm in LIMITED):
-        raise UnknownAlgorithm(f"{collective} has no algorithm {algorithm!r}: there are {AUTO}, {', '.join(allowed)}")
+    allowed = (AUTO, *NAMES[collective], *(LIMITED if collective == "allreduce" else ()))
+    if algorithm not in allowed:
+        asked = f"{algorithm!r}{meant(algorithm, allowed)}"
+        raise UnknownAlgorithm(f"{collective} has no algorithm {asked}: there are {', '.join(allowed)}")
 
 
 def summands_of(call: Call, setting: Setting) -> Summands | None:
@@ -208,6 +210,11 @@ def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     if not native and halves and call.algorithm == AUTO:
         native = "converts halves"
     return _Known(small(call, setting), mpi, native, plain, blocks)
+
+
+def why_not_native(call: Call, setting: Setting) -> str:
+    """Say why MPI's own may not be chosen; empty if it may."""
+    return _known(call, setting, blocks=True).native
 
 
 def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool = False) -> list[Option]:

@@ -10,7 +10,9 @@ from .call import Call, Setting
 from .choose import Option
 
 
-def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unblocked: str | None) -> str:
+def text(
+    call: Call, setting: Setting, algorithm: str, codec: Codec | None, unblocked: str | None, other: str | None
+) -> str:
     """The options of a call, one a line, and why one of them was chosen.
 
     Parameters
@@ -20,7 +22,9 @@ def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unbl
     algorithm, codec : str, Codec or None
         What was chosen.
     unblocked : str or None
-        The algorithm that runs instead where some rank must not block in MPI, or others want its core.
+        The algorithm that runs instead where some rank must not block in MPI.
+    other : str or None
+        The one that runs instead where others want some rank's core and it was found to take less time.
     """
     world = setting.world
     nodes = f"{world.nodes} nodes of {world.per_node}" if world.nodes > 1 else "one node"
@@ -37,10 +41,9 @@ def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unbl
     fastest = min(option.seconds for option in shown)
     tail = [f"choice: {_reason(found, chosen, call, setting, algorithm, codec)}"]
     if unblocked is not None:
-        tail.append(
-            f"where some rank must not block in MPI, given a time-out or other collectives, or others want its core: "
-            f"{unblocked}"
-        )
+        tail.append(f"where some rank must not block in MPI, given a time-out or other collectives: {unblocked}")
+    if other is not None:
+        tail.append(f"where others want some rank's core: {algorithm} or {other}, whichever takes less time there")
     return "\n".join(
         [
             *head,

@@ -23,6 +23,7 @@ from .handshake import places
 from .plan import Plan, make_plan
 from .planned_steps import PlannedSteps, Ranks
 from .recipe import Asked, Buffers, Recipe, feedback_refused, named_codec
+from .signature import USUAL_WAY
 
 _MOST_RECIPES = 4096
 
@@ -225,7 +226,7 @@ class Collectives(PlannedSteps):
                 along = device.encoded_sum(ranks.small, plan.coder, call.n, ranks.rank, self._size, plan.scale)
             return Recipe.of_body(plan, along, along=along)
         if plan.algorithm == choose.SHARED_MEMORY:
-            return self._by_shared_memory(plan)
+            return self._by_shared_memory(plan, bounded=bounded)
         if plan.algorithm == choose.NATIVE and call.op != MOVED:
             return self._by_mpi(plan, bounded=bounded)
         if plan.algorithm == choose.NATIVE and call.rows is None:
@@ -239,9 +240,15 @@ class Collectives(PlannedSteps):
             ranks.recordings.replaying(recipe, algorithm)
         return recipe
 
-    def _by_shared_memory(self, plan: Plan) -> Recipe:
+    def _by_shared_memory(self, plan: Plan, *, bounded: bool) -> Recipe:
         assert self._ranks.shared is not None  # else no plan names it
-        return Recipe.of_body(plan, self._device.shared_sum(*self._ranks.shared, plan.call.dtype, plan.scale))
+        other = None
+        if plan.other is not None and bounded:
+            plan = plan._replace(signature=plan.signature.bounded(USUAL_WAY), other=None)
+        elif plan.other is not None:
+            other = self._by_mpi(plan.other, bounded=False)
+        body = self._device.shared_sum(*self._ranks.shared, plan.call.dtype, plan.scale)
+        return Recipe.of_body(plan, body, other=other)
 
     def _by_mpi(self, plan: Plan, *, bounded: bool) -> Recipe:
         """MPI's own reduction, or what takes its place where some rank must not block in it."""
@@ -249,7 +256,7 @@ class Collectives(PlannedSteps):
         if bounded:
             plan = plan._replace(signature=plan.signature.bounded())
         unblocked = plan.unblocked and plan.unblocked._replace(signature=plan.signature)
-        other = self._by_shared_memory(unblocked) if unblocked else None
+        other = self._by_shared_memory(unblocked, bounded=bounded) if unblocked else None
         if bounded and other is not None:
             return other
         call = plan.call
@@ -257,7 +264,7 @@ class Collectives(PlannedSteps):
         reduction = native.Reduction(*own, self._device, call.dtype, plan.scale)
         steps = lambda buffers, run: reduction.steps(buffers.x, buffers.out, run.turn, run.stats)  # noqa: E731
         body = None if bounded else reduction.body
-        return Recipe(plan, steps, body=body, with_feedback=body, unblocked=other)
+        return Recipe(plan, steps, body=body, with_feedback=body, unblocked=other, other=other)
 
     def _started_by_mpi(self, call: Call) -> Callable[[Array, Array], Pending]:
         """MPI's own nonblocking collective that reduces nothing, as a function of input and result."""

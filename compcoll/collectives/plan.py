@@ -45,7 +45,9 @@ class Plan(NamedTuple):
     codec_text : str or None
         The codec as `Stats` tell it.
     unblocked : Plan or None
-        What runs instead where some rank must not block in MPI, or others want its core; None if the same does.
+        What runs instead where some rank must not block in MPI; None if the same does.
+    other : Plan or None
+        What runs instead where others want some rank's core and it was found to take less time; None if nothing does.
     """
 
     call: Call
@@ -61,6 +63,7 @@ class Plan(NamedTuple):
     summands: Summands | None = None
     codec_text: str | None = None
     unblocked: Plan | None = None
+    other: Plan | None = None
 
     @property
     def gathers(self) -> bool:
@@ -71,8 +74,8 @@ class Plan(NamedTuple):
         return f"Plan({self.signature})"
 
     def __str__(self) -> str:
-        other = None if self.unblocked is None else self.unblocked.algorithm
-        return explanation.text(self.call, self.setting, self.algorithm, self.codec, other)
+        instead = [None if plan is None else plan.algorithm for plan in (self.unblocked, self.other)]
+        return explanation.text(self.call, self.setting, self.algorithm, self.codec, *instead)
 
 
 def with_checksum(coder: Coder, device: HostDevice) -> Coder:
@@ -124,7 +127,12 @@ def make_plan(call: Call, setting: Setting) -> Plan:
         codec = text = None  # nothing is compressed inside a node
     scale = 1.0 / world.size if call.op == "mean" else 1.0
     plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, summands, text)
-    return plan if unblocked == algorithm else plan._replace(unblocked=plan._replace(algorithm=unblocked))
+    if unblocked != algorithm:
+        instead = plan._replace(algorithm=unblocked)
+        return plan._replace(unblocked=instead, other=instead)
+    if algorithm == choose.SHARED_MEMORY and call.algorithm == choose.AUTO and _may_be_native(call, setting):
+        return plan._replace(other=plan._replace(algorithm=choose.NATIVE))
+    return plan
 
 
 def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
@@ -214,6 +222,10 @@ _KINDS = {
 _MOST_BY_MPI = 2**31 - 1
 
 
+def _may_be_native(call: Call, setting: Setting) -> bool:
+    return not setting.gpus and call.n <= _MOST_BY_MPI and not choose.why_not_native(call, setting)
+
+
 def _check_operation(call: Call) -> None:
     floating = call.dtype in DTYPES
     if call.op != MOVED and not call.dtype.startswith(_KINDS[call.op]):
@@ -222,7 +234,9 @@ def _check_operation(call: Call) -> None:
     if call.codec is None:
         return
     if not floating:
-        raise UnsupportedDType(f"{call.codec!r} compresses {', '.join(DTYPES)}, not {call.dtype}: use codec=None")
+        raise UnsupportedDType(
+            f"{call.codec!r} compresses {', '.join(DTYPES)}, not {call.dtype}: convert x, or use codec=None"
+        )
     if call.op not in (*SUMS, MOVED):
         raise InvalidArgument(f"op={call.op!r} cannot be compressed: use codec=None, or op {' or '.join(SUMS)}")
 

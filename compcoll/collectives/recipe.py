@@ -143,7 +143,9 @@ class Recipe:
     recordings : dict
         Its recordings, by lane and whether there is feedback.
     unblocked : Recipe or None
-        How they run where some rank must not block in MPI, or others want its core; None if by this one's steps.
+        How they run where some rank must not block in MPI; None if by this one's steps.
+    other : Recipe or None
+        How they run where others want some rank's core and this was found to take less time; None if by this one.
     timeout : float or None
         Seconds that a wait of these calls may last, if they say so.
     all_on_gpus : callable or None
@@ -160,6 +162,7 @@ class Recipe:
     calls: int = 0
     recordings: dict[tuple[int, bool], Recording] = field(default_factory=dict)
     unblocked: Recipe | None = None
+    other: Recipe | None = None
     timeout: float | None = None
     all_on_gpus: Callable[[Buffers, Run], Steps] | None = None
 
@@ -227,8 +230,10 @@ def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Cod
         return as_codec(codec, options), None
     tolerance = options.get("tolerance")
     if set(options) != {"tolerance"}:
+        others = ", ".join(sorted(options.keys() - {"tolerance"}))
         raise InvalidArgument(
-            f'codec="auto" takes tolerance=, the relative error that the result may have, and no more: not {options}'
+            'codec="auto" needs tolerance=, the relative error that the result may have, such as tolerance=1e-2'
+            + f", and takes no other option: not {others}" * bool(others)
         )
     if not isinstance(tolerance, numbers.Real) or not 0 <= float(tolerance) < math.inf:
         raise InvalidArgument(f'codec="auto": tolerance={tolerance!r} must be a finite number, 0 or more')

@@ -16,7 +16,7 @@ from ..devices.host import HostCoder
 from ..kernels._host import Body
 from ..progress import Pending, Steps, Turn
 from ..stats import Stats
-from ..transports.base import Group, Persistent, Transport, Wire
+from ..transports.base import Connection, Group, Persistent, Transport, Wire
 from .call import Call
 from .handshake import SentAhead
 from .lanes import Lane, Lanes
@@ -50,6 +50,16 @@ class _NotedMessage:
 
     def __init__(self, message: Persistent) -> None:
         self.message = message
+
+    def Test(self) -> bool:
+        return True
+
+
+class _Agreement:
+    """A stand-in for a message that has come: nothing behind it leaves before all ranks are known to make this call."""
+
+    def Start(self) -> None:
+        """Nothing is to be sent."""
 
     def Test(self) -> bool:
         return True
@@ -92,8 +102,11 @@ class Recordings:
         Where they run.
     """
 
-    def __init__(self, transport: Transport, lanes: Lanes) -> None:
+    def __init__(self, transport: Connection, lanes: Lanes) -> None:
         self._transport = transport
+        # Who can only be waited for asks the receiver before a message leaves: sent ahead of the opening it would wait
+        # for receives that are posted after it, and the opening for what is encoded.
+        self._sends_ahead = not transport.blocks
         self._lanes = lanes
         self._kept: dict[Recording, tuple[int, bool]] = {}  # the oldest first
         self._messages = 0
@@ -161,6 +174,8 @@ class Recordings:
         buffers = Buffers(x, out, None, residual if feedback else None)
         assert recipe.algorithm is not None and isinstance(plan.coder, HostCoder)
         program = recording.program
+        if not self._sends_ahead:
+            program.wait(_Agreement())
         raw = plan.raw.noted(program) if isinstance(plan.raw, HostCoder) else None
         noted = plan._replace(coder=plan.coder.noted(program), raw=raw)
         lane.arena.rewind()

@@ -109,9 +109,11 @@ class Runs(Calls):
             ),
         )
         self._known = device.known_calls(self.size)
-        # Where ranks share cores among themselves, these are wanted always, and what is known of such places holds.
-        wanted = Contention() if cores >= 1 and world.nodes == 1 and self.size > 1 else None
-        self._executor = Executor(self._known, self._opening.exchanges, under_way, engine.alone, engine.beside, wanted)
+        wanted = Contention() if world.nodes == 1 and self.size > 1 else None
+        waits = (engine.alone, engine.beside)
+        self._executor = Executor(
+            *(self._known, self._opening.exchanges, under_way, *waits, wanted), decides=self.rank == 0
+        )
         self._broken: BaseException | None = None
         self._turn: Turn | None = None
         self._gpu: DeviceCollectives | None = None
@@ -295,12 +297,16 @@ class Runs(Calls):
         lane.last = request = Request(steps, stats, self._engine, release=release, timeout=recipe.timeout)
         if self._gpu is not None and buffers.order is not None:
             request.finish = partial(self._gpu.handed_over, buffers.order)
-        self._engine.start(request)
+        try:
+            self._engine.start(request)
+        except BaseException as error:  # an interrupt: the caller never gets what is under way
+            self._break(error, recipe, buffers)
+            raise
         return request
 
     def _steps(self, recipe: Recipe, buffers: Buffers, run: Run, before: Request | None, signature: Signature) -> Steps:
         """One of the collectives under way, from its opening to its result."""
-        if run.turn.before is not None and not run.turn.Test():
+        if not run.turn.Test():
             yield run.turn
         if before is not None and not before.done:  # those behind shall not be opened, and wait, all at once
             yield Ended(before)

@@ -15,18 +15,19 @@ TEXT_NBYTES = 512
 _TWICE = 1 << 8 * NBYTES | 1
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
-FREE, WANTED, BUSY, ON_GPU = range(4)
+FREE, WANTED, OTHER_WAY, USUAL_WAY, BUSY, ON_GPU = range(6)
 """The levels that a rank tells with its call, of which the highest of all ranks counts: nothing in particular; others
-want its core, which it had better not burn in MPI; it must not block in MPI. The last one counts if it is all ranks':
-their arrays are on GPUs. A rank whose array is there must not block either.
+want its core; the plan's other way shall be taken, which rank 0 alone says, as it has found that to take less time; it
+must not, since that way blocks in MPI; nothing may block in MPI. The last one counts if it is all ranks': their arrays
+are on GPUs. A rank whose array is there must not block either.
 """
 
-LEVELS = 3
+LEVELS = 7
 """The bits of a fingerprint that tell them."""
 
 
 def fingerprint(call: str) -> int:
-    """64 bits that differ for calls that do not belong together. The lowest two tell the rank's level."""
+    """64 bits that differ for calls that do not belong together. The lowest three tell the rank's level."""
     return int.from_bytes(blake2b(call.encode(), digest_size=NBYTES).digest(), "little") & ~LEVELS
 
 
@@ -59,9 +60,9 @@ class Signature:
     def __str__(self) -> str:
         return self.call
 
-    def bounded(self) -> Signature:
-        """The same call on a rank that must not block in MPI, where no time-out ends it, whether busy or not."""
-        return self._replaced(self.call, (self.extremes[BUSY],) * ON_GPU + self.extremes[ON_GPU:])
+    def bounded(self, level: int = BUSY) -> Signature:
+        """The same call on a rank that must not block in MPI, where no time-out ends it: its level is at least this."""
+        return self._replaced(self.call, (self.extremes[level],) * level + self.extremes[level:])
 
     def here(self) -> Signature:
         """The same call, with the line of the program that makes it."""

@@ -186,9 +186,9 @@ class HostDevice:
     def check_readable(x: Any, what: str) -> None:
         """Refuse what is not a C-contiguous NumPy array in native byte order."""
         if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray | np.matrix):
+            name = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
             raise InvalidBuffer(
-                f"{what} is a {type(x).__module__}.{type(x).__qualname__}: a numpy.ndarray is needed, or an array with "
-                "DLPack or the buffer protocol"
+                f"{what} is a {name}: a numpy.ndarray is needed, or an array with DLPack or the buffer protocol"
             )
         if not x.flags.c_contiguous:
             raise InvalidBuffer(

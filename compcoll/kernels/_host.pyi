@@ -52,6 +52,12 @@ class Exchange:
     @property
     def extremes(self) -> bytes: ...
 
+class TwoWays:
+    def __init__(self) -> None: ...
+    @property
+    def other(self) -> bool: ...
+    def took(self, other: bool, seconds: float) -> None: ...
+
 class Executor:
     ready: bool
     begun: int
@@ -64,6 +70,7 @@ class Executor:
         alone: tuple[int, int],
         beside: tuple[int, int],
         wanted: Callable[[], bool] | None,
+        decides: bool,
     ) -> None: ...
     def repeat(self, owner: Any, collective: str, x: Any, param: Any, out: Any, feedback: Any, asked: Any) -> Any: ...
     def run(

@@ -105,15 +105,20 @@ __device__ __forceinline__ void encode_cast(const Parameters& p, const CastCode<
     for_cast_tiles(
         p,
         [&](int64_t begin) {
-            if (!plain && (p.residual != nullptr || p.decoded != nullptr)) {
-                COMPCOLL_ROLLED for (int64_t i = begin + 8 * lane_of_warp(); i < begin + cast_rounds * round_values; i += 8 * warp_threads)
-                    encode_eight<plain>(p, code, i, 8);
-                return;
-            }
             T x[cast_rounds][4];
             sum_cast<plain>(p, begin, x);
-            const RoundsOf<T> out(p.out, first_of(p), begin);
+            const RoundsOf<T> out(p.out, first_of(p), begin), residual(p.residual, computed_storage<T>, begin);
+            if (!plain && p.residual != nullptr && p.feed) {
+                COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) feed_round(residual, r, x[r]);
+            }
             COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) out.store(r, x[r]);
+            if (plain || (p.residual == nullptr && p.decoded == nullptr)) return;
+            const RoundsOf<T> decoded(p.decoded, out_storage_of(p), begin);
+            COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) {
+                T got[4];
+                out.rounded(x[r], got);
+                conclude_round(p, residual, decoded, r, x[r], got);
+            }
         },
         [&](int64_t i, int count) { encode_eight<plain>(p, code, i, count); });
 #else

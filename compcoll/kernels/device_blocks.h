@@ -123,10 +123,23 @@ struct NoCode {
     COMPCOLL_HD uint8_t code(T, uint16_t) const { return 0; }
 };
 
+// Four values' codes, one a byte, and back.
+template <class Encoder, class T>
+__device__ __forceinline__ uint32_t four_codes(const Encoder& encoder, const T (&x)[4]) {
+    uint32_t word = 0;
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) word |= uint32_t(encoder.code(x[k])) << 8 * k;
+    return word;
+}
+template <class Decoder, class T>
+__device__ __forceinline__ void four_values(const Decoder& decoder, uint32_t word, T (&x)[4]) {
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = decoder.value(code_in(word, k));
+}
+
 template <class Code>
 struct BlockCodec {
     static constexpr int many = 8;
     static constexpr bool with_random = false;
+    static constexpr int staged_header = 0;  // bytes of a header that leaves codes off alignment, which device_records.h is for
     Layout layout;
 
     __device__ __forceinline__ explicit BlockCodec(const Layout& layout) : layout(layout) {}

@@ -88,7 +88,7 @@ struct QSGDCode : BlockCodec<QSGDCode<T>> {
     using Value = T;
     using Header = T;  // half the distance of levels
     using Signed = typename SignedBits<T>::type;
-    static constexpr int maxima_count = 1, sums_count = 1;
+    static constexpr int maxima_count = 1, sums_count = 1, staged_header = sizeof(T);
     static constexpr Signed least = 0;
     int levels, variant;
     uint64_t seed, draw, position;
@@ -218,13 +218,57 @@ struct OneBitCode : BlockCodec<OneBitCode<T>> {
     }
 };
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// fp8 by the processor's conversions, which give what Float8 gives: of numbers that no code of the format is too small for.
+__device__ __forceinline__ uint32_t narrowed_pair(E4M3, float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ uint32_t narrowed_pair(E5M2, float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ uint32_t widened_pair(E4M3, uint16_t pair) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return halves;
+}
+__device__ __forceinline__ uint32_t widened_pair(E5M2, uint16_t pair) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return halves;
+}
+
+template <class Format>
+__device__ __forceinline__ uint32_t four_codes(const FP8<float>::Encoder<Format>& encoder, const float (&x)[4]) {
+    static_assert(Format::below_overflow == 0x77, "what decodes to infinity is 0x78, all of whose exponent bits but one are set");
+    const float by = encoder.factor;
+    const uint32_t word = narrowed_pair(Format(), x[0] * by, x[1] * by) | narrowed_pair(Format(), x[2] * by, x[3] * by) << 16;
+    if (encoder.most != Format::below_overflow) return word;
+    return word - ((word & word >> 1 & word >> 2 & word >> 3 & 0x08080808) >> 3);
+}
+template <class Format>
+__device__ __forceinline__ void four_values(const FP8<float>::Decoder<Format>& decoder, uint32_t word, float (&x)[4]) {
+    COMPCOLL_UNROLL for (int pair = 0; pair < 2; ++pair) {
+        const uint32_t halves = widened_pair(Format(), static_cast<uint16_t>(word >> 16 * pair));
+        COMPCOLL_UNROLL for (int k = 0; k < 2; ++k) {
+            float value;
+            asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(halves >> 16 * k)));
+            x[2 * pair + k] = value * decoder.factor;
+        }
+    }
+}
+#endif
+
 // A codec's struct as scaled_tiles.h describes it.
 template <class Codec>
 struct ScaledCode : SurveyedCodec<ScaledCode<Codec>> {
     using Value = typename Codec::Value;
     using Header = typename Codec::Header;
     using Signed = typename SignedBits<Value>::type;
-    static constexpr int maxima_count = 1;
+    static constexpr int maxima_count = 1, staged_header = sizeof(Header);
     static constexpr Signed least = 0;
     Codec codec;
 

@@ -37,22 +37,20 @@ __device__ __forceinline__ void store_round_of_any(uint8_t* to, const E (&from)[
     __syncwarp();
 }
 
+__device__ __forceinline__ bool any_nan(const float (&x)[4]) { return x[0] != x[0] || x[1] != x[1] || x[2] != x[2] || x[3] != x[3]; }
+
 // Four halves: by the processor's conversions where they give the same bits, which of numbers other than NaN they do.
 __device__ __forceinline__ void widen_float16(const uint16_t (&bits)[4], float (&x)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    constexpr uint32_t carry = 0x04000400, exponents = 0x7c007c00;
-    const uint32_t low = bits[0] | uint32_t(bits[1]) << 16, high = bits[2] | uint32_t(bits[3]) << 16;
-    if (((((low & exponents) + carry) | ((high & exponents) + carry)) & 0x80008000) == 0) {
-        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) asm("cvt.f32.f16 %0, %1;" : "=f"(x[k]) : "h"(bits[k]));
-        return;
-    }
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) asm("cvt.f32.f16 %0, %1;" : "=f"(x[k]) : "h"(bits[k]));
+    if (!any_nan(x)) return;
 #endif
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = Float16::widened(bits[k]);
 }
 
 __device__ __forceinline__ void narrow_float16(const float (&x)[4], uint16_t (&bits)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if (!(x[0] != x[0] || x[1] != x[1] || x[2] != x[2] || x[3] != x[3])) {
+    if (!any_nan(x)) {
         COMPCOLL_UNROLL for (int k = 0; k < 4; k += 2) {
             uint32_t pair;
             asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[k + 1]), "f"(x[k]));
@@ -62,6 +60,20 @@ __device__ __forceinline__ void narrow_float16(const float (&x)[4], uint16_t (&b
     }
 #endif
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = Float16::narrowed(x[k]);
+}
+
+__device__ __forceinline__ void narrow_bfloat16(const float (&x)[4], uint16_t (&bits)[4]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (!any_nan(x)) {
+        COMPCOLL_UNROLL for (int k = 0; k < 4; k += 2) {
+            uint32_t pair;
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[k + 1]), "f"(x[k]));
+            bits[k] = static_cast<uint16_t>(pair), bits[k + 1] = static_cast<uint16_t>(pair >> 16);
+        }
+        return;
+    }
+#endif
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = BFloat16::narrowed(x[k]);
 }
 
 // An array that a warp reads and writes a round at a time, from a value on.
@@ -110,6 +122,21 @@ struct RoundsOf {
             COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = BFloat16::widened(bits[k]);
         }
     }
+    // What is read again where x is stored.
+    __device__ __forceinline__ void rounded(const T (&x)[4], T (&got)[4]) const {
+        if (sizeof(T) == 8 || storage == computed_storage<T>) {
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) got[k] = x[k];
+        } else if constexpr (sizeof(T) == 4) {
+            uint16_t bits[4];
+            narrowed_halves(x, bits);
+            if (storage == float16_storage) return widen_float16(bits, got);
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) got[k] = BFloat16::widened(bits[k]);
+        }
+    }
+    __device__ __forceinline__ void narrowed_halves(const float (&x)[4], uint16_t (&bits)[4]) const {
+        if (storage == float16_storage) narrow_float16(x, bits);
+        else narrow_bfloat16(x, bits);
+    }
     __device__ __forceinline__ void store(int r, const T (&x)[4]) const {
         if (sizeof(T) == 8 || storage == computed_storage<T>) {
             typename FloatFormat<T>::Bits bits[4];
@@ -117,14 +144,35 @@ struct RoundsOf {
             store_bits(r, bits);
         } else if constexpr (sizeof(T) == 4) {
             uint16_t bits[4];
-            if (storage == float16_storage) {
-                narrow_float16(x, bits);
-            } else {
-                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = BFloat16::narrowed(x[k]);
-            }
+            narrowed_halves(x, bits);
             store_bits(r, bits);
         }
     }
 };
+
+// Adds what a residual has of a round.
+template <class T>
+__device__ __forceinline__ void feed_round(const RoundsOf<T>& residual, int r, T (&x)[4]) {
+    T kept[4];
+    residual.load(r, kept);
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_sum(x[k], kept[k]);
+}
+
+// Of a round: keeps what the encoding lost, and stores what others will decode.
+template <class T>
+__device__ __forceinline__ void conclude_round(const Parameters& p, const RoundsOf<T>& residual, const RoundsOf<T>& decoded, int r,
+                                               const T (&x)[4], const T (&got)[4]) {
+    if (p.residual != nullptr) {
+        const T scale = static_cast<T>(p.residual_scale);
+        T kept[4];
+        if (!p.feed) residual.load(r, kept);
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
+            const T loss = finite_loss(x[k], got[k], scale);
+            kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
+        }
+        residual.store(r, kept);
+    }
+    if (p.decoded != nullptr) decoded.store(r, got);
+}
 
 }  // namespace compcoll

@@ -4,7 +4,8 @@
 //   moments   add: values → out: for each `moment_values` of them and each lane sum, sum of magnitudes, of squares, the largest
 //   sample    add: values → out: runs of `sample_run`, n values in all; `position`: how many there are
 //   count     add: values, seed: bits of the threshold; residual: second moments or null, residual_scale: alpha
-//             → out: for each tile how many elements meet the condition; decoded: for each thread one bit for each of its values
+//             → out: for each tile how many elements meet the condition; decoded: for each thread one bit for each of its values,
+//             which are four of each of its warp's rounds (device_rounds.h)
 //   place     n tiles; out: those counts → how many come before each tile; decoded: how many there are
 //   compact   wires[0]: how many come before each tile, wires[1]: those bits → out: indices, ascending, as far as `position` of
 //             them: values are read once
@@ -13,10 +14,10 @@
 //   add       add: n values, wires[0]: n indices → out: added to
 //   subtract  the same → out: what is left
 //
-// A tile is what a thread block of 256 threads takes, eight values each. Whoever adds or subtracts gives each index once.
+// A tile is what a thread block of 256 threads takes, eight values each, a warp two rounds. Whoever adds or subtracts gives each index once.
 #pragma once
 
-#include "device.h"
+#include "device_rounds.h"
 #include "sparse.h"
 
 namespace compcoll {
@@ -43,31 +44,36 @@ __device__ __forceinline__ uint32_t before_thread(uint32_t count, uint32_t& all)
     return below;
 }
 
-// One bit for each of this thread's eight values that meets the condition; `first` is the first of them.
+// One bit for each of this thread's eight values that meets the condition: neighbouring four of each of its warp's two rounds.
 template <class T>
-__device__ __forceinline__ uint32_t met(const Parameters& p, int64_t& first, uint32_t& how_many) {
+__device__ __forceinline__ uint32_t met(const Parameters& p, uint32_t& how_many) {
     const auto threshold = static_cast<typename FloatBits<T>::Bits>(p.seed);
-    first = int64_t(blockIdx.x) * tile_values + 8 * static_cast<int>(threadIdx.x);
+    const int64_t begin = int64_t(blockIdx.x) * tile_values + static_cast<int>(threadIdx.x) / warp_threads * 2 * round_values;
     uint32_t bits = 0;
     how_many = 0;
-    if (first >= p.n) return bits;
-    const int count = p.n - first < 8 ? static_cast<int>(p.n - first) : 8;
-    T x[8], v[8] = {};
-    load_values(p.add, computed_storage<T>, first, count, x);
-    if (p.residual != nullptr) load_values(p.residual, computed_storage<T>, first, count, v);
-    COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
-        const bool meets = p.residual == nullptr ? is_above(x[k], threshold)
-                                                 : is_unambiguous(x[k], v[k], threshold, static_cast<T>(p.residual_scale));
-        if (k < count && meets) bits |= 1u << k, ++how_many;
+    COMPCOLL_UNROLL for (int r = 0; r < 2; ++r) {
+        const int64_t first = begin + r * round_values + 4 * lane_of_warp();
+        const int count = p.n - first >= 4 ? 4 : p.n > first ? static_cast<int>(p.n - first) : 0;
+        T x[4], v[4] = {};
+        const auto load = [&](const uint8_t* array, T(&to)[4]) {
+            if (begin + 2 * round_values <= p.n) RoundsOf<T>(array, computed_storage<T>, begin).load(r, to);
+            else load_values(array, computed_storage<T>, first, count, to);
+        };
+        load(p.add, x);
+        if (p.residual != nullptr) load(p.residual, v);
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
+            const bool meets = p.residual == nullptr ? is_above(x[k], threshold)
+                                                     : is_unambiguous(x[k], v[k], threshold, static_cast<T>(p.residual_scale));
+            if (k < count && meets) bits |= 1u << (4 * r + k), ++how_many;
+        }
     }
     return bits;
 }
 
 template <class T>
 __device__ __forceinline__ void count_elements(const Parameters& p) {
-    int64_t first;
     uint32_t own, all;
-    const uint32_t bits = met<T>(p, first, own);
+    const uint32_t bits = met<T>(p, own);
     reinterpret_cast<uint8_t*>(p.decoded)[int64_t(blockIdx.x) * tile_threads + threadIdx.x] = static_cast<uint8_t>(bits);
     before_thread(own, all);
     if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(p.out)[blockIdx.x] = all;
@@ -90,8 +96,11 @@ __device__ __forceinline__ void place_tiles(const Parameters& p) {
 }
 
 __device__ __forceinline__ void compact_elements(const Parameters& p) {
-    const int64_t thread = int64_t(blockIdx.x) * tile_threads + threadIdx.x, first = 8 * thread;
-    const uint32_t bits = reinterpret_cast<const uint8_t*>(p.wires[1])[thread];
+    const int lane = lane_of_warp();
+    const int64_t warp = int64_t(blockIdx.x) * tile_threads + (static_cast<int>(threadIdx.x) - lane), first = 8 * (warp + lane);
+    // Its eight neighbouring values are four and four of one round, of two lanes that counted.
+    const uint32_t pair = reinterpret_cast<const uint16_t*>(p.wires[1] + warp)[lane % 16], of_round = pair >> lane / 16 * 4;
+    const uint32_t bits = (of_round & 15) | (of_round >> 4 & 0xf0);
     uint32_t own = 0, all;
     COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) own += bits >> k & 1;
     uint64_t at = reinterpret_cast<const uint32_t*>(p.wires[0])[blockIdx.x] + uint64_t(before_thread(own, all));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device_blocks.h"
+#include "device_records.h"
 
 namespace compcoll {
 
@@ -27,8 +28,9 @@ __device__ __forceinline__ uint32_t transposed_nibbles(uint32_t mine) {
     return mine;
 }
 
+// `place`: has the lowest bits of the codes' address, which the compiler knows of those in shared memory.
 template <int bits, int rounds>
-__device__ __forceinline__ void store_rounds(uint8_t* codes, const uint32_t (&word)[rounds]) {
+__device__ __forceinline__ void store_rounds(uint8_t* codes, size_t place, const uint32_t (&word)[rounds]) {
     const int lane = lane_of_warp();
     if constexpr (bits == 1) {
         COMPCOLL_UNROLL for (int first = 0; first < rounds; first += 8) {
@@ -39,13 +41,18 @@ __device__ __forceinline__ void store_rounds(uint8_t* codes, const uint32_t (&wo
             }
             store_bytes(codes + 16 * (first + lane % 8) + 4 * (lane / 8), transposed_nibbles(nibbles), 4);
         }
-    } else if (is_aligned(codes, bits / 2)) {
+    } else if (place % (bits / 2) == 0) {
         COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
             uint8_t* to = codes + (16 * r * bits + lane * bits / 2);
             const uint32_t packed_word = static_cast<uint32_t>(bits == 8 ? word[r] : packed(word[r], bits));
             if constexpr (bits == 8) *reinterpret_cast<uint32_t*>(to) = packed_word;
             else if constexpr (bits == 4) *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(packed_word);
             else *to = static_cast<uint8_t>(packed_word);
+        }
+    } else if (bits == 8 && place % 2 == 0) {
+        COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
+            uint16_t* to = reinterpret_cast<uint16_t*>(codes + round_values * r) + 2 * lane;
+            to[0] = static_cast<uint16_t>(word[r]), to[1] = static_cast<uint16_t>(word[r] >> 16);
         }
     } else {
         COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r)
@@ -54,7 +61,7 @@ __device__ __forceinline__ void store_rounds(uint8_t* codes, const uint32_t (&wo
 }
 
 template <int bits, int rounds>
-__device__ __forceinline__ void load_rounds(const uint8_t* codes, uint32_t (&word)[rounds]) {
+__device__ __forceinline__ void load_rounds(const uint8_t* codes, size_t place, uint32_t (&word)[rounds]) {
     const int lane = lane_of_warp();
     if constexpr (bits == 1) {
         COMPCOLL_UNROLL for (int first = 0; first < rounds; first += 8) {
@@ -62,8 +69,13 @@ __device__ __forceinline__ void load_rounds(const uint8_t* codes, uint32_t (&wor
             const uint32_t nibbles = transposed_nibbles(stored);
             COMPCOLL_UNROLL for (int r = 0; r < 8; ++r) word[first + r] = (nibbles >> 4 * r & 15) * 0x00204081u & 0x01010101u;
         }
+    } else if (bits == 8 && place % 4 == 2) {
+        COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
+            const uint16_t* from = reinterpret_cast<const uint16_t*>(codes + round_values * r) + 2 * lane;
+            word[r] = from[0] | uint32_t(from[1]) << 16;
+        }
     } else {
-        const bool aligned = is_aligned(codes, bits / 2);
+        const bool aligned = place % (bits / 2) == 0;
         COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
             const uint8_t* from = codes + (16 * r * bits + lane * bits / 2);
             uint32_t stored;
@@ -143,29 +155,49 @@ struct WarpBlock {
                     }
                 }
             } else {
-                COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
-                    word[r] = 0;
-                    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) word[r] |= uint32_t(encoder.code(x[4 * r + k])) << 8 * k;
-                }
+                COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) word[r] = four_codes(encoder, reinterpret_cast<const T(&)[4]>(x[4 * r]));
             }
         });
     }
 };
 
+// Records of a tile in shared memory: their headers are aligned.
+template <class Code, int bits, int block>
+struct TileRecords : WarpRecords<tile_rounds * round_values / block * (Code::staged_header + block / 8 * bits)> {
+    using Header = typename Code::Header;
+    static_assert(Code::staged_header == 0 || block / 8 * bits % sizeof(Header) == 0, "headers are aligned");
+};
+
 // x += D(wire): the tile's blocks from the b-th on.
 template <class Code, int bits, int block>
 __device__ __forceinline__ void add_tile(const Code& code, const uint8_t* wire, int64_t b, typename Code::Value (&x)[lane_values]) {
+    using T = typename Code::Value;
+    using Header = typename Code::Header;
     constexpr int rounds = block / round_values;
-    COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; r += rounds) {
-        const uint8_t* record = wire + code.layout.record(b + r / rounds);
-        uint32_t word[rounds];
-        load_rounds<bits>(record + code.layout.header_nbytes, word);
-        code.with_decoder(code.load_header(record), [&](auto decoder) {
-            COMPCOLL_UNROLL for (int k = 0; k < 4 * rounds; ++k) {
-                const auto value = decoder.value(static_cast<uint8_t>(word[k / 4] >> 8 * (k % 4)));
-                x[4 * r + k] = exact_sum(x[4 * r + k], value);
-            }
-        });
+    constexpr bool staged = Code::staged_header != 0;
+    const auto add = [&](const uint8_t* records, size_t place) {
+        COMPCOLL_UNROLL for (int first = 0; first < tile_rounds; first += rounds) {
+            const int64_t from = code.layout.record(first / rounds), codes = from + code.layout.header_nbytes;
+            uint32_t word[rounds];
+            load_rounds<bits>(records + codes, place + static_cast<size_t>(codes), word);
+            Header header;
+            if constexpr (staged) header = *reinterpret_cast<const Header*>(records + from);
+            else header = code.load_header(records + from);
+            code.with_decoder(header, [&](auto decoder) {
+                COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
+                    T value[4];
+                    four_values(decoder, word[r], value);
+                    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[4 * (first + r) + k] = exact_sum(x[4 * (first + r) + k], value[k]);
+                }
+            });
+        }
+    };
+    const uint8_t* records = wire + code.layout.record(b);
+    if constexpr (staged) {
+        using Records = TileRecords<Code, bits, block>;
+        Records::read(records, [&] { add(Records::at(), 0); });
+    } else {
+        add(records, reinterpret_cast<size_t>(records));
     }
 }
 
@@ -193,53 +225,53 @@ template <bool plain, class Code, int bits, int block>
 __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& code, int64_t b) {
     using T = typename Code::Value;
     using Block = WarpBlock<Code, bits, block>;
+    constexpr bool staged = Code::staged_header != 0;
     T x[lane_values];
     sum_tile<plain, Code, bits, block>(p, code, b, x);
     if constexpr (!plain) {
         if (p.residual != nullptr && p.feed) {
             const RoundsOf<T> residual(p.residual, computed_storage<T>, b * block);
-            COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r) {
-                T kept[4];
-                residual.load(r, kept);
-                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[4 * r + k] = exact_sum(x[4 * r + k], kept[k]);
-            }
+            COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r) feed_round(residual, r, reinterpret_cast<T(&)[4]>(x[4 * r]));
         }
     }
-    COMPCOLL_UNROLL for (int first = 0; first < tile_rounds; first += Block::rounds) {
+    const auto encode = [&](int first, uint8_t* record, size_t place) {
         T own[Block::many];
         COMPCOLL_UNROLL for (int k = 0; k < Block::many; ++k) own[k] = x[4 * first + k];
         const int64_t index = b + first / Block::rounds;
-        uint8_t* record = p.out + code.layout.record(index);
         const typename Code::Header header = Block::header_of(code, own);
         uint32_t word[Block::rounds];
         Block::codes_of(code, header, own, index * block, word);
-        if (lane_of_warp() == 0) code.store_header(record, header);
-        store_rounds<bits>(record + code.layout.header_nbytes, word);
+        if (lane_of_warp() == 0) {
+            if constexpr (staged) *reinterpret_cast<typename Code::Header*>(record) = header;
+            else code.store_header(record, header);
+        }
+        store_rounds<bits>(record + code.layout.header_nbytes, place + static_cast<size_t>(code.layout.header_nbytes), word);
         if constexpr (!plain) {
-            if (p.residual == nullptr && p.decoded == nullptr) continue;
+            if (p.residual == nullptr && p.decoded == nullptr) return;
             const RoundsOf<T> residual(p.residual, computed_storage<T>, index * block), decoded(p.decoded, out_storage_of(p), index * block);
-            const T scale = static_cast<T>(p.residual_scale);
             constexpr int few = Block::rounds < 4 ? Block::rounds : 4;  // as many as registers are left for
             COMPCOLL_UNROLL for (int begin = 0; begin < Block::rounds; begin += few) {
                 T got[few][4];
                 code.with_decoder(header, [&](auto decoder) {
-                    COMPCOLL_UNROLL for (int k = 0; k < 4 * few; ++k)
-                        got[k / 4][k % 4] = decoder.value(static_cast<uint8_t>(word[begin + k / 4] >> 8 * (k % 4)));
+                    COMPCOLL_UNROLL for (int r = 0; r < few; ++r) four_values(decoder, word[begin + r], got[r]);
                 });
-                COMPCOLL_UNROLL for (int r = begin; r < begin + few; ++r) {
-                    if (p.residual != nullptr) {
-                        T kept[4];
-                        if (!p.feed) residual.load(r, kept);
-                        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
-                            const T loss = finite_loss(own[4 * r + k], got[r - begin][k], scale);
-                            kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
-                        }
-                        residual.store(r, kept);
-                    }
-                    if (p.decoded != nullptr) decoded.store(r, got[r - begin]);
-                }
+                COMPCOLL_UNROLL for (int r = begin; r < begin + few; ++r)
+                    conclude_round(p, residual, decoded, r, reinterpret_cast<const T(&)[4]>(own[4 * r]), got[r - begin]);
             }
         }
+    };
+    const auto encode_all = [&](uint8_t* records, size_t place) {
+        COMPCOLL_UNROLL for (int first = 0; first < tile_rounds; first += Block::rounds) {
+            const int64_t record = code.layout.record(first / Block::rounds);
+            encode(first, records + record, place + static_cast<size_t>(record));
+        }
+    };
+    uint8_t* records = p.out + code.layout.record(b);
+    if constexpr (staged) {
+        using Records = TileRecords<Code, bits, block>;
+        Records::write(records, [&] { encode_all(Records::at(), 0); });
+    } else {
+        encode_all(records, reinterpret_cast<size_t>(records));
     }
 }
 

@@ -142,7 +142,12 @@ void Exchange::check_length(const Round& round) const {
 // Whether this is the fingerprint of the own call, but for the bits that tell a rank's level.
 bool Exchange::same_call(const uint8_t* fingerprint) const {
     constexpr size_t last = fingerprint_nbytes - 1;
-    return std::memcmp(fingerprint, first_.data(), last) == 0 && (fingerprint[last] ^ first_[last]) <= 3;
+    return std::memcmp(fingerprint, first_.data(), last) == 0 && (fingerprint[last] ^ first_[last]) <= levels;
+}
+
+std::optional<size_t> Exchange::level() const {
+    const bool ended = round_ == rounds_.size() && same_call(extremes_.data()) && same_call(extremes_.data() + fingerprint_nbytes);
+    return ended ? std::optional<size_t>(extremes_.back() & levels) : std::nullopt;
 }
 
 void Exchange::end(const Round& round) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -41,6 +42,10 @@ public:
     bool without_python() const;
     bool go(const std::function<void()>& meanwhile);
 
+    // The highest level of all ranks, in the lowest bits of the largest fingerprint, when all rounds have ended and all ranks make the
+    // same call; else none.
+    std::optional<size_t> level() const;
+
     nanobind::object waiting() const { return waiting_; }
 
     // What is to be waited for next, when what was waited for has come; None at the end.
@@ -51,6 +56,7 @@ public:
 private:
     static constexpr size_t fingerprint_nbytes = 8;
     static constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
+    static constexpr uint8_t levels = 7;  // the bits of a fingerprint that tell them
 
     using Extremes = std::array<uint8_t, begin_nbytes>;
     enum class Stage { begins, begun, awaited, leaving };

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "body.h"
@@ -17,6 +18,7 @@
 #include "known_calls.h"
 #include "patience.h"
 #include "python_calls.h"
+#include "two_ways.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -44,9 +46,11 @@ private:
 
 class Executor {
 public:
-    Executor(const KnownCalls& calls, nb::object exchanges, nb::object under_way, Waits alone, Waits beside, nb::object wanted)
-        : calls_(calls), exchanges_(exchanges), plain_(exchanges[0]), under_way_(under_way), wanted_(wanted),
-          patience_{{{alone.first, alone.second}, {beside.first, beside.second}}} {}
+    Executor(const KnownCalls& calls, nb::object exchanges, nb::object under_way, Waits alone, Waits beside, nb::object wanted,
+             bool decides)
+        : calls_(calls), exchanges_(exchanges), plain_(exchanges[0]), under_way_(under_way), wanted_(wanted), decides_(decides),
+          patience_{{{alone.first, alone.second}, {beside.first, beside.second},
+                     {alone.first > Patience::few ? a_slice : alone.first, alone.second}}} {}
 
     // A collective like one that was kept; None if there is none, it has no body yet, or calls wait for others.
     nb::object repeat(nb::handle owner, const KnownCalls::Arguments& given) {
@@ -62,6 +66,7 @@ public:
     nb::object run(nb::handle owner, nb::object collective, nb::object recipe, nb::object body, nb::object x, size_t nbytes,
                    nb::object out, nb::object result, nb::object residual) {
         const Recipe known = look_up(recipe);  // a copy: others may be looked up meanwhile
+        const nb::object usual = body;
         Body* running = &nb::cast<Body&>(body);
         const uint64_t number = begun++;
         const double started = now();
@@ -73,42 +78,55 @@ public:
             }
             const bool busy = PySet_Size(under_way_.ptr()) > 0;
             Exchange& opening = nb::cast<Exchange&>(exchange);
-            size_t level = busy ? must_not_block : known.unblocked.is_none() || !wanted() ? free_of_others : wanted_by_others;
-            const auto leave_mpi = [&] {
-                recipe = known.unblocked;
-                body = recipe.attr("body");
+            size_t level = busy ? must_not_block : known.ways && wanted() ? wanted_by_others : free_of_others;
+            if (level == wanted_by_others) contended_until_ = started + lasting;
+            Way way = Way::usual;
+            const bool contended = known.ways && started < contended_until_;
+            const Patience patience = patience_[busy ? 1 : contended ? 2 : 0];
+            if (!busy && contended) way = decides_ ? known.ways->next() : known.ways->last();
+            if (decides_ && way == Way::other) level = other_way;
+            const auto take = [&](Way chosen) {
+                way = chosen;
+                body = way == Way::other ? known.other.attr("body") : usual;
                 running = &nb::cast<Body&>(body);
             };
-            if (level == wanted_by_others) leave_mpi();  // whatever the others' levels are, unless some must not block
+            const auto fits = [&] { return level < must_not_block && (level == other_way) == (way == Way::other); };
+            if (way == Way::other) take(way);
             // Without Python in between, the GIL is let go once and taken back once.
             const bool in_one_go = !busy && running->without_python() && opening.without_python();
-            bool agreed = false;
+            bool begun_already = false;
             if (in_one_go) {
-                running->begin(x, out, residual, number, patience_[0]);
-                opening.prepare(known.extremes[level], known.along_object, patience_[0]);
-                Withdrawn unless_agreed(*running);
+                running->begin(x, out, residual, number, patience);
+                opening.prepare(known.extremes[level], known.along_object, patience);
+                Withdrawn unless_it_fits(*running);
+                bool settled = false;
                 {
                     const Released released;
-                    agreed = opening.go([&] { running->advance_ahead(); });
-                    if (agreed) {
-                        unless_agreed.keep();
+                    settled = settle(opening, opening.go([&] { running->advance_ahead(); }), level);
+                    if (settled && fits()) {
+                        unless_it_fits.keep();
                         running->advance();
                     }
                 }
-                if (!agreed) level = nb::cast<size_t>(owner.attr("_settle_opening")(recipe, level));
-                if (level != must_not_block) unless_agreed.keep();
+                if (!settled) level = nb::cast<size_t>(owner.attr("_settle_opening")(recipe, level));
+                if ((begun_already = fits())) unless_it_fits.keep();
             } else {
                 std::function<void()> meanwhile;
                 if (!busy) meanwhile = [&] { running->run_ahead(x, number); };
-                agreed = opening.run(known.extremes[level], known.along_object, patience_[busy], meanwhile);
-                if (!agreed) level = nb::cast<size_t>(owner.attr("_settle_opening")(recipe, level));
+                if (!settle(opening, opening.run(known.extremes[level], known.along_object, patience, meanwhile), level))
+                    level = nb::cast<size_t>(owner.attr("_settle_opening")(recipe, level));
             }
-            if (level == must_not_block)
+            if (level >= must_not_block)
                 return owner.attr("_beside_others")(collective, recipe, x, out, result, residual, number);
-            if (level == wanted_by_others && !known.unblocked.is_none()) leave_mpi();
-            if (!in_one_go) running->begin(x, out, residual, number, patience_[0]);
+            if (level == wanted_by_others || (level == other_way && !decides_)) contended_until_ = started + lasting;
+            if (!begun_already) {
+                take(level == other_way ? Way::other : Way::usual);
+                running->begin(x, out, residual, number, patience);
+            }
             running->advance();
             if (!running->done()) owner.attr("_follow")(body, recipe);
+            if (known.ways && started < contended_until_) known.ways->took(way, now() - started);
+            if (way == Way::other) recipe = known.other;
         } catch (const nb::python_error& error) {
             owner.attr("_failed")(error.value(), recipe, x, out, residual);
             throw;
@@ -137,13 +155,16 @@ public:
 
 private:
     // What a rank tells the others of itself (compcoll/collectives/handshake.py).
-    enum Level : size_t { free_of_others, wanted_by_others, must_not_block };
+    enum Level : size_t { free_of_others, wanted_by_others, other_way, usual_way, must_not_block };
+    static constexpr size_t a_slice = 5000;  // looks, of a microsecond: who sleeps gets its core back that late, if others want it
+    static constexpr double lasting = 0.5;  // seconds for which what was seen of others holds, at least
 
     // What is needed of a Python recipe.
     struct Recipe {
-        nb::object recipe, along_object, unblocked;
+        nb::object recipe, along_object, other;
         Along* along;
-        std::array<nb::bytes, 3> extremes;  // by level
+        std::array<nb::bytes, must_not_block + 1> extremes;  // by level
+        std::shared_ptr<TwoWays> ways;  // null if there is no other
     };
 
     struct Last {
@@ -157,9 +178,20 @@ private:
             if (each.recipe.is(recipe)) return each;
         if (known_.size() == most_known) known_.pop_front();
         const nb::object plan = recipe.attr("plan"), along = recipe.attr("along"), extremes = plan.attr("signature").attr("extremes");
-        known_.push_back({nb::borrow(recipe), along, recipe.attr("unblocked"), along.is_none() ? nullptr : &nb::cast<Along&>(along),
-                          {nb::bytes(extremes[0]), nb::bytes(extremes[1]), nb::bytes(extremes[2])}});
+        Recipe known{nb::borrow(recipe), along, recipe.attr("other"), along.is_none() ? nullptr : &nb::cast<Along&>(along), {}, {}};
+        for (size_t level = 0; level < known.extremes.size(); ++level) known.extremes[level] = nb::bytes(extremes[level]);
+        if (!known.other.is_none()) known.ways = std::make_shared<TwoWays>();
+        known_.push_back(known);
         return known_.back();
+    }
+
+    // Whether an opening needs no more to be settled: all agreed, or all told what level counts, and it needs nothing of Python's.
+    static bool settle(const Exchange& opening, bool agreed, size_t& level) {
+        if (agreed) return true;
+        const auto highest = opening.level();
+        if (!highest || *highest >= must_not_block) return false;
+        level = *highest;
+        return true;
     }
 
     // Whether others want this rank's core, or its GIL, which MPI's own call would let go and take back once more.
@@ -167,7 +199,9 @@ private:
 
     const KnownCalls& calls_;
     nb::object exchanges_, plain_, under_way_, wanted_;
-    std::array<Patience, 2> patience_;
+    const bool decides_;
+    double contended_until_ = 0.0;
+    std::array<Patience, 3> patience_;  // with no other calls, with some, and where others want the cores
     nb::object account_ = nb::none();
     std::deque<Recipe> known_;
     Last last_;
@@ -176,10 +210,15 @@ private:
 }  // namespace
 
 void compcoll::bind_executor(nb::module_& m) {
+    nb::class_<TwoWays>(m, "TwoWays")
+        .def(nb::init<>())
+        .def_prop_ro("other", [](const TwoWays& self) { return self.next() == Way::other; }, "Whether the next call takes the other way.")
+        .def("took", [](TwoWays& self, bool other, double seconds) { self.took(other ? Way::other : Way::usual, seconds); },
+             nb::arg("other"), nb::arg("seconds"), "Tell what a call took, by the other way or the usual one.");
     nb::class_<Executor>(m, "Executor")
-        .def(nb::init<const KnownCalls&, nb::object, nb::object, Waits, Waits, nb::object>(), nb::keep_alive<1, 2>(), nb::arg("calls"),
+        .def(nb::init<const KnownCalls&, nb::object, nb::object, Waits, Waits, nb::object, bool>(), nb::keep_alive<1, 2>(), nb::arg("calls"),
              nb::arg("exchanges"), nb::arg("under_way"), nb::arg("alone"), nb::arg("beside"),
-             nb::arg("wanted").none())
+             nb::arg("wanted").none(), nb::arg("decides"))
         .def_rw("ready", &Executor::ready, "Whether calls may be repeated without a look at what was started before.")
         .def_rw("begun", &Executor::begun, "How many collectives began, of all kinds.")
         .def_prop_rw("account", &Executor::account, &Executor::set_account, nb::for_setter(nb::arg("account").none()),

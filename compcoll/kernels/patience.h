@@ -23,6 +23,7 @@ namespace compcoll {
 struct Patience {
     using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::microseconds shortest_nap{100}, longest_nap{1000};
+    static constexpr size_t few = 2;  // looks where ranks share their cores
     static constexpr std::chrono::milliseconds longest{30};  // all naps of `sleep`, with a core for this thread alone
 
     size_t looks = 1, naps = 0;
@@ -30,7 +31,6 @@ struct Patience {
     // Of memory that another process will write: again and again, while it may come soon. Without the GIL.
     template <class Test>
     bool look(Test test) const {
-        constexpr size_t few = 2;  // where others wait for the core
         const auto begun = Clock::now();
         do {
             for (int i = 0; i < 4; ++i, relax())

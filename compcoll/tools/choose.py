@@ -56,7 +56,6 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.epilog = f"example: {EXAMPLE}"
     add = parser.add_argument
     add("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 64K, 16M or 1G")
     add("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")

@@ -52,7 +52,6 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.epilog = f"example: {EXAMPLE}"
     known = ", ".join(cubins.ARCHITECTURES)
     text = f"compute capabilities without a dot, by default {known}: A100, H100, B200"
     parser.add_argument("--arch", nargs="+", default=list(cubins.ARCHITECTURES), metavar="NUMBER", help=text)

@@ -87,6 +87,8 @@ DESCRIPTION = (
 )
 """What the command does."""
 
+EXAMPLE = "mpirun -n 4 python -m compcoll doctor"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""

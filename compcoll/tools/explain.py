@@ -24,6 +24,8 @@ DESCRIPTION = (
 )
 """What the command does."""
 
+EXAMPLE = "python -m compcoll explain --bytes 16M --codec zfp --rate 8 -p 64"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""

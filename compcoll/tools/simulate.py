@@ -35,6 +35,8 @@ DESCRIPTION = (
 )
 """What the command does."""
 
+EXAMPLE = "python -m compcoll simulate --ranks 256 --link 100gbit --latency 2us --codec zfp --rate 8"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""

@@ -57,6 +57,8 @@ DESCRIPTION = (
 )
 """What the command does."""
 
+EXAMPLE = "mpirun -n 4 python -m compcoll tune"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""

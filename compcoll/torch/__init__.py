@@ -9,6 +9,7 @@ The backend ``"compcoll"`` of `init_process_group` is known to `import torch` on
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .backend.autoload import register
@@ -95,4 +96,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+if find_spec("torch") is None:
+    raise ModuleNotFoundError("compcoll.torch needs PyTorch: pip install 'compcoll[torch]'", name="torch")
 register()

@@ -39,7 +39,7 @@ class Options:
     Examples
     --------
     >>> compcoll.torch.Options(codec="zfp", rate=8).codec
-    ZFP(rate=8.0, tolerance=None, precision=None, lossless=False)
+    ZFP(rate=8.0)
     """
 
     def __init__(

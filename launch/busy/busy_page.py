@@ -165,8 +165,8 @@ def _head(records: Records) -> list[str]:
         "",
         "Made by `python launch/busy` (as root, for the namespaces and the control group): allreduces and training",
         "steps where cores are busy, shared, or fewer than they look. Two ranks on one machine unless said;",
-        f"machine: {'; '.join(machine)}; {about.get('date', '')[:10]}.{disturbed}",
-        f"Commit {about.get('commit') or 'not noted'}.",
+        f"machine: {'; '.join(machine)}.{disturbed}",
+        "Cases are measured one by one: each table says of which commit it is, and when.",
         "",
         "Contenders take turns within one run, one call each after a barrier; figures are ratios of means, those that",
         "miss a goal in bold. `auto` compresses with ZFP at rate 8 where it finds that this pays, `auto_uncompressed`",
@@ -177,7 +177,9 @@ def _head(records: Records) -> list[str]:
 
 def _table(records: Records, case: Case) -> Iterator[str]:
     names = records.contenders(case.name)
-    yield f"Others used {records.others(case.name):.0f} % of the machine. `python -m {case.program}`"
+    about = records.about(case.name)
+    when = f"Commit {about.get('commit') or 'not noted'}, {about.get('date', '')[:10]}, {about.get('instruction_set')}."
+    yield f"{when} Others used {records.others(case.name):.0f} % of the machine. `python -m {case.program}`"
     yield ""
     head = [f"{name}: {what}" for name in names for what in ("mean", "median", "p99")]
     yield "| | " + " | ".join(head) + " | auto ran |"

@@ -1,8 +1,9 @@
 """compcoll beside Open MPI, MPICH, Intel MPI, gloo and PyTorch's hooks: docs/measurements/peers.md.
 
-python launch/peers              # everything: some ten minutes; labs of netlab need root
-python launch/peers --quick      # small buffers and a small model, in three minutes
-python launch/peers --report     # the page again, from the records that are there
+python launch/peers                          # everything: some ten minutes; labs of netlab need root
+python launch/peers --only 'net-*,ddp-net'   # these records again: the others stay as they are
+python launch/peers --quick                  # small buffers and a small model, in three minutes
+python launch/peers --report                 # the page again, from the records that are there
 
 `make MPI=mpich install` and `make MPI=impi install` make the environments of those; what is not there is left out, and
 the page says so.
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 
@@ -43,21 +45,25 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small buffers and a small model")
     parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument("--only", metavar="PATTERNS", default="*", help="names or patterns of records, with commas")
     options = parser.parse_args(words)
+    chosen = [case for case in CASES if any(fnmatchcase(case.name, each) for each in options.only.split(","))]
+    if not chosen:
+        parser.error(f"--only {options.only}: there are {', '.join(case.name for case in CASES)}")
     os.chdir(LAUNCH.parent)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # labs are taken down all the same
-    failed = [] if options.report else _measure(options.quick)
+    failed = [] if options.report else _measure(chosen, options.quick)
     peers_page.write(RECORDS)
     for name in failed:
         print(f"peers: {name} failed", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _measure(quick: bool) -> list[str]:
+def _measure(chosen: Sequence[Case], quick: bool) -> list[str]:
     """Names of the runs that failed."""
     RECORDS.mkdir(parents=True, exist_ok=True)
     failed = []
-    for hosts, cases in groupby(CASES, key=lambda case: case.hosts):
+    for hosts, cases in groupby(chosen, key=lambda case: case.hosts):
         with lab(LAB, hosts) if hosts and os.geteuid() == 0 else nullcontext():
             failed += [case.name for case in cases if not _run(case, quick)]
     return failed
@@ -83,10 +89,16 @@ def _run(case: Case, quick: bool) -> bool:
     if case.hosts:
         command = netlab("run", "--name", LAB, "--mpi", case.mpi, "--timeout", f"{_LONGEST:g}", "--", *program)
     else:
-        command = [str(_python(case)), str(LAUNCH / "mpirun"), "-n", "2", *program]
+        words = peers_cases.started(case).split()
+        if case.mpi == peers_cases.NO_MPI:
+            command = [str(_python(case).with_name(words[0])), *words[1:], *program[1:]]
+        else:
+            command = [str(_python(case)), *words[1:], *program]
     print(f"peers: {case.name}", flush=True)
     meter = LoadMeter()
-    status = finish(command, {**os.environ, "COMPCOLL_PROFILE": "defaults"}, _LONGEST + 30, meter)
+    # Over gloo `auto` measures the links itself, at the group's first use.
+    own = {"OMP_NUM_THREADS": "1"} if case.mpi == peers_cases.NO_MPI else {"COMPCOLL_PROFILE": "defaults"}
+    status = finish(command, {**os.environ, **own}, _LONGEST + 30, meter)
     others = meter.others()
     if status or not path.exists():
         path.write_text(json.dumps({"not_measured": f"failed with exit status {status}"}, indent=1) + "\n")

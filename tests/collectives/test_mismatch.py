@@ -16,7 +16,7 @@ from properties import examples
 
 from compcoll import Communicator, Request
 from compcoll.collectives.handshake import Opening, agree
-from compcoll.collectives.signature import BUSY, FREE, ON_GPU, WANTED, Signature
+from compcoll.collectives.signature import BUSY, FREE, ON_GPU, OTHER_WAY, USUAL_WAY, WANTED, Signature
 from compcoll.errors import CollectiveMismatch, CommunicatorBroken, CompcollError, WireCorrupted
 from compcoll.progress import Pending, Steps
 from compcoll.transports.base import Persistent, Wire
@@ -174,7 +174,11 @@ def test_openings_of_another_length(ranks: int, n: int, more: int, monkeypatch: 
     assert all(isinstance(error, WireCorrupted | CommunicatorBroken) for error in errors[:-1]), errors
 
 
-@given(st.lists(st.sampled_from([FREE, WANTED, BUSY, ON_GPU]), min_size=2, max_size=9), st.booleans(), st.booleans())
+@given(
+    st.lists(st.sampled_from([FREE, WANTED, OTHER_WAY, USUAL_WAY, BUSY, ON_GPU]), min_size=2, max_size=9),
+    st.booleans(),
+    st.booleans(),
+)
 @examples(60)
 def test_all_ranks_learn_the_highest_level(levels: list[int], ahead: bool, odd: bool) -> None:
     """Of the same call, and whether all are on GPUs; of different ones, whatever their levels, all learn that."""

@@ -18,12 +18,13 @@ from compcoll.algorithms.costs import Costs
 from compcoll.algorithms.direct import _others
 from compcoll.collectives import handshake, host, planned_steps, replay
 from compcoll.collectives.handshake import BUSY, FREE, ON_GPU, WANTED, Signature, fingerprint, places, table
+from compcoll.collectives.lanes import AT_ONCE
 from compcoll.collectives.planned_steps import Ranks
 from compcoll.collectives.recipe import Buffers, compression, feedback_refused
 from compcoll.errors import CollectiveMismatch, InvalidArgument, WireCorrupted
 from compcoll.layout import in_pairs, longest_message
 from compcoll.transports.base import Wire
-from compcoll.transports.loopback import Loopback
+from compcoll.transports.loopback import Key, Loopback, LoopbackTransport
 
 TAG = 1
 
@@ -135,6 +136,38 @@ def test_long_calls_are_told_in_part() -> None:
             first, second = (" (this one)", "") if rank < 2 else ("", " (this one)")
             assert told.splitlines()[1:] == [f"  rank 0, 1{first}: {'a' * 512}", f"  rank 2{second}: b"]
     assert table(["a", "b", "a"], 1).splitlines()[1:] == ["  rank 0, 2: a", "  rank 1 (this one): b"]
+
+
+def test_no_more_are_opened_than_there_are_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind wait for the one before them in their lane: its memory and tags are in use."""
+    world, held, opened = World(2), "all", [0, 0]
+    deliver, isend = Loopback.deliver, LoopbackTransport.isend
+
+    def openings_only(self: Loopback, key: Key) -> None:
+        if not held or (held == "algorithms" and key[2] == 0):
+            deliver(self, key)
+
+    def counted(transport: LoopbackTransport, wire: Wire, dest: int, tag: int) -> Any:
+        opened[transport.rank] += tag == 0
+        return isend(transport, wire, dest, tag)
+
+    monkeypatch.setattr(Loopback, "deliver", openings_only)
+    monkeypatch.setattr(LoopbackTransport, "isend", counted)
+    inputs = [normals(2, 300, seed=number) for number in range(2 * AT_ONCE)]
+    pending = [
+        [comm.iallreduce(x[comm.rank], codec=MinMax(4), algorithm="ring") for x in inputs] for comm in world.comms
+    ]
+    for held in ("all", "algorithms"):
+        for requests in 50 * pending:
+            requests[0].test()
+        assert (
+            opened == [AT_ONCE if held == "algorithms" else 1] * 2
+        )  # one after the other, and each in a lane of its own
+    held = ""
+    for comm_requests in zip(*pending, strict=True):
+        world.loopback.run(comm_requests)
+    for x, first in zip(inputs, pending[0], strict=True):
+        np.testing.assert_allclose(first.wait(), exact_sum(x), atol=2.0)
 
 
 def test_lanes_are_taken_in_turn() -> None:

@@ -90,6 +90,14 @@ def test_on_which_gpus_it_runs(compiler: Compiler) -> None:
     assert not cubins.kept(ONE, "75") and not cubins.kept(ONE, "120")
 
 
+def test_a_machine_with_a_driver_only(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has what was compiled elsewhere, by whatever version, in a folder that it need not be able to write to."""
+    path = cubins.make(ONE, "90")
+    cubins.folder().chmod(0o555)
+    monkeypatch.setattr(cubins, "nvrtc", lambda: None)
+    assert cubins.kept(ONE, "90") == [path] and not cubins.kept(OTHER, "90") and cubins.make(OTHER, "90") is None
+
+
 def test_without_a_folder_to_write_to(compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("COMPCOLL_CUBINS", str(tmp_path / "file" / "folder"))

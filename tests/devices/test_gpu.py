@@ -251,8 +251,8 @@ def test_ranks_that_share_a_gpu(mpirun: Any, ranks: int) -> None:
 
 def test_process_group_of_cuda_tensors(mpirun: Any) -> None:
     torch = pytest.importorskip("torch", "2.11")
-    if not torch.cuda.is_available() or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
-        pytest.skip("this needs PyTorch 2.11 with CUDA")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
     mpirun(2, TESTS / "torch" / "backend" / "gpu_group.py", timeout=110)
 
 
@@ -261,8 +261,6 @@ def test_compressed_gradients_of_cuda_models(mpirun: Any, backend: str) -> None:
     torch = pytest.importorskip("torch", "2.11")
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
-    if backend == "compcoll" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
-        pytest.skip("this needs PyTorch 2.13")
     mpirun(2, TESTS / "torch" / "gradients" / "gpu_gradients.py", backend, timeout=110)
 
 

@@ -78,7 +78,7 @@ class Shim:
             kernel = ctypes.cast(getattr(self._library, function), ctypes.c_void_p)
             alone = any(word in function for word in ("_cast_", "_integers_", "_votes_", "_numbers_"))
             alone |= function.startswith("decode_") and "_zfp" not in function
-            alone &= block != 128  # whose warps exchange what they have
+            alone &= block > 128  # shorter ones' warps exchange what they have
             alone |= "_sparse_" in function and not function.startswith(("count_", "place_", "compact_"))
             first = 0 if last is None else grid - last
             self._library.launch(kernel, grid, block, parameters.ctypes.data, alone, first)
@@ -107,7 +107,7 @@ class ShimDevice:
         return DeviceNumberCoder(self._shim, numbers.dtype, op)
 
 
-TILES = ("minmax", 8, 2048)
+TILES = ("fp8", 4, 128)
 """A codec, for whose program of one configuration there is `build_tiles`."""
 
 
@@ -117,12 +117,17 @@ def build_tiles(*options: str) -> Path:
 
 
 def cooperate_in_tiles(shim: Shim) -> None:
-    """Run each way in which a warp's threads cooperate on a tile: on arrays that are not aligned."""
-    coder, n = ShimDevice(shim, known=True).coder(TILES, "float32"), 2 * 2048
+    """Run each way in which a warp cooperates on tiles, one after the other: on arrays that are not aligned."""
+    coder, n = CodecLaunches(TILES, "float32"), 2 * 2048
     values = np.random.default_rng(0).standard_normal(n + 1).astype(np.float32)[1:]
-    wire, out = np.zeros(coder.wire_nbytes(n), np.uint8), np.zeros(n + 1, np.float32)[1:]
-    coder.encode(n, values, (), wire)
-    coder.decode(n, values, (wire,), out)
+    wires, out = np.zeros((2, coder.wire_nbytes(n)), np.uint8), np.zeros(n + 1, np.float32)[1:]
+    at_values, at_out, *at_wires = map(Shim.address, (values, out, *wires))
+    for launches in (
+        coder.encode(n, at_values, 1.0, [], at_wires[0]),
+        coder.encode(n, at_values, 1.0, at_wires[:1], at_wires[1]),
+        coder.decode(n, at_values, 1.0, at_wires, at_out),
+    ):
+        shim.run([launch._replace(grid=1, block=32) for launch in launches])
 
 
 def cooperate(shim: Shim) -> None:

@@ -28,8 +28,9 @@ BARRIERS = [
     (path.name, number)
     for path in sorted(KERNELS.glob("device*.h"))
     for number, line in enumerate(path.read_text().splitlines(), 1)
-    if re.search(r"__sync(threads|warp)\(\)", line)
+    if re.search(r"__sync(threads|warp)\(\)", line) and "orders no memory" not in line
 ]
+"""Not those that only shuffles stand in for, which here are barriers, and on a GPU are none."""
 
 
 @pytest.mark.slow
@@ -136,8 +137,8 @@ def test_misaligned_memory_is_found() -> None:
 @pytest.mark.parametrize(("header", "line"), BARRIERS)
 def test_every_barrier_is_needed(header: str, line: int, sanitized: Path, sanitized_tiles: Path) -> None:
     """The proof that races are found: without a barrier there is one."""
-    tiles = "device_rounds.h"
-    assert len(BARRIERS) == 9 == len({(name == tiles, number) for name, number in BARRIERS})  # dropped by their lines
-    ran = under_thread_sanitizer(*(sanitized_tiles, line, "tiles") if header == tiles else (sanitized, line))
+    tiles = {"device_rounds.h", "device_records.h"}
+    assert len(BARRIERS) == 12 == len({(name in tiles, number) for name, number in BARRIERS})  # dropped by their lines
+    ran = under_thread_sanitizer(*(sanitized_tiles, line, "tiles") if header in tiles else (sanitized, line))
     assert ran.returncode == 66 and "ThreadSanitizer: data race" in ran.stderr, ran.stderr
     assert header in ran.stderr

@@ -33,7 +33,8 @@ def write(folder: Path, name: str, **means: dict[int, float]) -> None:
         for contender, taken in means.items()
         for size, us in taken.items()
     ]
-    content = {"run": {"cpu": "some", "date": "2026-01-01"}, "results": results, "others_percent": 2.0}
+    run = {"cpu": "some", "date": "2026-01-01", "commit": "abc", "instruction_set": "avx2"}
+    content = {"run": run, "results": results, "others_percent": 2.0}
     (folder / f"{name}.json").write_text(json.dumps(content))
 
 
@@ -71,6 +72,7 @@ def test_page(page: ModuleType, tmp_path: Path) -> None:
     assert page.write(tmp_path / "records") == 2  # goals that were missed
     text = (tmp_path / "busy.md").read_text()
     assert "| 1 MiB | 300 | 150 | 900 | 100 | 50 | 300 | 400 | 200 | 1200 | ring |" in text
+    assert "Commit abc, 2026-01-01, avx2. Others used 2 %" in text
     assert "4 B: 21.0 ms | **missed**" in text and (tmp_path / "busy.png").exists()
 
 

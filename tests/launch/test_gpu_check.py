@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -44,6 +45,23 @@ def test_environment_sees_the_packages_of_a_virtual_environment(tmp_path: Path) 
     assert Path(prefix) == made and Path(package).is_relative_to(sys.prefix) and Path(target).is_relative_to(made)
 
 
+@pytest.mark.parametrize("given", [{}, {"MPI4PY_LIBMPI": "/elsewhere/libmpi.so"}])
+def test_mpi_is_found_where_this_python_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """As the environment that is made has a prefix of its own; who names a library has the last word."""
+    library = tmp_path / "lib" / "libmpi.so.40"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    step = gpu_check.Step("asked", "", [sys.executable, "-c", "import os; print(os.environ['MPI4PY_LIBMPI'])"], 20.0)
+    assert gpu_check.run(step, tmp_path / "log.txt", 20.0).status == 0
+    assert gpu_check.tail(tmp_path / "log.txt").splitlines()[-1] == given.get("MPI4PY_LIBMPI", str(library))
+
+
 def test_commands_are_understood() -> None:
     """By those that would run them, which then find no GPU."""
     for part in gpu_check.PARTS:
@@ -52,6 +70,31 @@ def test_commands_are_understood() -> None:
             assert all(Path(word).exists() for word in step.command if word.startswith(("launch/", "tests/"))), step
         assert sum(step.seconds for step in found if step.name not in ("memcheck", "racecheck")) <= 540
     assert gpu_check._BUDGET < 8 * 60
+
+
+def test_the_sanitizer_is_found_beside_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where images with CUDA have it, which need not put it on the PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpu_check, "_CUDA", str(tmp_path / "cuda"))
+    names = [step.name for step in gpu_check.steps("kernels", tmp_path)]
+    program = tmp_path / "cuda" / "compute-sanitizer"
+    program.parent.mkdir()
+    program.touch(0o755)
+    *others, memory, races = gpu_check.steps("kernels", tmp_path)
+    assert [step.name for step in others] == names
+    assert [(step.name, step.command[0]) for step in (memory, races)] == [
+        ("memcheck", str(program)),
+        ("racecheck", str(program)),
+    ]
+
+
+def test_several_processes_run_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone one would compile until its time is up; what runs them side by side is brought along."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xdist" else found(name))
+    assert "pytest-xdist" in gpu_check.missing()
+    tests = [step for part in gpu_check.PARTS for step in gpu_check.steps(part, Path("out")) if step.name == "tests"]
+    assert len(tests) == 2 and all(int(step.command[step.command.index("-n") + 1]) > 1 for step in tests)
 
 
 def test_all_results_are_told_of(tmp_path: Path) -> None:

@@ -135,3 +135,10 @@ def test_launcher_gives_mpich_ranks_a_rest_when_cores_are_few(monkeypatch: pytes
     monkeypatch.setattr(launcher, "cores", lambda: 2)
     assert "MPIR_CVAR_CH4_PROGRESS_THROTTLE" not in launcher.prepare(["-n", "2", "true"], None, {})[1]
     assert launcher.prepare(["-n", "3", "true"], None, {})[1]["MPIR_CVAR_CH4_PROGRESS_THROTTLE"] == "1"
+
+
+def test_launcher_knows_an_mpirun_that_looks_for_its_own_on_path(tmp_path: Path) -> None:
+    for name, text in (("mpirun", "mpiexec.its_own --version"), ("mpiexec.its_own", 'echo "Intel(R) MPI Library"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    assert launcher.flavour(tmp_path / "mpirun") == "mpich"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .sass import ZERO, Instruction, operand
@@ -135,10 +136,31 @@ def _between_floats(warp: Warp, i: Instruction, mask: Mask) -> None:
         warp.set_wide(target, warp.floats(source).astype(np.float64).view(U64), mask)
 
 
+_EIGHT_BITS = {"E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2}
+
+
+def _pair(warp: Warp, i: Instruction, mask: Mask) -> None:
+    """Two numbers to a format of 16 or 8 bits, or two of 8 bits to halves."""
+    eight = next((_EIGHT_BITS[modifier] for modifier in i.modifiers if modifier in _EIGHT_BITS), None)
+    if eight is None:
+        return _narrow_pair(warp, i, mask)
+    target, *sources = i.operands
+    if "UNPACK_B" in i.modifiers:
+        pair = warp.integers(sources[0])
+        codes = [(pair >> U32(8 * k)).astype(np.uint8).view(eight) for k in range(2)]
+        low, high = (code.astype(np.float16).view(np.uint16).astype(U32) for code in codes)
+        return warp.set(target, low | high << U32(16), mask)
+    assert {"SATFINITE", "PACK_AB_MERGE_C"} <= set(i.modifiers), i
+    most = np.float32(ml_dtypes.finfo(eight).max)
+    high, low = (np.clip(warp.floats(text), -most, most).astype(eight).view(np.uint8) for text in sources[:2])
+    warp.set(target, low.astype(U32) | high.astype(U32) << U32(8) | warp.integers(sources[2]) << U32(16), mask)
+
+
 def _narrow_pair(warp: Warp, i: Instruction, mask: Mask) -> None:
     target, high, low = i.operands
-    assert i.modifiers[:2] == ("F16", "F32"), i
-    halves = [warp.floats(text).astype(np.float16).view(np.uint16).astype(U32) for text in (high, low)]
+    assert i.modifiers[:2] in (("F16", "F32"), ("BF16", "F32")), i
+    half = np.float16 if "F16" in i.modifiers else ml_dtypes.bfloat16
+    halves = [warp.floats(text).astype(half).view(np.uint16).astype(U32) for text in (high, low)]
     warp.set(target, halves[0] << U32(16) | halves[1], mask)
 
 
@@ -186,7 +208,7 @@ FLOATING: dict[str, Handler] = {
     "F2I": _to_integer,
     **dict.fromkeys(("I2F", "I2FP"), _to_float),
     "F2F": _between_floats,
-    "F2FP": _narrow_pair,
+    "F2FP": _pair,
     "HADD2": _widen_half,
     "HFMA2": _half_constants,
     "MUFU": _special_function,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,11 @@ from ..buffers import Packed, nbytes_of
 from ..handles import Followed
 from ..job_queue import Work
 from ..linear import linear
-from .member import check_tensors, coding, member_of, members
+from .member import Decision, Member, check_tensors, coding, member_of, members
 from .membership import Group
 
 _Key = tuple[Any, ...]
 _MOST_KEPT = 1024
-_SHARED_NBYTES = 1 << 20  # from which on a sum through memory that ranks share is surely worth its opening
 
 
 def all_reduce(
@@ -85,11 +85,20 @@ def all_reduce(
     """
     key = _key_of(tensor, op, codec, algorithm, codec_options) if feedback is None else None
     meant = dist.group.WORLD if group is None else group
-    known = members.get(meant) if key is not None and isinstance(meant, dist.ProcessGroup) else None
-    if known is not None and key in known.left:
-        known.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(tensor))
-        return _by_group(tensor.detach(), known.left[key], meant, async_op)
+    member = members.get(meant) if key is not None and isinstance(meant, dist.ProcessGroup) else None
+    decision = None if member is None or key is None else member.decided.get(key)
+    if member is not None and decision is not None:
+        if decision.by_group:
+            member.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(tensor))
+            return _by_group(tensor.detach(), decision.op == "mean", meant, async_op)
+        return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
     return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
+
+
+def _sum(member: Member, tensor: Tensor, decision: Decision, algorithm: str) -> None:
+    """Sum one contiguous tensor by the member's communicator, in place."""
+    values = member.place(tensor.device).array(tensor.detach().view(-1))
+    member.communicator.allreduce(values, op=decision.op, out=values, codec=decision.codec, algorithm=algorithm)
 
 
 def _key_of(tensor: Tensor, op: Any, codec: Any, algorithm: str, options: dict[str, Any]) -> _Key | None:
@@ -150,10 +159,11 @@ def _all_reduce(
         plan = communicator.explain(
             member.place(packed.memory.device).array(packed.memory), op=operation.name, codec=codec, algorithm=asked[1]
         )
-        if _is_the_groups(plan, asked[1], packed.memory) and operation.factor is None:
+        by_group = operation.factor is None and _is_the_groups(plan, asked[1], packed.memory, member)
+        if key is not None and operation.factor is None and len(member.decided) < _MOST_KEPT:
+            member.decided[key] = Decision(by_group, operation.name, codec)
+        if by_group:
             member.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
-            if key is not None and len(member.left) < _MOST_KEPT:
-                member.left[key] = operation.name == "mean"
             whole = packed if packed.shared else Packed(tensors, filled=True)
             work = _by_group(whole.memory, operation.name == "mean", group, async_op)
             return _unpacked(whole, result, work)
@@ -171,9 +181,9 @@ def _all_reduce(
     return member.start(run, result, async_op, *tensors)
 
 
-def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor) -> bool:
+def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -> bool:
     """Tell whether the group's own all_reduce does what was planned: also instead of another sum without a codec, whose
-    opening alone costs as much, but for long ones through memory that ranks share. Of halves ours are more exact.
+    opening alone costs as much, but for those through memory that ranks share. Of halves ours are more exact.
     """
     if algorithm == choose.AUTO and memory.is_cpu and memory.dtype.itemsize < 4:
         return False
@@ -181,7 +191,7 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor) -> bool:
         return True
     if algorithm != choose.AUTO or plan.codec is not None or not memory.is_cpu:
         return False
-    return plan.algorithm != choose.SHARED_MEMORY or nbytes_of(memory) < _SHARED_NBYTES
+    return not (member.in_one_node and plan.algorithm in (choose.SHARED_MEMORY, choose.DISSEMINATION))
 
 
 def _by_group(memory: Tensor, mean: bool, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:

@@ -7,7 +7,7 @@ they were started, an asynchronous one in a thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +25,24 @@ from ..job_queue import JobQueue, Work
 from .membership import Group, check_group, communicator_of
 
 
+class Decision(NamedTuple):
+    """How a sum runs.
+
+    Attributes
+    ----------
+    by_group : bool
+        Whether it is the group's own all_reduce.
+    op : str
+        ``"sum"`` or ``"mean"``.
+    codec : Codec
+        Compresses otherwise.
+    """
+
+    by_group: bool
+    op: str
+    codec: Codec
+
+
 class Member:
     """The part of this process in a group: its communicator, and its calls in their order.
 
@@ -32,15 +50,17 @@ class Member:
     ----------
     stats : Stats or None
         Of the collective that ended last.
-    left : dict
-        Calls of one contiguous tensor that are left to the group's own all_reduce, by their arguments: whether of a
-        mean. Those need no other look.
+    decided : dict
+        How sums of one contiguous tensor run, by all their arguments. Those need no other look.
+    in_one_node : bool
+        Whether all ranks are in one node, and open collectives through memory that they share.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.communicator: Communicator = communicator_of(group, device, over="group", measured=True)
         self.stats: Stats | None = None
-        self.left: dict[tuple[Any, ...], bool] = {}
+        self.decided: dict[tuple[Any, ...], Decision] = {}
+        self.in_one_node = len(set(self.communicator.nodes)) == 1
         self._jobs = JobQueue("compcoll-group")
         self._places: dict[torch.device, HostArrays | GPUArrays] = {}
 

@@ -134,6 +134,41 @@ def check_between_nodes_too() -> None:
         comm.free()
 
 
+class Noted:
+    """A gloo group whose messages are noted down."""
+
+    def __init__(self, gloo: Any, notes: list[tuple[str, int]]) -> None:
+        self._gloo, self._notes = gloo, notes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gloo, name)
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        self._notes.append(("send", tag))
+        return self._gloo.send(tensors, rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        self._notes.append(("receive", tag))
+        return self._gloo.recv(tensors, rank, tag)
+
+
+def check_receives_are_posted_before_anything_leaves() -> None:
+    """What leaves earlier asks the receiver, whose answer waits behind the receiver's own wires."""
+    rank, size = standing()
+    transport = GroupTransport(dist.group.WORLD, CPU, 60.0, host=f"host{rank}")
+    comm = Communicator(transport)
+    x = np.ones(1 << 20, np.float32)
+    for _ in range(3):  # opened, rehearsed, replayed
+        comm.allreduce(x, codec="zfp", rate=8, algorithm="direct")
+    notes: list[tuple[str, int]] = []
+    transport._gloo = Noted(transport._gloo, notes)
+    comm.allreduce(x, codec="zfp", rate=8, algorithm="direct")
+    wires = [what for what, tag in notes if tag > 1]  # those are openings'
+    posted = wires.index("send")
+    assert posted >= 2 * (size - 1) and wires[posted:] == ["send"] * (len(wires) - posted), notes
+    comm.free()
+
+
 def check_the_librarys_own_collectives() -> None:
     rank, size = standing()
     comm = between_hosts([f"host{rank}" for rank in range(size)])
@@ -300,4 +335,45 @@ def check_the_groups_own_all_reduce_is_taken_where_it_is_faster() -> None:
             torch.testing.assert_close(x, torch.full_like(x, expected))
     stats = compcoll.torch.stats(group)
     assert stats is not None and (stats.algorithm, stats.codec) == ("native", None)
-    assert sorted(member.left.values()) == [False, True]
+    assert sorted((each.by_group, each.op) for each in member.decided.values()) == [(True, "mean"), (True, "sum")]
+
+
+def check_sums_go_through_memory_that_ranks_of_a_node_share() -> None:
+    rank, size = standing()
+    group = dist.new_group()
+    communicator = member_of(group, CPU).communicator
+    for n in (16, 1 << 12, 1 << 14):
+        values = torch.arange(n, dtype=torch.float32).view(-1, 16) + rank
+        planned = communicator.explain(values.numpy().reshape(-1), codec="zfp", rate=8).algorithm
+        assert planned in ("shared_memory", "dissemination"), (n, planned)
+        for op in 2 * ("sum", "avg"):  # and again, when it is known
+            for async_op in (False, True):
+                x = values.clone().requires_grad_()
+                work = compcoll.torch.all_reduce(x, op, group, async_op, codec="zfp", rate=8)
+                if work is not None:
+                    assert work.wait()
+                expected = size * (values - rank) + sum(range(size))
+                torch.testing.assert_close(x.detach(), expected / (size if op == "avg" else 1))
+                stats = compcoll.torch.stats(group)
+                assert stats is not None and (stats.algorithm, stats.codec) == (planned, None), (n, op, async_op)
+
+
+def check_what_a_call_was_decided_to_be_is_its_own() -> None:
+    """Calls that differ in one argument each, in turns: none takes another's place."""
+    rank, size = standing()
+    group, whole = dist.new_group(), size * (size + 1) / 2
+    calls = (("direct", 8, "sum"), ("ring", 8, "avg"), ("direct", 16, "avg"), ("auto", 8, "sum"))
+    for _ in range(3):
+        for algorithm, rate, op in calls:
+            x = torch.full((5000,), rank + 1.0)
+            compcoll.torch.all_reduce(x, op, group, codec="zfp", rate=rate, algorithm=algorithm)
+            torch.testing.assert_close(x, torch.full_like(x, whole / (size if op == "avg" else 1)), atol=0.05, rtol=0)
+            stats = compcoll.torch.stats(group)
+            assert stats is not None
+            if algorithm != "auto":
+                assert (stats.algorithm, stats.codec) == (algorithm, repr(ZFP(rate=rate)))
+        halved = torch.full((5000,), rank + 1.0)
+        scaled = dist._make_nccl_premul_sum(0.5 + rank)
+        compcoll.torch.all_reduce(halved, scaled, group, codec="zfp", rate=16, algorithm="direct")
+        expected = sum((r + 0.5) * (r + 1) for r in range(size))
+        torch.testing.assert_close(halved, torch.full_like(halved, expected), atol=0.05, rtol=1e-3)
