@@ -155,16 +155,9 @@ def test_low_rank_training_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits=4"],
-        ["--optimizer", "zero-one-adam", "--gradient-codec", "minmax:bits=6"],
-        ["--optimizer", "adamw", "--diloco", "7", "--streaming", "2", "--delay", "3", "--codec", "minmax"],
-    ],
-)
-def test_compressed_adams_and_local_steps_resume_exactly(mpirun: MPIRun, tmp_path: Path, words: list[str]) -> None:
-    """A run is interrupted after step 15 and goes on from step 10: in the warm-up, or with an average under way."""
+def test_a_compressed_adam_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> None:
+    """A run is interrupted after step 15 and goes on from step 10, in the warm-up, by a codec that rounds at random."""
+    words = ["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits=4"]
     whole = train(mpirun, tmp_path, "whole", *words, "--steps", "60")
     keep = [*words, "--steps", "60", "--checkpoint", tmp_path / "kept", "--checkpoint-every", "10"]
     assert not train(mpirun, tmp_path, "interrupted", *keep, "--stop-after", "15")
