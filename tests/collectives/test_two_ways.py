@@ -61,3 +61,10 @@ def test_both_are_tried_and_one_slow_first_call_does_not_decide() -> None:
     calls = run(ways, lambda: 1e-2, lambda: next(times, 1e-3), 12.0)
     assert True in calls[:8] and False in calls[:8]
     assert np.mean(calls[-100:]) > 0.9
+
+
+def test_of_a_few_long_calls_one_that_waited_does_not_decide() -> None:
+    """16 ms against 50, but for 0.15 s that the second call took: nobody knows that it was once."""
+    ways, times = TwoWays(), iter([16e-3, 0.15])
+    calls = run(ways, lambda: next(times, 16e-3), lambda: 50e-3, 2.0)
+    assert True in calls[:8] and sum(calls) <= 5
