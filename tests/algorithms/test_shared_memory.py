@@ -182,10 +182,9 @@ def test_another_process_finds_the_memory_that_is_offered() -> None:
     assert len(memory) == ROOM.nbytes and offered.process == os.getpid()
     program = (
         "import sys; from compcoll.transports import shared; "
-        "memory = shared.accept(shared.Offer(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), "
-        "bytes.fromhex(sys.argv[4]))); memory[:5] = b'there'"
+        "memory = shared.accept(shared.Offer(*map(int, sys.argv[1:4]), sys.argv[4])); memory[:5] = b'there'"
     )
-    arguments = [str(offered.process), str(offered.descriptor), str(offered.nbytes), offered.mark.hex()]
+    arguments = [str(offered.process), str(offered.descriptor), str(offered.nbytes), offered.mark]
     subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=60)
     assert memory[:5] == b"there"
     shared.withdraw(offered)
@@ -198,13 +197,13 @@ def test_no_other_file_is_taken_for_the_memory(tmp_path: Any) -> None:
     offered = made[1]
     try:
         assert shared.accept(offered) is not None
-        assert shared.accept(offered._replace(mark=bytes(16))) is None
+        assert shared.accept(offered._replace(mark=bytes(16).hex())) is None
         assert shared.accept(offered._replace(nbytes=offered.nbytes + 1)) is None
         assert shared.accept(offered._replace(process=2**22 + 1)) is None
         with (tmp_path / "memory").open("w+b") as file:
             file.write(bytes(offered.nbytes))
             file.flush()
-            assert shared.accept(offered._replace(descriptor=file.fileno(), mark=bytes(16))) is None
+            assert shared.accept(offered._replace(descriptor=file.fileno(), mark=bytes(16).hex())) is None
     finally:
         shared.withdraw(offered)
 

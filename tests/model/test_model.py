@@ -192,8 +192,8 @@ def test_codec_auto_as_a_communicators_own_and_for_others() -> None:
 
 
 BAD_AUTO = [
-    ({}, "takes tolerance="),
-    ({"tolerance": 0.1, "rate": 8}, "takes tolerance="),
+    ({}, "needs tolerance="),
+    ({"tolerance": 0.1, "rate": 8}, "needs tolerance="),
     ({"tolerance": -1}, "tolerance=-1"),
     ({"tolerance": float("nan")}, "tolerance=nan"),
     ({"tolerance": "0.1"}, "tolerance='0.1'"),
