@@ -33,6 +33,7 @@ _MESSAGES_BETWEEN_NODES = (
     1 << 17,
     1 << 18,
 )  # before longer ones MPI asks the receiver, whose answer waits behind its data
+_MESSAGES_OF_GROUPS = (1 << 19, 1 << 20)  # gloo asks before each: few long ones take less time
 
 
 def _number(variable: str, default: float, lowest: float, highest: float = _LARGEST) -> float:
@@ -77,13 +78,13 @@ def threads(share: float) -> int:
     return int(_number(THREADS, max(int(share), 1), 1, _MOST_THREADS))
 
 
-def segment_nbytes(nodes: int = 1, ratio: float = 1.0) -> int:
+def segment_nbytes(nodes: int = 1, ratio: float = 1.0, *, blocks: bool = False) -> int:
     """Uncompressed bytes of a segment, the unit of overlap.
 
     COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB, or what makes a message of at least 128 KiB
-    and at most 256, but no more than 2 MiB.
+    and at most 256 (512 and 1024 where messages can only be waited for), but no more than 2 MiB.
     """
-    shortest, longest = _MESSAGES_BETWEEN_NODES
+    shortest, longest = _MESSAGES_OF_GROUPS if blocks else _MESSAGES_BETWEEN_NODES
     between = int(min(max(DEFAULT_SEGMENT_BETWEEN_NODES, ratio * shortest), ratio * longest, _LONGEST_SEGMENT))
     return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else between, 1))
 

@@ -115,6 +115,8 @@ class Setting(NamedTuple):
         Whether all ranks' arrays are on GPUs.
     streamed : tuple of str
         The algorithms whose messages go from GPU to GPU in a stream's order, as NCCL's; all others do not then.
+    blocks : bool
+        Whether messages can only be waited for, as gloo's.
     """
 
     world: World
@@ -124,3 +126,4 @@ class Setting(NamedTuple):
     shared: bool
     gpus: bool = False
     streamed: tuple[str, ...] = ()
+    blocks: bool = False

@@ -258,7 +258,7 @@ def segment(codec: Codec | None, ratio: float, call: Call, setting: Setting) -> 
     if setting.gpus:
         # What leaves by a stream leaves whole: who carries it overlaps its parts.
         return max(call.nbytes, 1) * setting.world.size if setting.streamed else config.segment_nbytes_on_gpus()
-    return segment_nbytes(codec, ratio, setting.world.nodes)
+    return segment_nbytes(codec, ratio, setting.world.nodes, blocks=setting.blocks)
 
 
 def _error(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> float | None:

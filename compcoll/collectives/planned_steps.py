@@ -56,6 +56,8 @@ class Ranks:
         Whether nothing may block in MPI, where no time-out ends it.
     checksum : bool
         Whether wires carry checksums.
+    blocks : bool
+        Whether messages can only be waited for.
     """
 
     rank: int
@@ -70,6 +72,7 @@ class Ranks:
     recordings: Recordings
     bounded: bool
     checksum: bool
+    blocks: bool
 
 
 class PlannedSteps:

@@ -106,6 +106,7 @@ class Runs(Calls):
                 self._recordings,
                 bounded=timeout is not None or config.timeout_is_set(),
                 checksum=checksum and self.size > 1,
+                blocks=transport.blocks,
             ),
         )
         self._known = device.known_calls(self.size)

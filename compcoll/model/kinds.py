@@ -31,10 +31,10 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
     return raw(itemsize) if codec is None else Way(codec.kind, codec.wire_bits(device, dtype), itemsize)
 
 
-def segment_nbytes(codec: Codec | None, ratio: float, nodes: int) -> int:
+def segment_nbytes(codec: Codec | None, ratio: float, nodes: int, *, blocks: bool = False) -> int:
     """Uncompressed bytes of a segment of values that are so many times as long as their wire, where that is fixed."""
     by_ratio = codec is None or (codec.fixed_size and not codec.additive)
-    return config.segment_nbytes(nodes, ratio if by_ratio else _HALF)
+    return config.segment_nbytes(nodes, ratio if by_ratio else _HALF, blocks=blocks)
 
 
 def short(codec: Codec | None) -> str:

@@ -43,6 +43,11 @@ LINES: list[tuple[Call, Setting, str]] = [
     (call(MIB), where(2, 2), "allreduce(sum of 262144 float32, no codec, native or shared_memory)"),
     (call(codec=ZFP(rate=8)), where(), f"allreduce(sum of 4194304 float32, {ZFP8}, ring in segments of 131072)"),
     (
+        call(codec=ZFP(rate=8), algorithm="ring"),
+        where(blocks=True),
+        f"allreduce(sum of 4194304 float32, {ZFP8}, ring in segments of 524288)",
+    ),
+    (
         call(tolerance=0.02),
         where(),
         "allreduce(sum of 4194304 float32, codec for tolerance 0.02, ring in segments of 131072 with "
