@@ -39,8 +39,14 @@ class Collectives(PlannedSteps):
 
     def __init__(self, device: HostDevice, ranks: Ranks) -> None:
         super().__init__(device, ranks)
-        setting = Setting(ranks.world, device, ranks.profile, ranks.native is not None, ranks.shared is not None)
-        self._setting = setting._replace(blocks=ranks.blocks)
+        self._setting = Setting(
+            ranks.world,
+            device,
+            ranks.profile,
+            native=ranks.native is not None,
+            shared=ranks.shared is not None,
+            blocks=ranks.blocks,
+        )
         self._recipes: dict[tuple[Any, ...], Recipe] = {}
         self._checks: dict[str, Callable[[Array, Any, Array | None, ErrorFeedback | None, Asked], Checked]] = {
             "allreduce": self._check_allreduce,

@@ -154,7 +154,7 @@ public:
     uint64_t begun = 0;
 
 private:
-    // What a rank tells the others of itself (compcoll/collectives/handshake.py).
+    // What a rank tells the others of itself (compcoll/collectives/signature.py).
     enum Level : size_t { free_of_others, wanted_by_others, other_way, usual_way, must_not_block };
     static constexpr size_t a_slice = 5000;  // looks, of a microsecond: who sleeps gets its core back that late, if others want it
     static constexpr double lasting = 0.5;  // seconds for which what was seen of others holds, at least
