@@ -23,7 +23,13 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmark.md"
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
+    """Forget what other tests of this process found installed, and what these install."""
+    forget()
     yield
+    forget()
+
+
+def forget() -> None:
     peers.load.cache_clear()
     peers.names.cache_clear()
 

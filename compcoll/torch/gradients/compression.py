@@ -134,7 +134,7 @@ def compress(
             f"model is a {type(model).__name__}: wrap it in DistributedDataParallel, or apply fully_shard, first"
         )
     chosen = as_codec(codec, codec_options)
-    advise(chosen, optimizer, feedback is not False)
+    advise(chosen, optimizer)
     for collective in ("allreduce",) if module is not model else ("reduce_scatter", "allgather"):
         choose.check(collective, algorithm)
     exact = exact_parameters(module, exclude, smallest)
