@@ -5,7 +5,8 @@ In four parts, each a call that ends within eight minutes and leaves its results
 others: kernels (build, bytes, memory accesses), speed (of kernels), order (of streams, and ranks sharing the GPU) and
 overlap (of kernels and messages). No network is needed: what the machine's Python has is used, and the folder --wheels
 may hold what it lacks. Of each part there are summary-PART.txt and log-PART.txt (what each step printed), and of some
-tests-kernels.xml, codecs.json, tests-order.xml, allreduce-1.json, allreduce-2.json, allreduce-4.json and timeline.json.
+tests-kernels.xml, codecs.json, tests-order.xml, allreduce-1.json, allreduce-2.json, allreduce-4.json, overlap.json and
+timeline.json.
 """
 
 from __future__ import annotations
@@ -147,9 +148,14 @@ def steps(part: str, out: Path) -> list[Step]:
         return [Step("codecs", "the speed of the kernels, as a fraction of a copy on the GPU", speed, 420)]
     if part == "order":
         return [_tests(python, part, f"not ({_BYTES})", out, 300, 2), _sweep(python, 1, out), _sweep(python, 2, out)]
-    timeline = ["python", "launch/gpu_timeline.py", "--json", str(out / "timeline.json")]
-    command = [*_mpirun(python, 2), *timeline]
-    return [Step("timeline", "what overlaps in an allreduce on 2 ranks", command, 120), _sweep(python, 4, out)]
+    timeline = ["launch/gpu_timeline.py", "--json"]
+    here = [python, *timeline, str(out / "overlap.json"), "--ranks", "2"]
+    there = [*_mpirun(python, 2), "python", *timeline, str(out / "timeline.json")]
+    return [
+        Step("overlap", "what overlaps in an allreduce of 2 ranks in one process", here, 120),
+        Step("timeline", "the same of 2 processes, which have the GPU in turns", there, 120),
+        _sweep(python, 4, out),
+    ]
 
 
 def _mpirun(python: str, count: int) -> list[str]:
@@ -219,14 +225,8 @@ def build(wheels: Path | None) -> list[Step]:
     """Make the environment, which sees what this Python has, and compcoll in it."""
     pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     source = [] if wheels is None else ["--no-index", f"--find-links={wheels}"]
-    found = [
-        Step(
-            "environment",
-            str(ENVIRONMENT),
-            [sys.executable, "-c", _ENVIRONMENT, str(ENVIRONMENT)],
-            60,
-        )
-    ]
+    made = [sys.executable, "-c", _ENVIRONMENT, str(ENVIRONMENT)]
+    found = [Step("environment", str(ENVIRONMENT), made, 60)]
     if lacking := missing():
         found.append(Step("packages", ", ".join(lacking), [*pip, *source, *lacking], 120))
     found.append(Step("build", "compcoll", [*pip, "--no-deps", "--no-build-isolation", "-e", str(REPOSITORY)], 150))
@@ -314,14 +314,15 @@ def summary(outcomes: Sequence[Outcome], out: Path, name: str) -> str:
             lines += [
                 f"{r['size']:>12}  {r['contender']:<10}{r['median_us']:>12.1f}{r['wrong']:>7} wrong" for r in found
             ]
-    timelines = records(out / "timeline.json")
-    for r in timelines:
+    for r in records(out / "overlap.json") + records(out / "timeline.json"):
         if r["rank"] == 0:
-            lines += ["", f"allreduce of 64 MB, 2 ranks, segments of {r['segment']} bytes, rank 0:", *r["picture"]]
+            where = f"2 ranks in {r['processes']} process{'es' * (r['processes'] > 1)}"
+            lines += ["", f"allreduce of 64 MB, {where}, segments of {r['segment']} bytes, rank 0:", *r["picture"]]
         verdict = "reached" if r["hidden"] >= HIDDEN else "missed"
         lines.append(
-            f"rank {r['rank']}: {r['ms']:.2f} ms, kernels {r['kernels_ms']:.2f} ms, copies and messages "
-            f"{r['wire_ms']:.2f} ms, of the shorter {r['hidden']:.0%} hidden (goal {HIDDEN:.0%}: {verdict})"
+            f"rank {r['rank']}: {r['ms']:.2f} ms, of the host {r['host_ms']:.2f} ms for {r['messages']} messages, "
+            f"kernels {r['kernels_ms']:.2f} ms, copies and messages {r['wire_ms']:.2f} ms, of the "
+            f"shorter {r['hidden']:.0%} hidden (goal {HIDDEN:.0%}: {verdict})"
         )
     return "\n".join(lines)
 

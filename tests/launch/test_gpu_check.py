@@ -28,7 +28,17 @@ def test_says_what_it_would_do() -> None:
     assert refused.returncode == 2 and "--device cuda" in refused.stderr and "Traceback" not in refused.stderr
     checked = run("launch/gpu_check.py")
     assert checked.returncode == 2 and "no GPU here" in checked.stdout
-    for step in ("build", "cubins", "tests", "codecs", "allreduce 1", "allreduce 2", "allreduce 4", "timeline"):
+    for step in (
+        "build",
+        "cubins",
+        "tests",
+        "codecs",
+        "allreduce 1",
+        "allreduce 2",
+        "allreduce 4",
+        "overlap",
+        "timeline",
+    ):
         assert f" {step} " in checked.stdout
     alone = run("launch/gpu_check.py", "speed")
     assert alone.returncode == 2 and "codecs" in alone.stdout and "timeline" not in alone.stdout
@@ -102,7 +112,7 @@ def test_all_results_are_told_of(tmp_path: Path) -> None:
     written = {Path(word.removeprefix("--junitxml=")) for step in steps for word in step.command}
     names = {path.name for path in written if path.parent == tmp_path}
     assert gpu_check.__doc__ is not None
-    assert len(names) == 7 and all(name in gpu_check.__doc__ for name in names)
+    assert len(names) == 8 and all(name in gpu_check.__doc__ for name in names)
 
 
 def test_log_has_what_every_step_said(tmp_path: Path) -> None:
@@ -144,6 +154,7 @@ def test_summary_compares_with_the_goals(tmp_path: Path) -> None:
         kernel("onebit", "decode", 1000, 0.85),
     ]
     measured = {"rank": 0, "segment": 1 << 20, "ms": 3.0, "kernels_ms": 1.0, "wire_ms": 2.0, "picture": ["encode  ##"]}
+    measured |= {"processes": 2, "host_ms": 2.5, "messages": 17}
     timeline = [{**measured, "hidden": 0.95}, {**measured, "rank": 1, "hidden": 0.5}]
     sweep = [{"size": 4096, "contender": "ring", "median_us": 50.0, "wrong": 0}]
     for name, results in (("codecs", kernels), ("timeline", timeline), ("allreduce-2", sweep)):
@@ -156,6 +167,8 @@ def test_summary_compares_with_the_goals(tmp_path: Path) -> None:
     assert encode.endswith("reached: 1800 GB/s") and accumulate.endswith("missed: 1400 GB/s")
     assert recode.endswith("reached: 150 us, its parts 200 us")
     assert added.endswith("reached: 0.85 x copy") and decode.endswith(" 0")
+    assert "allreduce of 64 MB, 2 ranks in 2 processes, segments of 1048576 bytes, rank 0:" in lines
+    assert any("of the host 2.50 ms for 17 messages" in line for line in lines)
     assert "encode  ##" in lines and any("95% hidden (goal 90%: reached)" in line for line in lines)
     assert any("50% hidden (goal 90%: missed)" in line for line in lines) and any(
         "4096  ring" in line for line in lines
