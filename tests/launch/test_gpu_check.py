@@ -62,7 +62,8 @@ def test_mpi_is_found_where_this_python_has_it(
     """As the environment that is made has a prefix of its own; who names a library has the last word."""
     library = tmp_path / "lib" / "libmpi.so.40"
     library.parent.mkdir()
-    library.touch()
+    library.write_bytes(b"\x7fELF")
+    (library.parent / "libmpi.so").write_text("INPUT(libmpi.so.40)\n")  # as in PyPI's package: for linkers
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
     for name, value in given.items():
@@ -70,6 +71,21 @@ def test_mpi_is_found_where_this_python_has_it(
     step = gpu_check.Step("asked", "", [sys.executable, "-c", "import os; print(os.environ['MPI4PY_LIBMPI'])"], 20.0)
     assert gpu_check.run(step, tmp_path / "log.txt", 20.0).status == 0
     assert gpu_check.tail(tmp_path / "log.txt").splitlines()[-1] == given.get("MPI4PY_LIBMPI", str(library))
+
+
+def test_programs_are_found_where_this_python_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not that is on the PATH: pip would install no others, since the package is there."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(gpu_check, "ENVIRONMENT", tmp_path / "made")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "openmpi" in gpu_check.missing()
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.touch(0o755)
+    assert "openmpi" not in gpu_check.missing()
+    step = gpu_check.Step("asked", "", [sys.executable, "-c", "import shutil; print(shutil.which('mpirun'))"], 20.0)
+    assert gpu_check.run(step, tmp_path / "log.txt", 20.0).status == 0
+    assert gpu_check.tail(tmp_path / "log.txt").splitlines()[-1] == str(program)
 
 
 def test_commands_are_understood() -> None:
