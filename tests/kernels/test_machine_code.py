@@ -137,10 +137,10 @@ def test_costs_of_a_value(kernels: Kernels, codec: Codec, bounds: Bounds) -> Non
 @cases
 def test_arrays_off_alignment(kernels: Kernels, codec: Codec, bounds: Bounds) -> None:
     for operation in bounds:
-        n = 16384 if codec.name == "zfp" else 8192 if operation == "encode" or codec.name == "minmax" else 3000
-        found = run(kernels, codec, operation, values(n), offset=4)
-        if codec.name == "zfp" or operation == "encode":
-            assert found[1] <= MISALIGNED
+        found = run(kernels, codec, operation, values(16384 if codec.name == "zfp" else 8192), offset=4)
+        print(f"{codec!s:60} {operation:11} {found[1]:5.2f} x sectors off alignment")
+        assert found[1] <= MISALIGNED, operation
+        run(kernels, codec, operation, values(3000), offset=4)  # of which a block is cut short
 
 
 @pytest.mark.slow
