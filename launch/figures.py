@@ -57,6 +57,7 @@ _ON_GPUS = tuple(
     for path in (
         "devices/cu*",
         "devices/streams.py",
+        "devices/watched.py",
         "kernels/device*",
         "model/gpu.py",
         "transports/device.py",
@@ -74,7 +75,9 @@ _ASKED = (
     ":!compcoll/simulation/plot.py",
 )
 """Names and the version, and commands for people: all of tools but ``tune``, ``timing`` and ``machine``."""
-_SUMS_IN_MEMORY = tuple(f":!compcoll/kernels/{name}" for name in ("shared_sum.cpp", "copies.h", "apart.h", "two_ways.h"))
+_SUMS_IN_MEMORY = tuple(
+    f":!compcoll/kernels/{name}" for name in ("shared_sum.cpp", "copies.h", "apart.h", "two_ways.h")
+)
 """What no figure between nodes depends on."""
 _TRAINING = (":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank")
 _ON_CPUS = ("compcoll", *_ON_GPUS, *_ASKED)

@@ -1,4 +1,4 @@
-"""Copies that another core reads next, into a cache or past it, by a program of their own: which way depends on the machine."""
+"""Copies that another core reads next, into a cache or past it; by a program, as which way depends on the machine."""
 
 from __future__ import annotations
 
