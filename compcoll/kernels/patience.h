@@ -24,6 +24,7 @@ struct Patience {
     using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::microseconds shortest_nap{100}, longest_nap{1000};
     static constexpr size_t few = 2;  // looks where ranks share their cores
+    static constexpr std::chrono::microseconds message{2500};
     static constexpr std::chrono::milliseconds longest{30};  // all naps of `sleep`, with a core for this thread alone
 
     size_t looks = 1, naps = 0;
@@ -51,7 +52,8 @@ struct Patience {
         return false;
     }
 
-    // Of what only MPI's look can tell, which nothing would wake this up for: a nap takes a tenth of the time waited for so far.
+    // Of what only MPI's look can tell, which nothing would wake this up for: a nap takes a fiftieth of the time waited for so far, and
+    // some 50 us more until the system wakes who slept, so that there are none while a message of 256 KiB is on its way at 1 Gb/s.
     // Without the GIL.
     template <class Test>
     bool watch(Test test) const {
@@ -59,7 +61,7 @@ struct Patience {
         do {
             if (test()) return true;
         } while (looks > 1 && Clock::now() < spun);
-        return naps > 0 && (yield(test) || nap(test, begun, [](auto time) { std::this_thread::sleep_for(time); }));
+        return naps > 0 && (yield(test, message) || nap(test, begun, [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
     // Of what only a function of Python's can tell. With the GIL, but for the naps.
@@ -82,7 +84,7 @@ private:
     bool nap(Test test, Clock::time_point begun, Sleep sleep) const {
         const auto end = begun + longest;
         for (size_t i = 0; i < naps && Clock::now() < end; ++i) {
-            sleep(std::clamp<Clock::duration>((Clock::now() - begun) / 10, shortest_nap / 2, longest_nap));
+            sleep(std::clamp<Clock::duration>((Clock::now() - begun) / 50, shortest_nap / 2, longest_nap));
             if (test()) return true;
         }
         return false;
@@ -91,8 +93,8 @@ private:
     // Ranks that share a core hand it to each other so at little cost. A stranger that computes keeps it for a slice: it is then better
     // to sleep, as Linux runs what wakes up first, and that is done for so long that the time lost is of no account.
     template <class Test>
-    static bool yield(Test test) {
-        constexpr std::chrono::microseconds soon{200}, slice{500};
+    static bool yield(Test test, std::chrono::microseconds soon = std::chrono::microseconds(200)) {
+        constexpr std::chrono::microseconds slice{500};
         constexpr int of_no_account = 30;
         static std::atomic<bool> dear{false};  // the yield before
         static std::atomic<Clock::rep> dear_until{Clock::time_point::min().time_since_epoch().count()};
