@@ -226,6 +226,7 @@ def zero_one_adam(model: nn.Module, comm: Communicator, **options: Any) -> Compr
         partial(one_bit, warmup="auto", betas=(0.9, 0.75)),
         partial(one_bit, warmup=18, gradient_codec=QSGD(bits=4)),
         partial(one_bit, codec="qsgd", bits=8),
+        partial(one_bit, codec="randomk", density=0.1),
         zero_one_adam,
         partial(zero_one_adam, codec="minmax", bits=4),
         partial(zero_one_adam, freeze=20, gradient_codec=QSGD(bits=4)),
@@ -242,6 +243,8 @@ def test_an_interrupted_run_has_the_same_bits(make: Make) -> None:
             assert again.tobytes() == values.tobytes()
             for kind in ("residuals", "momentum", "variance"):
                 assert all(torch.equal(state[kind][name], state_again[kind][name]) for name in state[kind])
+    early = [{name: kept for name, kept in state.items() if name != "begun"} for state in states]
+    on_ranks(RANKS, lambda comm: train(make, 14, comm, early[comm.rank], before[0][0]))
 
 
 def test_another_number_of_ranks_goes_on_together() -> None:

@@ -19,6 +19,7 @@ from ..buffers import array_of
 from .diloco import DiLoCo
 from .exchange import Exchange
 from .flat import Flat
+from .fragments import Schedule
 from .ranks import Ranks
 
 CHUNK = 4096
@@ -195,4 +196,5 @@ class SparseLoCo(DiLoCo):
             return _SparseExchange(density, beta, flat, vector)
 
         told = f"density {density:g}, beta {beta:g}, lr {lr:g}"
-        self._set_up(model, inner, outer, every, warmup, fragments, delay, alpha, make, told, group, timeout, over)
+        schedule = Schedule.of(every, warmup, fragments, delay, alpha)
+        self._set_up(model, inner, outer, schedule, make, told, group, timeout, over)
