@@ -103,7 +103,7 @@ _DIGITS = (
 )
 _SGD = "--sgd 0.1 --momentum 0.5"
 _MOMENTUM, _ADAMW = "uncompressed-momentum", "uncompressed-adamw"
-_LOCAL = "--optimizer adamw --diloco 50 --exact-steps 200"
+_LOCAL = "--optimizer adamw --exact-steps 200 --diloco"
 _GRADIENTS = "--gradient-codec qsgd:bits=4"
 _ACP = "--low-rank acpsgd --rank 4"
 _TEXT = (
@@ -173,10 +173,12 @@ _TEXT = (
             ),
             ("zero-one-adam", "--optimizer zero-one-adam", "0/1 Adam"),
             ("zero-one-adam-qsgd4-gradients", f"--optimizer zero-one-adam {_GRADIENTS}", "its gradients by QSGD"),
-            ("diloco50", f"{_LOCAL} --outer-rate 1", "local steps, H = 50, after 200 exact ones"),
-            ("diloco50-minmax4", f"{_LOCAL} --outer-rate 1 --codec minmax --bits 4", ""),
-            ("diloco50-streaming", f"{_LOCAL} --outer-rate 1 --codec minmax --bits 4 --streaming 3 --delay 5", ""),
-            ("sparse-loco50", f"{_LOCAL} --outer-rate 2 --sparse-loco 0.03", "3 % of the outer gradients"),
+            ("diloco50", f"{_LOCAL} 50 --outer-rate 1", "local steps, H = 50, after 200 exact ones"),
+            ("diloco50-minmax4", f"{_LOCAL} 50 --outer-rate 1 --codec minmax --bits 4", ""),
+            ("diloco50-streaming", f"{_LOCAL} 50 --outer-rate 1 --codec minmax --bits 4 --streaming 3 --delay 5", ""),
+            ("sparse-loco50", f"{_LOCAL} 50 --outer-rate 2 --sparse-loco 0.03", "3 % of the outer gradients, rate 2"),
+            ("diloco15", f"{_LOCAL} 15 --outer-rate 1", "H = 15: 20 averages"),
+            ("sparse-loco15", f"{_LOCAL} 15 --sparse-loco 0.03", "the paper's rate, 1"),
         )
     ),
 )
