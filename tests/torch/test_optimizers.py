@@ -385,6 +385,10 @@ def test_what_does_not_go_with_an_optimizer_is_told_once(monkeypatch: pytest.Mon
         advice.advise(get_codec("onebit"), adam)
     with pytest.warns(UserWarning, match=r"codec='zfp'.*AdamW.*4 bits a value diverged"):
         advice.advise(get_codec("zfp", rate=4), adam)
+    with pytest.warns(UserWarning, match=r"codec='minmax'.*AdamW.*2\.52"):
+        advice.advise(get_codec("minmax", bits=2), adam)
+    with pytest.warns(UserWarning, match=r"codec='variance'.*AdamW.*2\.51"):
+        advice.advise(get_codec("variance"), adam)
     with pytest.warns(UserWarning, match=r"codec='onebit'.*SGD with a momentum of 0\.9"):
         advice.advise(get_codec("onebit"), sgd)
     with warnings.catch_warnings():
@@ -393,6 +397,7 @@ def test_what_does_not_go_with_an_optimizer_is_told_once(monkeypatch: pytest.Mon
         advice._warned.clear()
         advice.advise(get_codec("zfp", rate=8), adam)
         advice.advise(get_codec("zfp", tolerance=1e-6), adam)
+        advice.advise(get_codec("minmax", bits=4), adam)
         advice.advise(get_codec("qsgd", bits=4), adam)
         advice.advise(get_codec("qsgd", bits=4), sgd)
         advice._warned.clear()

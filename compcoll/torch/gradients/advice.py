@@ -18,9 +18,11 @@ _MUCH = 0.9
 _UNDER_ADAM = {
     "onebit": "it ended at 2.74 nats, and uncompressed gradients at 2.29",
     "topk": "1 % of the elements ended at 2.82 nats, and uncompressed gradients at 2.29",
+    "variance": "it ended at 2.51 nats, and uncompressed gradients at 2.29",
+    "minmax": "2 bits a value ended at 2.52 nats, and uncompressed gradients at 2.29",
     "zfp": "4 bits a value diverged",
 }
-_AT_MOST = {"zfp": ("rate", 4.0)}
+_AT_MOST: dict[str, tuple[str, float]] = {"minmax": ("bits", 2), "zfp": ("rate", 4)}
 """Of methods that fail with few bits alone: the option that tells them, and the most that was seen to fail."""
 _UNDER_MOMENTUM = {
     "onebit": "it ended at 3.17 nats, and uncompressed gradients at 2.45",
