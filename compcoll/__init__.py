@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .registry import get_codec, list_codecs
     from .stats import Stats
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FP8",

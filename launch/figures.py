@@ -28,6 +28,8 @@ _NAMED = 3
 """So many changed files are told by name."""
 UNKNOWN = "?"
 """Stands for the files that have changed since a commit that git does not know."""
+_WITH_OTHERS = (".run.json", "-profile.json")
+"""Ends of names of files that were written with a record, and note no commit of their own."""
 _BY_HAND = "its tables are set by hand, from the commands that stand on it"
 
 
@@ -55,6 +57,7 @@ _ON_GPUS = tuple(
     for path in (
         "devices/cu*",
         "devices/streams.py",
+        "devices/watched.py",
         "kernels/device*",
         "model/gpu.py",
         "transports/device.py",
@@ -65,8 +68,17 @@ _ON_GPUS = tuple(
     )
 )
 """What no figure of a page measured on CPUs depends on."""
-_ASKED = (":!compcoll/tools/[!tm]*", ":!compcoll/__main__.py", ":!compcoll/simulation/plot.py")
-"""Commands for people: all of tools but ``tune``, ``timing`` and ``machine``."""
+_ASKED = (
+    ":!compcoll/__init__.py",
+    ":!compcoll/tools/[!tm]*",
+    ":!compcoll/__main__.py",
+    ":!compcoll/simulation/plot.py",
+)
+"""Names and the version, and commands for people: all of tools but ``tune``, ``timing`` and ``machine``."""
+_SUMS_IN_MEMORY = tuple(
+    f":!compcoll/kernels/{name}" for name in ("shared_sum.cpp", "copies.h", "apart.h", "two_ways.h")
+)
+"""What no figure between nodes depends on."""
 _TRAINING = (":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank")
 _ON_CPUS = ("compcoll", *_ON_GPUS, *_ASKED)
 _WITHOUT_TORCH = (*_ON_CPUS, ":!compcoll/torch")
@@ -78,7 +90,8 @@ _GRADIENTS = (*_LEARNT, "compcoll/torch/gradients")
 _ONE_MACHINE = "launch/one_machine.py --only"
 
 PAGES: Mapping[str, Page] = {
-    "networks": Page("networks/*.json", "launch/measurements", _WITHOUT_TORCH),
+    "networks": Page("networks/[!m]*.json", "launch/measurements", (*_WITHOUT_TORCH, *_SUMS_IN_MEMORY)),
+    "networks-in-memory": Page("networks/memory-*.json", "launch/measurements --only memory-*", _WITHOUT_TORCH),
     "busy": Page("busy/*.json", "launch/busy", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
     "peers": Page("peers/*.json", "launch/peers", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")),
     "reliability": Page("reliability.md", "launch/reliability.py", _CALLS),
@@ -141,7 +154,7 @@ def state(page: Page, repository: Path = REPOSITORY) -> str:
         return "older: never measured"
     found = {commit for file in files for commit in commits(file)}
     why = []
-    if missing := sum(not commits(file) for file in files if not file.name.endswith(".run.json")):
+    if missing := sum(not commits(file) for file in files if not file.name.endswith(_WITH_OTHERS)):
         why.append(f"{missing} of its records note no commit")
     if dirty := sorted(commit for commit in found if commit.endswith("-dirty")):
         why.append(f"measured with changes that no commit has ({', '.join(dirty)})")

@@ -4,8 +4,9 @@
 In four parts, each a call that ends within eight minutes and leaves its results as they come, whatever becomes of the
 others: kernels (build, bytes, memory accesses), speed (of kernels), order (of streams, and ranks sharing the GPU) and
 overlap (of kernels and messages). No network is needed: what the machine's Python has is used, and the folder --wheels
-may hold what it lacks. Of each part there are summary-PART.txt and log-PART.txt (what each step printed), and of some
-tests-kernels.xml, codecs.json, tests-order.xml, allreduce-1.json, allreduce-2.json, allreduce-4.json and timeline.json.
+may hold what it lacks. Each part leaves summary-PART.txt and log-PART.txt (all that was printed), and some of them
+tests-kernels.xml, codecs.json, tests-order.xml, allreduce-1.json, allreduce-2.json, allreduce-4.json, overlap.json,
+timeline.json.
 """
 
 from __future__ import annotations
@@ -147,9 +148,14 @@ def steps(part: str, out: Path) -> list[Step]:
         return [Step("codecs", "the speed of the kernels, as a fraction of a copy on the GPU", speed, 420)]
     if part == "order":
         return [_tests(python, part, f"not ({_BYTES})", out, 300, 2), _sweep(python, 1, out), _sweep(python, 2, out)]
-    timeline = ["python", "launch/gpu_timeline.py", "--json", str(out / "timeline.json")]
-    command = [*_mpirun(python, 2), *timeline]
-    return [Step("timeline", "what overlaps in an allreduce on 2 ranks", command, 120), _sweep(python, 4, out)]
+    timeline = ["launch/gpu_timeline.py", "--json"]
+    here = [python, *timeline, str(out / "overlap.json"), "--ranks", "2"]
+    there = [*_mpirun(python, 2), "python", *timeline, str(out / "timeline.json")]
+    return [
+        Step("overlap", "what overlaps in an allreduce of 2 ranks in one process", here, 120),
+        Step("timeline", "the same of 2 processes, which have the GPU in turns", there, 120),
+        _sweep(python, 4, out),
+    ]
 
 
 def _mpirun(python: str, count: int) -> list[str]:
@@ -201,10 +207,15 @@ def loopback() -> str:
 def missing() -> list[str]:
     """Packages that neither this Python nor the PATH has."""
     lacking = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
-    lacking += [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
+    lacking += [package for program, package in _PROGRAMS.items() if shutil.which(program, path=programs()) is None]
     if importlib.util.find_spec("cupy") is None:
         lacking.append(f"cupy-cuda{cuda_version()}x")
     return lacking
+
+
+def programs() -> str:
+    """Where programs are: those of this Python's packages, too, of which pip installs no others."""
+    return f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
 
 
 def cuda_version() -> int:
@@ -219,14 +230,7 @@ def build(wheels: Path | None) -> list[Step]:
     """Make the environment, which sees what this Python has, and compcoll in it."""
     pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     source = [] if wheels is None else ["--no-index", f"--find-links={wheels}"]
-    found = [
-        Step(
-            "environment",
-            str(ENVIRONMENT),
-            [sys.executable, "-c", _ENVIRONMENT, str(ENVIRONMENT)],
-            60,
-        )
-    ]
+    found = [Step("environment", str(ENVIRONMENT), [sys.executable, "-c", _ENVIRONMENT, str(ENVIRONMENT)], 60)]
     if lacking := missing():
         found.append(Step("packages", ", ".join(lacking), [*pip, *source, *lacking], 120))
     found.append(Step("build", "compcoll", [*pip, "--no-deps", "--no-build-isolation", "-e", str(REPOSITORY)], 150))
@@ -247,7 +251,7 @@ _TEXT: dict[str, Any] = {"capture_output": True, "text": True}
 def run(step: Step, log: Path, left: float) -> Outcome:
     """Run a step; its output goes to the end of the log."""
     started = time.monotonic()
-    own = {"PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{os.environ['PATH']}", "COMPCOLL_CUBINS": str(CUBINS)}
+    own = {"PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{programs()}", "COMPCOLL_CUBINS": str(CUBINS)}
     environment = mpi_library() | os.environ | own
     with open(log, "a") as said:
         print(f"==== {step.name}: {shlex.join(step.command)}", file=said, flush=True)
@@ -265,14 +269,14 @@ def run(step: Step, log: Path, left: float) -> Outcome:
 
 def mpi_library() -> dict[str, str]:
     """Tell mpi4py of the MPI library in this Python's prefix: it looks in the new environment's only."""
-    found = sorted(Path(sys.prefix, "lib").glob("libmpi.so*"))
+    named = sorted(Path(sys.prefix, "lib").glob("libmpi.so*"))
+    found = [path for path in named if path.read_bytes()[:4] == b"\x7fELF"]  # libmpi.so may be a linker's script
     return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
 
 
 def tail(log: Path) -> str:
     """The end of what the last step said."""
-    said = log.read_text(errors="replace").rpartition("\n==== ")[2]
-    return said[-_TAIL:]
+    return log.read_text(errors="replace").rpartition("\n==== ")[2][-_TAIL:]
 
 
 def is_built() -> bool:
@@ -284,10 +288,9 @@ def is_built() -> bool:
 def records(path: Path) -> list[dict[str, Any]]:
     """Read what a benchmark wrote; nothing, if it did not come to that."""
     try:
-        found: list[dict[str, Any]] = json.loads(path.read_text())["results"]
+        return list(json.loads(path.read_text())["results"])
     except (OSError, ValueError, KeyError):
         return []
-    return found
 
 
 def summary(outcomes: Sequence[Outcome], out: Path, name: str) -> str:
@@ -314,14 +317,15 @@ def summary(outcomes: Sequence[Outcome], out: Path, name: str) -> str:
             lines += [
                 f"{r['size']:>12}  {r['contender']:<10}{r['median_us']:>12.1f}{r['wrong']:>7} wrong" for r in found
             ]
-    timelines = records(out / "timeline.json")
-    for r in timelines:
+    for r in records(out / "overlap.json") + records(out / "timeline.json"):
         if r["rank"] == 0:
-            lines += ["", f"allreduce of 64 MB, 2 ranks, segments of {r['segment']} bytes, rank 0:", *r["picture"]]
+            where = f"2 ranks in {r['processes']} process{'es' * (r['processes'] > 1)}"
+            lines += ["", f"allreduce of 64 MB, {where}, segments of {r['segment']} bytes, rank 0:", *r["picture"]]
         verdict = "reached" if r["hidden"] >= HIDDEN else "missed"
         lines.append(
-            f"rank {r['rank']}: {r['ms']:.2f} ms, kernels {r['kernels_ms']:.2f} ms, copies and messages "
-            f"{r['wire_ms']:.2f} ms, of the shorter {r['hidden']:.0%} hidden (goal {HIDDEN:.0%}: {verdict})"
+            f"rank {r['rank']}: {r['ms']:.2f} ms, of the host {r['host_ms']:.2f} ms for {r['messages']} messages, "
+            f"kernels {r['kernels_ms']:.2f} ms, copies and messages {r['wire_ms']:.2f} ms, of the "
+            f"shorter {r['hidden']:.0%} hidden (goal {HIDDEN:.0%}: {verdict})"
         )
     return "\n".join(lines)
 
@@ -342,14 +346,11 @@ def goal(record: dict[str, Any], records: Sequence[dict[str, Any]]) -> str:
 
 def check(part: str, wheels: Path | None, out: Path, name: str) -> bool:
     """Run a part, leaving its summary after each step; tell whether all went well."""
-    log, started = out / f"log-{part}.txt", time.monotonic()
-    said = loopback()
+    log, started, said = out / f"log-{part}.txt", time.monotonic(), loopback()
     log.write_text(f"{said}\n")
     print(f"{part}: {said}", flush=True)
     if part == "kernels" and not sanitizer():
-        print(
-            f"{part}: {_SANITIZER} is neither on the PATH nor in {_CUDA}: accesses of memory go unchecked", flush=True
-        )
+        print(f"{part}: {_SANITIZER} is neither on the PATH nor in {_CUDA}: accesses go unchecked", flush=True)
     outcomes: list[Outcome] = []
 
     def done(step: Step) -> bool:

@@ -1,10 +1,12 @@
 """Show what overlaps in an allreduce of GPU memory: kernels, copies and messages of one call, on one clock.
 
+    python launch/gpu_timeline.py --ranks 2 --json timeline.json     # in this process
     launch/mpirun -n 2 python launch/gpu_timeline.py --json timeline.json
 
 For each length of segments a picture of rank 0 and, for each rank, how much of the shorter of the two, kernels and
 wire, is hidden behind the longer. The wire is copies to and from pinned memory, and messages from their start until
-they are known to be sent. The JSON is a trace for chrome://tracing or Perfetto, too.
+they are known to be sent. Processes that share a GPU have it in turns: what overlaps on it shows in one process alone,
+whose ranks' messages are copies in memory. The JSON is a trace for chrome://tracing or Perfetto, too.
 """
 
 from __future__ import annotations
@@ -12,20 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from compcoll import Communicator, config
+from compcoll import Communicator, Request, config
+from compcoll.transports.loopback import Loopback
 
 LANES = ("encode", "decode", "copy", "send")
 KERNELS, WIRE = LANES[:2], LANES[2:]
 SEGMENTS = (1 << 20, 4 << 20, 16 << 20)
 
 _WARM_UP = 3
+_PATIENCE = 10**8  # looks at what does not move: a GPU takes its time
 _COLUMNS = 100
 
 Interval = tuple[float, float]
@@ -156,44 +161,96 @@ class Recorder:
             self.spans.append(Span(lane, self._started + begin, self._started + end))
 
 
-def record(n: int, segment: int, **options: Any) -> tuple[float, list[Span]]:
-    """Seconds of one allreduce of ``n`` float32 in segments of so many bytes, and its spans, on this rank."""
+class Recorded(NamedTuple):
+    """One call on one rank.
+
+    Attributes
+    ----------
+    seconds : float
+        Until the GPU had done everything.
+    host_seconds : float
+        Until the call returned; of several ranks in one process until all had.
+    messages : int
+        What this rank sent, the opening's included.
+    spans : list of Span
+        What it did.
+    """
+
+    seconds: float
+    host_seconds: float
+    messages: int
+    spans: list[Span]
+
+
+def record(
+    ranks: Sequence[Communicator], n: int, wait: Callable[[list[Request]], object], **options: Any
+) -> list[Recorded]:
+    """Record one allreduce of ``n`` float32, on the ranks that are in this process."""
     import cupy
 
-    os.environ[config.SEGMENT] = str(segment)
-    communicator = Communicator(**options)
-    x = cupy.asarray(np.random.default_rng(communicator.rank).standard_normal(n, dtype=np.float32))
-    out = cupy.empty_like(x)
+    rngs = [np.random.default_rng(communicator.rank) for communicator in ranks]
+    arrays = [cupy.asarray(rng.standard_normal(n, dtype=np.float32)) for rng in rngs]
+    results = [cupy.empty_like(x) for x in arrays]
+
+    def run() -> None:
+        wait([each.iallreduce(x, out=out, **options) for each, x, out in zip(ranks, arrays, results, strict=True)])
+
     for _ in range(_WARM_UP):
-        communicator.allreduce(x, out=out)
-    with Recorder(communicator) as recorder:
+        run()
+    with ExitStack() as stack:
+        recorders = [stack.enter_context(Recorder(communicator)) for communicator in ranks]
         started = perf_counter()
-        communicator.allreduce(x, out=out)
-        recorder._runtime.device.synchronize()
-        seconds = perf_counter() - started
+        run()
+        returned = perf_counter()
+        recorders[0]._runtime.device.synchronize()
+        ended = perf_counter()
+    return [
+        Recorded(ended - started, returned - started, sum(span.lane == "send" for span in each.spans), each.spans)
+        for each in recorders
+    ]
+
+
+def record_here(ranks: int, n: int, **options: Any) -> list[Recorded]:
+    """Record ranks that are all in this process."""
+    world = Loopback(ranks)
+    communicators = [Communicator(transport) for transport in world.transports]
+    return record(communicators, n, lambda requests: world.run(requests, _PATIENCE), **options)
+
+
+def record_there(n: int, **options: Any) -> list[Recorded] | None:
+    """Record this rank of MPI's; rank 0 gets what all have recorded."""
+    from mpi4py import MPI
+
+    communicator = Communicator()
+    (own,) = record([communicator], n, lambda requests: [request.wait() for request in requests], **options)
     communicator.free()
-    return seconds, recorder.spans
+    told: list[Recorded] | None = MPI.COMM_WORLD.gather(own)
+    return told
 
 
 def main() -> None:
     """Record, print, and write."""
-    from mpi4py import MPI
-
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", type=int, default=64 << 20, help="bytes of each rank's array (default: 64 MB)")
+    parser.add_argument("--ranks", type=int, default=0, help="as many in this process, instead of MPI's")
     parser.add_argument("--json", help="where the trace goes")
     arguments = parser.parse_args()
-    comm = MPI.COMM_WORLD
+    options: dict[str, Any] = {"codec": "zfp", "rate": 8, "algorithm": "ring"}
     results: list[dict[str, Any]] = []
     trace: list[dict[str, Any]] = []
     for segment in SEGMENTS:
-        told = comm.gather(record(arguments.size // 4, segment, codec="zfp", rate=8, algorithm="ring"))
-        for rank, (seconds, spans) in enumerate(told or []):
+        os.environ[config.SEGMENT] = str(segment)
+        n = arguments.size // 4
+        told = record_here(arguments.ranks, n, **options) if arguments.ranks else record_there(n, **options)
+        for rank, (seconds, host_seconds, messages, spans) in enumerate(told or []):
             results.append(
                 {
                     "segment": segment,
                     "rank": rank,
+                    "processes": 1 if arguments.ranks else len(told or []),
                     "ms": seconds * 1e3,
+                    "host_ms": host_seconds * 1e3,
+                    "messages": messages,
                     "kernels_ms": length(union(spans, KERNELS)) * 1e3,
                     "wire_ms": length(union(spans, WIRE)) * 1e3,
                     "hidden": hidden(spans),
@@ -205,9 +262,11 @@ def main() -> None:
                 trace.append({"name": lane, "ph": "X", "ts": begin * 1e6, "dur": (end - begin) * 1e6, **place})
             if rank == 0:
                 print(f"segments of {segment}:", *picture(spans), sep="\n")
-            print("rank {rank}: {ms:.2f} ms, kernels {kernels_ms:.2f}, wire {wire_ms:.2f}, "
-                  "hidden {hidden:.0%}".format(**results[-1]))  # fmt: skip
-    if comm.rank == 0 and arguments.json:
+            print(
+                "rank {rank}: {ms:.2f} ms, of the host {host_ms:.2f} for {messages} messages, kernels "
+                "{kernels_ms:.2f}, wire {wire_ms:.2f}, hidden {hidden:.0%}".format(**results[-1])
+            )
+    if results and arguments.json:
         with open(arguments.json, "w") as file:
             json.dump({"traceEvents": trace, "results": results}, file)
 

@@ -30,7 +30,7 @@ from ..sparse.coder import SparseCoder
 from ..sparse.contract import SparseSum, Sparsifier
 from ..transports.base import Group, Transport
 from ..transports.device import DeviceTransport
-from ..transports.streamed import Carrier, StreamTransport
+from ..transports.streamed import Carrier, Joins, StreamTransport
 from . import choose
 from .call import Call
 from .choose import COPY
@@ -83,8 +83,14 @@ class DeviceCollectives(Collectives):
         self._in_use: list[DeviceMemory] = []
         self._fetched = device.runtime.pinned_bytes(0)
         self._seconds = seconds
-        self._together = Together(host._setting, device.joining(), seconds)
+        joining = transport.joining(device) if isinstance(transport, Joins) else device.joining()
+        self._together = Together(host._setting, joining, seconds)
         self.free = self._together.free
+
+    @property
+    def carrier_known(self) -> bool:
+        """Whether the ranks have found out what carries messages from GPU to GPU."""
+        return self._together.known
 
     def check(
         self, collective: str, x: Array, param: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked

@@ -20,7 +20,7 @@ from .plan import Plan, make_plan
 _COLLECTIVES = ("allreduce", "reduce_scatter", "allgather")
 _MOST_SECONDS_TO_JOIN = 120.0
 
-_CARD = Struct("<?I16s128s160s")  # whether it can join, version, GPU, invitation, why not
+_CARD = Struct("<?24sI16s128s160s")  # whether it can join, by what, its version, GPU, invitation, why not
 _OUTCOME = Struct("<?160s")
 
 
@@ -64,19 +64,20 @@ def connect(group: Group, joining: Joining, seconds: float) -> Steps:
     """
     try:
         version, gpu = joining.identity()
-        own = _CARD.pack(True, version, gpu, joining.invitation() if group.rank == 0 else b"", b"")
+        invitation = joining.invitation() if group.rank == 0 else b""
+        own = _CARD.pack(True, joining.name.encode(), version, gpu, invitation, b"")
     except Exception as error:  # of CUDA's and NCCL's, too
-        own = _CARD.pack(False, 0, b"", b"", _short(error))
+        own = _CARD.pack(False, b"", 0, b"", b"", _short(error))
     cards = [_CARD.unpack(card) for card in (yield from gather(group, own))]
-    gpus = [card[2] for card in cards]
-    for rank, (usable, version, gpu, _, why) in enumerate(cards):
+    gpus = [card[3] for card in cards]
+    for rank, (usable, name, version, gpu, _, why) in enumerate(cards):
         if not usable:
             return f"rank {rank}: {_text(why)}"
-        if version != cards[0][1]:
-            return f"rank {rank} has {joining.name} {version}, rank 0 {cards[0][1]}"
+        if (name, version) != cards[0][1:3]:
+            return f"rank {rank} has {_text(name)} {version}, rank 0 {_text(cards[0][1])} {cards[0][2]}"
         if gpus.index(gpu) != rank:
             return f"ranks {gpus.index(gpu)} and {rank} share a GPU, which {joining.name} refuses"
-    working = _Working(lambda: joining.join(group.size, cards[0][3], group.rank), seconds)
+    working = _Working(lambda: joining.join(group.size, cards[0][4], group.rank), seconds)
     yield working
     outcome = (True, b"") if working.error is None else (False, _short(working.error))
     outcomes = [_OUTCOME.unpack(told) for told in (yield from gather(group, _OUTCOME.pack(*outcome)))]

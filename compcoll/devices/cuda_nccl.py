@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
-from hashlib import blake2b
 from typing import Any
 
-from cupy.cuda import runtime as api
-
 from ..errors import UnsupportedDevice
-from ..progress import THREADS, Watch
 from .cuda_runtime import CudaRuntime
+from .watched import WatchedCarrier
 
 Array = Any
 Message = tuple[Array, int]
@@ -27,7 +21,7 @@ _OLDEST = 21000
 """The version that averages and sends single messages: 2.10."""
 
 
-class NCCLCarrier:
+class NCCLCarrier(WatchedCarrier):
     """One rank's NCCL communicator (the contract is `compcoll.transports.streamed.Carrier`).
 
     Parameters
@@ -38,10 +32,10 @@ class NCCLCarrier:
         Of all ranks.
     """
 
-    name = "NCCL"
+    _runtime: CudaRuntime
 
     def __init__(self, runtime: CudaRuntime, communicator: Any) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self._communicator = communicator
         self._types = {
             "float16": nccl.NCCL_FLOAT16,
@@ -49,8 +43,6 @@ class NCCLCarrier:
             "float32": nccl.NCCL_FLOAT32,
             "float64": nccl.NCCL_FLOAT64,
         }
-        self._watch = Watch("NCCL", communicator.check_async_error, communicator.abort, lambda: runtime.current)
-        self.check = self._watch.check
 
     def exchange(self, leaving: Sequence[Message], arriving: Sequence[Message], stream: Any) -> None:
         address, communicator = self._runtime.address, self._communicator
@@ -70,26 +62,14 @@ class NCCLCarrier:
         with self._runtime.current:
             self._communicator.allReduce(address(x), address(out), x.size, self._types[dtype], op, stream.ptr)
 
-    def watch(self, event: Any, what: str, seconds: float) -> None:
-        self._watch.add(self._runtime.pending(event), what, seconds)
+    def _look(self) -> None:
+        self._communicator.check_async_error()
 
-    def free(self, seconds: float) -> None:
-        """Leave the others. NCCL bears one end alone: an abort, or a destruction, which waits for the other ranks."""
-        ended = self._watch.finish(seconds)
-        if self._watch.error is not None:
-            return
-        if not ended:
-            with self._runtime.current, suppress(nccl.NcclError):
-                self._communicator.abort()
-            return
+    def _abort(self) -> None:
+        self._communicator.abort()
 
-        def destroy() -> None:
-            with self._runtime.current, suppress(nccl.NcclError):
-                self._communicator.destroy()
-
-        destroying = threading.Thread(target=destroy, name=f"{THREADS}free", daemon=True)
-        destroying.start()
-        destroying.join(seconds)
+    def _leave(self) -> None:
+        self._communicator.destroy()
 
 
 class NCCL:
@@ -112,8 +92,7 @@ class NCCL:
         version = int(nccl.get_version())
         if version < _OLDEST or int(nccl.get_build_version()) < _OLDEST:
             raise UnsupportedDevice(f"NCCL {version} is older than {_OLDEST} (2.10)")
-        place = f"{socket.gethostname()} {api.deviceGetPCIBusId(self._runtime.device.id)}"
-        return version, blake2b(place.encode(), digest_size=16).digest()
+        return version, self._runtime.place()
 
     def invitation(self) -> bytes:
         return bytes(nccl.get_unique_id())

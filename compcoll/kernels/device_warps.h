@@ -28,11 +28,29 @@ __device__ __forceinline__ uint32_t transposed_nibbles(uint32_t mine) {
     return mine;
 }
 
-// `place`: has the lowest bits of the codes' address, which the compiler knows of those in shared memory.
-template <int bits, int rounds>
+// Words of two rounds: an even lane gets its neighbour's of the first round for its own of the second, and an odd lane the other
+// way around, so that each has eight codes in a row. Its own inverse.
+__device__ __forceinline__ void swap_with_neighbour(uint32_t (&pair)[2]) {
+    const bool is_odd = lane_of_warp() % 2 != 0;
+    const uint32_t theirs = __shfl_xor_sync(0xffffffffu, is_odd ? pair[0] : pair[1], 1);
+    if (is_odd) pair[0] = theirs;
+    else pair[1] = theirs;
+}
+
+// Where a lane has them: a warp's accesses are 256 bytes, which touch one sector more than they must off alignment, and not two.
+__device__ __forceinline__ int place_of_eight() { return round_values * (lane_of_warp() % 2) + 8 * (lane_of_warp() / 2); }
+
+// `place`: has the lowest bits of the codes' address, which the compiler knows of those in shared memory (`staged`).
+template <int bits, bool staged, int rounds>
 __device__ __forceinline__ void store_rounds(uint8_t* codes, size_t place, const uint32_t (&word)[rounds]) {
     const int lane = lane_of_warp();
-    if constexpr (bits == 1) {
+    if (bits == 8 && !staged && rounds % 2 == 0 && place % 8 == 0) {
+        COMPCOLL_UNROLL for (int r = 0; r + 1 < rounds; r += 2) {
+            uint32_t pair[2] = {word[r], word[r + 1]};
+            swap_with_neighbour(pair);
+            store_words(codes + place_of_eight() + round_values * r, pair);
+        }
+    } else if constexpr (bits == 1) {
         COMPCOLL_UNROLL for (int first = 0; first < rounds; first += 8) {
             uint32_t nibbles = 0;
             COMPCOLL_UNROLL for (int r = 0; r < 8; ++r) {
@@ -60,10 +78,17 @@ __device__ __forceinline__ void store_rounds(uint8_t* codes, size_t place, const
     }
 }
 
-template <int bits, int rounds>
+template <int bits, bool staged, int rounds>
 __device__ __forceinline__ void load_rounds(const uint8_t* codes, size_t place, uint32_t (&word)[rounds]) {
     const int lane = lane_of_warp();
-    if constexpr (bits == 1) {
+    if (bits == 8 && !staged && rounds % 2 == 0 && place % 8 == 0) {
+        COMPCOLL_UNROLL for (int r = 0; r + 1 < rounds; r += 2) {
+            uint32_t pair[2];
+            load_words(codes + place_of_eight() + round_values * r, pair);
+            swap_with_neighbour(pair);
+            word[r] = pair[0], word[r + 1] = pair[1];
+        }
+    } else if constexpr (bits == 1) {
         COMPCOLL_UNROLL for (int first = 0; first < rounds; first += 8) {
             const auto stored = static_cast<uint32_t>(load_bytes(codes + 16 * (first + lane % 8) + 4 * (lane / 8), 4));
             const uint32_t nibbles = transposed_nibbles(stored);
@@ -179,7 +204,7 @@ __device__ __forceinline__ void add_tile(const Code& code, const uint8_t* wire, 
         COMPCOLL_UNROLL for (int first = 0; first < tile_rounds; first += rounds) {
             const int64_t from = code.layout.record(first / rounds), codes = from + code.layout.header_nbytes;
             uint32_t word[rounds];
-            load_rounds<bits>(records + codes, place + static_cast<size_t>(codes), word);
+            load_rounds<bits, staged>(records + codes, place + static_cast<size_t>(codes), word);
             Header header;
             if constexpr (staged) header = *reinterpret_cast<const Header*>(records + from);
             else header = code.load_header(records + from);
@@ -245,7 +270,7 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
             if constexpr (staged) *reinterpret_cast<typename Code::Header*>(record) = header;
             else code.store_header(record, header);
         }
-        store_rounds<bits>(record + code.layout.header_nbytes, place + static_cast<size_t>(code.layout.header_nbytes), word);
+        store_rounds<bits, staged>(record + code.layout.header_nbytes, place + static_cast<size_t>(code.layout.header_nbytes), word);
         if constexpr (!plain) {
             if (p.residual == nullptr && p.decoded == nullptr) return;
             const RoundsOf<T> residual(p.residual, computed_storage<T>, index * block), decoded(p.decoded, out_storage_of(p), index * block);

@@ -19,6 +19,7 @@
 #include "apart.h"
 #include "body.h"
 #include "buffer.h"
+#include "copies.h"
 #include "host_coder.h"
 #include "patience.h"
 #include "python_calls.h"
@@ -138,7 +139,7 @@ private:
     }
 
     void pass(Stage stage) {
-        progress(rank_).passed[stage].store(before_ + ++passed_[stage]);
+        copies_.store(progress(rank_).passed[stage], before_ + ++passed_[stage]);
         for (size_t rank = 0; rank < ranks_; ++rank) {
             Progress& other = progress(rank);
             if (rank == rank_ || (other.asleep.load() & bit(rank_)) == 0) continue;
@@ -169,12 +170,16 @@ private:
         return true;
     }
 
-    void copy_in(size_t piece, Range range) const {
-        const size_t n = (range.end - range.begin) / storage_size(storage_);
-        const uint8_t* from = x_->at() + piece * slot_ + range.begin;
-        if (scale_ == 1.0) std::memcpy(slot(rank_, piece) + range.begin, from, range.end - range.begin);
-        else if (n) encode(coder_, storage_, n, Terms{from, scale_, {}}, Residual{nullptr, false, 1.0}, Draw{0, 0},
-                           slot(rank_, piece) + range.begin, nullptr, 1);
+    void copy_in(size_t piece, Range range) {
+        const uint8_t* x = x_->at() + piece * slot_;
+        if (scale_ == 1.0) return copies_.copy(slot(rank_, piece) + range.begin, x + range.begin, range.end - range.begin);
+        for (size_t begin = range.begin, nbytes; begin < range.end; begin += nbytes) {
+            nbytes = std::min(hot_nbytes, range.end - begin);
+            alignas(line) uint8_t scaled[hot_nbytes];
+            encode(coder_, storage_, nbytes / storage_size(storage_), Terms{x + begin, scale_, {}}, Residual{nullptr, false, 1.0},
+                   Draw{0, 0}, scaled, nullptr, 1);
+            copies_.copy(slot(rank_, piece) + begin, scaled, nbytes);
+        }
     }
 
     // The own share: own values and the others', in the ranks' order, once for all. In the slot the sum goes where the own
@@ -191,7 +196,7 @@ private:
                 if (rank != rank_) terms.wires[next++] = slot(rank, piece) + begin;
             uint8_t* out = out_->at() + piece * slot_ + begin;
             decode(coder_, storage_, nbytes / storage_size(storage_), terms, out, 1);
-            std::memcpy(slot(rank_, piece) + begin, out, nbytes);
+            copies_.copy(slot(rank_, piece) + begin, out, nbytes);
         }
         pass(added);
         return true;
@@ -222,6 +227,7 @@ private:
     Coder coder_;
     double scale_;
     Patience patience_;
+    CopiesForAnotherCore<> copies_;
     size_t slot_ = 0, nbytes_ = 0;
     std::optional<Buffer> x_, out_;
     uint64_t before_ = 0;

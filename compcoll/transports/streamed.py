@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..devices.streams import Timeline
 from ..progress import Pending
@@ -69,6 +69,14 @@ class Joining(Protocol):
 
     def join(self, ranks: int, invitation: bytes, rank: int) -> Carrier:
         """Join; returns when all ranks have."""
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """A transport whose ranks' GPUs join each other in a way of its own."""
+
+    def joining(self, device: Any) -> Joining:
+        """The way of one rank's GPU, which `compcoll.devices` has as a device."""
 
 
 class _Message:

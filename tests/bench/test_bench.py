@@ -246,19 +246,23 @@ def test_allreduce_contenders_and_records(mpirun: MPIRun, tmp_path: Path) -> Non
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def slow(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 @pytest.mark.first_mpi
 @pytest.mark.parametrize(
     ("words", "factor"),
     [
         # nccl-tests, doc/PERFORMANCE.md: 2(n-1)/n for allreduce, (n-1)/n for those that move parts, 1 for broadcast.
-        ("allreduce --codec cast --dtype bfloat16 --codec-dtype float16", 2 * 3 / 4),
-        ("allreduce --codec intsum --bits 8 --dtype float16", 2 * 3 / 4),
-        ("allreduce --codec intsum --bits 16 --op mean", 2 * 3 / 4),
+        slow("allreduce --codec cast --dtype bfloat16 --codec-dtype float16", 2 * 3 / 4),
+        slow("allreduce --codec intsum --bits 8 --dtype float16", 2 * 3 / 4),
+        slow("allreduce --codec intsum --bits 16 --op mean", 2 * 3 / 4),
         ("allreduce --codec sign", 2 * 3 / 4),
         ("allgather --codec zfp --rate 16", 3 / 4),
-        ("reduce_scatter --codec zfp --rate 16 --dtype float64", 3 / 4),
+        slow("reduce_scatter --codec zfp --rate 16 --dtype float64", 3 / 4),
         ("bcast --codec minmax --bits 4", 1.0),
-        ("alltoall --codec zfp --tolerance 1e-5", 3 / 4),
+        slow("alltoall --codec zfp --tolerance 1e-5", 3 / 4),
     ],
 )
 def test_collectives(words: str, factor: float, mpirun: MPIRun, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_bounds(layers: list[Layer], method: str, mb: float, ranks: int) -> None
         assert taken.total <= after.total + 1e-9 and taken.compression == pytest.approx(after.compression)
 
 
+@pytest.mark.slow
 def test_table_iii() -> None:
     """The order of the methods is the published one, but for ties, and so are the ratios to S-SGD, within a quarter."""
     cluster = scaling_paper.cluster(32, scaling_paper.PAPERS)
@@ -81,6 +82,7 @@ def test_table_iii() -> None:
         assert found["S-SGD"] * 1e3 == pytest.approx(published["S-SGD"], rel=0.1), (name, found)
 
 
+@pytest.mark.slow
 def test_what_else_is_published() -> None:
     """Networks, numbers of GPUs, ranks of factors and batches: ratios within a quarter."""
     found = list(scaling_paper.findings())

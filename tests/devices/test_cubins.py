@@ -131,3 +131,13 @@ def test_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(cubins, "nvrtc", lambda: None)
     capsys.readouterr()
     assert __main__.main(words) == 2 and "pip install" in capsys.readouterr().err
+
+
+def test_a_driver_is_all_that_a_machine_must_have() -> None:
+    """CuPy's extra `ctk` brings compiler and headers."""
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for version in ("12", "13"):
+        assert [extra.partition(">")[0] for extra in extras[f"cuda{version}"]] == [f"cupy-cuda{version}x[ctk]"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 import sys
 import threading
 import time
@@ -86,7 +89,7 @@ def test_streams_come_before_the_callers(cupy: Any) -> None:
     from compcoll.devices.cuda import CudaDevice
 
     streams = CudaDevice(0).streams
-    ours = [streams.encode, *streams.decode, streams.outward, streams.inward]
+    ours = [streams.encode, *streams.decode, streams.outward, streams.inward, streams.between]
     assert {stream.priority for stream in ours} == {-5} and cupy.cuda.Stream().priority is None
 
 
@@ -283,6 +286,9 @@ def test_timeline_of_an_allreduce(cupy: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert [line.split()[0] for line in gpu_timeline.picture(recorder.spans)] == list(gpu_timeline.LANES)
     world.allreduce(arrays, codec="zfp", algorithm="ring")
     assert len(recorder.spans) == len(lanes)
+    for rank, recorded in enumerate(gpu_timeline.record_here(2, 8192, codec="zfp", algorithm="ring")):
+        assert 0 < recorded.host_seconds <= recorded.seconds and recorded.messages in (8, 9), rank
+        assert [span.lane for span in recorded.spans].count("encode") == 8
 
 
 def test_what_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -620,6 +626,23 @@ def test_whether_mpi_is_gpu_aware(
         assert found.aware == aware and how in found.how
     finally:
         gpu_aware.gpu_awareness.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["libmpi.so.40", "libmpich.so.12", "libmpi_gnu_123.so.12", "libmpi_ibm.so.3"])
+def test_libraries_are_asked_whatever_vendors_call_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """HPE's and IBM's, too: else a child process would try, which takes up to a minute."""
+    path = tmp_path / name
+    subprocess.run(
+        [*shlex.split(os.environ.get("CXX", "g++")), "-shared", "-fPIC", "-x", "c", "-o", path, "-"],
+        input=b"int MPIX_Query_cuda_support(void) { return 1; }",
+        check=True,
+    )
+    monkeypatch.setattr(gpu_aware, "mapped_files", lambda: ["/lib/libc.so.6", str(path)])
+    assert gpu_aware._asked_library() == (True, "MPIX_Query_cuda_support")
+    monkeypatch.setattr(gpu_aware, "mapped_files", lambda: ["/lib/libc.so.6"])
+    assert gpu_aware._asked_library() is None
 
 
 def test_a_setting_that_is_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:

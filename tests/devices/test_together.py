@@ -202,7 +202,7 @@ def test_losses_are_fed_back() -> None:
     np.testing.assert_allclose(small[0], exact_sum(inputs), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("reason", ["share", "version", "refused", "no id", "fails", "hangs"])
+@pytest.mark.parametrize("reason", ["share", "version", "another", "refused", "no id", "fails", "hangs"])
 def test_ranks_that_cannot_join_go_by_the_host(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, and they know why."""
     released = threading.Event()
@@ -217,7 +217,8 @@ def test_ranks_that_cannot_join_go_by_the_host(reason: str, monkeypatch: pytest.
     way = world.ways[2]
     said = {
         "share": "ranks 0 and 2 share",
-        "version": "rank 2 has late NCCL 5",
+        "version": "rank 2 has late NCCL 5, rank 0 late NCCL 22000",
+        "another": "rank 2 has PyTorch's NCCL 22000, rank 0 late NCCL 22000",
         "refused": "rank 2: no",
         "fails": "rank 2: boom",
         "no id": "rank 0: no interface",
@@ -225,6 +226,8 @@ def test_ranks_that_cannot_join_go_by_the_host(reason: str, monkeypatch: pytest.
     }
     if reason == "version":
         way._version = 5
+    elif reason == "another":
+        monkeypatch.setattr(way, "name", "PyTorch's NCCL")
     elif reason == "refused":
         way.refused = UnsupportedDevice("no NCCL")
     elif reason == "fails":

@@ -127,6 +127,8 @@ class Runtime:
         self.sites.add(site)
         return site == self._without
 
+    current = nullcontext()
+
     def stream(self) -> Stream:
         return Stream(early=self._early)
 

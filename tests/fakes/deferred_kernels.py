@@ -35,6 +35,10 @@ class DeviceArray:
 
     __buffer__ = __setitem__ = __array__
 
+    def __dlpack__(self, *, stream: int) -> DeviceArray:
+        assert stream == -1, "the current stream of CuPy would be waited for"
+        return self
+
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0  # CUDA's, as far as compcoll can tell
 

@@ -17,9 +17,11 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from fakes import deferred
 from fakes.deferred import DeviceArray
 from torch import Tensor
@@ -27,10 +29,17 @@ from torch import Tensor
 from compcoll.collectives import runs
 from compcoll.devices.streams import Streams
 from compcoll.dtypes import DTYPES
+from compcoll.errors import MPIMissing
 from compcoll.torch import arrays, job_queue, membership
-from compcoll.torch.backend import gpu_aware, gpu_copies, messages, process_group, reductions
 from compcoll.torch.gradients import hooks
-from compcoll.transports import mpi as transports_mpi
+
+try:
+    from compcoll.torch.backend import gpu_aware, gpu_copies, messages, process_group, reductions
+    from compcoll.transports import mpi as transports_mpi
+except MPIMissing:  # of ranks of a process group alone
+    BY_MPI = False
+else:
+    BY_MPI = True
 
 Site = tuple[str, int]
 """The module of compcoll.torch and the line of a wait."""
@@ -39,6 +48,7 @@ LOCK = threading.RLock()
 """Of all streams: a rank's threads launch on them and wait for them."""
 
 _UNTOUCHED = {"new_empty", "empty_like", "detach"}
+_BY_HANDLE: WeakValueDictionary[int, Stream] = WeakValueDictionary()
 
 
 class Stream(deferred.Stream):
@@ -70,6 +80,12 @@ class Stream(deferred.Stream):
     def query(self) -> bool:
         return self.done == self.added
 
+    @property
+    def ptr(self) -> int:
+        """CUDA's handle."""
+        _BY_HANDLE[id(self)] = self
+        return id(self)
+
 
 class Event(deferred.Event):
     """PyTorch's."""
@@ -86,9 +102,15 @@ class Runtime(deferred.Runtime):
     def stream(self) -> Stream:
         return Stream(early=self._early)
 
+    @staticmethod
+    def place() -> bytes:
+        return dist.get_rank().to_bytes(16, "little")
+
 
 class Device(deferred.Device):
     """The deferred device on tensors: the caller's stream is PyTorch's current one."""
+
+    index = 0
 
     def __init__(self, cuda: LateCUDA, *, early: bool) -> None:
         super().__init__()
@@ -185,7 +207,7 @@ class LateCUDA:
         self._aware = aware
         self.sites: set[Site] = set()
         self.pinned = 0
-        self._copies = lru_cache(maxsize=None)(gpu_copies.StagingStreams)
+        self._copies: Any = lru_cache(maxsize=None)(gpu_copies.StagingStreams) if BY_MPI else None
 
     def leaves_out(self, frame: FrameType) -> bool:
         site = Path(frame.f_code.co_filename).stem, frame.f_lineno
@@ -211,6 +233,7 @@ class LateCUDA:
             for owner, name, stand_in in (
                 (torch.cuda, "Stream", lambda device: Stream(self)),
                 (torch.cuda, "stream", self.stream),
+                (torch.cuda, "ExternalStream", lambda ptr, device: _BY_HANDLE[ptr]),
                 (torch.cuda, "current_stream", self._watched),
                 (torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
                 (torch, "from_dlpack", lambda array: on_gpu(torch.from_numpy(deferred.memory_of(array)))),
@@ -220,16 +243,22 @@ class LateCUDA:
                 (OnGPU, "cuda", self),
                 (membership, "_gathered", lambda values, group, device: gathered(values, group, torch.device("cpu"))),
                 (runs, "cuda_device", lambda x: Device(self, early=self._early)),
-                (transports_mpi, "gpu_awareness", lambda: SimpleNamespace(aware=False)),
-                (gpu_aware, "gpu_awareness", lambda: SimpleNamespace(aware=self._aware)),
-                (process_group, "staging_streams", self._copies),
-                (messages, "staging_streams", self._copies),
-                (gpu_copies.StagingStreams, "pinned", self._pinned),
                 (arrays, "gpus", lambda: (["late"], "")),
-                (reductions, "gpu_can_encode", lambda: True),
+                *(self._of_mpi() if BY_MPI else ()),
             ):
                 stack.enter_context(mock.patch.object(owner, name, stand_in, create=True))
             yield self
+
+    def _of_mpi(self) -> list[tuple[Any, str, Any]]:
+        """What stands in for the backend over MPI."""
+        return [
+            (transports_mpi, "gpu_awareness", lambda: SimpleNamespace(aware=False)),
+            (gpu_aware, "gpu_awareness", lambda: SimpleNamespace(aware=self._aware)),
+            (process_group, "staging_streams", self._copies),
+            (messages, "staging_streams", self._copies),
+            (gpu_copies.StagingStreams, "pinned", self._pinned),
+            (reductions, "gpu_can_encode", lambda: True),
+        ]
 
     def _watched(self, device: Any = None) -> Any:
         """The current stream, whose waits are compcoll's."""

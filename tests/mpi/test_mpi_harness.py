@@ -67,8 +67,10 @@ def test_failures_are_told_apart(mpi: MPI, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("check_fails_while_others_wait", ["rank one left early", "wait_for_rank_one"]),
-        ("check_hangs", ["the_place_it_hangs"]),
+        pytest.param(
+            "check_fails_while_others_wait", ["rank one left early", "wait_for_rank_one"], marks=pytest.mark.slow
+        ),
+        pytest.param("check_hangs", ["the_place_it_hangs"], marks=pytest.mark.slow),
         ("check_dies", ["rank 1: died of SIGSEGV"]),
     ],
 )

@@ -72,6 +72,7 @@ def attack(
         figure(f"{case}: {names} after {max(line['seconds'] for line in lines):.2f} s")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_construction(mpirun: Callable[..., Completed], figure: Callable[[str], None]) -> None:
     attack(mpirun, CONSTRUCTION, figure)

@@ -69,7 +69,8 @@ def check_told(told: dict[str, list[tuple[float, float]]], timeout: float) -> No
             assert seconds <= timeout + 1.0 + LOOKS_THAT_MAY_BE_LATE * delay, (name, seconds, delay)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_that_is_stopped_for_too_long(mpirun: Callable[..., Completed], ranks: int) -> None:
     seconds = told(mpirun(ranks, SCRIPT, "gone", "1"))
     assert set(seconds) == KINDS

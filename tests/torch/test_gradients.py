@@ -165,22 +165,19 @@ def test_a_compressed_adam_resumes_exactly(mpirun: MPIRun, tmp_path: Path) -> No
     assert whole[-1]["accuracy"] > 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.first_mpi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--codec", "terngrad"], "grow without end"),
-        *(
-            pytest.param(*case, marks=[pytest.mark.slow, pytest.mark.first_mpi])
-            for case in (
-                (["--resume"], "--checkpoint"),
-                (["--task", "cifar10", "--data", "."], "data_batch_1.bin"),
-                (["--codec", "zfp", "--rate", "1"], "rate"),
-                (["--task", "text", "--dgc", "0.01", "--algorithm", "sparse_ring"], "AdamW"),
-                (["--low-rank", "acpsgd", "--rank", "0"], "rank=0"),
-                (["--gradient-codec", "qsgd"], "--gradient-codec goes with --optimizer onebit-adam"),
-                (["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits"], "name=value"),
-            )
-        ),
+        (["--resume"], "--checkpoint"),
+        (["--task", "cifar10", "--data", "."], "data_batch_1.bin"),
+        (["--codec", "zfp", "--rate", "1"], "rate"),
+        (["--task", "text", "--dgc", "0.01", "--algorithm", "sparse_ring"], "AdamW"),
+        (["--low-rank", "acpsgd", "--rank", "0"], "rank=0"),
+        (["--gradient-codec", "qsgd"], "--gradient-codec goes with --optimizer onebit-adam"),
+        (["--optimizer", "onebit-adam", "--gradient-codec", "qsgd:bits"], "name=value"),
     ],
 )
 def test_bad_training_arguments(mpirun: MPIRun, words: list[str], said: str) -> None:
@@ -208,12 +205,14 @@ def test_not_under_mpi() -> None:
             process.kill()
 
 
+@pytest.mark.slow
 def test_mpi_without_threads(mpirun: MPIRun, tmp_path: Path) -> None:
     done = mpirun(2, HERE / "refused.py", "funneled", tmp_path / "store")
     for rank, output in enumerate(done.ranks):
         assert f"rank {rank}: ThreadsUnavailable" in output.stdout and "thread_level" in output.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_benchmark(mpirun: MPIRun, tmp_path: Path) -> None:
     path = tmp_path / "ddp.json"

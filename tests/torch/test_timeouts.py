@@ -63,12 +63,11 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.with_torch
 @pytest.mark.only_on("openmpi")
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "methods", [("ddp", "acp_sgd"), pytest.param(("dgc", "fsdp2"), marks=pytest.mark.slow)], ids="+".join
-)
+@pytest.mark.parametrize("methods", [("ddp", "acp_sgd"), ("dgc", "fsdp2")], ids="+".join)
 def test_gradients_are_not_waited_for_longer(
     mpirun: Callable[..., Completed], tmp_path: Path, figure: Callable[[str], None], methods: tuple[str, ...]
 ) -> None:

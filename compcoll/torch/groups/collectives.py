@@ -160,7 +160,8 @@ def _all_reduce(
             member.place(packed.memory.device).array(packed.memory), op=operation.name, codec=codec, algorithm=asked[1]
         )
         by_group = operation.factor is None and _is_the_groups(plan, asked[1], packed.memory, member)
-        if key is not None and operation.factor is None and len(member.decided) < _MOST_KEPT:
+        settled = packed.memory.is_cpu or member.carrier_known
+        if key is not None and settled and operation.factor is None and len(member.decided) < _MOST_KEPT:
             member.decided[key] = Decision(by_group, operation.name, codec)
         if by_group:
             member.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
@@ -183,14 +184,16 @@ def _all_reduce(
 
 def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -> bool:
     """Tell whether the group's own all_reduce does what was planned: also instead of another sum without a codec, whose
-    opening alone costs as much, but for those through memory that ranks share. Of halves ours are more exact.
+    opening alone costs as much, but for those through memory that ranks share. Of halves on CPUs ours are more exact.
     """
     if algorithm == choose.AUTO and memory.is_cpu and memory.dtype.itemsize < 4:
         return False
     if plan.algorithm == choose.NATIVE:
         return True
-    if algorithm != choose.AUTO or plan.codec is not None or not memory.is_cpu:
+    if algorithm != choose.AUTO or plan.codec is not None:
         return False
+    if not memory.is_cpu:  # from GPU to GPU, where ours copies to the host
+        return True
     return not (member.in_one_node and plan.algorithm in (choose.SHARED_MEMORY, choose.DISSEMINATION))
 
 

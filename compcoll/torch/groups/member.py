@@ -64,6 +64,12 @@ class Member:
         self._jobs = JobQueue("compcoll-group")
         self._places: dict[torch.device, HostArrays | GPUArrays] = {}
 
+    @property
+    def carrier_known(self) -> bool:
+        """Whether the ranks have found out what carries messages between their GPUs, by which ``auto`` decides."""
+        there = self.communicator._gpu
+        return there is not None and there.carrier_known
+
     def place(self, device: torch.device) -> HostArrays | GPUArrays:
         """The arrays that stand for tensors of a device."""
         if device not in self._places:

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,9 +37,11 @@ from ...errors import (
 from ...progress import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
 from ...transports.nodes import find_nodes
+from ...transports.streamed import Joining
 from ...transports.told import packed, unpacked
 from ..membership import gathered
 from .native import GlooCollectives
+from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # in front of what may be shorter than its memory: gloo does not tell how many bytes came
 _GONE = ("Connection closed by peer", "Connection reset", "Broken pipe", "pair closure")
@@ -119,8 +122,8 @@ class GroupTransport:
         hosts = [host for _, host, *_ in told]
         self._hosts = tuple(sorted({name for *_, name, _ in told}))
         # Another group of these ranks, made when this one is gone, gets its name, but not this key.
-        store = dist.PrefixStore(f"compcoll/{told[0][-1]}", store_of(group))
-        self._gloo = dist.ProcessGroupGloo(store, self.rank, self.size, self.limit)
+        self._store = dist.PrefixStore(f"compcoll/{told[0][-1]}", store_of(group))
+        self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
         here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
         found = find_nodes(here[0], here.index(self.rank), len(here), self.size, self.gather, lambda: None)
         self.nodes: Sequence[int]
@@ -241,6 +244,13 @@ class GroupTransport:
 
     def takes_device_memory(self) -> bool:
         return False
+
+    def joining(self, device: Any) -> Joining:
+        """The way of this rank's GPU to the others': by PyTorch's own NCCL, if it has one."""
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            return TorchNCCL(device.runtime, device.index, self._store)
+        way: Joining = device.joining()
+        return way
 
     def announce(self, text: str) -> None:
         """Tell nobody: others that wait for this rank are in gloo, whose time-out ends that."""

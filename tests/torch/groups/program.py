@@ -15,8 +15,16 @@ from pathlib import Path
 import torch.distributed as dist
 
 MODULES = {
-    3: ("check_collectives", "check_errors", "check_experts", "check_training", "check_optimizers", "check_endings"),
-    4: ("check_nodes",),
+    3: (
+        "check_collectives",
+        "check_errors",
+        "check_experts",
+        "check_training",
+        "check_optimizers",
+        "check_gpus",
+        "check_endings",
+    ),
+    4: ("check_nodes", "check_gpus_on_nodes"),
 }
 """By number of ranks."""
 

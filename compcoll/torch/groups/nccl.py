@@ -1,0 +1,171 @@
+"""NCCL as PyTorch has it: bytes from GPU to GPU in a stream's order, by a process group of NCCL's of our own.
+
+It has the ranks of the caller's group. That itself is not used: NCCL wants its work in one order on all ranks, and what
+does not block is launched by another thread than the one in which the caller uses the group.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...devices.watched import WatchedCarrier
+from ...transports.streamed import Message
+
+_NEVER = timedelta(days=3650)
+"""After which PyTorch's own watch would end the process: ours ends the collective, and says so."""
+
+_LEFT_TO_US = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
+"""PyTorch reads these when a group is made: else an error of NCCL's would end the process, or nobody let work go."""
+
+
+class TorchCarrier(WatchedCarrier):
+    """One rank's part of a process group of NCCL's (the contract is `compcoll.transports.streamed.Carrier`).
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+        Of this rank's GPU.
+    group : torch.distributed.ProcessGroupNCCL
+        Of all ranks.
+    device : torch.device
+        The GPU.
+    """
+
+    _runtime: Any
+
+    def __init__(self, runtime: Any, group: Any, device: torch.device) -> None:
+        super().__init__(runtime)
+        self._group = group
+        self._device = device
+        self._works: deque[dist.Work] = deque()
+
+    def exchange(self, leaving: Sequence[Message], arriving: Sequence[Message], stream: Any) -> None:
+        sent, came = _rounds(leaving), _rounds(arriving)
+        with self._launching(stream):
+            empty = _tensor((*leaving, *arriving)[0][0])[:0]  # to or from whoever has none; it does not travel
+            for number in range(max(len(sent), len(came))):
+                outputs, inputs = self._by_rank(came, number, empty), self._by_rank(sent, number, empty)
+                self._put(self._group.alltoall(outputs, inputs))
+
+    def allreduce(self, x: Any, out: Any, dtype: str, *, mean: bool, stream: Any) -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM
+        kind = getattr(torch, dtype)
+        with self._launching(stream):
+            result = _tensor(out).view(kind)
+            if x is not out:
+                result.copy_(_tensor(x).view(kind))
+            self._put(self._group.allreduce([result], options))
+
+    def _by_rank(self, rounds: list[dict[int, Any]], number: int, otherwise: Tensor) -> list[Tensor]:
+        contents = rounds[number] if number < len(rounds) else {}
+        return [_tensor(contents[rank]) if rank in contents else otherwise for rank in range(self._group.size())]
+
+    @contextmanager
+    def _launching(self, stream: Any) -> Iterator[None]:
+        """Let what PyTorch launches go to a stream."""
+        with self._runtime.current, torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr, device=self._device)):
+            yield
+
+    def _put(self, work: dist.Work) -> None:
+        """Let what comes next on the current stream come after some work of NCCL's; ``wait`` would raise its errors."""
+        work.synchronize()
+        self._works.append(work)
+
+    def _look(self) -> None:
+        while self._works and self._works[0].is_completed():  # also when it has failed
+            if error := _error_of(self._works.popleft()):
+                raise RuntimeError(str(error))
+
+    def _abort(self) -> None:
+        self._group.abort()
+
+    def _leave(self) -> None:
+        self._group.shutdown()
+
+
+class TorchNCCL:
+    """The way in which a GPU joins others by PyTorch's NCCL (the contract is `compcoll.transports.streamed.Joining`).
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+        Of this rank's GPU.
+    index : int
+        CUDA's number of it.
+    store : torch.distributed.Store
+        By which the ranks find each other.
+    """
+
+    name = "PyTorch's NCCL"
+
+    def __init__(self, runtime: Any, index: int, store: dist.Store) -> None:
+        self._runtime = runtime
+        self._device = torch.device("cuda", index)
+        self._store = store
+
+    def identity(self) -> tuple[int, bytes]:
+        major, minor, patch = torch.cuda.nccl.version()[:3]
+        return 10_000 * major + 100 * minor + patch, self._runtime.place()
+
+    def invitation(self) -> bytes:
+        return secrets.token_hex(64).encode()
+
+    def join(self, ranks: int, invitation: bytes, rank: int) -> TorchCarrier:
+        options = dist.ProcessGroupNCCL.Options()
+        options.is_high_priority_stream, options._timeout = True, _NEVER
+        store = dist.PrefixStore(f"nccl/{invitation.decode()}", self._store)
+        with self._runtime.current:
+            group = _with(_LEFT_TO_US, lambda: dist.ProcessGroupNCCL(store, rank, ranks, options))
+            group.eager_connect_single_device(self._device)
+        return TorchCarrier(self._runtime, group, self._device)
+
+
+def _rounds(messages: Sequence[Message]) -> list[dict[int, Any]]:
+    """Split messages into rounds of at most one for each other rank, by rank: an all_to_all has no more."""
+    rounds: list[dict[int, Any]] = []
+    for content, rank in messages:
+        free = next((each for each in rounds if rank not in each), None)
+        if free is None:
+            rounds.append(free := {})
+        free[rank] = content
+    return rounds
+
+
+def _tensor(array: Any) -> Tensor:
+    """View memory of the GPU as a tensor, in no other order than now: who launches has put it into a stream's."""
+    return torch.from_dlpack(array.__dlpack__(stream=-1))
+
+
+def _error_of(work: dist.Work) -> object:
+    """Find the error of work that has ended; None if there is none, or if this PyTorch cannot hand it to Python: then
+    the time-out tells.
+    """
+    try:
+        return work.exception()
+    except TypeError:
+        return None
+
+
+def _with(settings: dict[str, str], work: Callable[[], Any]) -> Any:
+    """Do some work while variables of the environment are set."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        return work()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
