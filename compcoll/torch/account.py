@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from ..collectives import choose
@@ -77,3 +77,26 @@ class Account:
             self.decode_seconds += stats.decode_seconds
             self.wait_seconds += stats.wait_seconds
             self.total_seconds += stats.total_seconds
+
+
+class RecentSteps:
+    """The bytes that were sent during each of the last steps.
+
+    Parameters
+    ----------
+    count : int
+        How many steps.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._nbytes: deque[float] = deque([0.0], maxlen=count)
+
+    def begin(self) -> None:
+        """Begin a step: the oldest is forgotten."""
+        self._nbytes.append(0.0)
+
+    def spread(self, nbytes: int) -> float:
+        """Add what was sent while all of them ran, to each an equal share; returns the most of a step."""
+        share = nbytes / len(self._nbytes)
+        self._nbytes.extend([each + share for each in self._nbytes])
+        return max(self._nbytes)

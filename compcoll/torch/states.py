@@ -43,6 +43,7 @@ def residuals_of(
     sizes: Mapping[str, int],
     more: Sequence[str] = (),
     kind: str = _LOSSES,
+    drawn: str | None = None,
 ) -> Residuals:
     """A rank's part of a state, or of all ranks' states of then: their sum over the ranks stays what it was.
 
@@ -58,6 +59,8 @@ def residuals_of(
         What such states hold besides.
     kind : str
         Which of the arrays of a state are wanted.
+    drawn : str, optional
+        Where such states tell what codecs drew so far that round at random: early ones lack it.
 
     Raises
     ------
@@ -65,9 +68,10 @@ def residuals_of(
         If one state is of another rank or number of ranks, several are not of all ranks, or it is another model's,
         another version's, not finite, or no such state.
     """
+    wanted = _KEYS.union(more)
     for state in [states] if isinstance(states, Mapping) else states:
-        if not isinstance(state, Mapping) or set(state) != _KEYS.union(more):
-            needed = ", ".join(sorted(_KEYS.union(more)))
+        if not isinstance(state, Mapping) or set(state) - {drawn} != wanted - {drawn}:
+            needed = ", ".join(sorted(wanted))
             raise InvalidArgument(f"this is no state of such a compression: {needed} are needed")
         if state["version"] != _VERSION:
             raise InvalidArgument(f"this state is of version {state['version']!r}: this release reads {_VERSION}")

@@ -18,13 +18,14 @@ from fakes.threads import on_ranks, world
 from oracles.training import RANKS, Vector, back_propagate, gradient, model_of, values_of
 from torch import nn
 
-from compcoll import Communicator
+from compcoll import QSGD, Codec, Communicator, MinMax, get_codec
 from compcoll.torch import DiLoCo, SparseLoCo
 from compcoll.torch.optimizers.sparse_loco import CHUNK, ChunkedTopK
 
 pytestmark = pytest.mark.with_torch
 
 MakeLocal = Callable[[nn.Module, torch.optim.Optimizer, Communicator], DiLoCo]
+FOUR_BITS = MinMax(bits=4)
 
 
 def local(
@@ -95,15 +96,30 @@ def test_diloco_is_a_loop_in_one_process(fragments: int, delay: int, alpha: floa
         np.testing.assert_allclose(values, expected, rtol=1e-3, atol=2e-4)
 
 
-def streaming(model: nn.Module, inner: torch.optim.Optimizer, comm: Communicator) -> DiLoCo:
-    return DiLoCo(model, inner, every=6, fragments=2, delay=2, codec="minmax", bits=4, group=comm)
+def streaming(
+    model: nn.Module,
+    inner: torch.optim.Optimizer,
+    comm: Communicator,
+    codec: Codec = FOUR_BITS,
+    feedback: bool = True,
+) -> DiLoCo:
+    return DiLoCo(model, inner, every=6, fragments=2, delay=2, codec=codec, feedback=feedback, group=comm)
 
 
 def sparse(model: nn.Module, inner: torch.optim.Optimizer, comm: Communicator) -> DiLoCo:
     return SparseLoCo(model, inner, every=6, warmup=3, fragments=2, delay=2, density=0.05, group=comm)
 
 
-@pytest.mark.parametrize("make", [streaming, sparse])
+@pytest.mark.parametrize(
+    "make",
+    [
+        streaming,
+        sparse,
+        partial(streaming, codec=QSGD(bits=4)),
+        partial(streaming, codec=get_codec("terngrad"), feedback=False),
+        partial(streaming, codec=get_codec("randomk", density=0.1)),
+    ],
+)
 @pytest.mark.parametrize("at", [13, 17])  # 13: a fragment is under way
 def test_interrupted_local_steps_have_the_same_bits(make: MakeLocal, at: int) -> None:
     ended = on_ranks(RANKS, partial(local, make, 26))
@@ -113,6 +129,8 @@ def test_interrupted_local_steps_have_the_same_bits(make: MakeLocal, at: int) ->
     for (values, state, _), (again, state_again, _) in zip(ended, resumed, strict=True):
         assert values.tobytes() == again.tobytes()
         assert all(torch.equal(state["outer"][name], state_again["outer"][name]) for name in state["outer"])
+    early = [{name: kept for name, kept in state.items() if name != "begun"} for state in states]
+    on_ranks(RANKS, lambda comm: local(make, at, comm, early[comm.rank]))
     fewer = on_ranks(2, lambda comm: local(make, at, comm, states))
     outer = torch.cat(list(states[0]["outer"].values())).numpy()
     assert all(values.tobytes() == outer.tobytes() for values, *_ in fewer)
@@ -271,7 +289,7 @@ def test_sparse_loco_is_its_pseudo_code() -> None:
 
     x, kept = np.zeros(n), np.zeros((RANKS, n))
     for step in range(5):
-        total = np.zeros(n)
+        total, senders = np.zeros(n), np.zeros(n)
         for rank in range(RANKS):
             kept[rank] = beta * kept[rank] + gradient(step, rank, n)
             padded = np.zeros(2 * CHUNK, np.float32)
@@ -279,7 +297,9 @@ def test_sparse_loco_is_its_pseudo_code() -> None:
             sent = code.decode(code.encode(padded.reshape(2, CHUNK))).reshape(-1)[:n]
             kept[rank] -= sent
             total += sent
-        x -= lr * total / RANKS
+            senders += sent != 0
+        assert {0, 1, 2} <= set(senders)
+        x -= lr * total / np.maximum(senders, 1)
     for found in on_ranks(RANKS, start):
         np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
 

@@ -226,6 +226,7 @@ def zero_one_adam(model: nn.Module, comm: Communicator, **options: Any) -> Compr
         partial(one_bit, warmup="auto", betas=(0.9, 0.75)),
         partial(one_bit, warmup=18, gradient_codec=QSGD(bits=4)),
         partial(one_bit, codec="qsgd", bits=8),
+        partial(one_bit, codec="randomk", density=0.1),
         zero_one_adam,
         partial(zero_one_adam, codec="minmax", bits=4),
         partial(zero_one_adam, freeze=20, gradient_codec=QSGD(bits=4)),
@@ -242,6 +243,8 @@ def test_an_interrupted_run_has_the_same_bits(make: Make) -> None:
             assert again.tobytes() == values.tobytes()
             for kind in ("residuals", "momentum", "variance"):
                 assert all(torch.equal(state[kind][name], state_again[kind][name]) for name in state[kind])
+    early = [{name: kept for name, kept in state.items() if name != "begun"} for state in states]
+    on_ranks(RANKS, lambda comm: train(make, 14, comm, early[comm.rank], before[0][0]))
 
 
 def test_another_number_of_ranks_goes_on_together() -> None:
@@ -380,12 +383,21 @@ def test_what_does_not_go_with_an_optimizer_is_told_once(monkeypatch: pytest.Mon
         advice.advise(get_codec("topk", density=0.01), adam)
     with pytest.warns(UserWarning, match=r"codec='onebit'.*AdamW.*2\.74.*OneBitAdam"):
         advice.advise(get_codec("onebit"), adam)
+    with pytest.warns(UserWarning, match=r"codec='zfp'.*AdamW.*4 bits a value diverged"):
+        advice.advise(get_codec("zfp", rate=4), adam)
+    with pytest.warns(UserWarning, match=r"codec='minmax'.*AdamW.*2\.52"):
+        advice.advise(get_codec("minmax", bits=2), adam)
+    with pytest.warns(UserWarning, match=r"codec='variance'.*AdamW.*2\.51"):
+        advice.advise(get_codec("variance"), adam)
     with pytest.warns(UserWarning, match=r"codec='onebit'.*SGD with a momentum of 0\.9"):
         advice.advise(get_codec("onebit"), sgd)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         advice.advise(get_codec("topk", density=0.01), adam)
+        advice._warned.clear()
         advice.advise(get_codec("zfp", rate=8), adam)
+        advice.advise(get_codec("zfp", tolerance=1e-6), adam)
+        advice.advise(get_codec("minmax", bits=4), adam)
         advice.advise(get_codec("qsgd", bits=4), adam)
         advice.advise(get_codec("qsgd", bits=4), sgd)
         advice._warned.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -17,7 +18,12 @@ _MUCH = 0.9
 _UNDER_ADAM = {
     "onebit": "it ended at 2.74 nats, and uncompressed gradients at 2.29",
     "topk": "1 % of the elements ended at 2.82 nats, and uncompressed gradients at 2.29",
+    "variance": "it ended at 2.51 nats, and uncompressed gradients at 2.29",
+    "minmax": "2 bits a value ended at 2.52 nats, and uncompressed gradients at 2.29",
+    "zfp": "4 bits a value diverged",
 }
+_AT_MOST: dict[str, tuple[str, float]] = {"minmax": ("bits", 2), "zfp": ("rate", 4)}
+"""Of methods that fail with few bits alone: the option that tells them, and the most that was seen to fail."""
 _UNDER_MOMENTUM = {
     "onebit": "it ended at 3.17 nats, and uncompressed gradients at 2.45",
     "topk": "1 % of the elements ended at 2.70 nats, and uncompressed gradients at 2.45",
@@ -44,7 +50,9 @@ def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None
     kind = type(optimizer).__name__
     instead = "compcoll.torch.OneBitAdam, which compresses the momentum, or DiLoCo"
     if isinstance(optimizer, _ADAMS):
-        measured = _UNDER_ADAM.get(codec.name)
+        option, most = _AT_MOST.get(codec.name, ("", math.inf))
+        enough = (getattr(codec, option, None) or math.inf) > most
+        measured = None if enough else _UNDER_ADAM.get(codec.name)
     elif max(group.get("momentum", 0.0) for group in optimizer.param_groups) >= _MUCH:
         measured = _UNDER_MOMENTUM.get(codec.name)
         kind, instead = f"{kind} with a momentum of {_MUCH:g} or more", "a smaller momentum, or compcoll.torch.DGC"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,11 +13,15 @@ from torch import Tensor
 from ...codecs.base import Codec
 from ...collectives import choose
 from ...communicator import Communicator
+from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
-from ...sparse import VarianceFeedback
+from ...sparse import Sparsifier, VarianceFeedback
 from ..account import Account
 from ..arrays import Array, GPUArrays, HostArray, HostArrays
 from ..policy import SMALLEST
+
+Feedback: TypeAlias = bool | Callable[[], ErrorFeedback]
+"""True or False for the kind that the codec needs, or none; or what makes one of another kind."""
 
 Kept = dict[str, dict[str, Array]]
 """Arrays that feedback keeps of parameters, by its name of the array (``"residual"`` …) and that of the parameter."""
@@ -135,6 +139,8 @@ class Bucket:
         requests = []
         for span in self.spans:
             part = values[span.begin : span.end]
+            if span.feedback is not None:
+                span.feedback.calls = communicator.begun  # randomk chooses by it, others round by it
             requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
             _count(communicator, account, least)
@@ -208,6 +214,23 @@ class Bucket:
             for begin, end in self._holes:
                 values[begin:end] = self._exact[offset : offset + end - begin]
                 offset += end - begin
+
+
+def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:
+    """Find what makes the feedback of a span.
+
+    Raises
+    ------
+    InvalidArgument
+        If it makes none.
+    """
+    if codec is None or feedback is False:
+        return None
+    if feedback is True:
+        return codec.state if isinstance(codec, Sparsifier) else ErrorFeedback
+    if not callable(feedback) or not isinstance(feedback(), ErrorFeedback):
+        raise InvalidArgument(f"feedback={feedback!r}: True, False, or what makes an ErrorFeedback is needed")
+    return feedback
 
 
 def _count(communicator: Communicator, account: Account, least: float) -> None:

@@ -18,7 +18,8 @@ from ...registry import as_codec
 from ...sparse import Sparsifier
 from ..policy import KINDS, SMALLEST, exact_parameters
 from .advice import advise
-from .hooks import Feedback, GradientCompression
+from .bucket import Feedback
+from .hooks import GradientCompression
 from .shards import ShardCompression
 
 

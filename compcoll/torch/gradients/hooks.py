@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from ...codecs.base import Codec
 from ...collectives import choose
 from ...communicator import Communicator
 from ...errors import HookTaken, InvalidArgument, UnsupportedDevice
-from ...feedback import ErrorFeedback
 from ...sparse import Sparsifier, VarianceFeedback
 from ..account import Account
 from ..arrays import HostArray, arrays_on, device_of
@@ -25,12 +24,10 @@ from ..job_queue import JobQueue
 from ..membership import check_alike
 from ..policy import has_sparse_gradient
 from ..states import Layout, layout_of, nothing_lost, residuals_of, state_of
-from .bucket import Bucket, Kept, average_sparse
+from .bucket import Bucket, Feedback, Kept, average_sparse, maker_of
 from .moments import Loss, back_propagate, moments_of, observed
 
-Feedback = bool | Callable[[], ErrorFeedback]
-"""True or False for the kind that the codec needs, or none; or what makes one of another kind."""
-
+_STEPS = "steps"
 SELECTIONS = ("parameter", "bucket")
 """The pieces of gradients of which a sparse method selects elements."""
 
@@ -76,7 +73,7 @@ class GradientCompression:
         self._place = arrays_on(device)
         if device.type != "cpu" and any(map(has_sparse_gradient, model.module.modules())):
             raise UnsupportedDevice(f"sparse gradients on {device}: only those on the CPU, or sparse=False, will do")
-        make = _maker(codec, feedback)
+        make = maker_of(codec, feedback)
         told = None if make is None else make()
         self._lines = [
             f"codec {codec!r}, algorithm {algorithm}, feedback {told!r}, selection {selection}, over {over}",
@@ -110,6 +107,7 @@ class GradientCompression:
         self._layout: list[tuple[str, ...]] = []
         self._restored: Layout | None = None
         self._waiting: list[tuple[Future[Tensor], Tensor]] = []
+        self._steps = 0
 
         def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
             return self._start(bucket)
@@ -214,14 +212,15 @@ class GradientCompression:
             for kind, kept in self._kept.items()
         }
         state = state_of(self._communicator.rank, self._communicator.size, fetched.pop("residual", {}), **fetched)
-        return state | {"buckets": self._restored or list(self._layout)}
+        return state | {"buckets": self._restored or list(self._layout), _STEPS: self._steps}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on with the losses of an earlier run.
 
         With as many ranks as then, the gradients of the next step have the bits that they would have had there, if the
         state is of the second step or a later one: DistributedDataParallel makes its buckets anew after the first. So
-        that they have, a first step waits for all gradients before any is sent.
+        that they have, a first step waits for all gradients before any is sent. Codecs that round at random draw by
+        the number of the step; of a state that lacks it, as early ones do, as from the first step on.
 
         Parameters
         ----------
@@ -236,11 +235,12 @@ class GradientCompression:
         """
         rank, size, more = self._communicator.rank, self._communicator.size, self._arrays[1:]
         sizes = {name: self._sizes[name] for name in self._parameters}
-        read = partial(residuals_of, states, rank, size, sizes, (*more, "buckets"))
+        read = partial(residuals_of, states, rank, size, sizes, (*more, "buckets", _STEPS), drawn=_STEPS)
         residuals = read()
         if residuals and self._make is None:
             raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
         self._restored = layout_of(states, self._dense)
+        self._steps = (states if isinstance(states, Mapping) else states[0]).get(_STEPS, 0)
         self._kept = {kind: read(kind) for kind in more}
         if self._make is not None:
             self._kept["residual"] = residuals
@@ -252,7 +252,7 @@ class GradientCompression:
 
     def reset(self) -> None:
         """Forget what was lost and what was counted. Not during a backward pass."""
-        self.account = Account()
+        self.account, self._steps = Account(), 0
         self._kept = {kind: {} for kind in self._arrays}
         self._moments = self._restored = None
         self._buckets.clear()
@@ -305,6 +305,7 @@ class GradientCompression:
             raise InvalidArgument(f"{self._codec!r} needs second moments: use backward() of the compression")
         if number == 0:
             self._layout, self._waiting = [], []
+            self._steps += 1
         future: Future[Tensor]
         # By its number, which is alike on all ranks, not by which communicator is free.
         which = number % len(self._communicators)
@@ -314,9 +315,10 @@ class GradientCompression:
             future = self._place.submit(jobs, job, gradients).get_future()
         else:
             names = tuple(map(self._names.__getitem__, map(id, bucket.parameters())))
+            first = self._first_draw(self._layout)
             self._layout.append(names)
             if self._restored is None:
-                job = partial(self._average, communicator, number, names, gradients, moments)
+                job = partial(self._average, communicator, number, names, gradients, moments, first)
                 future = self._place.submit(jobs, job, gradients).get_future()
             else:
                 future = Future(devices=[gradients.device] if gradients.is_cuda else [])
@@ -334,12 +336,18 @@ class GradientCompression:
         names: tuple[str, ...],
         gradients: Tensor,
         moments: dict[str, HostArray] | None,
+        first: int,
     ) -> Tensor:
+        communicator.begun = first
         laid_out = self._laid_out(number, names, gradients)
         if moments is not None:
             laid_out.observe(moments)
         laid_out.average(gradients, communicator, self._codec, self._algorithm, self.account)
         return gradients
+
+    def _first_draw(self, before: Layout) -> int:
+        """Find the number from which on a bucket's collectives draw: those of other buckets and steps have others."""
+        return 2 * len(self._sizes) * self._steps + sum(len(names) + 1 for names in before)
 
     def _average_as_restored(self, layout: Layout, moments: dict[str, HostArray] | None) -> None:
         """Average what waits in the buckets that the run had from which this one goes on."""
@@ -353,7 +361,8 @@ class GradientCompression:
             }
             for number, names in enumerate(map(tuple, layout)):
                 whole = torch.cat([parts[name] for name in names])
-                self._average(self._communicator, number, names, whole, moments)
+                first = self._first_draw(layout[:number])
+                self._average(self._communicator, number, names, whole, moments, first)
                 for name, part in zip(names, whole.split([self._sizes[name] for name in names]), strict=True):
                     parts[name].copy_(part)
 
@@ -381,14 +390,3 @@ class GradientCompression:
             )
             self._buckets[number] = known
         return known
-
-
-def _maker(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:
-    """Find what makes the feedback of a span."""
-    if codec is None or feedback is False:
-        return None
-    if feedback is True:
-        return codec.state if isinstance(codec, Sparsifier) else ErrorFeedback
-    if not callable(feedback) or not isinstance(feedback(), ErrorFeedback):
-        raise InvalidArgument(f"feedback={feedback!r}: True, False, or what makes an ErrorFeedback is needed")
-    return feedback

@@ -13,6 +13,8 @@ from ..handles import CompletedWork
 BETWEEN = "between"
 REPLICAS = "replicas"
 """What states of hybrid sharding hold besides: losses of a rank's rows between replicas, and how many these are."""
+BEGUN = "begun"
+"""How many collectives began among the shards, and between replicas: what codecs draw by that round at random."""
 
 
 class Replicas(dist.ProcessGroup):

@@ -154,6 +154,8 @@ class Lossy(_Rows):
             with np.errstate(over="ignore"):
                 out[...] = collective(owner.place.wide(values), op=op, codec=None)
         else:
+            if self._feedback is not None:
+                self._feedback.calls = self._communicator.begun  # randomk chooses by it, others round by it
             collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
         owner.count(self._communicator, least)
 

@@ -22,7 +22,7 @@ from ..groups.membership import communicator_of
 from ..job_queue import JobQueue, Work
 from ..membership import check_alike
 from ..states import Residuals, residuals_of, state_of
-from .replicas import BETWEEN, REPLICAS, Replicas, completed, folded
+from .replicas import BEGUN, BETWEEN, REPLICAS, Replicas, completed, folded
 from .shard_collectives import AveragedReplicas, GatheredParameters, Lossy, ScatteredGradients, columns_of
 
 
@@ -116,21 +116,23 @@ class ShardCompression:
         """Copy what this rank's compression has lost so far, to be saved with the model: every rank's own."""
         residuals, between = _joined(self._scatters), _joined(self._averages)
         rank, size = self._place()
+        begun = {BEGUN: [communicator.begun for communicator in self._communicators()]}
         if self.between is None:
-            return state_of(rank, size, residuals)
-        return state_of(rank, size, residuals, **{BETWEEN: between}) | {REPLICAS: self.between.size}
+            return state_of(rank, size, residuals) | begun
+        return state_of(rank, size, residuals, **{BETWEEN: between}) | {REPLICAS: self.between.size} | begun
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on with the losses of an earlier run; as `GradientCompression.load_state_dict` does. Of all ranks'
-        states the number of replicas may have been another.
+        states the number of replicas may have been another. After a state that lacks what codecs drew, as early ones
+        do, they draw on from where they are.
         """
         rank, size = self._place()
         replicas = 1 if self.between is None else self.between.size
         whole = {c.name: c.size for scatter in self._scatters for c in scatter.columns if not self.exact[c.name]}
         own = {c.name: average.size_of(c) for average in self._averages for c in average.columns}
         given: Any = completed(states) if isinstance(states, Mapping) else list(map(completed, states))
-        more = (BETWEEN, REPLICAS)
-        residuals = residuals_of(given, rank, size, whole, more)
+        more = (BETWEEN, REPLICAS, BEGUN)
+        residuals = residuals_of(given, rank, size, whole, more, drawn=BEGUN)
         every = [given] if isinstance(given, Mapping) else given
         if {(state["size"], state[REPLICAS]) for state in every} != {(size, replicas)}:
             if given is not every:
@@ -139,12 +141,18 @@ class ShardCompression:
                     "give the states of all ranks"
                 )
             given = [folded(state, replicas) for state in every]
-            residuals = residuals_of(given, rank, size, whole, more)
-        between = residuals_of(given, rank, size, own, more, BETWEEN)
+            residuals = residuals_of(given, rank, size, whole, more, drawn=BEGUN)
+        between = residuals_of(given, rank, size, own, more, BETWEEN, BEGUN)
         for collective in self._scatters:
             collective.restore(residuals)
         for average in self._averages:
             average.restore(between)
+        for communicator, begun in zip(self._communicators(), every[0].get(BEGUN, ()), strict=False):
+            communicator.begun = begun
+
+    def _communicators(self) -> list[Communicator]:
+        """Those among the shards, and between the replicas if there are any."""
+        return [self.communicator] if self.between is None else [self.communicator, self.between]
 
     def _place(self) -> tuple[int, int]:
         """Tell this rank, and how many there are, counted replica by replica."""
@@ -159,9 +167,8 @@ class ShardCompression:
     def free(self) -> None:
         """Give back thread and communicator, when the model is trained no more. Collective."""
         self._jobs.close()
-        self.communicator.free()
-        if self.between is not None:
-            self.between.free()
+        for communicator in self._communicators():
+            communicator.free()
 
     def start(self, job: Callable[[], Any], wait: bool, *tensors: Tensor) -> Work | None:
         """Put a collective on some tensors in the line; PyTorch gets a handle unless it wants to wait."""

@@ -103,6 +103,7 @@ class Averaging(ABC):
     def begin(self) -> None:
         """Begin a step."""
         self._buffers, self._waits = [], []
+        self.sums.begin(self.step, self.factors * (len(self.gradients) + 1))
 
     def take(self, buffer: Buffer) -> None:
         """Take a buffer in; the order of these calls is that in which they are sent."""

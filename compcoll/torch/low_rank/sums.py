@@ -31,6 +31,9 @@ class Sums(Protocol):
 
     jobs: JobQueue
 
+    def begin(self, step: int, buffers: int) -> None:
+        """Begin a step, of so many buffers at most: by its number draw codecs that round at random."""
+
     def start(self, buffer: Buffer, account: Account) -> Wait:
         """Begin; the result waits for the end."""
 
@@ -77,6 +80,9 @@ class GroupSums:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, jobs: bool) -> None:
         self.jobs, self._group = _line_beside(group, device) if jobs else (JobQueue(), group)
+
+    def begin(self, step: int, buffers: int) -> None:
+        """There is nothing to be drawn."""
 
     def start(self, buffer: Buffer, account: Account) -> Wait:
         work = dist.all_reduce(buffer.wire, group=self._group, async_op=True)
@@ -143,6 +149,9 @@ class CodedSums:
         self.jobs = JobQueue("compcoll-low-rank")
         self._feedback = feedback
 
+    def begin(self, step: int, buffers: int) -> None:
+        self._communicator.begun = 2 * buffers * step  # a buffer's factors, and the rest of it
+
     def start(self, buffer: Buffer, account: Account) -> Wait:
         values, factors = array_of(buffer.wire), buffer.factors
         if self._feedback and buffer.losses is None:
@@ -153,8 +162,10 @@ class CodedSums:
         def job() -> None:
             if factors:
                 part = values[:factors]
-                if losses is not None and losses.residual is not None:
-                    losses.residual[...] = 0
+                if losses is not None:
+                    losses.calls = self._communicator.begun  # randomk chooses by it, others round by it
+                    if losses.residual is not None:
+                        losses.residual[...] = 0
                 self._communicator.allreduce(
                     part, out=part, feedback=losses, codec=self._codec, algorithm=self._algorithm
                 )

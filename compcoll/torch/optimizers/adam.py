@@ -142,7 +142,8 @@ class CompressedAdam(torch.optim.Optimizer):
         ----------
         states : dict, or sequence of dict
             What this rank's `state_dict` gave; or all ranks' ones of then, whatever their number was: the mean over
-            the ranks of what was lost is kept.
+            the ranks of what was lost is kept. After a state that lacks what codecs drew that round at random, as early
+            ones do, they draw on from where they are.
 
         Raises
         ------
@@ -151,7 +152,7 @@ class CompressedAdam(torch.optim.Optimizer):
         """
         rank, size = self._communicator.rank, self._communicator.size
         more = (*self._kinds, *self._counters, "groups")
-        residuals = residuals_of(states, rank, size, self._flat.sizes, more)
+        residuals = residuals_of(states, rank, size, self._flat.sizes, more, drawn="begun")
         every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
         for state in every:
             for kind in self._kinds:
@@ -168,7 +169,7 @@ class CompressedAdam(torch.optim.Optimizer):
                 self._flat.load(mine[kind], vector)
             else:
                 self._flat.load(_means([state[kind] for state in every]), vector)
-        for name in self._counters:
+        for name in (name for name in self._counters if name in mine):
             setattr(self, name, copy(mine[name]))
         for group, kept in zip(self.param_groups, mine["groups"], strict=True):
             group.update(kept)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -15,20 +15,23 @@ from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...errors import InvalidArgument
 from ...registry import as_codec
-from ..account import Account
+from ..account import Account, RecentSteps
 from ..job_queue import JobQueue
 from ..states import Residuals, residuals_of, state_of
 from .adam import algorithm_for
 from .exchange import CodedExchange, Exchange
 from .flat import Flat
-from .fragments import Fragment, UnderWay, check_inner, check_turns, strided
+from .fragments import Fragment, Schedule, UnderWay, check_inner, strided
 from .ranks import Ranks, check_hook_free, join, keep_gradients, module_of, told_by
 
 Outer = Callable[[list[Tensor]], torch.optim.Optimizer]
 NESTEROV: Outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The paper's outer optimizer."""
 
-_STATE = ("settings", "steps", "rounds", "parameters", "outer", "outer_optimizer", "inner", "versions", "under_way")
+_STATE = (
+    *("settings", "steps", "rounds", "begun"),
+    *("parameters", "outer", "outer_optimizer", "inner", "versions", "under_way"),
+)
 
 
 class DiLoCo:
@@ -134,37 +137,30 @@ class DiLoCo:
             return CodedExchange(chosen, self._algorithm, feedback, vector)
 
         told = f"codec {chosen!r}, feedback {feedback}, algorithm {self._algorithm}"
-        self._set_up(model, inner, outer, every, warmup, fragments, delay, alpha, make, told, group, timeout, over)
+        schedule = Schedule.of(every, warmup, fragments, delay, alpha)
+        self._set_up(model, inner, outer, schedule, make, told, group, timeout, over)
 
     def _set_up(
         self,
         model: nn.Module,
         inner: torch.optim.Optimizer,
         outer: Outer,
-        every: int,
-        warmup: int,
-        fragments: int,
-        delay: int,
-        alpha: float | None,
+        schedule: Schedule,
         make: Callable[[Flat, Tensor], Exchange],
         told: str,
         group: Ranks | None,
         timeout: float | None,
         over: str,
     ) -> None:
-        alpha = (0.5 if delay else 0.0) if alpha is None else float(alpha)
-        check_turns(every, warmup, fragments, delay, alpha)
         self._module = module_of(model)
         parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
         check_inner(inner, parameters)
         check_hook_free(model)
-        self._inner, self._alpha, self._every, self._delay, self._warmup = inner, alpha, every, delay, warmup
-        phases = [every * (number + 1) // fragments % every for number in range(fragments)]
-        dealt = strided(parameters, fragments)
-        self._fragments = [Fragment(each, phase, make) for each, phase in zip(dealt, phases, strict=True)]
+        self._inner, self._schedule = inner, schedule
+        dealt = strided(parameters, schedule.fragments)
+        self._fragments = [Fragment(each, phase, make) for each, phase in zip(dealt, schedule.phases, strict=True)]
         self.outer = outer([fragment.outer for fragment in self._fragments])
-        self._settings = {"every": every, "warmup": warmup, "fragments": fragments, "delay": delay, "alpha": alpha}
-        options = ", ".join(f"{name} {value}" for name, value in self._settings.items())
+        options = ", ".join(f"{name} {value}" for name, value in asdict(schedule).items())
         self._told = f"{options}, {told}"
         self._lines = [
             f"{type(self).__name__}: {self._told}, over {over}, {self.outer!r}".replace("\n", " "),
@@ -173,7 +169,7 @@ class DiLoCo:
         self._timeout, self._over = timeout, over
         self.steps, self._rounds = 0, -1
         self.account = Account()
-        self._recent: deque[float] = deque([0.0], maxlen=max(delay, 1))
+        self._recent = RecentSteps(max(schedule.delay, 1))
         self._communicator: Communicator | None = None
         self._join(group)
         self._handles = inner.register_step_pre_hook(self._before), inner.register_step_post_hook(self._stepped)
@@ -222,23 +218,20 @@ class DiLoCo:
         parameters: Residuals = {}
         outer: Residuals = {}
         for fragment in self._fragments:
-            flat = fragment.flat
-            parameters |= flat.by_name(flat.pack(fragment.parameters.values(), flat.zeros()))
-            outer |= flat.by_name(fragment.outer)
-            if fragment.under_way is not None and fragment.under_way.work is not None:
-                self._settle(fragment)
-            if fragment.exchange.losses is not None:
-                residuals |= flat.by_name(torch.from_numpy(fragment.exchange.losses))
-        waiting = [None if f.under_way is None else (f.under_way.due, f.under_way.gradient) for f in self._fragments]
+            self._settle(fragment)
+            parameters |= fragment.own()
+            outer |= fragment.flat.by_name(fragment.outer)
+            residuals |= fragment.lost()
         state = state_of(self.communicator.rank, self.communicator.size, residuals, parameters=parameters, outer=outer)
         return state | {
-            "settings": dict(self._settings),
+            "settings": asdict(self._schedule),
             "steps": self.steps,
             "rounds": self._rounds,
+            "begun": self.communicator.begun,
             "outer_optimizer": self.outer.state_dict(),
             "inner": self._inner.state_dict(),
             "versions": [fragment.version for fragment in self._fragments],
-            "under_way": [None if each is None else (each[0], each[1].clone()) for each in waiting],
+            "under_way": [fragment.waiting() for fragment in self._fragments],
         }
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -248,7 +241,8 @@ class DiLoCo:
         ----------
         states : dict, or sequence of dict
             What this rank's `state_dict` gave; or all ranks' ones of then. On another number of ranks each starts from
-            the outer parameters, with the inner optimizer's state of a rank of then.
+            the outer parameters, with the inner optimizer's state of a rank of then. After a state that lacks what
+            codecs drew that round at random, as early ones do, they draw on from where they are.
 
         Raises
         ------
@@ -258,11 +252,11 @@ class DiLoCo:
         """
         rank, size = self.communicator.rank, self.communicator.size
         sizes = {name: n for fragment in self._fragments for name, n in fragment.flat.sizes.items()}
-        residuals = residuals_of(states, rank, size, sizes, _STATE)
+        residuals = residuals_of(states, rank, size, sizes, _STATE, drawn="begun")
         every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
         mine = every[rank % len(every)]
-        if (settings := {"warmup": 0, **mine["settings"]}) != self._settings:
-            raise InvalidArgument(f"this state is of {settings}, but here are {self._settings}")
+        if (settings := {"warmup": 0, **mine["settings"]}) != (here := asdict(self._schedule)):
+            raise InvalidArgument(f"this state is of {settings}, but here are {here}")
         held = {kind: {name: values.numel() for name, values in mine[kind].items()} for kind in ("parameters", "outer")}
         if held["parameters"] != sizes or held["outer"] != sizes:
             raise InvalidArgument("this state is of a model with other parameters")
@@ -271,12 +265,11 @@ class DiLoCo:
         self._inner.load_state_dict(mine["inner"])
         self.outer.load_state_dict(mine["outer_optimizer"])
         self.steps, self._rounds = mine["steps"], mine["rounds"]
+        self.communicator.begun = mine.get("begun", self.communicator.begun)
         kept = {name: torch.from_numpy(values) for name, values in residuals.items()}
         for fragment, version, waiting in zip(self._fragments, mine["versions"], mine["under_way"], strict=True):
             fragment.load(mine["outer"], mine["parameters"] if mine["size"] == size else {}, kept)
-            fragment.version, fragment.sent = version, self.steps if self.steps % self._every == fragment.phase else -1
-            if waiting is not None:
-                fragment.under_way = UnderWay(waiting[0], waiting[1].clone(), None, None)
+            fragment.resume(version, self.steps if self._turn_of(fragment) else -1, waiting)
 
     def free(self) -> None:
         """Take the hook off the inner optimizer, and give back what it has. Collective; DDP keeps its hook."""
@@ -304,7 +297,7 @@ class DiLoCo:
     @torch.no_grad()
     def _before(self, _: object, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """Average the gradients of the first steps."""
-        if self.steps < self._warmup:
+        if self.steps < self._schedule.warmup:
             if any(each is not None for each in (*args[1:], *given.values())):  # the first is the optimizer
                 raise InvalidArgument("the first steps average gradients: compute them before step(), not in a closure")
             nbytes = sum(fragment.average_gradients(self.communicator, self.account) for fragment in self._fragments)
@@ -315,20 +308,24 @@ class DiLoCo:
         """Count a step of the inner optimizer, mix in what is due, and send what is its turn."""
         self.steps += 1
         self.account.steps += 1
-        self._recent.append(0.0)
-        if self.steps <= self._warmup:
+        self._recent.begin()
+        if self.steps <= self._schedule.warmup:
             self._rounds += 1
             for fragment in self._fragments:
                 fragment.flat.pack(fragment.parameters.values(), fragment.outer)
-                if self.steps == self._warmup:  # a rank that came during these steps may have made others
+                if self.steps == self._schedule.warmup:  # a rank that came during these steps may have made others
                     fragment.agree(self.communicator)
             return
         self._finish([f for f in self._fragments if f.under_way is not None and f.under_way.due <= self.steps])
         for fragment in self._fragments:
-            if self.steps % self._every == fragment.phase:
-                self._begin(fragment, self.steps + self._delay)
-                if not self._delay:
+            if self._turn_of(fragment):
+                self._begin(fragment, self.steps + self._schedule.delay)
+                if not self._schedule.delay:
                     self._finish([fragment])
+
+    def _turn_of(self, fragment: Fragment) -> bool:
+        """Tell whether it is sent after this step."""
+        return self.steps % self._schedule.every == fragment.phase
 
     def _begin(self, fragment: Fragment, due: int) -> None:
         """Send a fragment's outer gradient."""
@@ -349,7 +346,7 @@ class DiLoCo:
             fragment.under_way = None
             fragment.version += 1
             self._rounds += 1
-            fragment.mix(self._alpha)
+            fragment.mix(self._schedule.alpha)
 
     def _settle(self, fragment: Fragment) -> None:
         """Wait for an average; if it fails, take back what it and those behind it have changed."""
@@ -363,10 +360,7 @@ class DiLoCo:
                 each.abandon()
             raise
         fragment.under_way = under_way._replace(work=None)
-        # Sent while the last steps ran, a part during each.
-        share = nbytes / len(self._recent)
-        self._recent.extend([each + share for each in self._recent])
-        self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, *self._recent)
+        self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, self._recent.spread(nbytes))
 
     def _join(self, ranks: Ranks | None) -> None:
         """Average with these ranks from now on, from where those are that have come farthest. Collective."""

@@ -92,6 +92,8 @@ class CodedExchange:
 
     def mean(self, vector: Tensor, communicator: Communicator, account: Account) -> int:
         values = array_of(vector)
+        if self._feedback is not None:  # randomk chooses by it, others round by it
+            self._feedback.calls = communicator.begun
         communicator.allreduce(
             values, op="mean", out=values, feedback=self._feedback, codec=self._codec, algorithm=self._algorithm
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,8 +15,52 @@ from ...errors import InvalidArgument
 from ..account import Account
 from ..arrays import HostArray
 from ..handles import Handle
+from ..states import Residuals
 from .exchange import Exchange, exact_mean
 from .flat import Flat
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When fragments are averaged, and how much of their ranks' own they keep: the options of `DiLoCo` about that.
+
+    Raises
+    ------
+    InvalidArgument
+        If a number of steps or fragments is out of its range, two do not go together, or the share is none.
+    """
+
+    every: int
+    warmup: int
+    fragments: int
+    delay: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("every", 1), ("warmup", 0), ("fragments", 1), ("delay", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise InvalidArgument(f"{name}={value!r}: a whole number, {lowest} or more, is needed")
+        if self.fragments > self.every:
+            raise InvalidArgument(
+                f"fragments={self.fragments}: at most every={self.every}, one a step, can be sent in turn"
+            )
+        if self.delay >= self.every:
+            raise InvalidArgument(
+                f"delay={self.delay}: an average must end before the next of its fragment: below every={self.every}"
+            )
+        if not 0 <= self.alpha < 1:
+            raise InvalidArgument(f"alpha={self.alpha!r}: a number from 0 to below 1 is needed")
+
+    @classmethod
+    def of(cls, every: int, warmup: int, fragments: int, delay: int, alpha: float | None) -> Schedule:
+        """Make one whose share, unless given, is the paper's: 0.5 with a delay, and else none."""
+        return cls(every, warmup, fragments, delay, (0.5 if delay else 0.0) if alpha is None else float(alpha))
+
+    @property
+    def phases(self) -> list[int]:
+        """After which step of each round each fragment is sent."""
+        return [self.every * (number + 1) // self.fragments % self.every for number in range(self.fragments)]
 
 
 class UnderWay(NamedTuple):
@@ -108,6 +153,18 @@ class Fragment:
         communicator.bcast(values, 0, out=values, codec=None)
         self.mix(0.0)
 
+    def own(self) -> Residuals:
+        """Copy this rank's parameters, by name."""
+        return self.flat.by_name(self.flat.pack(self.parameters.values(), self.flat.zeros()))
+
+    def lost(self) -> Residuals:
+        """What compression has lost, by name; nothing if that is not kept."""
+        return {} if self.exchange.losses is None else self.flat.by_name(torch.from_numpy(self.exchange.losses))
+
+    def waiting(self) -> tuple[int, Tensor] | None:
+        """Copy the mean that has come and is still to be mixed in, if there is one, and when that is due."""
+        return None if self.under_way is None else (self.under_way.due, self.under_way.gradient.clone())
+
     def load(self, outer: Mapping[str, Tensor], parameters: Mapping[str, Tensor], losses: Mapping[str, Tensor]) -> None:
         """Take the common parameters and what was lost from a state, and this rank's parameters, if it has them."""
         self.flat.load({name: outer[name] for name in self.flat.names}, self.outer)
@@ -116,6 +173,11 @@ class Fragment:
         self.mix(0.0)
         for name, parameter in self.parameters.items() if parameters else ():
             parameter.detach().copy_(parameters[name].view(parameter.shape))
+
+    def resume(self, version: int, sent: int, waiting: tuple[int, Tensor] | None) -> None:
+        """Go on after so many outer steps, with a mean that is still to be mixed in if there is one."""
+        self.version, self.sent = version, sent
+        self.under_way = None if waiting is None else UnderWay(waiting[0], waiting[1].clone(), None, None)
 
     def keep_losses(self) -> HostArray | None:
         """Copy what compression has lost."""
@@ -172,25 +234,3 @@ def check_inner(inner: torch.optim.Optimizer, parameters: Mapping[str, nn.Parame
     if lacking or foreign:
         what = f"lacks {lacking[0]!r}" if lacking else f"has {foreign} that are not the model's"
         raise InvalidArgument(f"the inner optimizer must have all trainable parameters of the model, but it {what}")
-
-
-def check_turns(every: int, warmup: int, fragments: int, delay: int, alpha: float) -> None:
-    """Refuse numbers of steps and fragments that do not go together, and a share that is none.
-
-    Raises
-    ------
-    InvalidArgument
-        If one is out of its range.
-    """
-    given = {"every": (every, 1), "warmup": (warmup, 0), "fragments": (fragments, 1), "delay": (delay, 0)}
-    for name, (value, lowest) in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise InvalidArgument(f"{name}={value!r}: a whole number, {lowest} or more, is needed")
-    if fragments > every:
-        raise InvalidArgument(f"fragments={fragments}: at most every={every}, one a step, can be sent in turn")
-    if delay >= every:
-        raise InvalidArgument(
-            f"delay={delay}: an average must end before the next of its fragment: below every={every}"
-        )
-    if not 0 <= alpha < 1:
-        raise InvalidArgument(f"alpha={alpha!r}: a number from 0 to below 1 is needed")

@@ -19,6 +19,7 @@ from ..buffers import array_of
 from .diloco import DiLoCo
 from .exchange import Exchange
 from .flat import Flat
+from .fragments import Schedule
 from .ranks import Ranks
 
 CHUNK = 4096
@@ -91,7 +92,7 @@ class ChunkedTopK:
 
 class _SparseExchange:
     """An `Exchange` of the largest elements: ``e ← β e + Δ``, of which is sent what `ChunkedTopK` encodes, and e keeps
-    the rest. All ranks add all wires, in the ranks' order.
+    the rest. All ranks add all wires, in the ranks' order. The mean of an element is over those that sent it.
     """
 
     def __init__(self, density: float, beta: float, flat: Flat, vector: Tensor) -> None:
@@ -115,9 +116,12 @@ class _SparseExchange:
         losses[~np.isfinite(losses)] = 0
         every = communicator.allgather(wire.reshape(-1), codec=None).reshape(communicator.size, *wire.shape)
         values[...] = 0
+        count = np.zeros(values.size, np.int32)
         for each in every:
-            values += self._code.decode(each).reshape(-1)[: values.size]
-        values /= communicator.size
+            part = self._code.decode(each).reshape(-1)[: values.size]
+            values += part
+            count += part != 0
+        values /= np.maximum(count, 1)
         others = communicator.size - 1
         account.calls["allgather, chunked top-k"] += 1
         account.raw_nbytes += values.nbytes
@@ -132,7 +136,8 @@ class SparseLoCo(DiLoCo):
 
     A rank adds its outer gradient to what it has not sent yet, ``e ← beta e + Δ``, and sends the largest elements of
     each 4096 of e, in two bits each and about 8 for their places; e keeps the rest. Error feedback takes the place of
-    the outer momentum: the common parameters move by the mean, times ``lr``.
+    the outer momentum: the common parameters move by the mean, times ``lr``. The mean of an element is over the ranks
+    that sent it: one that a single rank sends moves as far as that rank says.
 
     Parameters
     ----------
@@ -155,9 +160,15 @@ class SparseLoCo(DiLoCo):
     InvalidArgument, HookTaken, CollectiveMismatch, NotUnderMPI, MPIMissing, ThreadsUnavailable
         As of `DiLoCo`.
 
+    Notes
+    -----
+    The mean over those that sent an element is what the authors' program computes. By the mean over all ranks few
+    elements that a rank sends move far: in the study of a small GPT the loss is 2.43 instead of 2.37.
+
     References
     ----------
-    "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706.
+    A. Sarfi, B. Thérien, J. Lidin, E. Belilovsky, "Communication Efficient LLM Pre-training with SparseLoCo", arXiv
+    2508.15706; https://github.com/one-covenant/SparseLoCo.
 
     Examples
     --------
@@ -195,4 +206,5 @@ class SparseLoCo(DiLoCo):
             return _SparseExchange(density, beta, flat, vector)
 
         told = f"density {density:g}, beta {beta:g}, lr {lr:g}"
-        self._set_up(model, inner, outer, every, warmup, fragments, delay, alpha, make, told, group, timeout, over)
+        schedule = Schedule.of(every, warmup, fragments, delay, alpha)
+        self._set_up(model, inner, outer, schedule, make, told, group, timeout, over)

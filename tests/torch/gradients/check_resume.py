@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from check_compress import examples, make_net, wrapped
+from check_compress import Net, examples, make_net, wrapped
 from check_shards import sharded
 from mpi.world import raised
 from mpi4py import MPI
+from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import compcoll.torch
+from compcoll import QSGD
 from compcoll.errors import InvalidArgument
 
 CODECS: list[dict[str, Any]] = [
@@ -24,12 +26,16 @@ CODECS: list[dict[str, Any]] = [
     {"codec": "zfp", "rate": 8, "algorithm": "ring"},
     {"codec": "topk", "density": 0.02, "algorithm": "sparse_ring"},
     {"codec": "topk", "density": 0.02, "algorithm": "sparse_direct", "selection": "bucket"},
+    {"codec": "qsgd", "bits": 4, "algorithm": "ring"},
+    {"codec": "terngrad", "feedback": False, "algorithm": "direct"},
+    {"codec": "randomk", "density": 0.05, "algorithm": "sparse_ring"},
+    {"codec": "randomk", "density": 0.05, "algorithm": "sparse_ring", "selection": "bucket"},
     {"codec": None},
 ]
 
 
-def train(comm: MPI.Intracomm, model: torch.nn.Module, steps: range) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+def train(comm: MPI.Intracomm, model: nn.Module, steps: range, optimizer: torch.optim.Optimizer | None = None) -> None:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.05)
     for step in steps:
         optimizer.zero_grad()
         model(examples(comm, step)).square().mean().backward()
@@ -57,9 +63,82 @@ def check_same_bits(comm: MPI.Intracomm) -> None:
             for (name, one), other in zip(model.module.named_parameters(), again.module.parameters(), strict=True):
                 assert torch.equal(one, other), (options, step, name)
         assert resumed.state_dict()["buckets"] == state["buckets"]
+        early = {name: kept for name, kept in state.items() if name != "steps"}
+        resumed.load_state_dict(early)
+        assert resumed.state_dict()["steps"] == 0
         foreign = {**state, "buckets": [["late.weight"]]}
         error = raised(lambda resumed=resumed, foreign=foreign: resumed.load_state_dict(foreign))
         assert isinstance(error, InvalidArgument) and "buckets" in str(error), error
+        compression.free()
+        resumed.free()
+
+
+class Words(Net):
+    """With a sparse gradient, which is a bucket of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 60, sparse=True)
+
+
+def check_the_same_bits_beside_sparse_gradients(comm: MPI.Intracomm) -> None:
+    torch.manual_seed(1)
+    model = wrapped(Words())
+    compression = compcoll.torch.compress(model, "qsgd", bits=4, algorithm="ring")
+    train(comm, model, range(3))
+    state, again = compression.state_dict(), wrapped(model.module)
+    resumed = compcoll.torch.compress(again, "qsgd", bits=4, algorithm="ring")
+    resumed.load_state_dict(state)
+    train(comm, model, range(3, 6))
+    train(comm, again, range(3, 6))
+    for (name, one), other in zip(model.module.named_parameters(), again.module.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    compression.free()
+    resumed.free()
+
+
+def check_deep_gradient_compression_goes_on_with_the_same_bits(comm: MPI.Intracomm) -> None:
+    def compressed(net: nn.Module) -> tuple[Any, torch.optim.Optimizer, Any]:
+        model = wrapped(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        options: dict[str, Any] = {"select": "hierarchical", "algorithm": "sparse_ring", "clip": 1.0}
+        return model, optimizer, compcoll.torch.DGC(model, optimizer, 0.05, **options)
+
+    model, optimizer, compression = compressed(make_net())
+    train(comm, model, range(3), optimizer)
+    again, fresh, resumed = compressed(model.module)
+    resumed.load_state_dict(compression.state_dict())
+    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(comm, model, range(3, 6), optimizer)
+    train(comm, again, range(3, 6), fresh)
+    for (name, one), other in zip(model.module.named_parameters(), again.module.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    compression.free()
+    resumed.free()
+
+
+def check_shards_go_on_with_the_same_bits(comm: MPI.Intracomm) -> None:
+    chosen: list[dict[str, Any]] = [
+        {"codec": "qsgd", "bits": 4, "algorithm": "ring"},
+        {"codec": "terngrad", "feedback": False, "algorithm": "ring"},
+        {"codec": "zfp", "rate": 8, "parameters": QSGD(bits=8), "algorithm": "ring"},
+    ]
+    for options in chosen:
+        model = sharded(make_net())
+        compression = compcoll.torch.compress(model, **options)
+        train(comm, model, range(3))
+        state, net = compression.state_dict(), make_net()
+        with torch.no_grad():
+            for parameter, kept in zip(net.parameters(), model.parameters(), strict=True):
+                parameter.copy_(kept.full_tensor())
+        again = sharded(net)
+        resumed = compcoll.torch.compress(again, **options)
+        resumed.load_state_dict(state)
+        train(comm, model, range(3, 6))
+        train(comm, again, range(3, 6))
+        for (name, one), other in zip(model.named_parameters(), again.parameters(), strict=True):
+            assert torch.equal(one.to_local(), other.to_local()), (options, name)
+        resumed.load_state_dict({name: kept for name, kept in state.items() if name != "begun"})  # an early one
         compression.free()
         resumed.free()
 
@@ -68,7 +147,7 @@ def check_distributed_checkpoint(comm: MPI.Intracomm) -> None:
     """torch.distributed.checkpoint saves every rank's state under a key of its own, and loads it into a new object."""
     key = f"compression of rank {comm.rank}"
     folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    makers: list[Callable[[], tuple[torch.nn.Module, Any]]] = [
+    makers: list[Callable[[], tuple[nn.Module, Any]]] = [
         lambda: compressed(wrapped(make_net())),
         lambda: compressed(sharded(make_net())),
         lambda: low_rank(wrapped(make_net())),
@@ -108,9 +187,9 @@ def check_distributed_checkpoint(comm: MPI.Intracomm) -> None:
         shutil.rmtree(folder)
 
 
-def compressed(model: torch.nn.Module) -> tuple[torch.nn.Module, Any]:
+def compressed(model: nn.Module) -> tuple[nn.Module, Any]:
     return model, compcoll.torch.compress(model, "minmax", bits=2, algorithm="ring")
 
 
-def low_rank(model: torch.nn.Module) -> tuple[torch.nn.Module, Any]:
+def low_rank(model: nn.Module) -> tuple[nn.Module, Any]:
     return model, compcoll.torch.ACPSGD(model, rank=2)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import compcoll.torch
-from compcoll import get_codec
+from compcoll import QSGD, get_codec
 from compcoll.errors import InvalidArgument
 from compcoll.model.predict import DEFAULTS, Link
 from compcoll.model.profile import Place, Stored, save
@@ -181,6 +181,22 @@ def check_replicas_of_shards_are_averaged_compressed() -> None:
             total[shard * len(part) : (shard + 1) * len(part)] += part
         torch.testing.assert_close(sum(each[name] for each in held), total)
     flat.free()
+
+
+def check_replicas_go_on_with_the_same_random_numbers() -> None:
+    for options in ({"codec": "qsgd", "bits": 4}, {"codec": "qsgd", "bits": 4, "parameters": QSGD(bits=8)}):
+        model, compression = hybrid(**options)
+        for step in range(3):
+            stepped(model, step)
+        state = compression.state_dict()
+        expected = stepped(model, 3)
+        other, again = hybrid(**options)
+        again.load_state_dict(state)
+        assert all(map(np.array_equal, stepped(other, 3), expected)), options
+        again.load_state_dict({name: kept for name, kept in state.items() if name != "begun"})  # an early one
+        assert not all(map(np.array_equal, stepped(other, 3), expected)), "nothing was drawn: this proves nothing"
+        for one in (compression, again):
+            one.free()
 
 
 def check_the_error_of_gathered_parameters_is_told() -> None:

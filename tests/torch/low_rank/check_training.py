@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,25 @@ def check_state(comm: MPI.Intracomm) -> None:
             assert digest(tensors_of(restored.state_dict())) == before
             compression.free()
             restored.free()
+
+
+def check_factors_that_are_rounded_at_random(comm: MPI.Intracomm) -> None:
+    codecs: tuple[dict[str, Any], ...] = (
+        {"codec": "qsgd", "bits": 4, "algorithm": "ring"},
+        {"codec": "randomk", "density": 0.5, "algorithm": "sparse_ring"},
+    )
+    for method, wrap, options in itertools.product(METHODS, (True, False), codecs):
+        nets = [model(wrap, torch.float32) for _ in range(2)]
+        compression, restored = (method(net, rank=3, exact_steps=1, **options) for net in nets)
+        for step in range(4):
+            backward(nets[0], draw(comm, step, torch.float32))
+        restored.load_state_dict(compression.state_dict())
+        for step in range(4, 7):
+            wanted, got = (backward(net, draw(comm, step, torch.float32)) for net in nets)
+            for name in SHAPES:
+                assert np.array_equal(got[name], wanted[name]), (method, wrap, options, step, name)
+        compression.free()
+        restored.free()
 
 
 def comm_states(comm: MPI.Intracomm, state: dict[str, Any]) -> list[dict[str, Any]]:
