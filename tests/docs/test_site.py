@@ -35,6 +35,17 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     assert public - {name for name in public if hasattr(errors, name)} <= there
 
 
+def test_every_page_is_in_a_table_of_contents() -> None:
+    """Sphinx says so, too, but is not everywhere."""
+    pages = {path.relative_to(DOCS) for path in DOCS.rglob("*.md") if path.parent != DOCS / "site"}
+    listed = {Path("index.md")}
+    for page in pages:
+        for table in re.findall(r"^```\{toctree\}\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S):
+            for name in (line for line in table.split() if not line.startswith(":")):
+                listed |= {path.relative_to(DOCS) for path in (DOCS / page).parent.glob(f"{name}.md")}
+    assert pages == listed
+
+
 def test_what_is_broken_is_found(check_pages: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "good.html").write_text('<h1 id="top">x</h1><a href="#top">x</a><img src="a.png" alt="a plot">')
     (tmp_path / "a.png").write_bytes(b"")
