@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..communicator import Communicator
 from ..errors import InvalidArgument
+from ..feedback import ErrorFeedback
 
 Residuals = dict[str, npt.NDArray[Any]]
 """Flat arrays of what was lost, by name of the parameter."""
@@ -20,6 +22,14 @@ _KEYS = {"version", "rank", "size", _LOSSES}
 
 Layout = Sequence[Sequence[str]]
 """The names of the parameters in each bucket of DistributedDataParallel's, in their order."""
+
+
+def draw_as_begun(feedback: ErrorFeedback | None, communicator: Communicator) -> None:
+    """Let a codec that chooses elements at random, as ``randomk``, go by how many collectives have begun: codecs that
+    round at random do, and that number is in states.
+    """
+    if feedback is not None:
+        feedback.calls = communicator.begun
 
 
 def nothing_lost(size: int, dtype: torch.dtype) -> npt.NDArray[Any]:

@@ -19,6 +19,7 @@ from ...sparse import Sparsifier, VarianceFeedback
 from ..account import Account
 from ..arrays import Array, GPUArrays, HostArray, HostArrays
 from ..policy import SMALLEST
+from ..states import draw_as_begun
 
 Feedback: TypeAlias = bool | Callable[[], ErrorFeedback]
 """True or False for the kind that the codec needs, or none; or what makes one of another kind."""
@@ -139,8 +140,7 @@ class Bucket:
         requests = []
         for span in self.spans:
             part = values[span.begin : span.end]
-            if span.feedback is not None:
-                span.feedback.calls = communicator.begun  # randomk chooses by it, others round by it
+            draw_as_begun(span.feedback, communicator)
             requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
             _count(communicator, account, least)

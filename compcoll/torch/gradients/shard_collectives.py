@@ -19,7 +19,7 @@ from ..arrays import Array
 from ..buffers import COMPRESSIBLE
 from ..job_queue import Work
 from ..linear import linear
-from ..states import Residuals, nothing_lost
+from ..states import Residuals, draw_as_begun, nothing_lost
 
 if TYPE_CHECKING:
     from .shards import ShardCompression
@@ -154,8 +154,7 @@ class Lossy(_Rows):
             with np.errstate(over="ignore"):
                 out[...] = collective(owner.place.wide(values), op=op, codec=None)
         else:
-            if self._feedback is not None:
-                self._feedback.calls = self._communicator.begun  # randomk chooses by it, others round by it
+            draw_as_begun(self._feedback, self._communicator)
             collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
         owner.count(self._communicator, least)
 

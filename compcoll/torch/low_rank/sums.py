@@ -17,6 +17,7 @@ from ..account import Account
 from ..buffers import array_of
 from ..groups.membership import communicator_of
 from ..job_queue import JobQueue
+from ..states import draw_as_begun
 from .fusion import Buffer, Wait
 
 
@@ -162,10 +163,9 @@ class CodedSums:
         def job() -> None:
             if factors:
                 part = values[:factors]
-                if losses is not None:
-                    losses.calls = self._communicator.begun  # randomk chooses by it, others round by it
-                    if losses.residual is not None:
-                        losses.residual[...] = 0
+                draw_as_begun(losses, self._communicator)
+                if losses is not None and losses.residual is not None:
+                    losses.residual[...] = 0
                 self._communicator.allreduce(
                     part, out=part, feedback=losses, codec=self._codec, algorithm=self._algorithm
                 )

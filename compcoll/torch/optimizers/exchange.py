@@ -15,6 +15,7 @@ from ...sparse import Sparsifier
 from ..account import Account
 from ..arrays import HostArray
 from ..buffers import array_of
+from ..states import draw_as_begun
 
 
 class Exchange(Protocol):
@@ -92,8 +93,7 @@ class CodedExchange:
 
     def mean(self, vector: Tensor, communicator: Communicator, account: Account) -> int:
         values = array_of(vector)
-        if self._feedback is not None:  # randomk chooses by it, others round by it
-            self._feedback.calls = communicator.begun
+        draw_as_begun(self._feedback, communicator)
         communicator.allreduce(
             values, op="mean", out=values, feedback=self._feedback, codec=self._codec, algorithm=self._algorithm
         )
