@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -23,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr size_t nbytes_worth_a_thread = 131072;   // below, waking a thread costs more than it saves
+constexpr size_t nbytes_worth_a_thread = 524288;   // below, waking a thread costs more than it saves
 constexpr size_t most_jobs = 16;                   // at once: of threads that call kernels at the same time
 constexpr int most_helpers = 0xff;
 constexpr microseconds spin{20};                   // about what it takes to sleep and to be woken
@@ -117,18 +118,21 @@ bool help(Job& job) {
     return seated;
 }
 
+// Looks for the next job a while before it sleeps only where the last one came within that while: on cores that others want,
+// looking in vain after each job takes from them more than waking costs.
 void help_forever() {
-    for (auto busy_until = Clock::now();;) {
+    for (bool in_quick_succession = false;;) {
         const uint32_t calls = team.calls.load();
-        bool helped = false;
-        for (Job& job : team.jobs) helped = help(job) || helped;
-        if (helped) busy_until = Clock::now();
-        while (team.calls.load() == calls && Clock::now() - busy_until < spin) relax();
-        if (team.calls.load() != calls) continue;
-        team.sleepers.fetch_add(1);
-        if (team.calls.load() == calls) sleep_while(team.calls, calls, Among::threads);
-        team.sleepers.fetch_sub(1);
-        busy_until = Clock::now();
+        for (Job& job : team.jobs) help(job);
+        const auto idle_since = Clock::now();
+        if (in_quick_succession)
+            while (team.calls.load() == calls && Clock::now() - idle_since < spin) relax();
+        if (team.calls.load() == calls) {
+            team.sleepers.fetch_add(1);
+            if (team.calls.load() == calls) sleep_while(team.calls, calls, Among::threads);
+            team.sleepers.fetch_sub(1);
+        }
+        in_quick_succession = Clock::now() - idle_since < spin;
     }
 }
 
@@ -192,6 +196,13 @@ void learn(int helpers, bool of_use, Clock::time_point now) {
     team.rest = std::clamp(again ? 2 * team.rest.load() : 0, count_of(first_rest), count_of(longest_rest));
     team.rest_until = time + team.rest;
     if (!trial) team.useful = helpers / 2;
+}
+
+// Whether the system has taken the core from this thread, for another one, since this was last asked.
+bool lost_the_core() {
+    static thread_local long known = 0;
+    rusage used;
+    return getrusage(RUSAGE_THREAD, &used) == 0 && std::exchange(known, used.ru_nivcsw) != used.ru_nivcsw;
 }
 
 // Waits until helpers have finished so many pieces.
@@ -275,7 +286,8 @@ void in_pieces(size_t count, int threads, PieceWork work) {
     const auto ended = Clock::now();
     // Alone, at this thread's own pace, it would have taken less time. Who came too late for a piece has cost nothing.
     const bool late = ended - worked > noticed && (ended - begun) * own > (worked - begun) * count;
-    if (theirs > 0) learn(helpers, !late, ended);
+    // Where others want the cores, a helper takes from them, perhaps from other ranks, what it gives to this thread.
+    if (theirs > 0) learn(helpers, !lost_the_core() && !late, ended);
     if (!error) error = offer.error();
     if (error) std::rethrow_exception(error);
 }
