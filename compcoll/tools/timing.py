@@ -7,9 +7,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from ..transports.base import Located
 
@@ -43,7 +44,9 @@ class Stopwatch:
         """Measure one thing like `each`."""
         return self.each([work], budget)[0]
 
-    def each(self, works: Sequence[Callable[[], Any]], budget: float) -> list[float]:
+    def each(
+        self, works: Sequence[Callable[[], Any]], budget: float, parts: Sequence[float] | None = None
+    ) -> list[float]:
         """The medians over repetitions of what the slowest rank takes, of things that take turns: in an order drawn
         anew each time, so that none finds its memory in the caches because of what always runs before it. Collective.
 
@@ -53,6 +56,8 @@ class Stopwatch:
             What is timed; done once before.
         budget : float
             Seconds that all of this may take, about; but three repetitions there are.
+        parts : sequence of float, optional
+            For each, another part of its repetitions than half of them, that took at most what is told.
         """
         for work in works:
             work()
@@ -66,7 +71,10 @@ class Stopwatch:
             draws.shuffle(order)
             for index in order:
                 times[index].append(self._once(works[index], rows[index]))
-        return [median(self._slowest(own)) for own in times]
+        return [
+            float(np.quantile(self._slowest(own), part))
+            for own, part in zip(times, parts or [0.5] * len(works), strict=True)
+        ]
 
     def _once(self, work: Callable[[], Any], row: int) -> float:
         self._transport.barrier()

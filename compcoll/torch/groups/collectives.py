@@ -88,9 +88,10 @@ def all_reduce(
     member = members.get(meant) if key is not None and isinstance(meant, dist.ProcessGroup) else None
     decision = None if member is None or key is None else member.decided.get(key)
     if member is not None and decision is not None:
-        if decision.by_group:
-            member.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(tensor))
-            return _by_group(tensor.detach(), decision.op == "mean", meant, async_op)
+        if decision.by_group is not None:
+            member.stats = decision.by_group
+            values = tensor.detach() if tensor.requires_grad else tensor
+            return _by_group(values, decision.op == "mean", meant, async_op)
         return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
     return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
 
@@ -159,12 +160,14 @@ def _all_reduce(
         plan = communicator.explain(
             member.place(packed.memory.device).array(packed.memory), op=operation.name, codec=codec, algorithm=asked[1]
         )
-        by_group = operation.factor is None and _is_the_groups(plan, asked[1], packed.memory, member)
+        by_group = None
+        if operation.factor is None and _is_the_groups(plan, asked[1], packed.memory, member):
+            by_group = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
         settled = packed.memory.is_cpu or member.carrier_known
         if key is not None and settled and operation.factor is None and len(member.decided) < _MOST_KEPT:
             member.decided[key] = Decision(by_group, operation.name, codec)
-        if by_group:
-            member.stats = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
+        if by_group is not None:
+            member.stats = by_group
             whole = packed if packed.shared else Packed(tensors, filled=True)
             work = _by_group(whole.memory, operation.name == "mean", group, async_op)
             return _unpacked(whole, result, work)

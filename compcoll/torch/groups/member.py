@@ -30,15 +30,15 @@ class Decision(NamedTuple):
 
     Attributes
     ----------
-    by_group : bool
-        Whether it is the group's own all_reduce.
+    by_group : Stats or None
+        What is said of it where it is the group's own all_reduce.
     op : str
         ``"sum"`` or ``"mean"``.
     codec : Codec
         Compresses otherwise.
     """
 
-    by_group: bool
+    by_group: Stats | None
     op: str
     codec: Codec
 
