@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from compcoll import ZFP
 from compcoll.layout import World
 from compcoll.model.predict import DEFAULTS, Link
-from compcoll.tools import tune
+from compcoll.tools import timing, tune
 from compcoll.tools.timing import Bar, Stopwatch
 
 PAIR = World(2, 1)
@@ -82,3 +83,22 @@ def test_sizes_end_where_links_would_take_too_long(per_byte: float, measured: tu
     of_ring = next(timing for timing in timings if timing.algorithm == "ring")
     assert all(seconds >= 2e-3 for _, seconds in of_ring.points)
     assert all(seconds < 2e-3 for timing in timings if timing is not of_ring for _, seconds in timing.points)
+
+
+def test_what_scatters_counts_as_slow_of_ours_and_as_fast_of_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of both go from 1 to 4 ms: what tells nothing leaves it to the library's own."""
+    now, taken = [0.0], itertools.cycle([1e-3, 2e-3, 3e-3, 4e-3])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def work() -> None:
+        now[0] += next(taken)
+
+    transport = Alone()
+    own, *ours = tune._few_series(Slow(), transport, PAIR)
+    assert own.algorithm == "native" and ours
+    watch = Stopwatch(transport, 1e9)
+    (fast,), (middle,), (slow,) = (watch.each([work], 0.4, parts) for parts in ([own.part], None, [ours[0].part]))
+    assert 1e-3 <= fast <= 2e-3 < middle < 3e-3 <= slow <= 4e-3
+    assert {each.part for each in ours} == {1 - own.part} and {
+        each.part for each in tune._series(Slow(), transport, PAIR)
+    } == {0.5}
