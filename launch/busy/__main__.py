@@ -30,6 +30,8 @@ from cpu_quota import NoQuota, one_core  # noqa: E402
 from labs import finish, lab, netlab  # noqa: E402
 from netlab_load import LoadMeter  # noqa: E402
 
+from osu_like_bench.machine import commit  # noqa: E402
+
 RECORDS = Path("docs/measurements/busy")
 """The records' folder from the repository's root, where everything runs."""
 SECONDS, QUICK_SECONDS = 720.0, 180.0
@@ -121,6 +123,7 @@ class Measurement:
             self._failed[name] = f"exit status {status} of {shlex.join(words)}"
             return
         content = json.loads(path.read_text())
+        content.setdefault("run", {"commit": commit()})
         content["others_percent"] = round(others, 1)
         path.write_text(json.dumps(content, indent=1) + "\n")
 
