@@ -198,11 +198,11 @@ void learn(int helpers, bool of_use, Clock::time_point now) {
     if (!trial) team.useful = helpers / 2;
 }
 
-// Whether the system has taken the core from this thread, for another one, since this was last asked.
-bool lost_the_core() {
-    static thread_local long known = 0;
-    rusage used;
-    return getrusage(RUSAGE_THREAD, &used) == 0 && std::exchange(known, used.ru_nivcsw) != used.ru_nivcsw;
+// How often the system has taken the core from this thread, for another one.
+long cores_lost() {
+    rusage used{};
+    getrusage(RUSAGE_THREAD, &used);
+    return used.ru_nivcsw;
 }
 
 // Waits until helpers have finished so many pieces.
@@ -274,6 +274,7 @@ void in_pieces(size_t count, int threads, PieceWork work) {
     Job* const job = helpers < 1 ? nullptr : free_job();
     if (job == nullptr) return work_alone(count, work);
     want_helpers(helpers);
+    const long lost_before = cores_lost();  // between jobs it is of no account
     Offer offer(*job, count, helpers, work);
     std::exception_ptr error;
     try {
@@ -287,7 +288,7 @@ void in_pieces(size_t count, int threads, PieceWork work) {
     // Alone, at this thread's own pace, it would have taken less time. Who came too late for a piece has cost nothing.
     const bool late = ended - worked > noticed && (ended - begun) * own > (worked - begun) * count;
     // Where others want the cores, a helper takes from them, perhaps from other ranks, what it gives to this thread.
-    if (theirs > 0) learn(helpers, !lost_the_core() && !late, ended);
+    if (theirs > 0) learn(helpers, !late && cores_lost() == lost_before, ended);
     if (!error) error = offer.error();
     if (error) std::rethrow_exception(error);
 }
