@@ -123,7 +123,8 @@ class Measurement:
             self._failed[name] = f"exit status {status} of {shlex.join(words)}"
             return
         content = json.loads(path.read_text())
-        content.setdefault("run", {"commit": commit()})
+        if "run" not in content:
+            content["run"] = {"commit": commit()}
         content["others_percent"] = round(others, 1)
         path.write_text(json.dumps(content, indent=1) + "\n")
 
