@@ -30,7 +30,7 @@ class Reduction:
 
     Parameters
     ----------
-    reduce : Reduction or Function
+    reduce : MPIReduction or Function
         The blocking reduction of the first argument into the second.
     start : callable
         The nonblocking one.
@@ -49,7 +49,7 @@ class Reduction:
 
     def __init__(
         self,
-        reduce: _host.Reduction | _host.Function,
+        reduce: _host.MPIReduction | _host.Function,
         start: Callable[[Array, Array], Pending],
         device: HostDevice,
         dtype: str,

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 def instruction_sets() -> list[str]: ...
@@ -15,7 +15,7 @@ class Body:
     def __iter__(self) -> Body: ...
     def __next__(self) -> Body: ...
     @property
-    def account(self) -> tuple[int, int, float, float, float]: ...
+    def account(self) -> tuple[int, int, int, float, float, float]: ...
 
 class Along(Body):
     @property
@@ -28,10 +28,6 @@ class Function(Body):
 
 class Started(Body):
     def __init__(self, start: Callable[[Any, Any], Any]) -> None: ...
-
-class Reduction(Body):
-    def __init__(self, reduce: Any, in_place: Any, op: Any) -> None: ...
-    def __call__(self, x: Any, out: Any) -> None: ...
 
 class EncodedSum(Along):
     def __init__(
@@ -97,7 +93,7 @@ class MPILibrary:
         test: int,
         get_count: int,
         byte: int,
-        datatype_nbytes: int,
+        handle_nbytes: int,
         status_nbytes: int,
         error: Callable[[int], BaseException],
     ) -> None: ...
@@ -111,6 +107,20 @@ class MPIMessage:
     def Free(self) -> None: ...  # noqa: N802
     @property
     def nbytes(self) -> int: ...
+
+class MPIReduction(Body):
+    def __init__(
+        self,
+        library: MPILibrary,
+        function: int,
+        comm: int,
+        op: int,
+        in_place: int,
+        datatypes: Mapping[str, int],
+        blocks: int,
+        by_python: Callable[[Any, Any], None],
+    ) -> None: ...
+    def __call__(self, x: Any, out: Any) -> None: ...
 
 class KnownCalls:
     def __init__(self, ranks: int, array: type, empty: Any, empty_like: Any) -> None: ...
@@ -155,6 +165,7 @@ class Program(Body):
     @property
     def ahead(self) -> bool: ...
     def sends(self, wire_nbytes: int, raw_nbytes: int) -> None: ...
+    def expect_fresh(self, nbytes: int) -> None: ...
 
 class Coder:
     def __init__(

@@ -28,21 +28,6 @@ private:
     Account account_;
 };
 
-// MPI's own reduction of x into out, of x into x in place.
-class Reduction final : public Body {
-public:
-    Reduction(nb::object reduce, nb::object in_place, nb::object op) : reduce_(reduce), in_place_(in_place), op_(op) {}
-
-    void begin(nb::handle x, nb::handle out, nb::handle, uint64_t, Patience) override { call(x, out); }
-
-    void call(nb::handle x, nb::handle out) const { reduce_(out.is(x) ? nb::handle(in_place_) : x, out, op_); }
-
-    Account account() const override { return {-1}; }
-
-private:
-    nb::object reduce_, in_place_, op_;
-};
-
 // One of MPI's nonblocking collectives.
 class Started final : public Body {
 public:
@@ -93,8 +78,8 @@ void compcoll::bind_body(nb::module_& m) {
         }, "Itself, which must be waited for, until it is done.")
         .def_prop_ro("account", [](const Body& self) {
             const Account a = self.account();
-            return std::tuple(a.wire_nbytes, a.raw_nbytes, a.encode_seconds, a.decode_seconds, a.wait_seconds);
-        }, "The last run's bytes that left (-1: unknown), those they stand for, and seconds of encoding, decoding and waiting.");
+            return std::tuple(a.wire_nbytes, a.raw_nbytes, a.fresh_nbytes, a.encode_seconds, a.decode_seconds, a.wait_seconds);
+        }, "The last run's bytes that left (-1: unknown), those they stand for, those it used first, and seconds of encoding, decoding and waiting.");
     nb::class_<Along, Body>(m, "Along")
         .def_prop_ro("nbytes", &Along::nbytes, "On the way, each time.")
         .def("load", &Along::load, nb::arg("x"), nb::arg("residual").none() = nb::none(), nb::arg("number") = 0,
@@ -103,7 +88,4 @@ void compcoll::bind_body(nb::module_& m) {
         .def(nb::init<nb::object, int64_t>(), nb::arg("function"), nb::arg("wire_nbytes"))
         .def("__call__", &Function::call, nb::arg("x"), nb::arg("out"), "Call it.");
     nb::class_<Started, Body>(m, "Started").def(nb::init<nb::object>(), nb::arg("start"));
-    nb::class_<Reduction, Body>(m, "Reduction")
-        .def(nb::init<nb::object, nb::object, nb::object>(), nb::arg("reduce"), nb::arg("in_place"), nb::arg("op"))
-        .def("__call__", &Reduction::call, nb::arg("x"), nb::arg("out"), "Reduce the first argument into the second.");
 }

@@ -10,9 +10,10 @@
 
 namespace compcoll {
 
-// What the last run of a body did: bytes that left (-1: unknown), those they stand for, and seconds.
+// What the last run of a body did: bytes that left (-1: unknown), those they stand for, those of memory that it used first, and
+// seconds.
 struct Account {
-    int64_t wire_nbytes = 0, raw_nbytes = 0;
+    int64_t wire_nbytes = 0, raw_nbytes = 0, fresh_nbytes = 0;
     double encode_seconds = 0.0, decode_seconds = 0.0, wait_seconds = 0.0;
 };
 

@@ -49,8 +49,8 @@ public:
     Executor(const KnownCalls& calls, nb::object exchanges, nb::object under_way, Waits alone, Waits beside, nb::object wanted,
              bool decides)
         : calls_(calls), exchanges_(exchanges), plain_(exchanges[0]), under_way_(under_way), wanted_(wanted), decides_(decides),
-          patience_{{{alone.first, alone.second}, {beside.first, beside.second},
-                     {alone.first > Patience::few ? a_slice : alone.first, alone.second}}} {}
+          alone_{alone.first, alone.second}, beside_{beside.first, beside.second},
+          contended_{alone.first > Patience::few ? longer : alone.first, alone.second} {}
 
     // A collective like one that was kept; None if there is none, it has no body yet, or calls wait for others.
     nb::object repeat(nb::handle owner, const KnownCalls::Arguments& given) {
@@ -82,7 +82,7 @@ public:
             if (level == wanted_by_others) contended_until_ = started + lasting;
             Way way = Way::usual;
             const bool contended = known.ways && started < contended_until_;
-            const Patience patience = patience_[busy ? 1 : contended ? 2 : 0];
+            const Patience patience = busy ? beside_ : contended ? contended_ : alone_;
             if (!busy && contended) way = decides_ ? known.ways->next() : known.ways->last();
             if (decides_ && way == Way::other) level = other_way;
             const auto take = [&](Way chosen) {
@@ -156,7 +156,9 @@ public:
 private:
     // What a rank tells the others of itself (compcoll/collectives/signature.py).
     enum Level : size_t { free_of_others, wanted_by_others, other_way, usual_way, must_not_block };
-    static constexpr size_t a_slice = 5000;  // looks, of a microsecond: who sleeps gets its core back that late, if others want it
+    // Looks, of a microsecond, where others want the cores: who sleeps may get its own back a slice later, and who looks uses up what
+    // it has. Beside 1 to 4 others, processes or threads, 64 KiB to 4 MiB took least with 300, and more with 50 and from 1500 on.
+    static constexpr size_t longer = 300;
     static constexpr double lasting = 0.5;  // seconds for which what was seen of others holds, at least
 
     // What is needed of a Python recipe.
@@ -194,14 +196,14 @@ private:
         return true;
     }
 
-    // Whether others want this rank's core, or its GIL, which MPI's own call would let go and take back once more.
-    bool wanted() const { return !wanted_.is_none() && (Released::dear() || is_true(wanted_)); }
+    // Whether others want this rank's core.
+    bool wanted() const { return !wanted_.is_none() && is_true(wanted_); }
 
     const KnownCalls& calls_;
     nb::object exchanges_, plain_, under_way_, wanted_;
     const bool decides_;
     double contended_until_ = 0.0;
-    std::array<Patience, 3> patience_;  // with no other calls, with some, and where others want the cores
+    const Patience alone_, beside_, contended_;  // with no other calls, with some, and where others want the cores
     nb::object account_ = nb::none();
     std::deque<Recipe> known_;
     Last last_;

@@ -18,7 +18,9 @@
 #include "low_rank_host.h"
 #include "program.h"
 #include "known_calls.h"
+#include "mpi_library.h"
 #include "mpi_message.h"
+#include "mpi_reduction.h"
 #include "shared_message.h"
 #include "shared_sum.h"
 #include "sparse_host.h"
@@ -47,7 +49,9 @@ NB_MODULE(_host, m) {
     bind_body(m);
     bind_exchange(m);
     bind_shared_message(m);
+    bind_mpi_library(m);
     bind_mpi_message(m);
+    bind_mpi_reduction(m);
     bind_gathered(m);
     bind_known_calls(m);
     bind_executor(m);

@@ -15,11 +15,11 @@ MPIMessage::MPIMessage(const MPILibrary& library, nb::object request, uintptr_t 
     : library_(library), request_(request), handle_(reinterpret_cast<void*>(address)), source_(source), expected_(expected),
       status_((library.status_nbytes + sizeof(uint64_t) - 1) / sizeof(uint64_t)) {}
 
-void MPIMessage::start() { check(library_.start(handle_)); }
+void MPIMessage::start() { library_.check(library_.start(handle_)); }
 
 bool MPIMessage::test() {
     int flag = 0;
-    check(library_.test(handle_, &flag, status_.data()));
+    library_.check(library_.test(handle_, &flag, status_.data()));
     if (!flag || !source_) return flag;
     nbytes_ = came();
     if (!expected_ || nbytes_ == *expected_) return true;
@@ -40,29 +40,14 @@ bool MPIMessage::wait(const Patience& patience) {
 // MPI_Get_count takes a datatype by its value.
 size_t MPIMessage::came() const {
     int count = 0;
-    if (library_.datatype_nbytes == sizeof(int))
-        check(reinterpret_cast<int (*)(const void*, int, int*)>(library_.get_count)(status_.data(), static_cast<int>(library_.byte), &count));
-    else
-        check(reinterpret_cast<int (*)(const void*, void*, int*)>(library_.get_count)(status_.data(), reinterpret_cast<void*>(library_.byte), &count));
+    library_.check(library_.with_handles([&](auto handle) {
+        using Handle = decltype(handle(0));
+        return reinterpret_cast<int (*)(const void*, Handle, int*)>(library_.get_count)(status_.data(), handle(library_.byte), &count);
+    }));
     return static_cast<size_t>(count);
 }
 
-void MPIMessage::check(int code) const {
-    if (code == 0) return;  // MPI_SUCCESS
-    const Acquired acquired;
-    const nb::object error = library_.error(code);
-    PyErr_SetObject(error.type().ptr(), error.ptr());
-    throw nb::python_error();
-}
-
 void compcoll::bind_mpi_message(nb::module_& m) {
-    nb::class_<MPILibrary>(m, "MPILibrary")
-        .def("__init__", [](MPILibrary* self, uintptr_t start, uintptr_t test, uintptr_t get_count, uint64_t byte, size_t datatype_nbytes,
-                            size_t status_nbytes, nb::object error) {
-            new (self) MPILibrary{reinterpret_cast<int (*)(void*)>(start), reinterpret_cast<int (*)(void*, int*, void*)>(test),
-                                  reinterpret_cast<void*>(get_count), byte, datatype_nbytes, status_nbytes, error};
-        }, nb::arg("start"), nb::arg("test"), nb::arg("get_count"), nb::arg("byte"), nb::arg("datatype_nbytes"),
-             nb::arg("status_nbytes"), nb::arg("error"));
     nb::class_<MPIMessage>(m, "MPIMessage")
         .def(nb::init<const MPILibrary&, nb::object, uintptr_t, std::optional<int>, std::optional<size_t>>(), nb::keep_alive<1, 2>(),
              nb::arg("library"), nb::arg("request"), nb::arg("address"), nb::arg("source").none(), nb::arg("expected").none())

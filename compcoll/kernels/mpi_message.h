@@ -1,5 +1,4 @@
-// MPI's persistent messages without Python in between, so that a call beside a thread that computes in Python needs the GIL no more
-// often than once: by the functions of the library that mpi4py has loaded, on mpi4py's own handles.
+// MPI's persistent messages without Python in between (see mpi_library.h), on mpi4py's own handles.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,20 +8,10 @@
 #include <optional>
 #include <vector>
 
+#include "mpi_library.h"
 #include "patience.h"
 
 namespace compcoll {
-
-// The functions of an MPI library that messages need, wherever they are, and what differs from library to library: a datatype is a
-// number or an address, as long as either, and a status has a size of its own.
-struct MPILibrary {
-    int (*start)(void* request);
-    int (*test)(void* request, int* flag, void* status);
-    void* get_count;
-    uint64_t byte;  // MPI_BYTE
-    size_t datatype_nbytes, status_nbytes;
-    nanobind::object error;  // makes an exception of a code
-};
 
 // One end of a message that is sent or received again and again (MPI-4.1, section 3.9).
 class MPIMessage {
@@ -47,7 +36,6 @@ public:
     void free() { request_.attr("Free")(); }
 
 private:
-    void check(int code) const;
     size_t came() const;
 
     const MPILibrary& library_;

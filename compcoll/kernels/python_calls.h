@@ -3,8 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <optional>
 
@@ -31,21 +29,11 @@ public:
     }
     ~Released() {
         if (!released_) return;
-        const auto begun = Clock::now();
         released_.reset();
         without_gil = false;
-        const auto now = Clock::now();
-        if (now - begun > noticed) dear_until_.store((now + lasting).time_since_epoch().count(), std::memory_order_relaxed);
     }
 
-    // Whether it took long, not long ago: another thread computes in Python.
-    static bool dear() { return Clock::now().time_since_epoch().count() < dear_until_.load(std::memory_order_relaxed); }
-
 private:
-    using Clock = std::chrono::steady_clock;
-    static constexpr std::chrono::milliseconds noticed{1}, lasting{200};
-    static inline std::atomic<Clock::rep> dear_until_{Clock::time_point::min().time_since_epoch().count()};
-
     std::optional<nanobind::gil_scoped_release> released_;
 };
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ..errors import CompcollError
-from ..kernels._host import Function, Reduction
+from ..kernels._host import Function, MPIReduction
 from ..progress import Pending
 from .shared import Mail, Shared
 
@@ -115,7 +115,7 @@ class Transport(Protocol):
 class Native(Protocol):
     """Collectives of the library that carries a transport's messages: MPI's own, or those of a process group."""
 
-    def reductions(self, collective: str, op: str) -> tuple[Reduction | Function, Callable[[Any, Any], Pending]]:
+    def reductions(self, collective: str, op: str) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
         """Its own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and the nonblocking
         one, as functions of input and result.
         """

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from .. import config, lifetime
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery, WireCorrupted
-from ..kernels._host import Function, MPILibrary, MPIMessage, Reduction
+from ..kernels._host import MPILibrary, MPIMessage, MPIReduction
 from ..progress import Pending, end_all, keep_forever
 from . import forgotten
 from .base import Native, Persistent, Result, Wire
@@ -93,17 +93,35 @@ class _Receiving:
         self.Test = test
 
 
+@lru_cache
+def _function(name: str) -> int:
+    """The address of a function that mpi4py itself calls, wherever its module has found it."""
+    loaded = ctypes.CDLL(MPI.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
+
+
+def _handle(of: MPI.Datatype | MPI.Op | MPI.Comm) -> int:
+    """MPI's own handle: a number or an address."""
+    return int.from_bytes(ctypes.string_at(MPI._addressof(of), MPI._sizeof(of)), sys.byteorder)
+
+
 @lru_cache(maxsize=1)
 def _library() -> MPILibrary:
-    """The functions that mpi4py itself calls, wherever its module has found them."""
-    loaded = ctypes.CDLL(MPI.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    start, test, get_count = (
-        ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
-        for name in ("MPI_Start", "MPI_Test", "MPI_Get_count")
+    return MPILibrary(
+        _function("MPI_Start"),
+        _function("MPI_Test"),
+        _function("MPI_Get_count"),
+        _handle(MPI.BYTE),
+        MPI._sizeof(MPI.Datatype),
+        MPI._sizeof(MPI.Status),
+        MPI.Exception,
     )
-    nbytes = MPI._sizeof(MPI.Datatype)
-    byte = int.from_bytes(ctypes.string_at(MPI._addressof(MPI.BYTE), nbytes), sys.byteorder)
-    return MPILibrary(start, test, get_count, byte, nbytes, MPI._sizeof(MPI.Status), MPI.Exception)
+
+
+@lru_cache(maxsize=1)
+def _datatypes() -> Mapping[str, int]:
+    """Those that MPI reduces, by the format of a buffer."""
+    return {code: _handle(MPI.Datatype.fromcode(code)) for code in (*"?bBhHiIlLqQfd", "Zf", "Zd")}
 
 
 def _message(wire: Wire) -> list[Any]:
@@ -236,19 +254,26 @@ class MPITransport:
             kept = next(index for index, each in enumerate(self._persistent) if each is message)
             self._persistent.pop(kept).Free()
 
-    def reductions(self, collective: str, op: str) -> tuple[Reduction | Function, Callable[[Any, Any], Pending]]:
+    def reductions(self, collective: str, op: str) -> tuple[MPIReduction, Callable[[Any, Any], Pending]]:
         """MPI's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and the
         nonblocking one, as functions of input and result.
         """
-        comm, operation = self.comm, _OPERATIONS[op]
-        if collective == "allreduce":
-            whole, iwhole, in_place = comm.Allreduce, comm.Iallreduce, MPI.IN_PLACE
-            return (
-                Reduction(whole, in_place, operation),
-                lambda x, out: iwhole(in_place if out is x else x, out, operation),
-            )
-        block, iblock = comm.Reduce_scatter_block, comm.Ireduce_scatter_block
-        return Function(lambda x, out: block(x, out, operation), -1), lambda x, out: iblock(x, out, operation)
+        comm, operation, in_place = self.comm, _OPERATIONS[op], MPI.IN_PLACE
+        block, start = {
+            "allreduce": (comm.Allreduce, comm.Iallreduce),
+            "reduce_scatter": (comm.Reduce_scatter_block, comm.Ireduce_scatter_block),
+        }[collective]
+        reduction = MPIReduction(
+            _library(),
+            _function(f"MPI_{block.__name__}"),
+            _handle(comm),
+            _handle(operation),
+            int(in_place),
+            _datatypes(),
+            1 if collective == "allreduce" else self.size,
+            lambda x, out: block(in_place if out is x else x, out, operation),
+        )
+        return reduction, lambda x, out: start(in_place if out is x else x, out, operation)
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         """MPI's own nonblocking allgatherv; counts in elements."""

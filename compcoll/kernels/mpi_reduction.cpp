@@ -1,0 +1,132 @@
+// compcoll.kernels._host.MPIReduction: MPI's own allreduce, or reduce_scatter of equal blocks. By mpi4py it would let the GIL go and
+// take it back in the middle of a call, which beside a thread that computes in Python takes 5 ms.
+#include "mpi_reduction.h"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <new>
+#include <optional>
+#include <string>
+
+#include "body.h"
+#include "buffer.h"
+#include "mpi_library.h"
+#include "python_calls.h"
+
+namespace nb = nanobind;
+using namespace compcoll;
+
+namespace {
+
+class MPIReduction final : public Body {
+public:
+    // MPI's function at an address and its arguments, the datatype by the buffer's format; the input has so many blocks as long as
+    // the result. `by_python` reduces what this cannot: more elements than an int counts, and other memory.
+    MPIReduction(const MPILibrary& library, uintptr_t function, uint64_t comm, uint64_t op, intptr_t in_place,
+                 std::map<std::string, uint64_t> datatypes, size_t blocks, nb::object by_python)
+        : library_(library), function_(reinterpret_cast<void*>(function)), comm_(comm), op_(op),
+          in_place_(reinterpret_cast<const void*>(in_place)), datatypes_(std::move(datatypes)), blocks_(blocks), by_python_(by_python) {}
+
+    void begin(nb::handle x, nb::handle out, nb::handle, uint64_t, Patience) override {
+        if (running_) throw nb::value_error("the one before has not ended");
+        if (!take(x, out)) {
+            release();
+            others_ = nb::make_tuple(x, out);
+        }
+        running_ = true;
+    }
+
+    bool advance() override {
+        if (!running_) return false;
+        const bool by_address = !others_.is_valid();
+        if (by_address && !code_) {
+            const Released released;
+            code_ = reduce();
+        }
+        if (without_gil) return by_address;  // the rest when it is advanced once more
+        running_ = false;
+        const nb::object others = std::move(others_);
+        const int code = code_.value_or(0);
+        release();
+        if (!by_address) by_python_(*others);
+        library_.check(code);
+        return true;
+    }
+
+    bool done() const override { return !running_; }
+
+    bool without_python() const override { return true; }
+
+    void withdraw_beginning() override {
+        running_ = false;
+        others_.reset();
+        release();
+    }
+
+    void call(nb::handle x, nb::handle out) {
+        begin(x, out, nb::none(), 0, {});
+        advance();
+    }
+
+    Account account() const override { return {-1}; }
+
+private:
+    // Whether MPI can be called on these.
+    bool take(nb::handle x, nb::handle out) {
+        constexpr int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+        x_.emplace(x, flags, std::nothrow);
+        out_.emplace(out, flags | PyBUF_WRITABLE, std::nothrow);
+        if (!*x_ || !*out_ || x_->nbytes() != blocks_ * out_->nbytes()) return false;
+        const auto& view = out_->view();
+        const auto known = datatypes_.find(view.format);
+        if (known == datatypes_.end() || known->first != x_->view().format) return false;
+        const size_t n = out_->nbytes() / static_cast<size_t>(view.itemsize);
+        if (n > INT_MAX) return false;
+        datatype_ = known->second;
+        n_ = static_cast<int>(n);
+        return true;
+    }
+
+    int reduce() const {
+        const void* input = x_->at() == out_->at() ? in_place_ : x_->at();
+        return library_.with_handles([&](auto handle) {
+            using Handle = decltype(handle(0));
+            const auto function = reinterpret_cast<int (*)(const void*, void*, int, Handle, Handle, Handle)>(function_);
+            return function(input, out_->at(), n_, handle(datatype_), handle(op_), handle(comm_));
+        });
+    }
+
+    void release() {
+        x_.reset();
+        out_.reset();
+        code_.reset();
+    }
+
+    const MPILibrary& library_;
+    void* function_;
+    uint64_t comm_, op_;
+    const void* in_place_;
+    std::map<std::string, uint64_t> datatypes_;
+    size_t blocks_;
+    nb::object by_python_, others_;  // the arrays that it reduces
+    std::optional<Buffer> x_, out_;
+    uint64_t datatype_ = 0;
+    int n_ = 0;
+    bool running_ = false;
+    std::optional<int> code_;  // MPI's, once it has reduced
+};
+
+}  // namespace
+
+void compcoll::bind_mpi_reduction(nb::module_& m) {
+    nb::class_<MPIReduction, Body>(m, "MPIReduction")
+        .def(nb::init<const MPILibrary&, uintptr_t, uint64_t, uint64_t, intptr_t, std::map<std::string, uint64_t>, size_t, nb::object>(),
+             nb::keep_alive<1, 2>(), nb::arg("library"), nb::arg("function"), nb::arg("comm"), nb::arg("op"), nb::arg("in_place"),
+             nb::arg("datatypes"), nb::arg("blocks"), nb::arg("by_python"))
+        .def("__call__", &MPIReduction::call, nb::arg("x"), nb::arg("out"), "Reduce the first argument into the second.");
+}
