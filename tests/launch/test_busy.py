@@ -41,7 +41,7 @@ def write(folder: Path, name: str, **means: dict[int, float]) -> None:
 def test_rows_go_by_means_from_their_size_on(page: ModuleType, tmp_path: Path) -> None:
     native = {4: 10.0, MIB: 1000.0, 16 * MIB: 9000.0}
     auto = {4: 14.0, MIB: 490.0, 16 * MIB: 4700.0}  # 4 bytes: 1.4 times as long, but only 4 us more
-    write(tmp_path, "burners-2-nice-0", native=native, auto=auto, auto_uncompressed=auto)
+    write(tmp_path, "burners-2-nice-0.1", native=native, auto=auto, auto_uncompressed=auto)
     found = {
         (row.goal, row.figure): row.met
         for row in page.rows(page.Records(tmp_path))
