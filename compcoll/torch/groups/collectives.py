@@ -83,16 +83,22 @@ def all_reduce(
     >>> bool((tensor == 1).all())
     True
     """
-    key = _key_of(tensor, op, codec, algorithm, codec_options) if feedback is None else None
-    meant = dist.group.WORLD if group is None else group
-    member = members.get(meant) if key is not None and isinstance(meant, dist.ProcessGroup) else None
-    decision = None if member is None or key is None else member.decided.get(key)
-    if member is not None and decision is not None:
-        if decision.by_group is not None:
-            member.stats = decision.by_group
-            values = tensor.detach() if tensor.requires_grad else tensor
-            return _by_group(values, decision.op == "mean", meant, async_op)
-        return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
+    key = None
+    if feedback is None and isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.is_contiguous():
+        kind = op if isinstance(op, str) else int(getattr(op, "op", op))
+        key = (tensor.numel(), tensor.dtype, tensor.device, kind, codec, algorithm, *codec_options.items())
+        meant = dist.group.WORLD if group is None else group
+        try:
+            member = members.get(meant)
+            decision = None if member is None else member.decided.get(key)
+        except TypeError:  # what cannot be a key
+            member, decision, key = None, None, None
+        if member is not None and decision is not None:
+            if decision.by_group is not None:
+                member.stats = decision.by_group
+                values = tensor.detach() if tensor.requires_grad else tensor
+                return _by_group(values, decision.op == "mean", meant, async_op)
+            return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
     return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
 
 
@@ -100,19 +106,6 @@ def _sum(member: Member, tensor: Tensor, decision: Decision, algorithm: str) -> 
     """Sum one contiguous tensor by the member's communicator, in place."""
     values = member.place(tensor.device).array(tensor.detach().view(-1))
     member.communicator.allreduce(values, op=decision.op, out=values, codec=decision.codec, algorithm=algorithm)
-
-
-def _key_of(tensor: Tensor, op: Any, codec: Any, algorithm: str, options: dict[str, Any]) -> _Key | None:
-    """All that decides on a call of one contiguous tensor; None if it cannot be told at once."""
-    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or not tensor.is_contiguous():
-        return None
-    kind = op if isinstance(op, str) else int(getattr(op, "op", op))
-    key = (tensor.numel(), tensor.dtype, tensor.device, kind, codec, algorithm, *options.items())
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
 
 
 def all_reduce_coalesced(
