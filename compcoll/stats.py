@@ -33,6 +33,9 @@ class Stats:
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float
         Host time spent encoding, decoding, waiting for other ranks, and from start to end; of a GPU's kernels what
         launching them took.
+    fresh_nbytes : int
+        Bytes of memory for wires that this call was the first to use. The system has to provide them meanwhile: the
+        first two calls of a kind take longer than those that follow.
 
     Examples
     --------
@@ -55,6 +58,7 @@ class Stats:
     wire_format: str = ""
     device: str = "host"
     carrier: str = ""
+    fresh_nbytes: int = 0
 
     @property
     def ratio(self) -> float:

@@ -9,13 +9,21 @@ _ALIGNMENT = 64
 
 
 class Arena:
-    """Slabs cut from front to back, each as large as all before it: large pieces of memory come in large pages."""
+    """Slabs cut from front to back, each as large as all before it: large pieces of memory come in large pages.
+
+    Attributes
+    ----------
+    fresh_nbytes : int
+        Bytes that were taken for the first time, since the beginning.
+    """
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
         self._slabs: list[Any] = []  # kernels may need memory longer than who took it
         self._taken: list[int] = []
+        self._most: list[int] = []  # that was ever taken of a slab
         self._nbytes = 0
+        self.fresh_nbytes = 0
 
     def take(self, nbytes: int) -> Any:
         """Memory of ``nbytes`` bytes, until `rewind` or `reset`."""
@@ -28,8 +36,12 @@ class Arena:
             self._slabs.append(self._allocate(max(length, self._nbytes)))
             self._nbytes += self._slabs[-1].nbytes
             self._taken.append(0)
+            self._most.append(0)
         begin = self._taken[index]
-        self._taken[index] += length
+        end = self._taken[index] = begin + length
+        if end > self._most[index]:
+            self.fresh_nbytes += end - self._most[index]
+            self._most[index] = end
         return self._slabs[index][begin : begin + nbytes]
 
     def rewind(self) -> None:
@@ -41,4 +53,5 @@ class Arena:
         if len(self._slabs) > 1:
             self._slabs = [self._allocate(sum(self._taken))]
             self._nbytes = self._slabs[0].nbytes
+            self._most = [0]
         self.rewind()

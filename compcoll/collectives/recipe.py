@@ -219,9 +219,8 @@ def driven(body: Body, buffers: Buffers, run: Run) -> Steps:
 
 def tell_account(body: Body, stats: Stats) -> None:
     """Tell what a body's last run did."""
-    stats.wire_nbytes, stats.raw_sent_nbytes, stats.encode_seconds, stats.decode_seconds, stats.wait_seconds = (
-        body.account
-    )
+    stats.wire_nbytes, stats.raw_sent_nbytes, stats.fresh_nbytes, *seconds = body.account
+    stats.encode_seconds, stats.decode_seconds, stats.wait_seconds = seconds
 
 
 def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Codec | None, float | None]:

@@ -130,7 +130,10 @@ class Recordings:
         """Give a recipe that has none a body for blocking calls, unless its calls are not replayed."""
         if not recipe.calls:
             return None
+        arena = self._lanes.alone.arena
+        before = arena.fresh_nbytes
         program = self._recording(recipe, self._lanes.alone, feedback).program
+        program.expect_fresh(arena.fresh_nbytes - before)
         if feedback:
             recipe.with_feedback = program
         else:

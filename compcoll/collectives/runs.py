@@ -182,8 +182,10 @@ class Runs(Calls):
         run = Run(lane.group, lane.take, stats, Turn(None), lane, number)
         if lane.last is not None and not lane.last.done:
             self._engine.drive(Ended(lane.last).Test, recipe.timeout, lane.last.describe)
+        used = lane.arena.fresh_nbytes
         steps = self._after_opening(recipe, Buffers(x, out, result, residual).flat(), run)
         self._engine.follow(steps, recipe.plan.signature, recipe.timeout)
+        stats.fresh_nbytes += lane.arena.fresh_nbytes - used
         stats.total_seconds = perf_counter() - started
         self._executor.account = stats
         return result
@@ -321,7 +323,9 @@ class Runs(Calls):
             return buffers.result if result is None else result
         if recipe.plan.algorithm not in choose.IN_TURN:
             run.turn.used = True
+        used = run.lane.arena.fresh_nbytes
         result = yield from self._after_opening(recipe, buffers, run)
+        run.stats.fresh_nbytes += run.lane.arena.fresh_nbytes - used
         return buffers.result if result is None else result
 
     def _after_opening(self, recipe: Recipe, buffers: Buffers, run: Run) -> Steps:

@@ -72,7 +72,7 @@ public:
 
     Account account() const override {
         const auto rounds = static_cast<int64_t>(std::bit_width(ranks_ - 1));
-        return {rounds * static_cast<int64_t>(nbytes_), rounds * static_cast<int64_t>(n_ * storage_size(coder_.storage())),
+        return {rounds * static_cast<int64_t>(nbytes_), rounds * static_cast<int64_t>(n_ * storage_size(coder_.storage())), 0,
                 encode_seconds_, decode_seconds_};
     }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "body.h"
@@ -124,6 +125,7 @@ public:
         patience_ = patience;
         if (!ahead_) encode_seconds_ = 0.0;
         decode_seconds_ = wait_seconds_ = 0.0;
+        fresh_nbytes_ = std::exchange(expected_fresh_nbytes_, 0);
         at_ = 0;
         running_ = true;
         end_if_over();
@@ -156,7 +158,10 @@ public:
         raw_nbytes_ = raw_nbytes;
     }
 
-    Account account() const override { return {wire_nbytes_, raw_nbytes_, encode_seconds_, decode_seconds_, wait_seconds_}; }
+    // Bytes of its wires' memory that its first run will be the first to use.
+    void expect_fresh(int64_t nbytes) { expected_fresh_nbytes_ = nbytes; }
+
+    Account account() const override { return {wire_nbytes_, raw_nbytes_, fresh_nbytes_, encode_seconds_, decode_seconds_, wait_seconds_}; }
 
 private:
     void add_message(Step::Kind kind, nb::object message, bool ahead = false) {
@@ -270,7 +275,7 @@ private:
     std::optional<uint64_t> ahead_;  // the number of the run of which these steps are done
     bool running_ = false, without_python_ = true;
     bool opening_ = true;  // while it is made: nothing was waited for, and all made of x alone
-    int64_t wire_nbytes_ = 0, raw_nbytes_ = 0;
+    int64_t wire_nbytes_ = 0, raw_nbytes_ = 0, fresh_nbytes_ = 0, expected_fresh_nbytes_ = 0;
     double encode_seconds_ = 0.0, decode_seconds_ = 0.0, wait_seconds_ = 0.0;
 };
 
@@ -288,5 +293,6 @@ void compcoll::bind_program(nb::module_& m) {
              nb::arg("wires"), nb::arg("out"), nb::arg("threads"))
         .def("withdraw", &Program::withdraw, "Forget what was run ahead, of which nothing is under way any more.")
         .def_prop_ro("ahead", &Program::ahead, "Whether something was run ahead and is still to be used.")
-        .def("sends", &Program::sends, nb::arg("wire_nbytes"), nb::arg("raw_nbytes"), "Tell the bytes that every run sends.");
+        .def("sends", &Program::sends, nb::arg("wire_nbytes"), nb::arg("raw_nbytes"), "Tell the bytes that every run sends.")
+        .def("expect_fresh", &Program::expect_fresh, nb::arg("nbytes"), "Tell the bytes that the first run will be the first to use.");
 }

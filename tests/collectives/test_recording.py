@@ -163,7 +163,7 @@ def test_what_a_program_refuses() -> None:
         program.begin(x, out, None, 0, 1, 0)
     assert not program.done and program.Test() and program.done and not program.Test()
     np.testing.assert_allclose(out, 1.0, rtol=1e-2)
-    encode, decode, wait = program.account[2:]
+    encode, decode, wait = program.account[3:]
     assert encode > 0 and decode > 0 and wait == 0
 
 

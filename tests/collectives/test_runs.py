@@ -390,3 +390,16 @@ def test_numbers_are_added_by_mpi(codec: str) -> None:
     expected = World(3).allreduce(inputs, codec=codec, algorithm="recursive_doubling")[0]
     for result in on_ranks(3, run):
         np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.usefixtures("others_to_advance")
+def test_fresh_memory_is_told() -> None:
+    """Of the first call's wires, and of those of the first one that is replayed in a lane; and of none later."""
+    world = World(2, seed=None, timeout=30)
+    fresh = []
+    for number in range(2 + 2 * AT_ONCE):
+        blocking(world, normals(2, 900, seed=number), [None, None], RING)
+        stats = world.comms[0].stats
+        assert stats is not None
+        fresh.append(stats.fresh_nbytes)
+    assert fresh[0] > 0 and not any(fresh[1 + AT_ONCE :])
