@@ -98,7 +98,7 @@ def check_errors_keep_nothing(comm: MPI.Intracomm) -> None:
 
 
 def check_a_thread_that_computes_in_python(comm: MPI.Intracomm) -> None:
-    """A communicator's calls do without mpi4py, and give the same while another thread takes the GIL."""
+    """A communicator's calls give the same while another thread takes the GIL."""
     communicator = Communicator(comm)
     x = np.ones(1 << 16)
     out = np.empty_like(x)
