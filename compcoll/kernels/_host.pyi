@@ -92,11 +92,18 @@ class MPILibrary:
         start: int,
         test: int,
         get_count: int,
+        iprobe: int,
         byte: int,
+        in_place: int,
+        datatypes: Mapping[str, int],
         handle_nbytes: int,
         status_nbytes: int,
         error: Callable[[int], BaseException],
     ) -> None: ...
+
+class MPIProbe:
+    def __init__(self, library: MPILibrary, comm: int, source: int, tag: int) -> None: ...
+    def __call__(self) -> bool: ...
 
 class MPIMessage:
     def __init__(
@@ -115,8 +122,6 @@ class MPIReduction(Body):
         function: int,
         comm: int,
         op: int,
-        in_place: int,
-        datatypes: Mapping[str, int],
         blocks: int,
         by_python: Callable[[Any, Any], None],
     ) -> None: ...

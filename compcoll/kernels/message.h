@@ -35,7 +35,7 @@ public:
         return mpi_ ? mpi_->wait(patience) : patience.ask([&] { return is_true(test_); });
     }
 
-    // Python is needed for none of this, or only after a while.
+    // Python is needed for none of this.
     bool without_python() const { return shared_ || mpi_; }
 
     // What it is, if it is one of these.

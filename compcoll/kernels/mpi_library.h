@@ -6,6 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
 
 namespace compcoll {
 
@@ -15,7 +18,10 @@ struct MPILibrary {
     int (*start)(void* request);
     int (*test)(void* request, int* flag, void* status);
     void* get_count;
-    uint64_t byte;  // MPI_BYTE
+    void* iprobe;
+    uint64_t byte;         // MPI_BYTE
+    const void* in_place;  // MPI_IN_PLACE
+    std::map<std::string, uint64_t, std::less<>> datatypes;  // those that MPI reduces, by the format of a buffer
     size_t handle_nbytes, status_nbytes;
     nanobind::object error;  // makes an exception of a code
 
@@ -26,8 +32,26 @@ struct MPILibrary {
         return function([](uint64_t handle) { return reinterpret_cast<void*>(handle); });
     }
 
+    // A status has room in so many words, aligned as any is.
+    size_t status_words() const { return (status_nbytes + sizeof(uint64_t) - 1) / sizeof(uint64_t); }
+
     // Raises what a code says, if it is not MPI_SUCCESS. With or without the GIL.
     void check(int code) const;
+};
+
+// A look for a message of any rank's (MPI_Iprobe), by which MPI goes on with all others.
+class MPIProbe {
+public:
+    MPIProbe(const MPILibrary& library, uint64_t comm, int source, int tag)
+        : library_(library), comm_(comm), source_(source), tag_(tag) {}
+
+    // Whether there is one. With or without the GIL.
+    bool look() const;
+
+private:
+    const MPILibrary& library_;
+    uint64_t comm_;
+    int source_, tag_;
 };
 
 void bind_mpi_library(nanobind::module_& m);

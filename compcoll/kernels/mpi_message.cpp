@@ -13,7 +13,7 @@ using namespace compcoll;
 MPIMessage::MPIMessage(const MPILibrary& library, nb::object request, uintptr_t address, std::optional<int> source,
                        std::optional<size_t> expected)
     : library_(library), request_(request), handle_(reinterpret_cast<void*>(address)), source_(source), expected_(expected),
-      status_((library.status_nbytes + sizeof(uint64_t) - 1) / sizeof(uint64_t)) {}
+      status_(library.status_words()) {}
 
 void MPIMessage::start() { library_.check(library_.start(handle_)); }
 

@@ -43,7 +43,7 @@ private:
     void* handle_;
     std::optional<int> source_;
     std::optional<size_t> expected_;
-    std::vector<uint64_t> status_;  // aligned as any status is
+    std::vector<uint64_t> status_;
     size_t nbytes_ = 0;
 };
 

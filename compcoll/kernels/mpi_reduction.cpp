@@ -2,16 +2,11 @@
 // take it back in the middle of a call, which beside a thread that computes in Python takes 5 ms.
 #include "mpi_reduction.h"
 
-#include <nanobind/stl/map.h>
-#include <nanobind/stl/string.h>
-
 #include <climits>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <new>
 #include <optional>
-#include <string>
 
 #include "body.h"
 #include "buffer.h"
@@ -27,10 +22,8 @@ class MPIReduction final : public Body {
 public:
     // MPI's function at an address and its arguments, the datatype by the buffer's format; the input has so many blocks as long as
     // the result. `by_python` reduces what this cannot: more elements than an int counts, and other memory.
-    MPIReduction(const MPILibrary& library, uintptr_t function, uint64_t comm, uint64_t op, intptr_t in_place,
-                 std::map<std::string, uint64_t> datatypes, size_t blocks, nb::object by_python)
-        : library_(library), function_(reinterpret_cast<void*>(function)), comm_(comm), op_(op),
-          in_place_(reinterpret_cast<const void*>(in_place)), datatypes_(std::move(datatypes)), blocks_(blocks), by_python_(by_python) {}
+    MPIReduction(const MPILibrary& library, uintptr_t function, uint64_t comm, uint64_t op, size_t blocks, nb::object by_python)
+        : library_(library), function_(reinterpret_cast<void*>(function)), comm_(comm), op_(op), blocks_(blocks), by_python_(by_python) {}
 
     void begin(nb::handle x, nb::handle out, nb::handle, uint64_t, Patience) override {
         if (running_) throw nb::value_error("the one before has not ended");
@@ -83,8 +76,8 @@ private:
         out_.emplace(out, flags | PyBUF_WRITABLE, std::nothrow);
         if (!*x_ || !*out_ || x_->nbytes() != blocks_ * out_->nbytes()) return false;
         const auto& view = out_->view();
-        const auto known = datatypes_.find(view.format);
-        if (known == datatypes_.end() || known->first != x_->view().format) return false;
+        const auto known = library_.datatypes.find(view.format);
+        if (known == library_.datatypes.end() || known->first != x_->view().format) return false;
         const size_t n = out_->nbytes() / static_cast<size_t>(view.itemsize);
         if (n > INT_MAX) return false;
         datatype_ = known->second;
@@ -93,7 +86,7 @@ private:
     }
 
     int reduce() const {
-        const void* input = x_->at() == out_->at() ? in_place_ : x_->at();
+        const void* input = x_->at() == out_->at() ? library_.in_place : x_->at();
         return library_.with_handles([&](auto handle) {
             using Handle = decltype(handle(0));
             const auto function = reinterpret_cast<int (*)(const void*, void*, int, Handle, Handle, Handle)>(function_);
@@ -110,8 +103,6 @@ private:
     const MPILibrary& library_;
     void* function_;
     uint64_t comm_, op_;
-    const void* in_place_;
-    std::map<std::string, uint64_t> datatypes_;
     size_t blocks_;
     nb::object by_python_, others_;  // the arrays that it reduces
     std::optional<Buffer> x_, out_;
@@ -125,8 +116,7 @@ private:
 
 void compcoll::bind_mpi_reduction(nb::module_& m) {
     nb::class_<MPIReduction, Body>(m, "MPIReduction")
-        .def(nb::init<const MPILibrary&, uintptr_t, uint64_t, uint64_t, intptr_t, std::map<std::string, uint64_t>, size_t, nb::object>(),
-             nb::keep_alive<1, 2>(), nb::arg("library"), nb::arg("function"), nb::arg("comm"), nb::arg("op"), nb::arg("in_place"),
-             nb::arg("datatypes"), nb::arg("blocks"), nb::arg("by_python"))
+        .def(nb::init<const MPILibrary&, uintptr_t, uint64_t, uint64_t, size_t, nb::object>(), nb::keep_alive<1, 2>(), nb::arg("library"),
+             nb::arg("function"), nb::arg("comm"), nb::arg("op"), nb::arg("blocks"), nb::arg("by_python"))
         .def("__call__", &MPIReduction::call, nb::arg("x"), nb::arg("out"), "Reduce the first argument into the second.");
 }

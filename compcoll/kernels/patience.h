@@ -18,14 +18,14 @@
 
 namespace compcoll {
 
-// So many looks, about a microsecond each; then some after each of which others may have the core; and then so many naps, after each
-// of which there is another.
+// So many looks, about a microsecond each; then some after each of which others may have the core; and then so many milliseconds of
+// naps, after each of which there is another.
 struct Patience {
     using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::microseconds shortest_nap{100}, longest_nap{1000};
     static constexpr size_t few = 2;  // looks where ranks share their cores
     static constexpr std::chrono::microseconds message{2500};
-    static constexpr std::chrono::milliseconds longest{30};  // all naps of `sleep`, with a core for this thread alone
+    static constexpr std::chrono::milliseconds longest_with_gil{30};
 
     size_t looks = 1, naps = 0;
 
@@ -43,9 +43,8 @@ struct Patience {
     // Sleeps in between, so that others have the core, by `sleep(most)`, which ends early when something comes. Without the GIL.
     template <class Test, class Sleep>
     bool sleep(Test test, Sleep sleep) const {
-        const auto end = Clock::now() + longest;
-        auto nap = shortest_nap;
-        for (size_t i = 0; i < naps && Clock::now() < end; ++i, nap = std::min(2 * nap, longest_nap)) {
+        const auto end = Clock::now() + napped();
+        for (auto nap = shortest_nap; Clock::now() < end; nap = std::min(2 * nap, longest_nap)) {
             sleep(nap);
             if (test()) return true;
         }
@@ -61,29 +60,30 @@ struct Patience {
         do {
             if (test()) return true;
         } while (looks > 1 && Clock::now() < spun);
-        return naps > 0 && (yield(test, message) || nap(test, begun, [](auto time) { std::this_thread::sleep_for(time); }));
+        return naps > 0 && (yield(test, message) || nap(test, begun, begun + napped(), [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
     // Of what only a function of Python's can tell. With the GIL, but for the naps.
     template <class Test>
     bool ask(Test test) const {
         if (looks > 0 && test()) return true;
-        const auto begun = Clock::now(), end = begun + longest;
+        const auto begun = Clock::now(), end = begun + longest_with_gil;
         for (size_t i = 1; i < looks && Clock::now() < end; ++i)
             if (test()) return true;
         if (naps == 0) return false;
         if (yield(test)) return true;  // with the GIL: to let it go takes a switch interval beside a thread that computes
-        return nap(test, begun, [](auto time) {
+        return nap(test, begun, end, [](auto time) {
             const nanobind::gil_scoped_release released;
             std::this_thread::sleep_for(time);
         });
     }
 
 private:
+    std::chrono::milliseconds napped() const { return std::chrono::milliseconds(naps); }
+
     template <class Test, class Sleep>
-    bool nap(Test test, Clock::time_point begun, Sleep sleep) const {
-        const auto end = begun + longest;
-        for (size_t i = 0; i < naps && Clock::now() < end; ++i) {
+    static bool nap(Test test, Clock::time_point begun, Clock::time_point end, Sleep sleep) {
+        while (Clock::now() < end) {
             sleep(std::clamp<Clock::duration>((Clock::now() - begun) / 50, shortest_nap / 2, longest_nap));
             if (test()) return true;
         }

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "buffer.h"
+#include "mpi_library.h"
 #include "patience.h"
 #include "python_calls.h"
 
@@ -26,7 +27,8 @@ public:
 
     // The two slots are so many bytes of the memory, from there on. `progress` is called now and then while nothing comes.
     SharedMessage(nanobind::handle memory, size_t at, size_t nbytes, bool sending, nanobind::object progress)
-        : memory_(memory, PyBUF_WRITABLE), at_(at), slot_(nbytes / 2), ahead_(sending), progress_(progress) {
+        : memory_(memory, PyBUF_WRITABLE), at_(at), slot_(nbytes / 2), ahead_(sending), progress_(progress),
+          probe_(nanobind::isinstance<MPIProbe>(progress) ? &nanobind::cast<MPIProbe&>(progress) : nullptr) {
         if (slot_ % line != 0 || slot_ <= head_nbytes || at % line != 0 || at + nbytes > memory_.nbytes() ||
             reinterpret_cast<uintptr_t>(memory_.at()) % line != 0)
             throw nanobind::value_error("two slots of whole cache lines are needed");
@@ -48,11 +50,11 @@ public:
     bool test() {
         if (soon()) return true;
         if (++vain_ % between_progress != 0) return false;
-        call(progress_);
+        let_progress();
         return there();
     }
 
-    // The same, with patience. With naps, Python is needed only after a while, and so is the GIL.
+    // The same, with patience. With naps, without the GIL.
     bool wait(const Patience& patience) {
         for (size_t i = 0; i < patience.looks; ++i)
             if (patience.naps == 0 ? test() : soon()) return true;
@@ -66,7 +68,7 @@ private:
     static constexpr size_t line = 64;
     static constexpr size_t looks = 4;  // they are shorter than at a message of MPI
     static constexpr size_t between_progress = 16;
-    static constexpr size_t naps_between_progress = 16;  // more than ten milliseconds: MPI's look itself lets the GIL go
+    static constexpr size_t naps_between_progress = 16;  // more than ten milliseconds
 
     bool soon() const {
         for (size_t i = 0; i < looks; ++i, relax())
@@ -78,12 +80,18 @@ private:
     Head& head() const { return *reinterpret_cast<Head*>(slot()); }
     bool there() const { return ahead_ || head().number.load() == number_; }
 
+    void let_progress() const {
+        if (probe_) {
+            probe_->look();
+            return;
+        }
+        const Acquired acquired;
+        call(progress_);
+    }
+
     // Until it comes, at most so long.
     void sleep(std::chrono::microseconds most) {
-        if (++naps_ % naps_between_progress == 0) {
-            const Acquired acquired;
-            call(progress_);
-        }
+        if (++naps_ % naps_between_progress == 0) let_progress();
         sleep_unless([&] { return there(); }, head().number, head().asleep, uint32_t{1}, most);
     }
 
@@ -91,6 +99,7 @@ private:
     size_t at_, slot_;
     bool ahead_;
     nanobind::object progress_;
+    const MPIProbe* probe_;  // the same, if it is one of MPI's
     uint32_t number_ = 0;
     size_t vain_ = 0, naps_ = 0;
 };

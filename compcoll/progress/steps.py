@@ -24,8 +24,8 @@ THREADS = "compcoll-"
 """The beginning of the names of compcoll's own threads."""
 
 Patience = tuple[int, int]
-"""The time that a message is waited for before a rank does something else: so many looks, and so many naps of up to
-a millisecond, in which others have the core.
+"""The time that a message is waited for before a rank does something else: so many looks, and then so many
+milliseconds of naps, in which others have the core.
 """
 
 

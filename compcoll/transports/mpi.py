@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from .. import config, lifetime
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery, WireCorrupted
-from ..kernels._host import MPILibrary, MPIMessage, MPIReduction
+from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
 from ..progress import Pending, end_all, keep_forever
 from . import forgotten
 from .base import Native, Persistent, Result, Wire
@@ -37,8 +37,7 @@ _OPERATIONS = {
     "lxor": MPI.LXOR,
     "bxor": MPI.BXOR,
 }
-
-
+_REDUCED = (*"?bBhHiIlLqQfd", "Zf", "Zd")  # formats of buffers whose datatypes MPI reduces
 _ANNOUNCEMENT_TAG = 3  # of the four below those of collectives
 _ANNOUNCEMENT_NBYTES = 512
 _SECONDS_TO_LEARN = 0.5
@@ -111,17 +110,14 @@ def _library() -> MPILibrary:
         _function("MPI_Start"),
         _function("MPI_Test"),
         _function("MPI_Get_count"),
+        _function("MPI_Iprobe"),
         _handle(MPI.BYTE),
+        int(MPI.IN_PLACE),
+        {code: _handle(MPI.Datatype.fromcode(code)) for code in _REDUCED},
         MPI._sizeof(MPI.Datatype),
         MPI._sizeof(MPI.Status),
         MPI.Exception,
     )
-
-
-@lru_cache(maxsize=1)
-def _datatypes() -> Mapping[str, int]:
-    """Those that MPI reduces, by the format of a buffer."""
-    return {code: _handle(MPI.Datatype.fromcode(code)) for code in (*"?bBhHiIlLqQfd", "Zf", "Zd")}
 
 
 def _message(wire: Wire) -> list[Any]:
@@ -224,7 +220,7 @@ class MPITransport:
             here.Free()
             everybody.Free()
             node.Free()
-            progress = partial(self.comm.Iprobe, MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
+            progress = MPIProbe(_library(), _handle(self.comm), MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
             found = find_nodes(first, place, ranks, self.size, partial(gather, self), progress)
         self.nodes: Sequence[int]
         self.nodes, self.cores, self.shared, self.mail = found
@@ -268,8 +264,6 @@ class MPITransport:
             _function(f"MPI_{block.__name__}"),
             _handle(comm),
             _handle(operation),
-            int(in_place),
-            _datatypes(),
             1 if collective == "allreduce" else self.size,
             lambda x, out: block(in_place if out is x else x, out, operation),
         )

@@ -92,9 +92,9 @@ OWN = ("auto", "auto_uncompressed")
 _USUAL = _bench(f"{CODECS['zfp']} {{load}}", "native,auto,auto_uncompressed")
 
 
-def _beside(name: str, what: str, load: str, goals: tuple[Goal, ...], *, quick: bool = True) -> Case:
-    # Of one launch the mean depends on which calls met the few that wait for a core.
-    return Case(name, what, _USUAL.replace("{load}", load), goals, quick=quick, launches=2 if load else 1)
+def _beside(name: str, what: str, load: str, goals: tuple[Goal, ...], *, quick: bool = True, launches: int = 2) -> Case:
+    # Of one launch the mean depends on which calls met the few that wait for a core, or for the GIL.
+    return Case(name, what, _USUAL.replace("{load}", load), goals, quick=quick, launches=launches)
 
 
 def _never(most: float) -> tuple[Goal, ...]:
@@ -110,7 +110,7 @@ _DDP = (
 _QUOTA = _bench(CODECS["zfp"], "native,auto,auto_uncompressed", "1M,16M")
 
 CASES: tuple[Case, ...] = (
-    _beside("quiet", "nothing else", "", _never(1.05)),
+    _beside("quiet", "nothing else", "", _never(1.05), launches=1),
     *(
         _beside(
             f"burners-{count}-nice-{nice}",
@@ -123,7 +123,11 @@ CASES: tuple[Case, ...] = (
         for count in (1, 2, 4)
     ),
     _beside("python-1", "1 computing Python thread in each rank", "--python-threads 1", _never(1.1)),
-    _beside("python-4", "4 computing Python threads in each rank", "--python-threads 4", _never(1.1), quick=False),
+    _beside(
+        *("python-4", "4 computing Python threads in each rank", "--python-threads 4", _never(1.1)),
+        quick=False,
+        launches=4,
+    ),
     _beside("native-2", "2 busy threads without the GIL in each rank", "--native-threads 2", _never(1.1)),
     Case(
         "ranks-4",

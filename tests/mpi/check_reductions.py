@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from compcoll import Communicator
+from compcoll.progress import engine
 from compcoll.transports.mpi import MPITransport
 
 FORMATS = [*"bBhHiIlLqQfd"]
@@ -119,4 +120,26 @@ def check_a_thread_that_computes_in_python(comm: MPI.Intracomm) -> None:
     finally:
         stopped.set()
         thread.join()
+    communicator.free()
+
+
+def check_other_calls_advance_without_python(comm: MPI.Intracomm) -> None:
+    """One of MPI's nonblocking collectives, whose rounds need all ranks, while one of ours waits in C++ for a rank that
+    comes to it when that has ended.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_MILLISECONDS_OF_NAPS", 20_000)
+        communicator = Communicator(comm)
+    x, long, total = np.full(16, comm.rank, np.float32), np.full(1 << 18, comm.rank, np.float64), np.empty(1 << 18)
+    expected = sum(range(comm.size))
+    communicator.allreduce(x)
+    vars(communicator)["_settle_opening"] = None  # by which Python would wait
+    for last in range(comm.size):
+        communicator.allreduce(x)
+        request = comm.Iallreduce(long, total)
+        if comm.rank == last:
+            request.Wait()
+        assert (communicator.allreduce(x) == expected).all()
+        request.Wait()
+        assert (total == expected).all()
     communicator.free()
