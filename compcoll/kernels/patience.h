@@ -22,7 +22,7 @@ namespace compcoll {
 // naps, after each of which there is another.
 struct Patience {
     using Clock = std::chrono::steady_clock;
-    static constexpr std::chrono::microseconds shortest_nap{100}, longest_nap{1000};
+    static constexpr std::chrono::microseconds shortest_nap{100}, longest_nap{1000}, longest_sleep{4000};
     static constexpr size_t few = 2;  // looks where ranks share their cores
     static constexpr std::chrono::microseconds message{2500};
     static constexpr std::chrono::milliseconds longest_with_gil{30};
@@ -44,7 +44,7 @@ struct Patience {
     template <class Test, class Sleep>
     bool sleep(Test test, Sleep sleep) const {
         const auto end = Clock::now() + napped();
-        for (auto nap = shortest_nap; Clock::now() < end; nap = std::min(2 * nap, longest_nap)) {
+        for (auto nap = shortest_nap; Clock::now() < end; nap = std::min(2 * nap, longest_sleep)) {
             sleep(nap);
             if (test()) return true;
         }

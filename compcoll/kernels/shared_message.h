@@ -68,7 +68,7 @@ private:
     static constexpr size_t line = 64;
     static constexpr size_t looks = 4;  // they are shorter than at a message of MPI
     static constexpr size_t between_progress = 16;
-    static constexpr size_t naps_between_progress = 16;  // more than ten milliseconds
+    static constexpr size_t naps_between_progress = 8;  // more than ten milliseconds, where that needs the GIL
 
     bool soon() const {
         for (size_t i = 0; i < looks; ++i, relax())
@@ -91,7 +91,7 @@ private:
 
     // Until it comes, at most so long.
     void sleep(std::chrono::microseconds most) {
-        if (++naps_ % naps_between_progress == 0) let_progress();
+        if (probe_ || ++naps_ % naps_between_progress == 0) let_progress();
         sleep_unless([&] { return there(); }, head().number, head().asleep, uint32_t{1}, most);
     }
 
