@@ -35,7 +35,7 @@ public:
         return mpi_ ? mpi_->wait(patience) : patience.ask([&] { return is_true(test_); });
     }
 
-    // Python is needed for none of this.
+    // Python is needed for none of this, unless a function of Python's lets other messages advance: then after a while.
     bool without_python() const { return shared_ || mpi_; }
 
     // What it is, if it is one of these.

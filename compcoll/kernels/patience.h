@@ -60,7 +60,8 @@ struct Patience {
         do {
             if (test()) return true;
         } while (looks > 1 && Clock::now() < spun);
-        return naps > 0 && (yield(test, message) || nap(test, begun, begun + napped(), [](auto time) { std::this_thread::sleep_for(time); }));
+        return naps > 0 && (yield(test, message) ||
+                            nap(test, begun, begun + napped(), [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
     // Of what only a function of Python's can tell. With the GIL, but for the naps.

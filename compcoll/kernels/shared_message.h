@@ -54,7 +54,7 @@ public:
         return there();
     }
 
-    // The same, with patience. With naps, without the GIL.
+    // The same, with patience. With naps, without the GIL, but for a `progress` of Python's.
     bool wait(const Patience& patience) {
         for (size_t i = 0; i < patience.looks; ++i)
             if (patience.naps == 0 ? test() : soon()) return true;

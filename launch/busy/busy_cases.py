@@ -124,7 +124,10 @@ CASES: tuple[Case, ...] = (
     ),
     _beside("python-1", "1 computing Python thread in each rank", "--python-threads 1", _never(1.1)),
     _beside(
-        *("python-4", "4 computing Python threads in each rank", "--python-threads 4", _never(1.1)),
+        "python-4",
+        "4 computing Python threads in each rank",
+        "--python-threads 4",
+        _never(1.1),
         quick=False,
         launches=4,
     ),
