@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from .errors import InvalidArgument
@@ -54,10 +55,10 @@ def _number(variable: str, default: float, lowest: float, highest: float = _LARG
 def timeout(given: float | None = None) -> float:
     """Seconds that a wait may last: those given, else COMPCOLL_TIMEOUT, else 1800."""
     if given is None:
-        return _number(TIMEOUT, DEFAULT_TIMEOUT, 0.0)
-    if not isinstance(given, int | float) or not given >= 0:
+        given = _number(TIMEOUT, DEFAULT_TIMEOUT, 0.0)
+    elif not isinstance(given, int | float) or not given >= 0:
         raise InvalidArgument(f"timeout={given!r}: a number of seconds, 0 or more, is needed")
-    return float(min(given, _LARGEST))
+    return float(min(given, threading.TIMEOUT_MAX))
 
 
 def timeout_is_set() -> bool:

@@ -62,6 +62,8 @@ void compcoll::bind_body(nb::module_& m) {
     m.def("poll", [](const nb::object& test, size_t looks, size_t naps) {
         return Patience{looks, naps}.ask([&] { return is_true(test); });
     }, nb::arg("test"), nb::arg("looks"), nb::arg("naps"), "Call it until it tells True, with so much patience; whether it did.");
+    m.def("naps_within", &Patience::naps_within, nb::arg("timeout"),
+          "The most milliseconds of naps in a wait that may last so many seconds.");
     nb::class_<Body>(m, "Body")
         .def("begin", [](Body& self, nb::handle x, nb::handle out, nb::handle residual, uint64_t number, size_t looks,
                          size_t naps) { self.begin(x, out, residual, number, {looks, naps}); },

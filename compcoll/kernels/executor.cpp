@@ -6,6 +6,7 @@
 
 #include <nanobind/stl/pair.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <deque>
@@ -82,7 +83,8 @@ public:
             if (level == wanted_by_others) contended_until_ = started + lasting;
             Way way = Way::usual;
             const bool contended = known.ways && started < contended_until_;
-            const Patience patience = busy ? beside_ : contended ? contended_ : alone_;
+            Patience patience = busy ? beside_ : contended ? contended_ : alone_;
+            patience.naps = std::min(patience.naps, known.most_naps);
             if (!busy && contended) way = decides_ ? known.ways->next() : known.ways->last();
             if (decides_ && way == Way::other) level = other_way;
             const auto take = [&](Way chosen) {
@@ -166,6 +168,7 @@ private:
         nb::object recipe, along_object, other;
         Along* along;
         std::array<nb::bytes, must_not_block + 1> extremes;  // by level
+        size_t most_naps;  // by the calls' own time-out
         std::shared_ptr<TwoWays> ways;  // null if there is no other
     };
 
@@ -180,7 +183,9 @@ private:
             if (each.recipe.is(recipe)) return each;
         if (known_.size() == most_known) known_.pop_front();
         const nb::object plan = recipe.attr("plan"), along = recipe.attr("along"), extremes = plan.attr("signature").attr("extremes");
-        Recipe known{nb::borrow(recipe), along, recipe.attr("other"), along.is_none() ? nullptr : &nb::cast<Along&>(along), {}, {}};
+        const nb::object timeout = recipe.attr("timeout");
+        Recipe known{nb::borrow(recipe), along, recipe.attr("other"), along.is_none() ? nullptr : &nb::cast<Along&>(along), {},
+                     timeout.is_none() ? Patience::most_naps : Patience::naps_within(nb::cast<double>(timeout)), {}};
         for (size_t level = 0; level < known.extremes.size(); ++level) known.extremes[level] = nb::bytes(extremes[level]);
         if (!known.other.is_none()) known.ways = std::make_shared<TwoWays>();
         known_.push_back(known);

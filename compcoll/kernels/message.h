@@ -30,7 +30,7 @@ public:
 
     bool test() const { return shared_ ? shared_->test() : mpi_ ? mpi_->test() : is_true(test_); }
 
-    bool wait(const Patience& patience) const {
+    bool wait(Patience& patience) const {
         if (shared_) return shared_->wait(patience);
         return mpi_ ? mpi_->wait(patience) : patience.ask([&] { return is_true(test_); });
     }

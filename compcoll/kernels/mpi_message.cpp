@@ -30,7 +30,7 @@ bool MPIMessage::test() {
     throw nb::python_error();
 }
 
-bool MPIMessage::wait(const Patience& patience) {
+bool MPIMessage::wait(Patience& patience) {
     if (test()) return true;
     if (patience.looks <= 1 && patience.naps == 0) return false;
     const Released released;

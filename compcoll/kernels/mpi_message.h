@@ -27,7 +27,7 @@ public:
     bool test();
 
     // The same, with patience. Without the GIL, but for the first look.
-    bool wait(const Patience& patience);
+    bool wait(Patience& patience);
 
     // How many bytes came.
     size_t nbytes() const { return nbytes_; }

@@ -1,6 +1,6 @@
 // How long something is waited for before the caller does something else, and how: nothing keeps a core busy for longer than some tens
-// of microseconds that another may need. Looks and naps take as long as other work has the core: so the clock ends them, too, and the
-// caller looks at its time-out.
+// of microseconds that another may need. Looks and naps take as long as other work has the core: so the clock ends them, too. Naps in
+// vain are the last: the caller goes on looking, and at its time-out.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,7 +27,12 @@ struct Patience {
     static constexpr std::chrono::microseconds message{2500};
     static constexpr std::chrono::milliseconds longest_with_gil{30};
 
+    static constexpr size_t most_naps = 250;  // what comes after them may need the GIL, which another thread may have for long
+
     size_t looks = 1, naps = 0;
+
+    // By the seconds that a wait may last.
+    static size_t naps_within(double timeout) { return static_cast<size_t>(std::min<double>(most_naps, 1000 * timeout / 4)); }
 
     // Of memory that another process will write: again and again, while it may come soon. Without the GIL.
     template <class Test>
@@ -42,12 +47,13 @@ struct Patience {
 
     // Sleeps in between, so that others have the core, by `sleep(most)`, which ends early when something comes. Without the GIL.
     template <class Test, class Sleep>
-    bool sleep(Test test, Sleep sleep) const {
+    bool sleep(Test test, Sleep sleep) {
         const auto end = Clock::now() + napped();
         for (auto nap = shortest_nap; Clock::now() < end; nap = std::min(2 * nap, longest_sleep)) {
             sleep(nap);
             if (test()) return true;
         }
+        naps = 0;
         return false;
     }
 
@@ -55,7 +61,7 @@ struct Patience {
     // some 50 us more until the system wakes who slept, so that there are none while a message of 256 KiB is on its way at 1 Gb/s.
     // Without the GIL.
     template <class Test>
-    bool watch(Test test) const {
+    bool watch(Test test) {
         const auto begun = Clock::now(), spun = begun + std::chrono::microseconds(looks);
         do {
             if (test()) return true;
@@ -66,14 +72,14 @@ struct Patience {
 
     // Of what only a function of Python's can tell. With the GIL, but for the naps.
     template <class Test>
-    bool ask(Test test) const {
+    bool ask(Test test) {
         if (looks > 0 && test()) return true;
         const auto begun = Clock::now(), end = begun + longest_with_gil;
         for (size_t i = 1; i < looks && Clock::now() < end; ++i)
             if (test()) return true;
         if (naps == 0) return false;
         if (yield(test)) return true;  // with the GIL: to let it go takes a switch interval beside a thread that computes
-        return nap(test, begun, end, [](auto time) {
+        return nap(test, begun, begun + std::min(longest_with_gil, napped()), [](auto time) {
             const nanobind::gil_scoped_release released;
             std::this_thread::sleep_for(time);
         });
@@ -83,11 +89,12 @@ private:
     std::chrono::milliseconds napped() const { return std::chrono::milliseconds(naps); }
 
     template <class Test, class Sleep>
-    static bool nap(Test test, Clock::time_point begun, Clock::time_point end, Sleep sleep) {
+    bool nap(Test test, Clock::time_point begun, Clock::time_point end, Sleep sleep) {
         while (Clock::now() < end) {
             sleep(std::clamp<Clock::duration>((Clock::now() - begun) / 50, shortest_nap / 2, longest_nap));
             if (test()) return true;
         }
+        naps = 0;
         return false;
     }
 

@@ -55,7 +55,7 @@ public:
     }
 
     // The same, with patience. With naps, without the GIL, but for a `progress` of Python's.
-    bool wait(const Patience& patience) {
+    bool wait(Patience& patience) {
         for (size_t i = 0; i < patience.looks; ++i)
             if (patience.naps == 0 ? test() : soon()) return true;
         if (patience.naps == 0) return false;

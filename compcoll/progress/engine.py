@@ -14,14 +14,12 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ..kernels._host import naps_within
 from ..lifetime import is_forked
 from .steps import THREADS, Patience, Peers, Pending, Turn
 
 if TYPE_CHECKING:
     from .request import Request
-
-_MILLISECONDS_OF_NAPS = 250
-"""For which a wait naps in C++, at most: what Python does after it waits for the GIL where another thread computes."""
 
 # MPI knows one progress for all communicators, and so do we: a rank that waits in one must advance the others.
 under_way: set[Engine] = set()
@@ -112,7 +110,7 @@ class Engine:
         self._looks = 2 if naps or (crowded and not lent) else 50
         # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
         self._naps = naps or (crowded and threaded)
-        self.alone, self.beside = (self._looks, min(_MILLISECONDS_OF_NAPS, round(1000 * timeout))), (self._looks, 0)
+        self.alone, self.beside = (self._looks, naps_within(timeout)), (self._looks, 0)
         self._private = private
         self.active: deque[Request] = deque()
         self.lock = threading.RLock()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 import ml_dtypes
@@ -224,3 +225,19 @@ def test_the_kernel_refuses_what_does_not_fit() -> None:
     transfer.begin(x, np.ones(4, np.float32), None, 0, 1, 0)
     with pytest.raises(ValueError, match="has not ended"):
         transfer.begin(x, x, None, 0, 1, 0)
+
+
+def test_naps_in_vain_are_the_last() -> None:
+    """Who waits then looks at its time-out in between."""
+    from compcoll.kernels import _host
+
+    coder, x, milliseconds = Cast("float32").coder(HostDevice(), "float32").bound, np.ones(4, np.float32), 40
+    transfer = _host.SharedSum(ROOM.memory(), 0, 2, coder, 1.0)
+    transfer.begin(x, np.empty(4, np.float32), None, 0, 1, milliseconds)
+    began = time.monotonic()
+    transfer.Test()
+    assert time.monotonic() - began >= 1e-3 * milliseconds
+    began = time.monotonic()
+    for _ in range(50):
+        assert not transfer.Test()
+    assert time.monotonic() - began < 1e-3 * milliseconds * 25

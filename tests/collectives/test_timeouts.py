@@ -16,6 +16,7 @@ from fakes.loopback import World, normals
 from compcoll import Communicator, Request
 from compcoll.collectives import choose
 from compcoll.errors import CommunicatorBroken, CompcollError, PeerTimeout
+from compcoll.kernels._host import naps_within
 from compcoll.transports import loopback
 
 RANKS, TIMEOUT = 4, 0.2
@@ -29,6 +30,13 @@ def start(comm: Communicator, collective: str, algorithm: str, x: np.ndarray) ->
     method = getattr(comm, f"i{collective}")
     request: Request = method(x, algorithm=algorithm, timeout=TIMEOUT, **codec)
     return request
+
+
+@pytest.mark.parametrize(
+    ("seconds", "milliseconds"), [(0.0, 0), (0.1, 25), (1.0, 250), (1800.0, 250), (float("inf"), 250)]
+)
+def test_naps_are_a_part_of_the_time_out(seconds: float, milliseconds: int) -> None:
+    assert naps_within(seconds) == milliseconds
 
 
 def outcome(request: Request) -> tuple[CompcollError | None, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from typing import Any
@@ -133,6 +134,13 @@ def check_a_rank_that_is_late(comm: MPI.Intracomm) -> None:
         assert isinstance(raised(lambda: communicator.allreduce(x)), CommunicatorBroken)
     comm.Barrier()
     assert_usable(comm)
+
+
+def check_no_time_out(comm: MPI.Intracomm) -> None:
+    communicator = Communicator(comm, timeout=math.inf)
+    for options in ({}, {"timeout": math.inf}, {"algorithm": "ring", "codec": "minmax", "timeout": 1e12}):
+        assert (communicator.allreduce(np.ones(1000, np.float32), **options) == comm.size).all()
+        assert (communicator.iallreduce(np.ones(1000, np.float32), **options).wait() == comm.size).all()
 
 
 def check_time_outs_of_some_ranks(comm: MPI.Intracomm) -> None:
