@@ -114,7 +114,7 @@ class Communicator(Runs):
 
     @property
     def begun(self) -> int:
-        """How many collectives began. Codecs that round at random draw by that number, so that who goes on from a saved
+        """The number of collectives that began. Codecs that round at random draw by that number, so that who goes on from a saved
         state, with a communicator of its own, sets what it was then: on all ranks alike, while none is under way.
         """
         return self._executor.begun

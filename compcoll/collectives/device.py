@@ -89,7 +89,7 @@ class DeviceCollectives(Collectives):
 
     @property
     def carrier_known(self) -> bool:
-        """Whether the ranks have found out what carries messages from GPU to GPU."""
+        """Tell whether the ranks have found out what carries messages from GPU to GPU."""
         return self._together.known
 
     def check(

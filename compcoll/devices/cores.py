@@ -59,7 +59,7 @@ class Cores:
 
     @property
     def parts(self) -> tuple[str, list[int], tuple[Quota, ...]]:
-        """What `of` makes them from, in numbers and texts."""
+        """The numbers and texts from which `of` makes them."""
         return self.kernel, sorted(self.allowed), self.quotas
 
     @property

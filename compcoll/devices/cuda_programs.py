@@ -50,7 +50,7 @@ class Program(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """What a program may be compiled for, rather than told at each launch: `Parameters` of kernels/device.h.
+    """The parameters that a program may be compiled for, rather than told at each launch: `Parameters` of kernels/device.h.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Configuration(NamedTuple):
 
 
 def configuration(codec: str, first: int, second: int, variant: int, dtype: str) -> Configuration | None:
-    """What to compile a codec's program for: nothing where a warp cannot hold its blocks, a round of 128 values at a
+    """Tell what to compile a codec's program for: nothing where a warp cannot hold its blocks, a round of 128 values at a
     time, and eight rounds of codes of one bit, two of those with random numbers.
     """
     # Sums of many wires hand on float32, whatever the elements are.

@@ -48,7 +48,7 @@ class _Done:
 
 
 def _made(program: Program, arch: str) -> list[Path]:
-    """What some rank of the node compiles; nothing where it cannot: CuPy's compiler may be newer."""
+    """Get what some rank of the node compiles; nothing where it cannot: CuPy's compiler may be newer."""
     try:
         path = cubins.make(program, arch)
     except UnsupportedDevice:

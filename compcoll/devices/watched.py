@@ -1,4 +1,4 @@
-"""What is common to all that carry bytes from GPU to GPU: a watch that ends what does not end, and a way to leave."""
+"""Common parts of all that carry bytes from GPU to GPU: a watch that ends what does not end, and a way to leave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Event = Any
 
 
 class Watchable(Protocol):
-    """What is asked of a GPU.
+    """A GPU, as far as it is watched.
 
     Attributes
     ----------

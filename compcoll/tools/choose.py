@@ -43,7 +43,7 @@ class Choice(NamedTuple):
     ways: tuple[Option, ...]
 
     def gain(self, option: Option) -> float:
-        """How many times as fast as MPI's own that is."""
+        """Tell how many times as fast as MPI's own that is."""
         return self.native.seconds / option.seconds
 
 

@@ -307,7 +307,7 @@ class _Timed(NamedTuple):
 
     @property
     def way(self) -> Way:
-        """How values travel: all codecs that are timed send 8 bits a value."""
+        """The way in which values travel: all codecs that are timed send 8 bits a value."""
         return Way(kind_of(self.codec), 32.0 if self.codec is None else 8.0)
 
     def fits(self, nbytes: int, world: World) -> bool:
@@ -333,8 +333,8 @@ def _series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed
 
 
 def _few_series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed]:
-    """What is measured in passing: what compresses, shared memory, and the library's own, in place and without our
-    opening, as a group's own is called where nothing is compressed.
+    """List what is measured in passing: what compresses, shared memory, and the library's own, in place and without
+    our opening, as a group's own is called where nothing is compressed.
 
     A few repetitions tell little where times scatter, as on links that are faster than the cores beside them. Ours then
     count as slow as they were now and then, the library's own as fast: what cannot be told apart is left to the latter.

@@ -116,8 +116,8 @@ class Native(Protocol):
     """Collectives of the library that carries a transport's messages: MPI's own, or those of a process group."""
 
     def reductions(self, collective: str, op: str) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
-        """Its own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and the nonblocking
-        one, as functions of input and result.
+        """Give the library's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and
+        the nonblocking one, as functions of input and result.
         """
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:

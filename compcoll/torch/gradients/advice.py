@@ -1,4 +1,4 @@
-"""What the studies say of methods under an optimizer: docs/measurements/study-text.md."""
+"""Advice from the studies on methods under an optimizer: docs/measurements/study-text.md."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class ShardCompression:
             communicator.begun = begun
 
     def _communicators(self) -> list[Communicator]:
-        """Those among the shards, and between the replicas if there are any."""
+        """List those among the shards, and between the replicas if there are any."""
         return [self.communicator] if self.between is None else [self.communicator, self.between]
 
     def _place(self) -> tuple[int, int]:
@@ -188,5 +188,5 @@ def _has_replicas(group: Any) -> bool:
 
 
 def _joined(collectives: Sequence[Lossy]) -> Residuals:
-    """What several modules' collectives have lost."""
+    """Collect what several modules' collectives have lost."""
     return {name: lost for each in collectives for name, lost in each.residuals().items()}

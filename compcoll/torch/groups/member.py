@@ -26,7 +26,7 @@ from .membership import Group, check_group, communicator_of
 
 
 class Decision(NamedTuple):
-    """How a sum runs.
+    """The way in which a sum runs.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Member:
 
     @property
     def carrier_known(self) -> bool:
-        """Whether the ranks have found out what carries messages between their GPUs, by which ``auto`` decides."""
+        """Tell whether the ranks have found out what carries messages between their GPUs, by which ``auto`` decides."""
         there = self.communicator._gpu
         return there is not None and there.carrier_known
 

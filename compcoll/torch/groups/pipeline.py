@@ -128,5 +128,5 @@ def _checked(
 
 
 def _head(tensor: Tensor, codec: Codec, nbytes: int) -> Tensor:
-    """What goes before a wire: a fingerprint of what it holds, and its length."""
+    """Make what goes before a wire: a fingerprint of what it holds, and its length."""
     return torch.tensor([zlib.crc32(f"{tensor.numel()} {tensor.dtype} {codec!r}".encode()), nbytes])

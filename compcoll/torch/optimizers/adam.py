@@ -1,4 +1,4 @@
-"""What AdamW's compressed kin have in common: the step on one vector of all parameters, and the state."""
+"""The common parts of AdamW's compressed kin: the step on one vector of all parameters, and the state."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class CompressedAdam(torch.optim.Optimizer):
 
     @property
     def begun(self) -> int:
-        """How many collectives began: what a state holds of codecs that round at random."""
+        """The number of collectives that began: what a state holds of codecs that round at random."""
         return self._communicator.begun
 
     @begun.setter

@@ -387,7 +387,7 @@ class DiLoCo:
         self._rounds = max(int(rounds[root]), 0)
 
     def _common(self) -> dict[str, Any]:
-        """What all ranks have in common."""
+        """Collect what all ranks have in common."""
         return {
             "steps": self.steps,
             "outer": [fragment.outer for fragment in self._fragments],

@@ -158,7 +158,7 @@ class Fragment:
         return self.flat.by_name(self.flat.pack(self.parameters.values(), self.flat.zeros()))
 
     def lost(self) -> Residuals:
-        """What compression has lost, by name; nothing if that is not kept."""
+        """Give what compression has lost, by name; nothing if that is not kept."""
         return {} if self.exchange.losses is None else self.flat.by_name(torch.from_numpy(self.exchange.losses))
 
     def waiting(self) -> tuple[int, Tensor] | None:

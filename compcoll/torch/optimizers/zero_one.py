@@ -126,7 +126,7 @@ class ZeroOneAdam(CompressedAdam):
 
     @property
     def synchronized(self) -> bool:
-        """Whether all ranks have the same parameters now."""
+        """Tell whether all ranks have the same parameters now."""
         return not self.local
 
     def state_dict(self) -> dict[str, Any]:
