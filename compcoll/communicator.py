@@ -114,8 +114,9 @@ class Communicator(Runs):
 
     @property
     def begun(self) -> int:
-        """The number of collectives that began. Codecs that round at random draw by that number, so that who goes on from a saved
-        state, with a communicator of its own, sets what it was then: on all ranks alike, while none is under way.
+        """The number of collectives that began. Codecs that round at random draw by that number, so that who goes on
+        from a saved state, with a communicator of its own, sets what it was then: on all ranks alike, while none is
+        under way.
         """
         return self._executor.begun
 

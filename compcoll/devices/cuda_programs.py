@@ -50,7 +50,7 @@ class Program(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """The parameters that a program may be compiled for, rather than told at each launch: `Parameters` of kernels/device.h.
+    """Parameters that a program may be compiled for, rather than told at each launch: those of kernels/device.h.
 
     Attributes
     ----------
@@ -68,8 +68,8 @@ class Configuration(NamedTuple):
 
 
 def configuration(codec: str, first: int, second: int, variant: int, dtype: str) -> Configuration | None:
-    """Tell what to compile a codec's program for: nothing where a warp cannot hold its blocks, a round of 128 values at a
-    time, and eight rounds of codes of one bit, two of those with random numbers.
+    """Tell what to compile a codec's program for: nothing where a warp cannot hold its blocks, a round of 128 values
+    at a time, and eight rounds of codes of one bit, two of those with random numbers.
     """
     # Sums of many wires hand on float32, whatever the elements are.
     storage = DTYPES[dtype].precision if dtype == "float32" else 0
