@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mutants_faults import ROOT, Fault, Faulty, Place, changed, fault, function_of, harmless, places, put_in
 
@@ -63,6 +63,7 @@ MOST_CASES = 8  # of a test with many
 MOST_TESTS = 200  # for one fault, until some sees it
 FEW_TESTS = 80  # of which there may be more if they are quick
 MOST_TEST_SECONDS = 15
+SECONDS_OF_ALL = 90  # for all cases of all tests that reach a fault which those did not see
 MOST_SECONDS_OF_A_TEST = 10  # and ten times what it takes without faults; what hangs has seen the fault
 MEMORY = 16 << 30  # for one fault's tests
 
@@ -173,8 +174,10 @@ def names(file: str, module: str) -> bool:
     return re.search(rf"\b{module}\b", (ROOT / file).read_text()) is not None
 
 
-def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float]) -> list[str]:
-    """Find the tests that call the function at a place; of a module's own lines, any function."""
+def reaching(place: Place, calls: dict[str, list[str]], seconds: dict[str, float]) -> list[str]:
+    """Find the tests that call the function at a place; of a module's own lines, any function. Those come first that
+    are likely to see a fault.
+    """
     firsts = function_of(place)
     if firsts:
         reached = calls.get(f"{place.path}:{firsts[0]}", [])
@@ -195,9 +198,13 @@ def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float
         # One of each test's cases first, then the others.
         turns.append([cases[i] for i in range(MOST_CASES) for cases in by_function.values() if i < len(cases)])
     # In turns the quick ones, those that call little else, and those of files that name the module.
-    in_turns = dict.fromkeys(test for three in zip(*turns, strict=True) for test in three)
+    return list(dict.fromkeys(test for three in zip(*turns, strict=True) for test in three))
+
+
+def first(tests: Sequence[str], seconds: dict[str, float]) -> list[str]:
+    """Take the first of these tests, and more of them if they are quick."""
     total, taken = 0.0, []
-    for test in tuple(in_turns)[:MOST_TESTS]:
+    for test in tests[:MOST_TESTS]:
         total += seconds[test]
         if len(taken) >= FEW_TESTS and total > MOST_TEST_SECONDS:
             break
@@ -206,6 +213,15 @@ def tests_of(place: Place, calls: dict[str, list[str]], seconds: dict[str, float
 
 
 NOT_THERE = 90
+
+
+class Limits(NamedTuple):
+    """Seconds for the tests of a fault: for all, all of a core's, for one; and after which no further one begins."""
+
+    seconds: float
+    cpu_seconds: float
+    of_a_test: float
+    enough: float
 
 
 class Collected:
@@ -228,7 +244,10 @@ class Collected:
 
     def pytest_runtestloop(self, session: Any) -> bool:
         """Try faults until nobody asks any more."""
-        items = {item.nodeid: item for item in session.items}
+        items: dict[str, list[Any]] = defaultdict(list)
+        for item in session.items:
+            for name in {item.nodeid, item.nodeid.partition("[")[0]}:
+                items[name].append(item)
         assert "mpi4py.MPI" not in sys.modules, "a child must not inherit MPI"
         with contextlib.suppress(EOFError):
             while True:
@@ -238,11 +257,12 @@ class Collected:
                     self._here.send(NOT_THERE)
                     continue
 
-                work = partial(self._status, path, faulty, [items[test] for test in tests], limits[2])
-                self._here.send(in_child(work, limits[0], cpu_seconds=limits[1]))
+                cases = [case for turn in itertools.zip_longest(*(items[test] for test in tests)) for case in turn]
+                work = partial(self._status, path, faulty, [case for case in cases if case is not None], limits)
+                self._here.send(in_child(work, limits.seconds, cpu_seconds=limits.cpu_seconds))
         return True
 
-    def _status(self, path: Path, faulty: dict[CodeType, CodeType], items: list[Any], limit: float) -> int:
+    def _status(self, path: Path, faulty: dict[CodeType, CodeType], items: list[Any], limits: Limits) -> int:
         if not put_in(path, faulty):
             return NOT_THERE
         failed: list[str] = []
@@ -253,17 +273,22 @@ class Collected:
                     failed.append(report.nodeid)
 
         nowhere = open(os.devnull, "w")  # noqa: SIM115
+        end = time.monotonic() + limits.enough
         for item, following in itertools.zip_longest(items, items[1:]):
             if item is items[0]:
                 item.config.pluginmanager.register(Watch())
-            faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
+            faulthandler.dump_traceback_later(limits.of_a_test, exit=True, file=nowhere)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if failed:
                 return 1
+            if time.monotonic() > end:
+                break
         return 0
 
-    def status(self, one: Fault, tests: Sequence[str], limits: tuple[float, float, float]) -> int | None:
-        """How tests end with a fault, as a process does; `NOT_THERE` if it cannot be put into what was imported."""
+    def status(self, one: Fault, tests: Sequence[str], limits: Limits) -> int | None:
+        """How tests, or all cases of tests without their cases, end with a fault, as a process does; `NOT_THERE` if it
+        cannot be put into what was imported.
+        """
         self._asked.send((one.place.path, one.code, list(tests), limits))
         status: int | None = self._asked.recv()
         return status
@@ -276,18 +301,28 @@ class Collected:
 
 def is_seen(one: Fault, tests: Sequence[str], seconds: dict[str, float], collected: Collected) -> bool:
     """Tell whether some test fails with a fault."""
-    expected = sum(seconds[test] for test in tests)
-    longest = MOST_SECONDS_OF_A_TEST + TIMES_LONGER * max(seconds[test] for test in tests)
-    limits = max(LEAST_SECONDS, TIMES_LONGER * expected), max(LEAST_CPU_SECONDS, 2 * expected), longest
+    few = first(tests, seconds)
+    expected, longest = sum(seconds[test] for test in few), max(seconds[test] for test in tests)
+    of_a_test = MOST_SECONDS_OF_A_TEST + TIMES_LONGER * longest
+    some = Limits(
+        max(LEAST_SECONDS, TIMES_LONGER * expected), max(LEAST_CPU_SECONDS, 2 * expected), of_a_test, math.inf
+    )
+    if _status(one, few, some, collected) != 0:
+        return True
+    whole = list(dict.fromkeys(test.partition("[")[0] for test in tests))
+    every = Limits(SECONDS_OF_ALL + of_a_test, math.inf, of_a_test, SECONDS_OF_ALL)
+    return _status(one, whole, every, collected) not in (0, None)
 
+
+def _status(one: Fault, tests: Sequence[str], limits: Limits, collected: Collected) -> int | None:
     def work() -> int:
         sys.meta_path.insert(0, Faulty(one.place.path, one.code))
         return run_tests(tests, (), "-x")
 
     status = collected.status(one, tests, limits)
     if status == NOT_THERE:
-        status = in_child(work, limits[0], cpu_seconds=limits[1])
-    return status != 0
+        status = in_child(work, limits.seconds, cpu_seconds=limits.cpu_seconds)
+    return status
 
 
 def warm_up() -> None:
@@ -334,7 +369,7 @@ def main() -> int:
             one = fault(place)
             if one is None:
                 continue
-            tests = tests_of(place, calls, seconds)
+            tests = reaching(place, calls, seconds)
             if one.key in known:
                 outcome = "harmless"
             elif not tests:

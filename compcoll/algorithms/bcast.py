@@ -16,7 +16,7 @@ def bcast(job: Job) -> Steps:
     """Give every rank the root's buffer."""
     group, p, root = job.group, job.group.size, job.root
     distance = (group.rank - root) % p
-    lowest = distance & -distance if distance else 1 << (p - 1).bit_length()
+    lowest = distance & -distance if distance else 1 << p.bit_length()
     children = [(distance + step + root) % p for step in _lower_powers(lowest) if distance + step < p]
     segments = [segment for chunk in job.chunks for segment in chunk]
     wires = job.wires(segments)

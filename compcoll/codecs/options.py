@@ -105,7 +105,6 @@ class OneOf:
         return f"{', '.join(names)} or {last}" if names else last
 
 
-@dataclass(frozen=True)
 class YesOrNo:
     """True or False."""
 

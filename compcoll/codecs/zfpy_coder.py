@@ -76,7 +76,7 @@ class ZfpyCoder:
         stream = (
             zfpy.compress_numpy(values, write_header=False, **self._mode) if np.isfinite(values).all() and n else b""
         )
-        if n == 0 or not 0 < len(stream) <= values.nbytes:
+        if not 0 < len(stream) <= values.nbytes:
             wire[0], stream = _RAW, values.tobytes()
         else:
             wire[0] = _ZFP

@@ -107,7 +107,7 @@ class SparseCoder:
 
     def on(self, device: Any) -> SparseCoder:
         """Give a coder like this one on another device."""
-        return SparseCoder(self.sparsifier, device, self._dtype, checksum=self._seal_nbytes > 0)
+        return SparseCoder(self.sparsifier, device, self._dtype, checksum=bool(self._seal_nbytes))
 
     def wire_nbytes(self, n: int) -> int:
         """The longest wire of n values: with all of them sent, in the longest format that may be taken."""

@@ -39,7 +39,7 @@ def kind_of(name: str, owner: nn.Module) -> str | None:
         return "embeddings"
     if isinstance(owner, _NORMS) or "norm" in type(owner).__name__.lower():
         return "norms"
-    return "biases" if name.rpartition(".")[2].endswith("bias") else None
+    return "biases" if name.endswith("bias") else None
 
 
 def has_sparse_gradient(owner: nn.Module) -> bool:

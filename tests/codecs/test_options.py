@@ -13,6 +13,7 @@ import pytest
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign, TernGrad, errors
 from compcoll.codecs import base, zfpy_coder
 from compcoll.codecs.checksum import CheckedCoder
+from compcoll.codecs.options import OneOf, Reals, YesOrNo
 from compcoll.codecs.zfpy_coder import ZfpyCoder
 from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostCoder, HostDevice
@@ -62,6 +63,22 @@ def test_limits(codec: type[Codec], name: str, default: Any, least: Any, largest
     for value in (below, above, "8", None if default is not None else [], math.nan):
         with pytest.raises(errors.InvalidArgument, match=f"{name}="):
             codec(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        (OneOf((8, 16, 32)), "8, 16 or 32"),
+        (OneOf(("l2", "max")), "l2 or max"),
+        (OneOf((None, "mean")), "mean"),
+        (YesOrNo(), ""),
+        (Reals(0, 1, closed=True), "from 0 to 1"),
+        (Reals(0, 1), "above 0 and at most 1"),
+        (Reals(0, math.inf), "above 0 and finite"),
+    ],
+)
+def test_limits_as_command_lines_have_them(limits: Any, text: str) -> None:
+    assert str(limits) == text
 
 
 @pytest.mark.parametrize("codec", sorted({row[0] for row in LIMITS if row[1] == "block"}, key=lambda c: c.__name__))

@@ -210,6 +210,19 @@ def test_what_is_sent_ahead(algorithm: str, ranks: int) -> None:
             assert sum(nbytes for _, nbytes in sent) <= 4000
 
 
+def test_what_is_forgotten_is_no_body_any_more() -> None:
+    world, inputs = World(2, seed=None, timeout=30, codec="zfp", rate=8, algorithm="ring"), normals(2, 4000)
+    blocking(world, inputs)
+    comm = world.comms[0]
+    recipe, _ = comm._collectives.check("allreduce", inputs[0], "sum", None, None, (..., None, {}))
+    exact, fed_back = (comm._recordings.prepare(recipe, feedback) for feedback in (False, True))
+    assert recipe.body is exact is not None and recipe.with_feedback is fed_back is not None
+    comm._recordings._forget(next(each for each in recipe.recordings.values() if each.program is fed_back))
+    assert recipe.body is exact and recipe.with_feedback is None
+    comm._recordings.forget([recipe])
+    assert recipe.body is None and not recipe.recordings and comm._recordings._messages == 0
+
+
 CALLS: dict[str, dict[str, Any]] = {
     "usual": {"codec": "zfp", "rate": 8, "algorithm": "ring"},
     "longer wires": {"codec": "zfp", "rate": 16, "algorithm": "ring"},

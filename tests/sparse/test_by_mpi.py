@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
+from fakes import threads
 from fakes.loopback import exact_sum
 from fakes.threads import on_ranks
 
@@ -34,6 +36,32 @@ def test_all_contributions_are_added_and_accounted_for(ranks: int) -> None:
         assert stats is not None and stats.algorithm == "sparse_native"
         assert (ranks - 1) * 8 * k <= stats.wire_nbytes <= (ranks - 1) * (8 * k + 64)
         assert stats.raw_sent_nbytes == (ranks - 1) * inputs[0].nbytes
+
+
+def test_the_next_begins_while_mpi_has_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here neither ends before both have begun."""
+    begun, start = [0, 0], threads._Native.iallgatherv
+
+    class Held:
+        def __init__(self, rank: int, pending: Any) -> None:
+            self._rank, self._pending = rank, pending
+
+        def Test(self) -> bool:
+            return begun[self._rank] == 2 and self._pending.Test()
+
+    def held(native: Any, *given: Any, **more: Any) -> Held:
+        begun[native._rank] += 1
+        return Held(native._rank, start(native, *given, **more))
+
+    monkeypatch.setattr(threads._Native, "iallgatherv", held)
+    x = np.arange(1000, dtype=np.float32)
+
+    def sums(comm: Communicator) -> list[np.ndarray]:
+        how: dict[str, Any] = {"codec": TopK(1.0), "algorithm": "sparse_native", "timeout": 20}
+        return [request.wait() for request in [comm.iallreduce(x, **how), comm.iallreduce(2 * x, **how)]]
+
+    for results in on_ranks(2, sums):
+        np.testing.assert_array_equal(results, [2 * x, 4 * x])
 
 
 def test_every_changed_bit_of_what_ranks_tell_is_found() -> None:

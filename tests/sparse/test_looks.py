@@ -27,6 +27,7 @@ class Looks:
         self._kernels: HostSelection = HostDevice(1).selection(dtype)
         self.passes: list[Look] = []
         self.rooms: list[int] = []
+        self.arguments: dict[str, tuple[Any, ...]] = {}
 
     def __getattr__(self, name: str) -> Any:
         run = getattr(self._kernels, name)
@@ -35,6 +36,7 @@ class Looks:
             self.passes.append((name, arguments[0] if name in ("sample", "laplacian") else values.size))
             if name in ("above", "chosen"):
                 self.rooms.append(arguments[1])
+            self.arguments[name] = arguments
             return run(values, *arguments)
 
         return noted
@@ -98,6 +100,36 @@ def test_the_fitted_threshold_is_that_of_a_part(n: int, k: int, expected: list[L
     told = looks("ldte", normal(n), k).passes
     assert [each for each in told if each[0] not in ("chosen", "above")][: len(expected)] == expected
     assert 1 <= told.count(("chosen", n)) <= 2 and len(told) <= len(expected) + 2
+
+
+@pytest.mark.parametrize(("select", "most"), [("ldte", 1500), ("bisection", 2000)])
+def test_more_than_wanted_are_taken(select: str, most: int) -> None:
+    """Instead of a look for fewer; of more than the limit no more than wanted."""
+    for equal, taken in ((1001, 1001), (most, most), (most + 1, 1000)):
+        x = np.r_[np.zeros(10_000), np.ones(equal)].astype(np.float32)
+        assert SELECTORS[select](HostDevice(1).selection("float32"), x, 1000).size == taken
+
+
+def test_of_a_sample_more_are_wanted_than_there_may_be() -> None:
+    """By two to six standard deviations of their number, so that all wanted are above the threshold."""
+    low, high = looks("ldte", normal(1 << 20), 1024).arguments["bisected"][:2]
+    assert (low, high) == (16 + 2 * 4, 16 + 6 * 4)
+
+
+@pytest.mark.parametrize(
+    ("n", "count", "indices"), [(0, 0, 2), (8, 0, 2), (24, 0, 3), (100, 10, 40), (1000, 2, 125), (1000, 400, 1600)]
+)
+def test_room_for_wires_of_so_many(n: int, count: int, indices: int) -> None:
+    """Four bytes of an index, or a bit of a mask, or two bytes of a gap and of what ends them, whichever takes most."""
+    coder = TopK(0.1).coder(HostDevice(1), "float32")
+    assert coder.longest(n, count) == 32 + indices + 4 * count
+    assert coder.longest(n, n + 1) == coder.longest(n) == coder.longest(n, n)
+
+
+@pytest.mark.parametrize(("n", "nbytes"), [(1, 4), (3, 8), (100, 202), (0xFFFF, 0x20002), (1 << 17, (1 << 18) + 6)])
+def test_room_for_runs(n: int, nbytes: int) -> None:
+    """Two bytes of a gap for each, and for each 65535 that are left out."""
+    assert TopK(0.1, wire="runs").coder(HostDevice(1), "float32").wire_nbytes(n) == 32 + nbytes + 4 * n
 
 
 @pytest.mark.parametrize(

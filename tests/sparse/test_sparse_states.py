@@ -232,3 +232,10 @@ def test_norms_to_clip_to_are_above_zero(clip: float) -> None:
     with pytest.raises(InvalidArgument, match="clip"):
         DGCFeedback(clip=clip)
     assert DGCFeedback(clip=1e-3).clip == 1e-3
+
+
+@pytest.mark.parametrize("momentum", [-1e-9, -0.5, 1.0, float("nan")])
+def test_momentum_is_below_one(momentum: float) -> None:
+    with pytest.raises(InvalidArgument, match="momentum"):
+        DGCFeedback(momentum=momentum)
+    assert [DGCFeedback(momentum=m).momentum for m in (0, 0.999)] == [0, 0.999]

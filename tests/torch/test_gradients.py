@@ -24,9 +24,12 @@ from mpi.environments import MPI, Completed
 from mpi.run import expand
 from torch import nn
 
+from compcoll import ErrorFeedback, MinMax
 from compcoll.errors import InvalidArgument
+from compcoll.sparse import DGCFeedback, TopK, Variance, VarianceFeedback
+from compcoll.torch.gradients.bucket import maker_of
 from compcoll.torch.gradients.compression import compress
-from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
+from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters, kind_of
 from osu_like_bench.training.networks import NETWORKS
 
 MPIRun = Callable[..., Completed]
@@ -72,6 +75,8 @@ def test_policy() -> None:
     norms = [f"{name}.{kind}" for name in ("norm", "batch") for kind in ("weight", "bias")]
     assert sorted(compressed) == sorted(["words.weight", *norms, *matrices[:-1]])
     assert SMALLEST == inspect.signature(compress).parameters["smallest"].default == 1024
+    kinds = {name: kind_of(name, model["body"][0]) for name in ("bias", "body.0.bias", "in_proj_bias", "weight")}
+    assert kinds == {"bias": "biases", "body.0.bias": "biases", "in_proj_bias": "biases", "weight": None}
     every = exact_parameters(model, [], 1)
     assert list(every) == [name for name, _ in model.named_parameters()] and not any(every.values())
     only_body = exact_parameters(model, lambda name, parameter: not name.startswith("body"), 1)
@@ -274,3 +279,16 @@ MORE_BAD = ["acpsgd:rank=0", "compcoll+zfp:rate", "gloo+fp16:rank=1", "acpsgd:wi
 def test_bad_contenders(mpirun: MPIRun, names: str) -> None:
     done = mpirun(2, "osu_like_bench", "ddp", "--parameters", "1000", "--compare", names, check=False)
     assert done.returncode == 2 and "error:" in done.stderr and "Traceback" not in done.stderr, done.report
+
+
+def test_feedback_is_made_by_what_is_given() -> None:
+    def made(codec: Any, feedback: Any) -> type | None:
+        make = maker_of(codec, feedback)
+        return None if make is None else type(make())
+
+    assert made(None, True) is made(None, ErrorFeedback) is made(MinMax(), False) is None
+    assert made(MinMax(), True) is made(TopK(0.1), True) is made(MinMax(), ErrorFeedback) is ErrorFeedback
+    assert made(Variance(), True) is VarianceFeedback and made(TopK(0.1), DGCFeedback) is DGCFeedback
+    for wrong in (1, "yes", None, ErrorFeedback(), dict, lambda: 1):
+        with pytest.raises(InvalidArgument, match=r"feedback=.* what makes an ErrorFeedback"):
+            maker_of(MinMax(), wrong)

@@ -77,6 +77,13 @@ def test_dead_columns_reach_everywhere() -> None:
     assert one[:, 0].abs().tolist() == [1, *[0] * 7] and (one[1:, 1] != 0).all()
 
 
+def test_directions_depend_on_no_other_matrix() -> None:
+    matrices = torch.zeros(3, 8, 2)
+    matrices[1, :, 0] = 1.0
+    for found, matrix in zip(orthonormal(matrices), matrices, strict=True):
+        assert torch.equal(found, orthonormal(matrix.unsqueeze(0))[0])
+
+
 def test_orthonormalize_keeps_the_order() -> None:
     shapes = [(5, 2), (9, 3), (5, 2), (9, 2)]
     matrices = [torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n, shape in enumerate(shapes)]
