@@ -246,7 +246,7 @@ class Collected:
         """Try faults until nobody asks any more."""
         items: dict[str, list[Any]] = defaultdict(list)
         for item in session.items:
-            for name in {item.nodeid, item.nodeid.partition("[")[0]}:
+            for name in {item.nodeid, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]}:
                 items[name].append(item)
         assert "mpi4py.MPI" not in sys.modules, "a child must not inherit MPI"
         with contextlib.suppress(EOFError):
@@ -257,7 +257,8 @@ class Collected:
                     self._here.send(NOT_THERE)
                     continue
 
-                cases = [case for turn in itertools.zip_longest(*(items[test] for test in tests)) for case in turn]
+                turns = itertools.zip_longest(*(items[test] for test in tests))
+                cases = dict.fromkeys(case for turn in turns for case in turn)
                 work = partial(self._status, path, faulty, [case for case in cases if case is not None], limits)
                 self._here.send(in_child(work, limits.seconds, cpu_seconds=limits.cpu_seconds))
         return True
@@ -286,8 +287,8 @@ class Collected:
         return 0
 
     def status(self, one: Fault, tests: Sequence[str], limits: Limits) -> int | None:
-        """How tests, or all cases of tests without their cases, end with a fault, as a process does; `NOT_THERE` if it
-        cannot be put into what was imported.
+        """How tests, all cases of tests, or whole files end with a fault, as a process does; `NOT_THERE` if it cannot
+        be put into what was imported.
         """
         self._asked.send((one.place.path, one.code, list(tests), limits))
         status: int | None = self._asked.recv()
@@ -300,18 +301,24 @@ class Collected:
 
 
 def is_seen(one: Fault, tests: Sequence[str], seconds: dict[str, float], collected: Collected) -> bool:
-    """Tell whether some test fails with a fault."""
+    """Tell whether some test fails with a fault: of those that reach it; then of all their cases, and of the files that
+    name the module, some cases of which may reach it, too.
+    """
     few = first(tests, seconds)
-    expected, longest = sum(seconds[test] for test in few), max(seconds[test] for test in tests)
+    expected, longest = sum(seconds[test] for test in few), max((seconds[test] for test in tests), default=1.0)
     of_a_test = MOST_SECONDS_OF_A_TEST + TIMES_LONGER * longest
     some = Limits(
         max(LEAST_SECONDS, TIMES_LONGER * expected), max(LEAST_CPU_SECONDS, 2 * expected), of_a_test, math.inf
     )
-    if _status(one, few, some, collected) != 0:
+    if few and _status(one, few, some, collected) != 0:
         return True
-    whole = list(dict.fromkeys(test.partition("[")[0] for test in tests))
+    files = sorted({test.partition("::")[0] for test in seconds})
+    whole = [
+        *dict.fromkeys(test.partition("[")[0] for test in tests),
+        *(file for file in files if names(file, one.place.path.stem)),
+    ]
     every = Limits(SECONDS_OF_ALL + of_a_test, math.inf, of_a_test, SECONDS_OF_ALL)
-    return _status(one, whole, every, collected) not in (0, None)
+    return bool(whole) and _status(one, whole, every, collected) not in (0, None)
 
 
 def _status(one: Fault, tests: Sequence[str], limits: Limits, collected: Collected) -> int | None:
@@ -372,12 +379,10 @@ def main() -> int:
             tests = reaching(place, calls, seconds)
             if one.key in known:
                 outcome = "harmless"
-            elif not tests:
-                outcome = "not reached"
             elif is_seen(one, tests, seconds, collected):
                 outcome = "seen"
             else:
-                outcome = "not seen"
+                outcome = "not seen" if tests else "not reached"
             counts[room, outcome] += 1
             if counts.total() % 10 == 0:
                 print(f"{counts.total()} tried", flush=True)
