@@ -253,3 +253,17 @@ def test_votes_are_gathered_or_counted() -> None:
     assert choose._way("recursive_doubling", Sign(), asked, setting).bits == 4
     assert choose._way("ring", IntSum(16), call(codec=IntSum(16)), setting).bits == 16
     assert choose.summands_of(asked._replace(collective="allgather"), setting) is None
+
+
+def test_shared_memory_has_another_way_where_mpi_has_one() -> None:
+    """MPI counts elements by an int."""
+
+    def ways(asked: Call, setting: Setting) -> set[str]:
+        plan = make_plan(asked, setting)
+        return {each.algorithm for each in (plan, plan.other) if each is not None}
+
+    inside, most = where(2, 2), 2**31 - 1
+    both = {"shared_memory", "native"}
+    assert ways(call(4 * KIB), inside) == ways(call(4 * KIB, op="mean"), inside) == ways(call(n=most), inside) == both
+    assert ways(call(n=most + 1), inside) == ways(call(4 * KIB, algorithm="shared_memory"), inside) == {"shared_memory"}
+    assert ways(call(4 * KIB), where(2, 2, native=False)) == {"shared_memory"}
