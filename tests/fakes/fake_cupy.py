@@ -330,3 +330,10 @@ def installed(shim: Shim) -> Iterator[Any]:
         yield cupy
     for name in _ON_CUPY:
         sys.modules.pop(f"compcoll.devices.{name}", None)
+
+
+class OnGPU:
+    """What says that it is in CUDA's memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
