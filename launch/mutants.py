@@ -63,7 +63,7 @@ MOST_CASES = 8  # of a test with many
 MOST_TESTS = 200  # for one fault, until some sees it
 FEW_TESTS = 80  # of which there may be more if they are quick
 MOST_TEST_SECONDS = 15
-SECONDS_OF_ALL = 90  # for all cases of all tests that reach a fault which those did not see
+SECONDS_OF_ALL = 300  # for all tests, if those did not see it
 MOST_SECONDS_OF_A_TEST = 10  # and ten times what it takes without faults; what hangs has seen the fault
 MEMORY = 16 << 30  # for one fault's tests
 
@@ -257,9 +257,8 @@ class Collected:
                     self._here.send(NOT_THERE)
                     continue
 
-                turns = itertools.zip_longest(*(items[test] for test in tests))
-                cases = dict.fromkeys(case for turn in turns for case in turn)
-                work = partial(self._status, path, faulty, [case for case in cases if case is not None], limits)
+                cases = dict.fromkeys(case for test in tests for case in items[test])
+                work = partial(self._status, path, faulty, list(cases), limits)
                 self._here.send(in_child(work, limits.seconds, cpu_seconds=limits.cpu_seconds))
         return True
 
@@ -301,8 +300,8 @@ class Collected:
 
 
 def is_seen(one: Fault, tests: Sequence[str], seconds: dict[str, float], collected: Collected) -> bool:
-    """Tell whether some test fails with a fault: of those that reach it; then of all their cases, and of the files that
-    name the module, some cases of which may reach it, too.
+    """Tell whether some test fails with a fault: of those that reach it; then of all their cases, and of all others,
+    some cases of which may reach it, too.
     """
     few = first(tests, seconds)
     expected, longest = sum(seconds[test] for test in few), max((seconds[test] for test in tests), default=1.0)
@@ -315,10 +314,10 @@ def is_seen(one: Fault, tests: Sequence[str], seconds: dict[str, float], collect
     files = sorted({test.partition("::")[0] for test in seconds})
     whole = [
         *dict.fromkeys(test.partition("[")[0] for test in tests),
-        *(file for file in files if names(file, one.place.path.stem)),
+        *sorted(files, key=lambda file: not names(file, one.place.path.stem)),
     ]
     every = Limits(SECONDS_OF_ALL + of_a_test, math.inf, of_a_test, SECONDS_OF_ALL)
-    return bool(whole) and _status(one, whole, every, collected) not in (0, None)
+    return _status(one, whole, every, collected) not in (0, None)
 
 
 def _status(one: Fault, tests: Sequence[str], limits: Limits, collected: Collected) -> int | None:

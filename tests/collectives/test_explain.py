@@ -156,7 +156,10 @@ def test_what_runs_where_mpi_must_not_block_is_told() -> None:
     plan = make_plan(call, Setting(Ranks(2, 2), HostDevice(), DEFAULTS, native=True, shared=True))
     assert plan.algorithm == "native" and plan.unblocked is not None and plan.unblocked.algorithm == "shared_memory"
     assert re.search(r"choice: native: .*\nwhere some rank must not block in MPI.*: shared_memory\n", str(plan))
+    busy = "where others want some rank's core: "
+    assert f"{busy}native or shared_memory, whichever takes less time there\n" in str(plan)
     named = make_plan(call._replace(algorithm="native"), plan.setting)
+    assert busy not in str(named)
     assert named.unblocked is None and named.signature.call != plan.signature.call
 
 

@@ -102,7 +102,7 @@ def test_the_fitted_threshold_is_that_of_a_part(n: int, k: int, expected: list[L
     assert 1 <= told.count(("chosen", n)) <= 2 and len(told) <= len(expected) + 2
 
 
-@pytest.mark.parametrize(("select", "most"), [("ldte", 1500), ("bisection", 2000)])
+@pytest.mark.parametrize(("select", "most"), [("ldte", 1500), ("bisection", 2000), ("hierarchical", 2000)])
 def test_more_than_wanted_are_taken(select: str, most: int) -> None:
     """Instead of a look for fewer; of more than the limit no more than wanted."""
     for equal, taken in ((1001, 1001), (most, most), (most + 1, 1000)):
@@ -126,7 +126,9 @@ def test_room_for_wires_of_so_many(n: int, count: int, indices: int) -> None:
     assert coder.longest(n, n + 1) == coder.longest(n) == coder.longest(n, n)
 
 
-@pytest.mark.parametrize(("n", "nbytes"), [(1, 4), (3, 8), (100, 202), (0xFFFF, 0x20002), (1 << 17, (1 << 18) + 6)])
+@pytest.mark.parametrize(
+    ("n", "nbytes"), [(1, 4), (3, 8), (100, 202), (0xFFFE, 0x1FFFE), (0xFFFF, 0x20002), (1 << 17, (1 << 18) + 6)]
+)
 def test_room_for_runs(n: int, nbytes: int) -> None:
     """Two bytes of a gap for each, and for each 65535 that are left out."""
     assert TopK(0.1, wire="runs").coder(HostDevice(1), "float32").wire_nbytes(n) == 32 + nbytes + 4 * n
