@@ -19,6 +19,7 @@ from compcoll.collectives.lanes import AT_ONCE
 from compcoll.devices.host import HostDevice
 from compcoll.errors import CollectiveMismatch, CommunicatorBroken, InvalidBuffer, PeerTimeout
 from compcoll.kernels import _host
+from compcoll.transports import loopback
 
 
 def blocking(world: World, inputs: list[np.ndarray], **options: Any) -> list[np.ndarray]:
@@ -269,6 +270,34 @@ def test_what_was_sent_ahead_is_received_when_calls_do_not_belong_together(ranks
             for ours, theirs in zip(blocking(world, inputs, **CALLS["usual"]), expected, strict=True):
                 np.testing.assert_array_equal(ours, theirs)
         assert left(world) == 0
+
+
+def test_all_that_was_sent_ahead_has_come_before_a_mismatch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI writes to the memory of a receive until then."""
+    received: list[loopback._Transfer] = []
+    ended: set[loopback._Transfer] = set()
+    receive, test = loopback.LoopbackTransport.irecv, loopback._Transfer.Test
+
+    def noted_receive(transport: Any, wire: Any, source: int, tag: int) -> Any:
+        transfer = receive(transport, wire, source, tag)
+        if wire.discarded:
+            received.append(transfer)
+        return transfer
+
+    def noted_test(transfer: Any) -> bool:
+        if over := test(transfer):
+            ended.add(transfer)
+        return over
+
+    monkeypatch.setattr(loopback.LoopbackTransport, "irecv", noted_receive)
+    monkeypatch.setattr(loopback._Transfer, "Test", noted_test)
+    world, inputs = World(2, ranks_per_node=1, seed=None, timeout=30), normals(2, 20_000)
+    how: dict[str, Any] = {"codec": "zfp", "rate": 8, "algorithm": "direct"}
+    for _ in range(2):
+        blocking(world, inputs, **how)
+    with pytest.raises(CollectiveMismatch):
+        blocking(world, [inputs[0], inputs[1][:100]], **how)
+    assert received and ended.issuperset(received)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
