@@ -11,6 +11,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -168,7 +169,7 @@ private:
         nb::object recipe, along_object, other;
         Along* along;
         std::array<nb::bytes, must_not_block + 1> extremes;  // by level
-        size_t most_naps;  // by the calls' own time-out
+        size_t most_naps;  // by the calls' own time-out, if they have one
         std::shared_ptr<TwoWays> ways;  // null if there is no other
     };
 
@@ -185,7 +186,7 @@ private:
         const nb::object plan = recipe.attr("plan"), along = recipe.attr("along"), extremes = plan.attr("signature").attr("extremes");
         const nb::object timeout = recipe.attr("timeout");
         Recipe known{nb::borrow(recipe), along, recipe.attr("other"), along.is_none() ? nullptr : &nb::cast<Along&>(along), {},
-                     timeout.is_none() ? Patience::most_naps : Patience::naps_within(nb::cast<double>(timeout)), {}};
+                     timeout.is_none() ? std::numeric_limits<size_t>::max() : Patience::naps_within(nb::cast<double>(timeout)), {}};
         for (size_t level = 0; level < known.extremes.size(); ++level) known.extremes[level] = nb::bytes(extremes[level]);
         if (!known.other.is_none()) known.ways = std::make_shared<TwoWays>();
         known_.push_back(known);

@@ -128,7 +128,7 @@ def check_other_calls_advance_without_python(comm: MPI.Intracomm) -> None:
     comes to it when that has ended.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_MILLISECONDS_OF_NAPS", 20_000)
+        patch.setattr(engine, "naps_within", lambda timeout: 20_000)
         communicator = Communicator(comm)
     x, long, total = np.full(16, comm.rank, np.float32), np.full(1 << 18, comm.rank, np.float64), np.empty(1 << 18)
     expected = sum(range(comm.size))
