@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from mpi.checks import CheckJob
+from mpi.checks import THE_END, CheckJob
 from mpi.environments import MPI, Completed, selected_ranks
 from mpi.run import HERE, expand
 
@@ -13,7 +13,6 @@ pytestmark = pytest.mark.every_mpi
 
 ALONE = "check_collectives.check_ranks_part"  # looks where the system puts two ranks
 CHECKS = [check for check in expand([], HERE) if check != ALONE]
-THE_END = "the_end"
 # `make test` runs these on 2 ranks of the first MPI; all others on 3 of it, and on 2 of the other MPIs.
 LONG_ONES = {
     "check_collectives.check_allreduce",
@@ -70,12 +69,7 @@ def job_of(
 
 
 def test_check(mpi: MPI, ranks: int, check: str, job_of: Callable[..., CheckJob]) -> None:
-    job = job_of(mpi, ranks)
-    outcome = job.end() if check == THE_END else job.outcome(check)
-    if outcome.status == "skipped":
-        pytest.skip(outcome.detail)
-    if outcome.status == "failed":
-        pytest.fail(outcome.detail, pytrace=False)
+    job_of(mpi, ranks).report(check)
 
 
 @pytest.mark.slow

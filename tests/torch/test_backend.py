@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mpi.checks import CheckJob
+from mpi.checks import THE_END, CheckJob
 from mpi.environments import MPI, Completed
 from mpi.run import expand
 
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.with_torch
 
 HERE = Path(__file__).resolve().parent / "backend"
 CHECKS = expand([], HERE)
-THE_END = "the_end"
 ON_MPICH = [
     "check_torch_reductions.check_allreduce",
     "check_torch_data_movement.check_moving",
@@ -77,7 +76,7 @@ def job_of(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("check", [*CHECKS, THE_END])
 def test_torch(mpi: MPI, check: str, job_of: Callable[[MPI], CheckJob]) -> None:
-    report(job_of(mpi), check)
+    job_of(mpi).report(check)
 
 
 @pytest.mark.only_on("mpich")
@@ -85,15 +84,7 @@ def test_torch(mpi: MPI, check: str, job_of: Callable[[MPI], CheckJob]) -> None:
 @pytest.mark.parametrize("check", ON_MPICH)
 def test_torch_on_mpich(mpi: MPI, check: str, job_of: Callable[[MPI], CheckJob]) -> None:
     """The process group, hooks of DDP and low rank, in one start of ranks."""
-    report(job_of(mpi), check)
-
-
-def report(job: CheckJob, check: str) -> None:
-    outcome = job.end() if check == THE_END else job.outcome(check)
-    if outcome.status == "skipped":
-        pytest.skip(outcome.detail)
-    if outcome.status == "failed":
-        pytest.fail(outcome.detail, pytrace=False)
+    job_of(mpi).report(check)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,10 +17,9 @@ from fakes.threads import on_ranks
 from oracles.training import RANKS, Vector, back_propagate, gradient, model_of, values_of
 from torch import nn
 
-from compcoll import QSGD, Codec, Communicator, MinMax, OneBit, decode, encode, get_codec
+from compcoll import QSGD, Codec, Communicator, MinMax, OneBit, decode, encode
 from compcoll.errors import CollectiveMismatch, InvalidArgument
 from compcoll.torch import DiLoCo, OneBitAdam, SparseLoCo, ZeroOneAdam
-from compcoll.torch.gradients import advice
 from compcoll.torch.optimizers.adam import CompressedAdam
 
 pytestmark = pytest.mark.with_torch
@@ -373,35 +371,3 @@ def test_ranks_that_differ_are_named() -> None:
             OneBitAdam(model, gradient_codec=MinMax(bits=4) if comm.rank else None, group=comm)
 
     on_ranks(2, run)
-
-
-def test_what_does_not_go_with_an_optimizer_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice, "_warned", set())
-    parameters = list(model_of().parameters())
-    adam, sgd = torch.optim.AdamW(parameters), torch.optim.SGD(parameters, 0.1, momentum=0.9)
-    with pytest.warns(UserWarning, match=r"codec='topk'.*AdamW.*2\.82.*OneBitAdam"):
-        advice.advise(get_codec("topk", density=0.01), adam)
-    with pytest.warns(UserWarning, match=r"codec='onebit'.*AdamW.*2\.74.*OneBitAdam"):
-        advice.advise(get_codec("onebit"), adam)
-    with pytest.warns(UserWarning, match=r"codec='zfp'.*AdamW.*4 bits a value diverged"):
-        advice.advise(get_codec("zfp", rate=4), adam)
-    with pytest.warns(UserWarning, match=r"codec='minmax'.*AdamW.*2\.52"):
-        advice.advise(get_codec("minmax", bits=2), adam)
-    with pytest.warns(UserWarning, match=r"codec='variance'.*AdamW.*2\.51"):
-        advice.advise(get_codec("variance"), adam)
-    with pytest.warns(UserWarning, match=r"codec='onebit'.*SGD with a momentum of 0\.9"):
-        advice.advise(get_codec("onebit"), sgd)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        advice.advise(get_codec("topk", density=0.01), adam)
-        advice._warned.clear()
-        advice.advise(get_codec("zfp", rate=8), adam)
-        advice.advise(get_codec("zfp", tolerance=1e-6), adam)
-        advice.advise(get_codec("minmax", bits=4), adam)
-        advice.advise(get_codec("qsgd", bits=4), adam)
-        advice.advise(get_codec("qsgd", bits=4), sgd)
-        advice._warned.clear()
-        advice.advise(get_codec("onebit"), torch.optim.SGD(parameters, 0.1, momentum=0.5))
-        advice.advise(None, adam)
-    with pytest.raises(InvalidArgument, match="optimizer=3"):
-        advice.advise(None, 3)  # type: ignore[arg-type]
