@@ -1,6 +1,6 @@
 // How long something is waited for before the caller does something else, and how: nothing keeps a core busy for longer than some tens
 // of microseconds that another may need. Looks and naps take as long as other work has the core: so the clock ends them, too. Naps in
-// vain are the last: the caller goes on looking, and at its time-out.
+// vain are the last of a wait: the caller goes on looking, and at its time-out.
 #pragma once
 
 #include <nanobind/nanobind.h>

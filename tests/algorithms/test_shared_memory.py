@@ -228,16 +228,21 @@ def test_the_kernel_refuses_what_does_not_fit() -> None:
 
 
 def test_naps_in_vain_are_the_last() -> None:
-    """Who waits then looks at its time-out in between."""
+    """Of a wait: who waits then looks at its time-out in between, and naps again where it waits for something else."""
     from compcoll.kernels import _host
 
-    coder, x, milliseconds = Cast("float32").coder(HostDevice(), "float32").bound, np.ones(4, np.float32), 40
-    transfer = _host.SharedSum(ROOM.memory(), 0, 2, coder, 1.0)
-    transfer.begin(x, np.empty(4, np.float32), None, 0, 1, milliseconds)
-    began = time.monotonic()
-    transfer.Test()
-    assert time.monotonic() - began >= 1e-3 * milliseconds
-    began = time.monotonic()
-    for _ in range(50):
-        assert not transfer.Test()
-    assert time.monotonic() - began < 1e-3 * milliseconds * 25
+    coder, memory, milliseconds = Cast("float32").coder(HostDevice(), "float32").bound, ROOM.memory(), 40
+    ours, theirs = (_host.SharedSum(memory, rank, 2, coder, 1.0) for rank in range(2))
+    x = np.ones(len(memory), np.float32)  # more pieces than there is room for at once
+
+    def seconds(times: int, progress: bool) -> float:
+        began = time.monotonic()
+        assert [ours.Test() for _ in range(times)] == [progress] * times
+        return time.monotonic() - began
+
+    ours.begin(x, np.empty_like(x), None, 0, 1, milliseconds)
+    theirs.begin(x, np.empty_like(x), None, 0, 1, 0)
+    for _ in range(2):  # what was waited for has come: there may be naps again
+        assert seconds(1, True) >= 1e-3 * milliseconds
+        assert seconds(50, False) < 1e-3 * milliseconds * 25
+        assert theirs.Test() and not ours.done
