@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -227,8 +227,9 @@ class Limits(NamedTuple):
 class Collected:
     """A process that has collected all tests, and a pytest plugin in it: forks of it try faults."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, failing: Collection[str]) -> None:
         self._asked, there = multiprocessing.Pipe()
+        self.failing = failing
         self._here = there
         self._output = output
         self._pid = os.fork()
@@ -245,7 +246,7 @@ class Collected:
     def pytest_runtestloop(self, session: Any) -> bool:
         """Try faults until nobody asks any more."""
         items: dict[str, list[Any]] = defaultdict(list)
-        for item in session.items:
+        for item in [item for item in session.items if item.nodeid not in self.failing]:
             for name in {item.nodeid, item.nodeid.partition("[")[0], item.nodeid.partition("::")[0]}:
                 items[name].append(item)
         assert "mpi4py.MPI" not in sys.modules, "a child must not inherit MPI"
@@ -323,7 +324,7 @@ def is_seen(one: Fault, tests: Sequence[str], seconds: dict[str, float], collect
 def _status(one: Fault, tests: Sequence[str], limits: Limits, collected: Collected) -> int | None:
     def work() -> int:
         sys.meta_path.insert(0, Faulty(one.place.path, one.code))
-        return run_tests(tests, (), "-x")
+        return run_tests(tests, (), "-x", *(f"--deselect={test}" for test in collected.failing))
 
     status = collected.status(one, tests, limits)
     if status == NOT_THERE:
@@ -366,7 +367,8 @@ def main() -> int:
     warm_up()
     calls, seconds = recorded(args.calls, rng, args.kept)
     print(f"{len(todo)} faults, {len(seconds)} tests", flush=True)
-    collected = Collected(args.calls / "collected.txt")
+    failing = {test for tests in calls.values() for test in tests} - seconds.keys()  # without any fault
+    collected = Collected(args.calls / "collected.txt", failing)
     known, counts, end = harmless(), Counter[tuple[str, str]](), time.monotonic() + args.seconds
     with contextlib.suppress(KeyboardInterrupt):  # what was found so far is told
         for room, place in todo:
