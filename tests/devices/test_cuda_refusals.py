@@ -17,8 +17,6 @@ from compcoll import Communicator, ErrorFeedback, errors
 from compcoll.tools import selftest
 from compcoll.transports.loopback import Loopback
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 def test_kernels_that_fail(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA tells it by the events behind them, which never come: an error, not a wait."""

@@ -13,8 +13,6 @@ import pytest
 from compcoll import errors
 from compcoll.transports import gpu_aware, library
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 def library_with(kinds: str | None) -> Any:
     return lambda: library.Library("some", (4, 1), "MULTIPLE", kinds)
