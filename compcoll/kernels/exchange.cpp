@@ -63,7 +63,7 @@ void Exchange::prepare(const nb::bytes& extremes, nb::object along, Patience pat
     first_ = extremes_;
     round_ = 0;
     stage_ = Stage::begins;
-    given_patience_ = patience_ = patience;
+    patience_ = patience;
     along_ = along;
     taker_ = along.is_none() ? nullptr : &nb::cast<Along&>(along);
     waiting_ = nb::none();
@@ -105,7 +105,7 @@ const Message* Exchange::next() {
             if (!round.arriving.wait(patience_)) return &round.arriving;
             [[fallthrough]];
         case Stage::awaited:
-            patience_ = given_patience_;
+            patience_.renew();
             end(round);
             stage_ = Stage::leaving;
             if (!round.sending.test()) return &round.sending;

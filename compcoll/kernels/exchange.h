@@ -73,7 +73,7 @@ private:
     std::vector<std::unique_ptr<Round>> rounds_;
     Extremes first_{}, extremes_{};
     size_t round_ = 0;
-    Patience given_patience_, patience_;  // for a message, and what is left of it
+    Patience patience_;
     nanobind::object waiting_ = nanobind::none(), along_ = nanobind::none();
     Along* taker_ = nullptr;
     Stage stage_ = Stage::begins;

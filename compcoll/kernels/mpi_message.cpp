@@ -32,7 +32,7 @@ bool MPIMessage::test() {
 
 bool MPIMessage::wait(Patience& patience) {
     if (test()) return true;
-    if (patience.looks <= 1 && patience.naps == 0) return false;
+    if (patience.looks <= 1 && !patience.may_nap()) return false;
     const Released released;
     return patience.watch([this] { return test(); });
 }

@@ -30,6 +30,12 @@ struct Patience {
     static constexpr size_t most_naps = 250;  // what comes after them may need the GIL, which another thread may have for long
 
     size_t looks = 1, naps = 0;
+    bool in_vain = false;  // were the naps
+
+    bool may_nap() const { return naps > 0 && !in_vain; }
+
+    // For the next wait, once what this one was for has come.
+    void renew() { in_vain = false; }
 
     // By the seconds that a wait may last.
     static size_t naps_within(double timeout) { return static_cast<size_t>(std::min<double>(most_naps, 1000 * timeout / 4)); }
@@ -42,18 +48,18 @@ struct Patience {
             for (int i = 0; i < 4; ++i, relax())
                 if (test()) return true;
         } while (looks > few && Clock::now() - begun < std::chrono::microseconds(looks));
-        return naps > 0 && yield(test);
+        return may_nap() && yield(test);
     }
 
     // Sleeps in between, so that others have the core, by `sleep(most)`, which ends early when something comes. Without the GIL.
     template <class Test, class Sleep>
     bool sleep(Test test, Sleep sleep) {
-        const auto end = Clock::now() + napped();
+        const auto end = Clock::now() + napping();
         for (auto nap = shortest_nap; Clock::now() < end; nap = std::min(2 * nap, longest_sleep)) {
             sleep(nap);
             if (test()) return true;
         }
-        naps = 0;
+        in_vain = true;
         return false;
     }
 
@@ -66,8 +72,8 @@ struct Patience {
         do {
             if (test()) return true;
         } while (looks > 1 && Clock::now() < spun);
-        return naps > 0 && (yield(test, message) ||
-                            nap(test, begun, begun + napped(), [](auto time) { std::this_thread::sleep_for(time); }));
+        return may_nap() && (yield(test, message) ||
+                            nap(test, begun, begun + napping(), [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
     // Of what only a function of Python's can tell. With the GIL, but for the naps.
@@ -77,16 +83,16 @@ struct Patience {
         const auto begun = Clock::now(), end = begun + longest_with_gil;
         for (size_t i = 1; i < looks && Clock::now() < end; ++i)
             if (test()) return true;
-        if (naps == 0) return false;
+        if (!may_nap()) return false;
         if (yield(test)) return true;  // with the GIL: to let it go takes a switch interval beside a thread that computes
-        return nap(test, begun, begun + std::min(longest_with_gil, napped()), [](auto time) {
+        return nap(test, begun, begun + std::min(longest_with_gil, napping()), [](auto time) {
             const nanobind::gil_scoped_release released;
             std::this_thread::sleep_for(time);
         });
     }
 
 private:
-    std::chrono::milliseconds napped() const { return std::chrono::milliseconds(naps); }
+    std::chrono::milliseconds napping() const { return std::chrono::milliseconds(may_nap() ? naps : 0); }
 
     template <class Test, class Sleep>
     bool nap(Test test, Clock::time_point begun, Clock::time_point end, Sleep sleep) {
@@ -94,7 +100,7 @@ private:
             sleep(std::clamp<Clock::duration>((Clock::now() - begun) / 50, shortest_nap / 2, longest_nap));
             if (test()) return true;
         }
-        naps = 0;
+        in_vain = true;
         return false;
     }
 

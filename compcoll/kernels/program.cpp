@@ -122,7 +122,7 @@ public:
             throw nb::value_error("an array is shorter than those of the recording");
         }
         number_ = number;
-        given_patience_ = patience_ = patience;
+        patience_ = patience;
         if (!ahead_) encode_seconds_ = 0.0;
         decode_seconds_ = wait_seconds_ = 0.0;
         fresh_nbytes_ = std::exchange(expected_fresh_nbytes_, 0);
@@ -247,7 +247,7 @@ private:
             const Stopwatch watch(wait_seconds_);
             if (!message.wait(patience_)) return false;
         }
-        patience_ = given_patience_;
+        patience_.renew();
         return true;
     }
 
@@ -273,7 +273,7 @@ private:
     std::array<size_t, arrays> needed_{};
     std::array<std::optional<Buffer>, arrays> given_;
     uint64_t number_ = 0;
-    Patience given_patience_, patience_;  // for a message, and what is left of it
+    Patience patience_;
     size_t at_ = 0, ahead_end_ = 0;
     std::optional<uint64_t> ahead_;  // the number of the run of which these steps are done
     bool running_ = false, without_python_ = true;

@@ -57,8 +57,8 @@ public:
     // The same, with patience. With naps, without the GIL, but for a `progress` of Python's.
     bool wait(Patience& patience) {
         for (size_t i = 0; i < patience.looks; ++i)
-            if (patience.naps == 0 ? test() : soon()) return true;
-        if (patience.naps == 0) return false;
+            if (patience.may_nap() ? soon() : test()) return true;
+        if (!patience.may_nap()) return false;
         const Released released;
         naps_ = 0;
         return patience.look([&] { return there(); }) || patience.sleep([&] { return there(); }, [&](auto most) { sleep(most); });

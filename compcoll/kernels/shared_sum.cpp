@@ -72,7 +72,7 @@ public:
             throw nb::value_error("x and out must be alike");
         }
         nbytes_ = x_->nbytes();
-        given_patience_ = patience_ = patience;
+        patience_ = patience;
         before_ = progress(rank_).passed[taken].load(std::memory_order_relaxed);
         pieces_ = (x_->nbytes() + slot_ - 1) / slot_;
         passed_ = {};
@@ -92,7 +92,7 @@ public:
                 apart.keep(rank_, ranks_, [&](size_t rank) -> Core& { return progress(rank).core; });
                 return patience_.look(step) || patience_.sleep(step, [&](auto most) { sleep(most); });
             };
-            while (!done() && (step() || wait())) patience_ = given_patience_;
+            while (!done() && (step() || wait())) patience_.renew();
         }
         if (!without_gil) end_if_done();  // else when it is advanced once more
         return passed_ != before;
@@ -226,7 +226,7 @@ private:
     Storage storage_;
     Coder coder_;
     double scale_;
-    Patience given_patience_, patience_;  // for a wait, and what is left of it
+    Patience patience_;
     CopiesForAnotherCore<> copies_;
     size_t slot_ = 0, nbytes_ = 0;
     std::optional<Buffer> x_, out_;
