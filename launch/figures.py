@@ -88,6 +88,7 @@ _LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/f
 """What accuracy depends on: not who sends, but what is lost."""
 _GRADIENTS = (*_LEARNT, "compcoll/torch/gradients")
 _ONE_MACHINE = "launch/one_machine.py --only"
+_STEPS = "launch/training_steps.py --only"
 
 PAGES: Mapping[str, Page] = {
     "networks": Page("networks/[!m]*.json", "launch/measurements", (*_WITHOUT_TORCH, *_SUMS_IN_MEMORY)),
@@ -110,8 +111,10 @@ PAGES: Mapping[str, Page] = {
         ),
     ),
     "groups": Page("groups/*.json", "launch/process_groups.py", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
-    "ddp": Page("ddp/*.json", "", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
-    "low-rank": Page("low-rank/*.json", "", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")),
+    "ddp": Page("ddp/*.json", f"{_STEPS} ddp/*", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
+    "low-rank": Page(
+        "low-rank/*.json", f"{_STEPS} low-rank/*", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")
+    ),
 }
 
 _NO_FIGURES = {"index", "mutants"}

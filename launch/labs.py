@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -44,11 +45,35 @@ def netlab(*words: str) -> list[str]:
     return [sys.executable, str(LAUNCH / "netlab"), *words]
 
 
+def measured(words: Sequence[str], path: Path, seconds: float, environ: Mapping[str, str] = os.environ) -> bool:
+    """Run a command that writes a record, and note in it what others used of the machine; False if it failed, and
+    the record before is there again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = path.read_bytes() if path.exists() else None
+    path.unlink(missing_ok=True)
+    meter = LoadMeter()
+    status = finish(words, environ, seconds, meter)
+    others = meter.others()
+    if status or not path.exists():
+        if before is not None:
+            path.write_bytes(before)
+        return False
+    record = json.loads(path.read_text())
+    record["others_percent"] = round(others, 1)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return True
+
+
+FULL_DUPLEX = ("--rate", "1gbit", "--burst", "39k", "--gso", "32768")
+"""Links on which MPI's TCP sends and receives at 1 Gb/s at once."""
+
+
 @contextlib.contextmanager
-def lab(name: str, hosts: int) -> Iterator[None]:
-    """So many hosts at 1 Gb/s, under that name."""
-    up = netlab("up", "--name", name, "--hosts", str(hosts), "--rate", "1gbit", "--burst", "39k", "--gso", "32768")
-    subprocess.run([*up, "--replace"], check=False)
+def lab(name: str, hosts: int, *settings: str) -> Iterator[None]:
+    """So many hosts under that name, with settings of `netlab up`."""
+    up = netlab("up", "--name", name, "--hosts", str(hosts), *settings, "--replace")
+    subprocess.run(up, check=False)
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labs import DISTURBED, LAUNCH, finish
+from labs import DISTURBED, LAUNCH, finish, measured
 from netlab_load import LoadMeter
 
 PAGES = Path("docs/measurements")
@@ -95,19 +95,12 @@ def _measured(name: str) -> bool:
         if finish(trained, os.environ, LONGEST, LoadMeter()):
             return False
     path = PAGES / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     started = ["python", "-m", "osu_like_bench", *words.split(), "--json", str(path)]
     if ranks > 1:
         started = [str(LAUNCH / "mpirun"), "-n", f"{ranks}", *started, "--statistic", "median"]
     print(f"one_machine: {name}", flush=True)
-    meter = LoadMeter()
-    status = finish([sys.executable, *started[ranks == 1 :]], os.environ, LONGEST, meter)
-    others = meter.others()
-    if status:
+    if not measured([sys.executable, *started[ranks == 1 :]], path, LONGEST):
         return False
-    record = json.loads(path.read_text())
-    record["others_percent"] = round(others, 1)
-    path.write_text(json.dumps(record, indent=1) + "\n")
     if name == "one-machine/4-ranks":
         drawn = ["-m", "osu_like_bench", "plot", str(path), "-o", str(path.with_suffix(".png"))]
         subprocess.run([sys.executable, *drawn], check=True)

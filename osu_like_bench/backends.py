@@ -83,8 +83,8 @@ def _check(name: str, call: Callable[[Tensor], Any], x: Tensor, rank: int, size:
         raise SystemExit(f"{name}: wrong sum of {4 * x.numel()} bytes on rank {rank}")
 
 
-def main() -> None:
-    """Time all_reduce of float32 values, contenders in turns; wrong sums end the program with an error."""
+def build_parser() -> argparse.ArgumentParser:
+    """Make the command line's parser."""
     parser = argparse.ArgumentParser(prog="python -m osu_like_bench.backends", description=main.__doc__)
     parser.add_argument(
         "-m",
@@ -99,7 +99,12 @@ def main() -> None:
     parser.add_argument("-i", "--iterations", type=int, default=100, help="timed rounds at most")
     parser.add_argument("--time-cap", type=float, default=1.0, metavar="S", help="seconds for each size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the times there, too")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Time all_reduce of float32 values, contenders in turns; wrong sums end the program with an error."""
+    arguments = build_parser().parse_args()
     names = arguments.compare.split(",")
     dist.init_process_group("gloo" if set(names) <= set(OVER_GLOO) else "compcoll")
     calls, rank, size = _calls(names), dist.get_rank(), dist.get_world_size()

@@ -27,7 +27,7 @@ sys.path.insert(0, str(LAUNCH))
 import busy_page  # noqa: E402
 from busy_cases import CASES, QUICK_SIZES, SIZES, WAITING, Case  # noqa: E402
 from cpu_quota import NoQuota, one_core  # noqa: E402
-from labs import finish, lab, netlab  # noqa: E402
+from labs import FULL_DUPLEX, finish, lab, netlab  # noqa: E402
 from netlab_load import LoadMeter  # noqa: E402
 
 from osu_like_bench.machine import commit  # noqa: E402
@@ -80,7 +80,7 @@ class Measurement:
             self._one("waiting", self._mpirun(2, WAITING))
         for hosts, group in groupby(sorted(chosen, key=lambda case: case.hosts), key=lambda case: case.hosts):
             cases = list(group)
-            with lab(f"busy-{hosts}", hosts) if hosts else contextlib.nullcontext():
+            with lab(f"busy-{hosts}", hosts, *FULL_DUPLEX) if hosts else contextlib.nullcontext():
                 for case in cases:
                     if case.launches == 1:
                         self._case(case)

@@ -29,8 +29,7 @@ sys.path.insert(0, str(LAUNCH))
 
 import peers_cases  # noqa: E402
 import peers_page  # noqa: E402
-from labs import finish, lab, netlab  # noqa: E402
-from netlab_load import LoadMeter  # noqa: E402
+from labs import FULL_DUPLEX, lab, measured, netlab  # noqa: E402
 from peers_cases import CASES, Case  # noqa: E402
 
 RECORDS = Path("docs/measurements/peers")
@@ -64,7 +63,7 @@ def _measure(chosen: Sequence[Case], quick: bool) -> list[str]:
     RECORDS.mkdir(parents=True, exist_ok=True)
     failed = []
     for hosts, cases in groupby(chosen, key=lambda case: case.hosts):
-        with lab(LAB, hosts) if hosts and os.geteuid() == 0 else nullcontext():
+        with lab(LAB, hosts, *FULL_DUPLEX) if hosts and os.geteuid() == 0 else nullcontext():
             failed += [case.name for case in cases if not _run(case, quick)]
     return failed
 
@@ -95,18 +94,12 @@ def _run(case: Case, quick: bool) -> bool:
         else:
             command = [str(_python(case)), *words[1:], *program]
     print(f"peers: {case.name}", flush=True)
-    meter = LoadMeter()
     # Over gloo `auto` measures the links itself, at the group's first use.
     own = {"OMP_NUM_THREADS": "1"} if case.mpi == peers_cases.NO_MPI else {"COMPCOLL_PROFILE": "defaults"}
-    status = finish(command, {**os.environ, **own}, _LONGEST + 30, meter)
-    others = meter.others()
-    if status or not path.exists():
-        path.write_text(json.dumps({"not_measured": f"failed with exit status {status}"}, indent=1) + "\n")
-        return False
-    content = json.loads(path.read_text())
-    content["others_percent"] = round(others, 1)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return True
+    if measured(command, path, _LONGEST + 30, {**os.environ, **own}):
+        return True
+    path.write_text(json.dumps({"not_measured": "failed"}, indent=1) + "\n")
+    return False
 
 
 def _python(case: Case) -> Path:
