@@ -58,7 +58,9 @@ def test_wrong_choices_are_counted() -> None:
     assert selection._wrong("exact", x, 10, np.concatenate([right[1:], [3]])) == 87
 
 
-@pytest.mark.parametrize("spread", ["equal", "linear", "one"])
+@pytest.mark.parametrize(
+    "spread", ["linear", *(pytest.param(each, marks=pytest.mark.slow) for each in ("equal", "one"))]
+)
 def test_allgatherv(mpirun: MPIRun, tmp_path: Path, spread: str) -> None:
     out = tmp_path / "allgatherv.json"
     words = ["-m", "4K:8K", "--spread", spread, "--compare", "native,ring,direct", "-i", "3", "-x", "1"]

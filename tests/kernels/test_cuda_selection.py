@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -103,14 +104,26 @@ def test_selection_finds_what_the_host_finds(
         np.testing.assert_array_equal(*results)
 
 
+MANY_PASSES = ("bisection", "trimmed")
+SEVERAL = (
+    *((9001, "normal", 0.01), (20_001, "smooth", 0.001), (6000, "specials", 0.02)),
+    *((5000, "scales", 0.1), (5000, "constant", 0.01), (300, "normal", 0.5)),
+)
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("select", SELECTORS)
-def test_selectors_choose_what_they_choose_on_the_host(shim: Shim, select: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("select", "cases"),
+    [
+        *(pytest.param(name, SEVERAL, marks=pytest.mark.slow if name in MANY_PASSES else ()) for name in SELECTORS),
+        pytest.param("ldte", ((70_001, "normal", 0.01),), marks=pytest.mark.slow),
+    ],
+)
+def test_selectors_choose_what_they_choose_on_the_host(
+    shim: Shim, select: str, cases: Sequence[tuple[int, str, float]], dtype: str
+) -> None:
     host, device = selections(shim, dtype)
-    for n, kind, density in (
-        *((70_001 if (select, dtype) == ("ldte", "float32") else 9001, "normal", 0.01), (20_001, "smooth", 0.001)),
-        *((6000, "specials", 0.02), (5000, "scales", 0.1), (5000, "constant", 0.01), (300, "normal", 0.5)),
-    ):
+    for n, kind, density in cases:
         x = values_of(kind, n, dtype, np.random.default_rng(n))
         k = math.ceil(density * n)
         with np.errstate(all="ignore"):

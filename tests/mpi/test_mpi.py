@@ -19,9 +19,9 @@ LONG_ONES = {
     "check_collectives.check_freed_with_their_owner",
     "check_collectives.check_large_messages",
     "check_recordings.check_same_bits_as_the_algorithm",
-    "check_recordings.check_what_was_sent_ahead",
-    "check_tuning.check_tune",
 }
+# And these not at all: only `make test-all` does.
+LONGEST = {"check_recordings.check_what_was_sent_ahead", "check_tuning.check_tune"}
 OTHERS = (2, 4, 5)  # ranks on which other MPIs than the first have all checks: powers of two or not, more than cores
 
 
@@ -30,6 +30,8 @@ def marks(check: str, ranks: int) -> list[pytest.MarkDecorator]:
     where = [] if ranks in OTHERS else [pytest.mark.first_mpi]
     if check == THE_END and ranks == 2:
         return where
+    if check in LONGEST:
+        return [*where, pytest.mark.slow]
     if ranks == (2 if check in LONG_ONES else 3):
         return [*where, pytest.mark.quick_on("first")]
     if check not in LONG_ONES and ranks == 2:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.with_torch
 
 HERE = Path(__file__).resolve().parent / "backend"
 CHECKS = expand([], HERE)
+LONG_ONES = {"check_torch_training.check_compiled_ddp"}
 ON_MPICH = [
     "check_torch_reductions.check_allreduce",
     "check_torch_data_movement.check_moving",
@@ -74,7 +75,10 @@ def job_of(
 
 @pytest.mark.only_on("openmpi")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("check", [*CHECKS, THE_END])
+@pytest.mark.parametrize(
+    "check",
+    [*(pytest.param(check, marks=pytest.mark.slow if check in LONG_ONES else ()) for check in CHECKS), THE_END],
+)
 def test_torch(mpi: MPI, check: str, job_of: Callable[[MPI], CheckJob]) -> None:
     job_of(mpi).report(check)
 

@@ -266,16 +266,12 @@ def test_networks_have_their_published_sizes() -> None:
     assert sizes == published
 
 
-MORE_BAD = ["acpsgd:rank=0", "compcoll+zfp:rate", "gloo+fp16:rank=1", "acpsgd:width=1"]
+BAD = ["gloo+nothing", "acpsgd:rank=0", "compcoll+zfp:rate", "gloo+fp16:rank=1", "acpsgd:width=1"]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        "gloo+nothing",
-        *(pytest.param(names, marks=[pytest.mark.slow, pytest.mark.first_mpi]) for names in MORE_BAD),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.first_mpi
+@pytest.mark.parametrize("names", BAD)
 def test_bad_contenders(mpirun: MPIRun, names: str) -> None:
     done = mpirun(2, "osu_like_bench", "ddp", "--parameters", "1000", "--compare", names, check=False)
     assert done.returncode == 2 and "error:" in done.stderr and "Traceback" not in done.stderr, done.report
