@@ -89,7 +89,7 @@ class RecentSteps:
     """
 
     def __init__(self, count: int) -> None:
-        self._nbytes: deque[float] = deque([0.0], maxlen=count)
+        self._nbytes: deque[float] = deque(maxlen=count)
 
     def begin(self) -> None:
         """Begin a step: the oldest is forgotten."""
@@ -98,5 +98,6 @@ class RecentSteps:
     def spread(self, nbytes: int) -> float:
         """Add what was sent while all of them ran, to each an equal share; returns the most of a step."""
         share = nbytes / len(self._nbytes)
-        self._nbytes.extend([each + share for each in self._nbytes])
+        for _ in range(len(self._nbytes)):
+            self._nbytes.append(self._nbytes.popleft() + share)
         return max(self._nbytes)

@@ -253,3 +253,13 @@ def test_what_is_no_codec_is_refused() -> None:
 
 def test_bounds_are_values() -> None:
     assert ErrorBound() == bounds.bound_of(None, "float32")
+
+
+@pytest.mark.parametrize("codec", ENCODED, ids=repr)
+def test_coders_know_whether_wires_are_of_one_size(codec: Codec) -> None:
+    """Who receives takes any other length than `wire_nbytes` for an error if `fixed_size` says so."""
+    coder, n = codec.coder(HostDevice(), "float32"), 4096
+    wires = np.zeros(coder.wire_nbytes(n), np.uint8)
+    values = (np.zeros(n, np.float32), np.random.default_rng(0).standard_normal(n).astype(np.float32))
+    lengths = {coder.encode(n, x, (), wires) for x in values}
+    assert coder.fixed_size == codec.fixed_size == (lengths == {wires.size})

@@ -94,6 +94,21 @@ def test_policy() -> None:
         exact_parameters(model, ["bodies"], 1)
 
 
+@pytest.mark.parametrize(
+    "kind", ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "GroupNorm", "LayerNorm"]
+)
+def test_norms_are_known_by_any_name(kind: str) -> None:
+    base = getattr(nn, kind)
+    layer = type("Scaled", (base,), {})(*(4, 8)[kind != "GroupNorm" :])
+    assert kind_of("weight", layer) == "norms"
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_instance_norms_are_known_by_any_name(dimensions: int) -> None:
+    layer = type("Scaled", (getattr(nn, f"InstanceNorm{dimensions}d"),), {})(8, affine=True)
+    assert kind_of("weight", layer) == "norms"
+
+
 def test_policy_of_what_is_shared() -> None:
     """What several owners, or names, share goes by all of its names, and stands under the first."""
     layer, matrix = nn.Linear(40, 50, bias=False), nn.Parameter(torch.zeros(40, 50))

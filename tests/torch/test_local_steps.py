@@ -20,6 +20,7 @@ from torch import nn
 
 from compcoll import QSGD, Codec, Communicator, MinMax, get_codec
 from compcoll.torch import DiLoCo, SparseLoCo
+from compcoll.torch.account import RecentSteps
 from compcoll.torch.optimizers.sparse_loco import CHUNK, ChunkedTopK
 
 pytestmark = pytest.mark.with_torch
@@ -309,3 +310,12 @@ def test_what_is_not_finite_reaches_all() -> None:
     values[0, 7] = np.nan
     code = ChunkedTopK(0.01)
     assert np.isnan(code.decode(code.encode(values))[0, 7])
+
+
+def test_what_is_sent_while_several_steps_run_counts_for_each() -> None:
+    recent = RecentSteps(3)
+    most = []
+    for nbytes in (12, 6, 3, 0):  # the first step is forgotten when the fourth begins
+        recent.begin()
+        most.append(recent.spread(nbytes))
+    assert most == [12.0, 15.0, 16.0, 4.0]
