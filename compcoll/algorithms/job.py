@@ -70,9 +70,9 @@ class Job:
     chunks: Sequence[Chunk]
     take: Callable[[int], Array]
     stats: Stats
+    itemsize: float
     scale: float = 1.0
     residual: Window | None = None
-    itemsize: float = 4
     draw: int = 0
     timeline: Timeline | None = None
     root: int = 0
