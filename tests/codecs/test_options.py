@@ -13,7 +13,7 @@ import pytest
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign, TernGrad, errors
 from compcoll.codecs import base, zfpy_coder
 from compcoll.codecs.checksum import CheckedCoder
-from compcoll.codecs.options import OneOf, Reals, YesOrNo
+from compcoll.codecs.options import Integers, OneOf, Reals, YesOrNo
 from compcoll.codecs.zfpy_coder import ZfpyCoder
 from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostCoder, HostDevice
@@ -75,6 +75,8 @@ def test_limits(codec: type[Codec], name: str, default: Any, least: Any, largest
         (Reals(0, 1, closed=True), "from 0 to 1"),
         (Reals(0, 1), "above 0 and at most 1"),
         (Reals(0, math.inf), "above 0 and finite"),
+        (Integers(0, 2**31 - 1), "an integer from 0 to 2147483647"),
+        (Integers(8, 2**32 - 1, 8), "a multiple of 8 from 8 to 2**32 - 1"),
     ],
 )
 def test_limits_as_command_lines_have_them(limits: Any, text: str) -> None:

@@ -174,6 +174,39 @@ def test_openings_of_another_length(ranks: int, n: int, more: int, monkeypatch: 
     assert all(isinstance(error, WireCorrupted | CommunicatorBroken) for error in errors[:-1]), errors
 
 
+def finish(every: Sequence[Steps]) -> None:
+    """Let some ranks' steps advance in turns, to their ends."""
+    waiting = dict(enumerate(every))
+    pending: dict[int, Pending | None] = dict.fromkeys(waiting)
+    for _ in range(10_000):
+        for rank, each in list(waiting.items()):
+            if (awaited := pending[rank]) is None or awaited.Test():
+                try:
+                    pending[rank] = next(each)
+                except StopIteration:
+                    del waiting[rank]
+    assert not waiting
+
+
+def test_who_called_what_is_told_under_a_tag_of_the_openings_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several collectives' may be under way at once."""
+    isend, tags = LoopbackTransport.isend, set()
+
+    def noted(transport: LoopbackTransport, wire: Wire, dest: int, tag: int) -> Pending:
+        tags.add(tag)
+        return isend(transport, wire, dest, tag)
+
+    monkeypatch.setattr(LoopbackTransport, "isend", noted)
+    openings = [Opening(transport, 40) for transport in Loopback(2, seed=0).transports]
+
+    def steps(rank: int) -> Steps:
+        with pytest.raises(CollectiveMismatch):
+            yield from agree(openings[rank], Signature(f"call of {rank}"), FREE)
+
+    finish([steps(rank) for rank in range(2)])
+    assert tags == {40, 41}  # of the agreement itself, and of who called what
+
+
 @given(
     st.lists(st.sampled_from([FREE, WANTED, OTHER_WAY, USUAL_WAY, BUSY, ON_GPU]), min_size=2, max_size=9),
     st.booleans(),
@@ -194,16 +227,7 @@ def test_all_ranks_learn_the_highest_level(levels: list[int], ahead: bool, odd: 
         except CollectiveMismatch as error:
             told.append(str(error))
 
-    waiting = {rank: steps(rank) for rank in range(len(levels))}
-    pending: dict[int, Pending | None] = dict.fromkeys(waiting)
-    for _ in range(10_000):
-        for rank, each in list(waiting.items()):
-            if (awaited := pending[rank]) is None or awaited.Test():
-                try:
-                    pending[rank] = next(each)
-                except StopIteration:
-                    del waiting[rank]
-    assert not waiting
+    finish([steps(rank) for rank in range(len(levels))])
     if odd:
         assert len(told) == len(levels) and all("other" in str(each) for each in told)
     else:
