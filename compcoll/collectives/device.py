@@ -115,10 +115,11 @@ class DeviceCollectives(Collectives):
         chosen, here, dtype = self._host._make(call, bounded=bounded), self._here, call.dtype
         chosen = chosen.unblocked or chosen
         plan, on_device = chosen.plan, True
-        steps: Callable[[Buffers, Run], Steps]
         if chosen.along is not None:
             travelled = partial(self._travelled, chosen)
             return Recipe(plan, travelled, along=chosen.along, fetch=self._fetch_small)
+        recipe = Recipe(plan, partial(self._through_host, chosen))
+        steps = recipe.steps
         if plan.algorithm == COPY:
             on_device = False
             steps = self._copy if call.rows is None else partial(self._algorithms[call.collective], plan)
@@ -127,15 +128,14 @@ class DeviceCollectives(Collectives):
             there = plan._replace(summands=additive.summands(here, dtype, self._size))
             steps = partial(self._add, there)
         elif plan.algorithm in choose.SPARSE:
-            steps = partial(self._sparse, plan)
+            steps = partial(self._sparse, recipe)
         else:
             moved = plan.coder is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
             bound = self._on_device(plan, dtype) if moved else None
             on_device = bound is not None
-            steps = partial(self._through_host, chosen)
             if bound is not None:
                 steps = partial(self._algorithms[call.collective], bound)
-        recipe = Recipe(plan, partial(self._ordered, steps, on_device))
+        recipe.steps = partial(self._ordered, steps, on_device)
         if Together.concerns(plan) and self._bound(call, dtype):
             if plan.codec is None:  # a residual is there for the other plan
                 recipe.steps = partial(self._without_residual, recipe.steps)
@@ -176,8 +176,8 @@ class DeviceCollectives(Collectives):
         if carrier is not None:
             assert buffers.order is not None and buffers.order.ending is not None
             run.stats.carrier = carrier.name
-            seconds = self._seconds if otherwise.timeout is None else otherwise.timeout
-            carrier.watch(buffers.order.ending.last, f"{call.collective} by {plan.algorithm}", seconds)
+            what = f"{call.collective} by {plan.algorithm}"
+            carrier.watch(buffers.order.ending.last, what, self._limit(otherwise))
         turn.used = True  # not before: all ranks put the same work on their streams in the same order
         return result
 
@@ -271,22 +271,20 @@ class DeviceCollectives(Collectives):
             return result._replace(indices=back(result.indices), values=back(result.values))
         return back(result)
 
-    def _fetch_small(self, buffers: Buffers) -> tuple[Array, Array | None]:
-        """The values and the residual of a small array, on the host."""
+    def _fetch_small(self, buffers: Buffers) -> Steps:
+        """Fetch the values and the residual of a small array to the host."""
         order = buffers.order
         assert order is not None
         timeline = Timeline(self._here.streams, order.caller, order.before, None)
         if buffers.residual is not None:
-            order.fetched = self._fetch(timeline, buffers.residual).copy()
-        return self._fetch(timeline, buffers.x), order.fetched
+            order.fetched = (yield from self._fetch(timeline, buffers.residual)).copy()
+        return (yield from self._fetch(timeline, buffers.x)), order.fetched
 
-    def _fetch(self, timeline: Timeline, x: Array) -> Array:
+    def _fetch(self, timeline: Timeline, x: Array) -> Steps:
         if x.nbytes > self._fetched.nbytes:
             self._fetched = self._here.runtime.pinned_bytes(x.nbytes)
         copy = self._fetched[: x.nbytes]
-        arriving = timeline.fetch(x, copy)
-        while not arriving.Test():
-            pass
+        yield timeline.fetch(x, copy)
         return copy.view(x.dtype)
 
     def _travelled(self, chosen: Recipe, buffers: Buffers, run: Run) -> Steps:
@@ -323,14 +321,18 @@ class DeviceCollectives(Collectives):
         yield from super()._numbers_by_mpi(run, copy, op)
         timeline.store(copy, numbers)
 
-    def _sparse(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+    def _limit(self, recipe: Recipe) -> float:
+        """Seconds that a wait of a recipe's calls may last."""
+        return self._seconds if recipe.timeout is None else recipe.timeout
+
+    def _sparse(self, recipe: Recipe, buffers: Buffers, run: Run) -> Steps:
         """Choose, and add up what was sent, on the device: wires are in pinned memory."""
-        timeline, pinned = _of_device(run)
+        plan, (timeline, pinned) = recipe.plan, _of_device(run)
         n = min(buffers.x.size, 1)
         assert isinstance(plan.coder, SparseCoder)
         # Once the caller's work is done, what is fetched comes soon.
         yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
-        exchange = Exchange(timeline, run.take, pinned)
+        exchange = Exchange(timeline, run.take, pinned, self._limit(recipe))
         plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, exchange)))
         run = replace(run, group=Group(self._transport, run.group.tag), take=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)
