@@ -23,13 +23,14 @@ from ..codecs.cast import uncompressed
 from ..devices.cuda_selection import Exchange, SparseDevice
 from ..devices.streams import Timeline
 from ..dtypes import HALVES, numpy_dtype
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, UnsupportedDevice
 from ..feedback import ErrorFeedback
 from ..progress import Steps
 from ..sparse.coder import SparseCoder
 from ..sparse.contract import SparseSum, Sparsifier
 from ..transports.base import Group, Transport
 from ..transports.device import DeviceTransport
+from ..transports.ipc import IPCTransport, Links
 from ..transports.streamed import Carrier, Joins, StreamTransport
 from . import choose
 from .call import Call
@@ -84,7 +85,8 @@ class DeviceCollectives(Collectives):
         self._fetched = device.runtime.pinned_bytes(0)
         self._seconds = seconds
         joining = transport.joining(device) if isinstance(transport, Joins) else device.joining()
-        self._together = Together(host._setting, joining, seconds)
+        apart = isinstance(transport, Joins) or host._setting.world.nodes > 1
+        self._together = Together(host._setting, joining, None if apart else self._links, seconds)
         self.free = self._together.free
 
     @property
@@ -155,12 +157,12 @@ class DeviceCollectives(Collectives):
         together, turn = self._together, run.turn
         if not together.known:
             yield from together.connect(Group(self._transport, run.group.tag))
-        plan, carrier = together.plan(call), together.carrier
+        plan, carrier, links = together.plan(call), together.carrier, None
         if not plan.setting.streamed:
             if plan.algorithm in choose.ON_THE_HOST:
                 turn.used = otherwise.plan.algorithm not in choose.IN_TURN
                 return (yield from otherwise.steps(buffers, run))
-            carrier, turn.used = None, True
+            carrier, turn.used, links = None, True, together.links
         run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
         if plan.codec is None:
             buffers = buffers._replace(residual=None)
@@ -172,14 +174,22 @@ class DeviceCollectives(Collectives):
             steps = partial(self._algorithms[call.collective], bound)
         if carrier is not None:
             carrier.check()
-        result = yield from self._ordered(steps, True, buffers, run, carrier)
-        if carrier is not None:
+        result = yield from self._ordered(steps, True, buffers, run, carrier, links)
+        if links is not None:
+            run.stats.carrier = links.name
+        elif carrier is not None:
             assert buffers.order is not None and buffers.order.ending is not None
             run.stats.carrier = carrier.name
             what = f"{call.collective} by {plan.algorithm}"
             carrier.watch(buffers.order.ending.last, what, self._limit(otherwise))
         turn.used = True  # not before: all ranks put the same work on their streams in the same order
         return result
+
+    def _links(self) -> Links:
+        """Make this rank's part of what the GPUs of a node share."""
+        if self._direct:
+            raise UnsupportedDevice("MPI takes the GPU's memory itself")
+        return Links(self._here.sharing(), self._here.streams)
 
     def _by_carrier(self, call: Call, buffers: Buffers, run: Run) -> Steps:
         """Run the carrier's own allreduce."""
@@ -228,6 +238,7 @@ class DeviceCollectives(Collectives):
         buffers: Buffers,
         run: Run,
         carrier: Carrier | None = None,
+        links: Links | None = None,
     ) -> Steps:
         """Run a collective after what the caller had launched."""
         # Two in turn: while the kernels of one call are under way, the host launches those of the next.
@@ -239,15 +250,20 @@ class DeviceCollectives(Collectives):
         order = buffers.order
         assert order is not None
         pinned = memory.pinned.take
-        by_gpu = self._direct or carrier is not None
+        by_gpu = self._direct or carrier is not None or links is not None
         timeline = Timeline(self._here.streams, order.caller, order.before, None if by_gpu else pinned)
         transport: Transport = DeviceTransport(self._transport, timeline, self._sealing)
         if carrier is not None:
             transport = StreamTransport(carrier, timeline, transport.rank, transport.size, transport.nodes)
+        elif links is not None:
+            memory.shared = True
+            transport = IPCTransport(links, self._transport, timeline, memory.here, pinned)
         group = Group(self._here.shown(transport), run.group.tag)
         result = yield from inner(
             buffers, replace(run, group=group, take=memory.here.take, timeline=timeline, pinned=pinned)
         )
+        if isinstance(transport, IPCTransport):
+            yield from transport.finish(run.group.tag)
         order.ending, memory.guards = timeline.end(buffers.x, buffers.out, buffers.residual)
         self._in_use.remove(memory)
         self._free.append(memory)

@@ -266,7 +266,7 @@ def _nccl() -> Any:
     return nccl
 
 
-_ON_CUPY = ("cuda", "cuda_nccl", "cuda_runtime")
+_ON_CUPY = ("cuda", "cuda_ipc", "cuda_nccl", "cuda_runtime")
 
 
 class _CurrentDevice(threading.local):
