@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,10 @@ from mpi4py import MPI
 from compcoll import Communicator
 from compcoll.collectives.device import DeviceCollectives
 from compcoll.errors import CommunicatorBroken, PeerTimeout
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
+
+import gpu_ipc
 
 WAYS: list[dict[str, Any]] = [
     {"codec": "minmax", "algorithm": "direct"},
@@ -73,3 +79,23 @@ def check_a_rank_that_does_not_come(comm: MPI.Intracomm) -> None:
         error = raised(lambda: ours.allreduce(x, timeout=0.3, **WAYS[0]))
         assert isinstance(error, (PeerTimeout, CommunicatorBroken)), error
     comm.Barrier()
+
+
+def check_both_ways_are_compared(comm: MPI.Intracomm) -> None:
+    """What `launch/gpu_ipc.py` does with ranks that share a GPU."""
+    if comm.size == 1:
+        return
+    devices: list[Device] = []
+
+    def make() -> Communicator:
+        ours, device = with_device(comm)
+        devices.append(device)
+        return ours
+
+    ways = gpu_ipc.pair(make, None)
+    found = gpu_ipc.compare(ways, devices[0].upload, devices[0].download, sizes=(4096, 100_000), times=2)
+    assert len(found) == 2 * len(gpu_ipc.CODECS) * len(gpu_ipc.ALGORITHMS) * 2
+    assert [result["carrier"] for result in found] == ["files", ""] * (len(found) // 2)
+    assert all(result["wrong"] == 0 < result["median_us"] for result in found)
+    for way in ways:
+        way.free()
