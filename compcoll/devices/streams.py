@@ -225,9 +225,11 @@ class Timeline:
     def leaving(self, wire: Landing, event: Event, copy: Array | None = None) -> None:
         """Record an event of several processes, after which others may take a wire, or a copy of it."""
         outward = self._streams.outward
-        self._enter(outward, (wire,))
         if copy is not None:
+            self._enter(outward, (wire,))
             self._runtime.copy(wire.buffer, copy, wire.nbytes, outward)
+        elif wire.ready is not None:
+            self._runtime.wait(outward, wire.ready)
         self._runtime.record(outward, event)
 
     def take(self, wire: Landing, source: Array, event: Event) -> None:

@@ -28,9 +28,9 @@ _NOTICE = Struct("<QQQ64s64s")
 
 _HANDLE_NBYTES = 64
 _PROOF_NBYTES = 64
-_EVENTS = 32
-"""Events of a rank that are recorded in turn, always on the same stream: who comes late to one waits for a later record
-of it, and so for more than it has to, but never for less.
+_EVENTS, _ENDS = 32, 4
+"""Events of a rank, of wires and of calls' ends, that are recorded in turn, always on the same stream: who comes late
+to one waits for a later record of it, and so for more than it has to, but never for less.
 """
 
 _END = 3
@@ -110,7 +110,7 @@ class Links:
         self._streams = streams
         self._runtime = streams.runtime
         self._leaving = cycle([sharing.event() for _ in range(_EVENTS)])
-        self._ends = cycle([sharing.event() for _ in range(_EVENTS)])
+        self._ends = cycle([sharing.event() for _ in range(_ENDS)])
         self._shared: dict[int, tuple[Array, bytes]] = {}  # by address
         self._memory: dict[tuple[int, bytes], Array] = {}
         self._events: dict[tuple[int, bytes], Event] = {}
@@ -173,6 +173,7 @@ class Links:
         """Bytes that this rank's GPU will write to shared memory, and the notice of these."""
         streams, (event, handle) = self._streams, self.leaving()
         self._runtime.copy(self._proof, self._probe.buffer, _PROOF_NBYTES, streams.encode)
+        self._probe.ready = self._runtime.record(streams.encode)
         self._timeline().leaving(self._probe, event)
         notice = self.notice(self._probe.content, [self._probe.buffer], handle)
         assert notice is not None
@@ -268,6 +269,8 @@ class IPCTransport:
         self._timeline = timeline
         self._memory = memory
         self._pinned = pinned
+        self._latest: Wire | None = None
+        self._notice = b""
         self._dests: set[int] = set()
         self._sources: set[int] = set()
         self.rank: int = host.rank
@@ -275,6 +278,13 @@ class IPCTransport:
         self.nodes: Sequence[int] = host.nodes
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
+        if wire is not self._latest:  # of what goes to several ranks all are told the same
+            self._latest, self._notice = wire, self._noted(wire)
+        self._dests.add(dest)
+        return self._tell(self._notice, dest, tag)
+
+    def _noted(self, wire: Wire) -> bytes:
+        """Let others take a wire, and return the notice of it."""
         event, handle = self._links.leaving()
         copy = None
         notice = self._links.notice(wire.content, self._memory.slabs, handle)
@@ -283,8 +293,7 @@ class IPCTransport:
             notice = self._links.notice(copy, self._memory.slabs, handle)
             assert notice is not None
         self._timeline.leaving(wire, event, copy)
-        self._dests.add(dest)
-        return self._tell(notice, dest, tag)
+        return notice
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         def take(notice: bytes) -> None:

@@ -72,6 +72,7 @@ def test_nothing_waits_on_the_host() -> None:
 def test_many_under_way(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the order in which ranks advance, and though the same few events are recorded again and again."""
     monkeypatch.setattr(ipc, "_EVENTS", events)
+    monkeypatch.setattr(ipc, "_ENDS", min(events, 2))
     ways: list[dict[str, Any]] = [OPTIONS, {"codec": "zfp", "rate": 8, "algorithm": "ring"}, {**OPTIONS, "op": "mean"}]
     for seed in range(5):
         host, world = World(3), SharingWorld(3, seed=seed)
@@ -85,6 +86,17 @@ def test_many_under_way(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for number, (batch, pending) in enumerate(zip(batches, requests)):
             got = world.download([request.wait() for request in pending])
             np.testing.assert_array_equal(got, host.allreduce(batch, **ways[number % 3]))
+
+
+def test_a_wire_for_several_ranks_has_one_event() -> None:
+    world = SharingWorld(4)
+    world.sum_of(normals(4, N), **OPTIONS)
+    links, asked = world.comms[0]._gpu._together.links, []  # type: ignore[union-attr]
+    assert links is not None
+    leaving = links.leaving
+    links.leaving = lambda: asked.append(1) or leaving()  # type: ignore[method-assign, func-returns-value]
+    world.sum_of(normals(4, 256), **OPTIONS)
+    assert len(asked) == 3 + 1  # the other ranks' chunks, and the sum of its own
 
 
 def test_losses_are_fed_back() -> None:

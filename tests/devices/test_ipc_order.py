@@ -135,13 +135,13 @@ def is_before(site: Site) -> bool:
 
 
 def sites(*, trying: bool = False) -> list[Site]:
-    """The waits of calls but for the caller's work before what is decoded, or told of, which was encoded, here or
-    there, after such work; or those of the first call, which tries to read others' memory.
+    """The waits of calls but for the caller's work before what is decoded, which was encoded elsewhere after such work;
+    or those of the first call, which tries to read others' memory.
     """
     found = complete(early=False, backwards=False)[0]
     if trying:
-        return sorted(s for s in found if s[1] in ("accept", "take") or (s[1] == "leaving" and is_before(s)))
-    return sorted(s for s in found if s[1] != "accept" and not (s[1] in ("decoding", "leaving") and is_before(s)))
+        return sorted(site for site in found if site[1] in ("accept", "take", "leaving"))
+    return sorted(site for site in found if site[1] != "accept" and not (site[1] == "decoding" and is_before(site)))
 
 
 def test_every_wait_of_shared_memory_is_among_them() -> None:

@@ -149,7 +149,7 @@ def test_scenarios_come_to_every_wait() -> None:
     """Or, of memory that processes share, those of test_ipc_order.py."""
     world = SharingWorld(2)
     world.sum_of(normals(2, N), codec="minmax", algorithm="direct")
-    shared = {line for line, method in world.sites if method in ("take", "given")}
+    shared = {line for line, method in world.sites if method in ("leaving", "take", "given")}
     assert wait_lines() == shared | {line for line, _ in wait_sites()}
 
 
