@@ -39,7 +39,7 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("method", "options"), WAYS, ids=lambda way: way if isinstance(way, str) else way["algorithm"])
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_same_bits_as_on_the_host(size: int, method: str, options: dict[str, Any]) -> None:
-    """And as by pinned memory, of which nothing but notices is used; again and again in the same memory."""
+    """And as by pinned memory; again and again in the same memory."""
     host, staged, world = World(size), DeferredWorld(size, direct=False), SharingWorld(size)
     for seed, codec in enumerate([*one_of_each(FIXED), None] if size < 4 else one_of_each(FIXED)[:4]):
         inputs = normals(size, N // size * size, seed=seed)
@@ -112,6 +112,20 @@ def test_losses_are_fed_back() -> None:
             )
             results.append(ranks.run(start, given))
         np.testing.assert_array_equal(world.download(results[1]), results[0])
+    assert world.carriers == {"late IPC"}
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling"])
+def test_results_in_place(algorithm: str) -> None:
+    """Again and again in the same arrays, of halves."""
+    host, world = World(3), SharingWorld(3)
+    inputs = normals(3, N, np.float16, scale=1e-2)
+    arrays = world.upload(inputs)
+    for _ in range(4):
+        start = lambda comm, x: comm.iallreduce(x, out=x, codec="zfp", rate=8, algorithm=algorithm)  # noqa: E731
+        inputs = host.run(start, [x.copy() for x in inputs])
+        arrays = world.run(start, arrays)
+    np.testing.assert_array_equal(world.download(arrays), inputs)
     assert world.carriers == {"late IPC"}
 
 
