@@ -29,7 +29,7 @@ class Stats:
     device : str
         Where codecs ran: ``"host"``, or the device's name.
     carrier : str
-        What carried messages from GPU to GPU: ``"NCCL"``, or nothing.
+        What carried messages from GPU to GPU: ``"NCCL"``, ``"CUDA IPC"``, or nothing.
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float
         Host time spent encoding, decoding, waiting for other ranks, and from start to end; of a GPU's kernels what
         launching them took.

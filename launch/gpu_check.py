@@ -6,7 +6,7 @@ others: kernels (build, bytes, memory accesses), speed (of kernels), order (of s
 overlap (of kernels and messages). No network is needed: what the machine's Python has is used, and the folder --wheels
 may hold what it lacks. Each part leaves summary-PART.txt and log-PART.txt (all that was printed), and some of them
 tests-kernels.xml, codecs.json, tests-order.xml, allreduce-1.json, allreduce-2.json, allreduce-4.json, overlap.json,
-timeline.json.
+timeline.json, ipc.json.
 """
 
 from __future__ import annotations
@@ -151,9 +151,11 @@ def steps(part: str, out: Path) -> list[Step]:
     timeline = ["launch/gpu_timeline.py", "--json"]
     here = [python, *timeline, str(out / "overlap.json"), "--ranks", "2"]
     there = [*_mpirun(python, 2), "python", *timeline, str(out / "timeline.json")]
+    shared = [*_mpirun(python, 2), "python", "launch/gpu_ipc.py", "--json", str(out / "ipc.json")]
     return [
         Step("overlap", "what overlaps in an allreduce of 2 ranks in one process", here, 120),
         Step("timeline", "the same of 2 processes, which have the GPU in turns", there, 120),
+        Step("ipc", "2 processes that read each other's memory, beside pinned memory", shared, 90),
         _sweep(python, 4, out),
     ]
 
@@ -317,6 +319,14 @@ def summary(outcomes: Sequence[Outcome], out: Path, name: str) -> str:
             lines += [
                 f"{r['size']:>12}  {r['contender']:<10}{r['median_us']:>12.1f}{r['wrong']:>7} wrong" for r in found
             ]
+    found = records(out / "ipc.json")
+    if found:
+        lines += ["", f"allreduce, 2 processes, segments of {SEGMENT} bytes, median us"]
+        lines += [
+            f"{r['size']:>12}  {r['codec']:<8}{r['algorithm']:<8}{r['median_us']:>12.1f}{r['wrong']:>7} wrong"
+            f"  {r['carrier'] or 'by way of pinned memory'}"
+            for r in found
+        ]
     for r in records(out / "overlap.json") + records(out / "timeline.json"):
         if r["rank"] == 0:
             where = f"2 ranks in {r['processes']} process{'es' * (r['processes'] > 1)}"

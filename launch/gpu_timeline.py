@@ -4,9 +4,10 @@
     launch/mpirun -n 2 python launch/gpu_timeline.py --json timeline.json
 
 For each length of segments a picture of rank 0 and, for each rank, how much of the shorter of the two, kernels and
-wire, is hidden behind the longer. The wire is copies to and from pinned memory, and messages from their start until
-they are known to be sent. Processes that share a GPU have it in turns: what overlaps on it shows in one process alone,
-whose ranks' messages are copies in memory. The JSON is a trace for chrome://tracing or Perfetto, too.
+wire, is hidden behind the longer. The wire is copies to and from pinned memory, or from the other process's, and
+messages from their start until they are known to be sent. Processes that share a GPU have it in turns: what overlaps on
+it shows in one process alone, whose ranks' messages are copies in memory. The JSON is a trace for chrome://tracing or
+Perfetto, too.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ FLOORS = [
 ]
 ONLY_IMPORTER = {
     "mpi4py": {"transports/library"},
-    "cupy": {"devices/cuda", "devices/cuda_nccl", "devices/cuda_runtime"},
+    "cupy": {"devices/cuda", "devices/cuda_ipc", "devices/cuda_nccl", "devices/cuda_runtime"},
     "torch": {"torch"},
     "zfpy": {"codecs/zfpy_coder"},
     "pickle": set(),  # what comes from another rank runs nothing

@@ -13,13 +13,15 @@ class Arena:
 
     Attributes
     ----------
+    slabs : list of array
+        The pieces.
     fresh_nbytes : int
         Bytes that were taken for the first time, since the beginning.
     """
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
-        self._slabs: list[Any] = []  # kernels may need memory longer than who took it
+        self.slabs: list[Any] = []  # kernels may need memory longer than who took it
         self._taken: list[int] = []
         self._most: list[int] = []  # that was ever taken of a slab
         self._nbytes = 0
@@ -28,13 +30,13 @@ class Arena:
     def take(self, nbytes: int) -> Any:
         """Memory of ``nbytes`` bytes, until `rewind` or `reset`."""
         length = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        for index, slab in enumerate(self._slabs):
+        for index, slab in enumerate(self.slabs):
             if self._taken[index] + length <= slab.nbytes:
                 break
         else:
-            index = len(self._slabs)
-            self._slabs.append(self._allocate(max(length, self._nbytes)))
-            self._nbytes += self._slabs[-1].nbytes
+            index = len(self.slabs)
+            self.slabs.append(self._allocate(max(length, self._nbytes)))
+            self._nbytes += self.slabs[-1].nbytes
             self._taken.append(0)
             self._most.append(0)
         begin = self._taken[index]
@@ -42,16 +44,16 @@ class Arena:
         if end > self._most[index]:
             self.fresh_nbytes += end - self._most[index]
             self._most[index] = end
-        return self._slabs[index][begin : begin + nbytes]
+        return self.slabs[index][begin : begin + nbytes]
 
     def rewind(self) -> None:
         """Everything taken may be taken again."""
-        self._taken = [0] * len(self._slabs)
+        self._taken = [0] * len(self.slabs)
 
     def reset(self) -> None:
         """Everything taken is free again; as much fits into one slab from now on."""
-        if len(self._slabs) > 1:
-            self._slabs = [self._allocate(sum(self._taken))]
-            self._nbytes = self._slabs[0].nbytes
+        if len(self.slabs) > 1:
+            self.slabs = [self._allocate(sum(self._taken))]
+            self._nbytes = self.slabs[0].nbytes
             self._most = [0]
         self.rewind()

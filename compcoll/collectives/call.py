@@ -117,6 +117,8 @@ class Setting(NamedTuple):
         The algorithms whose messages go from GPU to GPU in a stream's order, as NCCL's; all others do not then.
     blocks : bool
         Whether messages can only be waited for, as gloo's.
+    between_gpus : Profile or None
+        What is known of wires that GPUs of one node read from each other's memory; None where they do not.
     """
 
     world: World
@@ -127,3 +129,4 @@ class Setting(NamedTuple):
     gpus: bool = False
     streamed: tuple[str, ...] = ()
     blocks: bool = False
+    between_gpus: Profile | None = None

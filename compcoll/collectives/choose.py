@@ -246,7 +246,8 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
             if refused and allowed:
                 continue
             length = segment(codec, way.ratio, call, setting)
-            seconds = predict(setting.profile, call.collective, algorithm, nbytes, setting.world, way, length)
+            profile = setting.profile if algorithm in ON_THE_HOST else setting.between_gpus or setting.profile
+            seconds = predict(profile, call.collective, algorithm, nbytes, setting.world, way, length)
             if setting.gpus and not setting.streamed and algorithm in ON_THE_HOST:
                 seconds += 2 * nbytes * COPY_PER_BYTE
             found.append(Option(algorithm, codec, seconds, _error(algorithm, codec, call, setting), refused))
@@ -299,7 +300,7 @@ def _refused(
         alone = record.inside_node and bool(known.native or not known.blocks)
         surely = alone or record.surely(wire_nbytes, world.size) or profile.measured(world, record.name)
         return "" if surely else "not measured here"
-    if codec is None and not known.native and not profile.measured(world):
+    if codec is None and not known.native and setting.between_gpus is None and not profile.measured(world):
         return "not measured here"
     if codec is None and call.dtype in HALVES and not record.rounds_once and call.collective == "allreduce":
         return "rounds at every hop"

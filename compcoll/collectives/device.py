@@ -23,13 +23,14 @@ from ..codecs.cast import uncompressed
 from ..devices.cuda_selection import Exchange, SparseDevice
 from ..devices.streams import Timeline
 from ..dtypes import HALVES, numpy_dtype
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, UnsupportedDevice
 from ..feedback import ErrorFeedback
 from ..progress import Steps
 from ..sparse.coder import SparseCoder
 from ..sparse.contract import SparseSum, Sparsifier
 from ..transports.base import Group, Transport
 from ..transports.device import DeviceTransport
+from ..transports.ipc import IPCTransport, Links
 from ..transports.streamed import Carrier, Joins, StreamTransport
 from . import choose
 from .call import Call
@@ -84,7 +85,8 @@ class DeviceCollectives(Collectives):
         self._fetched = device.runtime.pinned_bytes(0)
         self._seconds = seconds
         joining = transport.joining(device) if isinstance(transport, Joins) else device.joining()
-        self._together = Together(host._setting, joining, seconds)
+        apart = isinstance(transport, Joins) or host._setting.world.nodes > 1
+        self._together = Together(host._setting, joining, None if apart else self._links, seconds)
         self.free = self._together.free
 
     @property
@@ -115,10 +117,11 @@ class DeviceCollectives(Collectives):
         chosen, here, dtype = self._host._make(call, bounded=bounded), self._here, call.dtype
         chosen = chosen.unblocked or chosen
         plan, on_device = chosen.plan, True
-        steps: Callable[[Buffers, Run], Steps]
         if chosen.along is not None:
             travelled = partial(self._travelled, chosen)
             return Recipe(plan, travelled, along=chosen.along, fetch=self._fetch_small)
+        recipe = Recipe(plan, partial(self._through_host, chosen))
+        steps = recipe.steps
         if plan.algorithm == COPY:
             on_device = False
             steps = self._copy if call.rows is None else partial(self._algorithms[call.collective], plan)
@@ -127,15 +130,14 @@ class DeviceCollectives(Collectives):
             there = plan._replace(summands=additive.summands(here, dtype, self._size))
             steps = partial(self._add, there)
         elif plan.algorithm in choose.SPARSE:
-            steps = partial(self._sparse, plan)
+            steps = partial(self._sparse, recipe)
         else:
             moved = plan.coder is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
             bound = self._on_device(plan, dtype) if moved else None
             on_device = bound is not None
-            steps = partial(self._through_host, chosen)
             if bound is not None:
                 steps = partial(self._algorithms[call.collective], bound)
-        recipe = Recipe(plan, partial(self._ordered, steps, on_device))
+        recipe.steps = partial(self._ordered, steps, on_device)
         if Together.concerns(plan) and self._bound(call, dtype):
             if plan.codec is None:  # a residual is there for the other plan
                 recipe.steps = partial(self._without_residual, recipe.steps)
@@ -155,12 +157,12 @@ class DeviceCollectives(Collectives):
         together, turn = self._together, run.turn
         if not together.known:
             yield from together.connect(Group(self._transport, run.group.tag))
-        plan, carrier = together.plan(call), together.carrier
+        plan, carrier, links = together.plan(call), together.carrier, None
         if not plan.setting.streamed:
             if plan.algorithm in choose.ON_THE_HOST:
                 turn.used = otherwise.plan.algorithm not in choose.IN_TURN
                 return (yield from otherwise.steps(buffers, run))
-            carrier, turn.used = None, True
+            carrier, turn.used, links = None, True, together.links
         run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
         if plan.codec is None:
             buffers = buffers._replace(residual=None)
@@ -172,14 +174,22 @@ class DeviceCollectives(Collectives):
             steps = partial(self._algorithms[call.collective], bound)
         if carrier is not None:
             carrier.check()
-        result = yield from self._ordered(steps, True, buffers, run, carrier)
-        if carrier is not None:
+        result = yield from self._ordered(steps, True, buffers, run, carrier, links)
+        if links is not None:
+            run.stats.carrier = links.name
+        elif carrier is not None:
             assert buffers.order is not None and buffers.order.ending is not None
             run.stats.carrier = carrier.name
-            seconds = self._seconds if otherwise.timeout is None else otherwise.timeout
-            carrier.watch(buffers.order.ending.last, f"{call.collective} by {plan.algorithm}", seconds)
+            what = f"{call.collective} by {plan.algorithm}"
+            carrier.watch(buffers.order.ending.last, what, self._limit(otherwise))
         turn.used = True  # not before: all ranks put the same work on their streams in the same order
         return result
+
+    def _links(self) -> Links:
+        """Make this rank's part of what the GPUs of a node share."""
+        if self._direct:
+            raise UnsupportedDevice("MPI takes the GPU's memory itself")
+        return Links(self._here.sharing(), self._here.streams)
 
     def _by_carrier(self, call: Call, buffers: Buffers, run: Run) -> Steps:
         """Run the carrier's own allreduce."""
@@ -228,6 +238,7 @@ class DeviceCollectives(Collectives):
         buffers: Buffers,
         run: Run,
         carrier: Carrier | None = None,
+        links: Links | None = None,
     ) -> Steps:
         """Run a collective after what the caller had launched."""
         # Two in turn: while the kernels of one call are under way, the host launches those of the next.
@@ -239,15 +250,20 @@ class DeviceCollectives(Collectives):
         order = buffers.order
         assert order is not None
         pinned = memory.pinned.take
-        by_gpu = self._direct or carrier is not None
+        by_gpu = self._direct or carrier is not None or links is not None
         timeline = Timeline(self._here.streams, order.caller, order.before, None if by_gpu else pinned)
         transport: Transport = DeviceTransport(self._transport, timeline, self._sealing)
         if carrier is not None:
             transport = StreamTransport(carrier, timeline, transport.rank, transport.size, transport.nodes)
+        elif links is not None:
+            memory.shared = True
+            transport = IPCTransport(links, self._transport, timeline, memory.here, pinned)
         group = Group(self._here.shown(transport), run.group.tag)
         result = yield from inner(
             buffers, replace(run, group=group, take=memory.here.take, timeline=timeline, pinned=pinned)
         )
+        if isinstance(transport, IPCTransport):
+            yield from transport.finish(run.group.tag)
         order.ending, memory.guards = timeline.end(buffers.x, buffers.out, buffers.residual)
         self._in_use.remove(memory)
         self._free.append(memory)
@@ -271,22 +287,20 @@ class DeviceCollectives(Collectives):
             return result._replace(indices=back(result.indices), values=back(result.values))
         return back(result)
 
-    def _fetch_small(self, buffers: Buffers) -> tuple[Array, Array | None]:
-        """The values and the residual of a small array, on the host."""
+    def _fetch_small(self, buffers: Buffers) -> Steps:
+        """Fetch the values and the residual of a small array to the host."""
         order = buffers.order
         assert order is not None
         timeline = Timeline(self._here.streams, order.caller, order.before, None)
         if buffers.residual is not None:
-            order.fetched = self._fetch(timeline, buffers.residual).copy()
-        return self._fetch(timeline, buffers.x), order.fetched
+            order.fetched = (yield from self._fetch(timeline, buffers.residual)).copy()
+        return (yield from self._fetch(timeline, buffers.x)), order.fetched
 
-    def _fetch(self, timeline: Timeline, x: Array) -> Array:
+    def _fetch(self, timeline: Timeline, x: Array) -> Steps:
         if x.nbytes > self._fetched.nbytes:
             self._fetched = self._here.runtime.pinned_bytes(x.nbytes)
         copy = self._fetched[: x.nbytes]
-        arriving = timeline.fetch(x, copy)
-        while not arriving.Test():
-            pass
+        yield timeline.fetch(x, copy)
         return copy.view(x.dtype)
 
     def _travelled(self, chosen: Recipe, buffers: Buffers, run: Run) -> Steps:
@@ -323,14 +337,18 @@ class DeviceCollectives(Collectives):
         yield from super()._numbers_by_mpi(run, copy, op)
         timeline.store(copy, numbers)
 
-    def _sparse(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+    def _limit(self, recipe: Recipe) -> float:
+        """Seconds that a wait of a recipe's calls may last."""
+        return self._seconds if recipe.timeout is None else recipe.timeout
+
+    def _sparse(self, recipe: Recipe, buffers: Buffers, run: Run) -> Steps:
         """Choose, and add up what was sent, on the device: wires are in pinned memory."""
-        timeline, pinned = _of_device(run)
+        plan, (timeline, pinned) = recipe.plan, _of_device(run)
         n = min(buffers.x.size, 1)
         assert isinstance(plan.coder, SparseCoder)
         # Once the caller's work is done, what is fetched comes soon.
         yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
-        exchange = Exchange(timeline, run.take, pinned)
+        exchange = Exchange(timeline, run.take, pinned, self._limit(recipe))
         plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, exchange)))
         run = replace(run, group=Group(self._transport, run.group.tag), take=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)

@@ -55,6 +55,10 @@ class DeviceBuffers:
         return dtype, flat, result, self.device.view(result, "out")[1]
 
 
+_PAGE = 1 << 21
+"""CUDA shares whole pages with other processes, whatever else is on them: so slabs are whole pages."""
+
+
 class DeviceMemory:
     """A collective's wires on the device and in pinned host memory, kept for the next one.
 
@@ -62,13 +66,19 @@ class DeviceMemory:
     ----------
     guards : list of Pending
         What must be done before it is used again.
+    shared : bool
+        Whether other processes have the slabs on the device, which therefore stay.
     """
 
     def __init__(self, runtime: Any) -> None:
-        self.here = Arena(runtime.device_bytes)
+        self.here = Arena(lambda nbytes: runtime.device_bytes(-(-nbytes // _PAGE) * _PAGE))
         self.pinned = Arena(runtime.pinned_bytes)
         self.guards: list[Pending] = []
+        self.shared = False
 
     def reset(self) -> None:
-        self.here.reset()
+        if self.shared:
+            self.here.rewind()
+        else:
+            self.here.reset()
         self.pinned.reset()

@@ -31,7 +31,7 @@ def text(
     reduced = f" by {call.op}" if call.op not in ("", "sum") else ""
     head = [
         f"{call.collective} of {call.nbytes} bytes of {call.dtype}{reduced} on {world.size} ranks, {nodes}",
-        f"profile: {setting.profile.source}",
+        f"profile: {(setting.between_gpus or setting.profile).source}",
     ]
     if algorithm == choose.COPY:
         return "\n".join([*head, "", f"choice: {algorithm}: there is one rank"])

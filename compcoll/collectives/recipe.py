@@ -132,7 +132,7 @@ class Recipe:
     along : Along or None
         What travels with the opening, if this is small.
     fetch : callable or None
-        Gives that values and residual on the host, from arrays that are elsewhere.
+        Makes the steps that fetch that values and residual to the host, from arrays that are elsewhere.
     body, with_feedback : Body or None
         Do what ``steps`` do, without and with feedback, in one go while no rank has other collectives to advance; they
         may block in MPI.
@@ -155,7 +155,7 @@ class Recipe:
     plan: Plan
     steps: Callable[[Buffers, Run], Steps]
     along: Along | None = None
-    fetch: Callable[[Buffers], tuple[Array, Array | None]] | None = None
+    fetch: Callable[[Buffers], Steps] | None = None
     body: Body | None = None
     with_feedback: Body | None = None
     algorithm: Callable[[Plan, Buffers, Run], Steps] | None = None
@@ -171,10 +171,12 @@ class Recipe:
         """The recipe of what one body does for all calls."""
         return cls(plan, lambda buffers, run: driven(body, buffers, run), body=body, with_feedback=body, **more)
 
-    def load(self, buffers: Buffers, number: int) -> Along | None:
-        """Load what travels with the opening of this call."""
+    def load(self, buffers: Buffers, number: int) -> Steps:
+        """Load what travels with the opening of this call, and return it."""
         if self.along is not None:
-            x, residual = self.fetch(buffers) if self.fetch is not None else (buffers.x, buffers.residual)
+            x, residual = buffers.x, buffers.residual
+            if self.fetch is not None:
+                x, residual = yield from self.fetch(buffers)
             self.along.load(x, residual, number)
         return self.along
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from struct import Struct
 
 from ..algorithms.gather import gather
 from ..model import gpu
-from ..progress import THREADS, Steps
+from ..progress import THREADS, Pending, Steps, keep_forever, wait_for
 from ..sparse.contract import Sparsifier
 from ..transports.base import Group
+from ..transports.ipc import INVITATION_NBYTES, Links
 from ..transports.streamed import Carrier, Joining
 from . import choose
 from .call import Call, Setting
@@ -21,6 +23,7 @@ _COLLECTIVES = ("allreduce", "reduce_scatter", "allgather")
 _MOST_SECONDS_TO_JOIN = 120.0
 
 _CARD = Struct("<?24sI16s128s160s")  # whether it can join, by what, its version, GPU, invitation, why not
+_OFFER = Struct(f"<?{INVITATION_NBYTES}s160s")  # whether it shares memory, the invitation to it, why not
 _OUTCOME = Struct("<?160s")
 
 
@@ -87,6 +90,80 @@ def connect(group: Group, joining: Joining, seconds: float) -> Steps:
     return working.result
 
 
+class _Within:
+    """Some things to wait for, for so many seconds."""
+
+    def __init__(self, pending: list[Pending], seconds: float) -> None:
+        self._pending = deque(pending)
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self.error: Exception | None = None
+
+    def Test(self) -> bool:
+        try:
+            while self._pending and self._pending[0].Test():
+                self._pending.popleft()
+            if self._pending and time.monotonic() > self._deadline:
+                raise TimeoutError(f"the GPU has not read others' memory within {self._seconds:g} s")
+        except Exception as error:  # of CUDA's, too
+            self.error = error
+        return not self._pending or self.error is not None
+
+
+def link(group: Group, shares: Callable[[], Links], seconds: float) -> Steps:
+    """Open the memory of all ranks' GPUs to each other, if each can: return the links, or why there are none. The same
+    on all ranks.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks, all of one node, on a transport of the host's.
+    shares : callable
+        Makes this rank's part.
+    seconds : float
+        How long the GPUs may take to read each other's memory.
+    """
+    links: Links | None = None
+    try:
+        links = shares()
+        own = _OFFER.pack(True, links.invitation(), b"")
+    except Exception as error:  # of CUDA's, too
+        own = _OFFER.pack(False, b"", _short(error))
+    offers = [_OFFER.unpack(offer) for offer in (yield from gather(group, own))]
+    invitations = [invitation for _, invitation, _ in offers]
+    outcome = _OUTCOME.pack(True, b"")
+    if all(shared for shared, *_ in offers) and links is not None:
+        try:
+            reading = _Within(links.accept(invitations, group.rank), seconds)
+            yield reading
+            if reading.error is not None:
+                raise reading.error
+            links.check(invitations)
+        except Exception as error:
+            outcome = _OUTCOME.pack(False, _short(error))
+        offers = [_OUTCOME.unpack(told) for told in (yield from gather(group, outcome))]
+    refused = [f"rank {rank}: {_text(offer[-1])}" for rank, offer in enumerate(offers) if not offer[0]]
+    if refused:
+        yield from unlink(group, links, seconds)
+    return refused[0] if refused else links
+
+
+def unlink(group: Group, links: Links | None, seconds: float) -> Steps:
+    """Close what others share, all ranks together: nobody's memory goes while another has it."""
+    closed = True
+    if links is not None:
+        idle = _Within([links.idle()], seconds)
+        yield idle
+        try:
+            if idle.error is not None:
+                raise idle.error
+            links.close()
+        except Exception:  # of CUDA's, too: it stays open
+            closed = False
+    if all(told == b"\1" for told in (yield from gather(group, bytes([closed])))) and links is not None:
+        links.forget()
+
+
 def _short(error: Exception) -> bytes:
     return str(error).encode()[:160]
 
@@ -104,6 +181,8 @@ class Together:
         Of calls whose arrays may be anywhere.
     joining : Joining
         The way in which this rank's GPU joins the others.
+    shares : callable or None
+        Makes this rank's part of the memory that GPUs of one machine share; None if all ranks do without.
     seconds : float
         A wait of the communicator may last so long: joining and leaving, at most half of it each.
 
@@ -111,19 +190,24 @@ class Together:
     ----------
     carrier : Carrier or None
         Carries messages from GPU to GPU; None before the first call, or if there is none.
+    links : Links or None
+        By which GPUs read each other's memory where there is no carrier.
     known : bool
         Whether the ranks have found out.
     why : str
-        Why there is none.
+        Why there is no carrier, and, if there are no links either, why.
     """
 
-    def __init__(self, setting: Setting, joining: Joining, seconds: float) -> None:
+    def __init__(self, setting: Setting, joining: Joining, shares: Callable[[], Links] | None, seconds: float) -> None:
         self._joining = joining
+        self._shares = shares
+        self._group: Group | None = None
         self._seconds = min(seconds / 2, _MOST_SECONDS_TO_JOIN)
         self._by_the_host = setting._replace(profile=gpu.by_the_host(setting.profile), gpus=True)
         self._streamed = setting._replace(profile=gpu.by_nccl(setting.profile), native=True, shared=False, gpus=True)
         self._plans: dict[Call, Plan] = {}
         self.carrier: Carrier | None = None
+        self.links: Links | None = None
         self.known = False
         self.why = ""
 
@@ -145,7 +229,15 @@ class Together:
         """Find out, with all other ranks, what carries messages from GPU to GPU."""
         found = yield from connect(group, self._joining, self._seconds)
         if isinstance(found, str):
-            self.why = found
+            self.why, self._group = found, group
+            if self._shares is not None:
+                linked = yield from link(group, self._shares, self._seconds)
+                if isinstance(linked, str):
+                    self.why += f"; {linked}"
+                else:
+                    self.links = linked
+                    between = gpu.by_ipc(self._by_the_host.profile)
+                    self._by_the_host = self._by_the_host._replace(between_gpus=between)
         else:
             self.carrier = found
             self._streamed = self._streamed._replace(streamed=choose.streamed(group.transport.nodes))
@@ -166,3 +258,11 @@ class Together:
         """Give back what carries, with all other ranks."""
         if self.carrier is not None:
             self.carrier.free(self._seconds)
+        if self.links is not None and self._group is not None:
+            leaving = unlink(self._group, self.links, self._seconds)
+            try:
+                for pending in leaving:
+                    if pending is not None:
+                        wait_for(pending, self._seconds, "not all ranks closed each other's memory")
+            except Exception:  # of MPI's, too: what is closed late, or never, stays
+                keep_forever((leaving, self.links))

@@ -19,6 +19,7 @@ from .. import config
 from ..dtypes import DTYPES, HALVES, computed_on, numpy_dtype
 from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDevice, UnsupportedDType
 from .cuda_coder import DeviceCoder
+from .cuda_ipc import CudaIPC
 from .cuda_launches import CodecLaunches
 from .cuda_nccl import NCCL
 from .cuda_runtime import CudaRuntime
@@ -95,6 +96,10 @@ class CudaDevice:
     def joining(self) -> NCCL:
         """The way in which this GPU joins those of other ranks."""
         return NCCL(self.runtime)
+
+    def sharing(self) -> CudaIPC:
+        """What processes of one machine share of this GPU."""
+        return CudaIPC(self.runtime)
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
         key = (*kernel, variant, seed, dtype)

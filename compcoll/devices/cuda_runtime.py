@@ -110,9 +110,9 @@ class CudaRuntime:
         with self.current:
             return cupy.cuda.Stream(non_blocking=True, priority=_FIRST)
 
-    def record(self, stream: cupy.cuda.Stream) -> cupy.cuda.Event:
+    def record(self, stream: cupy.cuda.Stream, event: cupy.cuda.Event | None = None) -> cupy.cuda.Event:
         with self.current:
-            event = cupy.cuda.Event(disable_timing=True)
+            event = cupy.cuda.Event(disable_timing=True) if event is None else event
             event.record(stream)
             return event
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..dtypes import DTYPES
 from ..kernels import _host
+from ..progress import wait_for
 from .cuda_coder import Launcher
 from .cuda_launches import TILE_VALUES, Launch, grid_of, parameters
 from .cuda_programs import program
@@ -138,12 +139,17 @@ class Exchange:
         Of the collective.
     take, pinned : callable
         Give memory of the device, and host memory that it copies from and to, in bytes.
+    seconds : float
+        What is launched on the device may take so long.
     """
 
-    def __init__(self, timeline: Timeline, take: Callable[[int], Array], pinned: Callable[[int], HostArray]) -> None:
+    def __init__(
+        self, timeline: Timeline, take: Callable[[int], Array], pinned: Callable[[int], HostArray], seconds: float
+    ) -> None:
         self._timeline = timeline
         self._take = take
         self._pinned = pinned
+        self._seconds = seconds
 
     def launching(self) -> None:
         """Let the next kernels come after the caller's work, and after each other."""
@@ -153,12 +159,16 @@ class Exchange:
         return self._take(n * np.dtype(dtype).itemsize).view(dtype)
 
     def download(self, array: Array) -> HostArray:
-        """Wait for the kernels before, which are this collective's and short."""
+        """Wait for the kernels before, which are this collective's and short.
+
+        Raises
+        ------
+        PeerTimeout
+            If they do not end in time.
+        """
         copy: HostArray = self._pinned(array.nbytes).view(array.dtype)
         if copy.size:
-            arriving = self._timeline.fetch(array, copy)
-            while not arriving.Test():
-                pass
+            wait_for(self._timeline.fetch(array, copy), self._seconds, "the device has not ended what was launched")
         return copy
 
     def upload(self, array: HostArray) -> Array:

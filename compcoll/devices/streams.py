@@ -36,8 +36,8 @@ class Runtime(Protocol):
     def stream(self) -> Stream:
         """A new stream, in no order with others, whose work comes before that of the caller's own streams."""
 
-    def record(self, stream: Stream) -> Event:
-        """Record an event: it tells that everything put on a stream so far is done."""
+    def record(self, stream: Stream, event: Event | None = None) -> Event:
+        """Record an event, a new one or that one again: it tells that everything put on a stream so far is done."""
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let what is put on a stream from now on be done after the event. The host goes on."""
@@ -47,6 +47,15 @@ class Runtime(Protocol):
 
     def copy(self, source: Array, target: Array, nbytes: int, stream: Stream) -> None:
         """Copy bytes, between memory of the device and pinned host memory, when the stream's turn comes."""
+
+    def address(self, array: Array) -> int:
+        """Tell where an array on the device begins."""
+
+    def device_bytes(self, nbytes: int) -> Array:
+        """Allocate memory of the device, in one piece."""
+
+    def pinned_bytes(self, nbytes: int) -> Array:
+        """Allocate host memory that the device copies from and to by itself."""
 
 
 class Landing(Protocol):
@@ -149,7 +158,7 @@ class Timeline:
         self._before = before
         self._used: list[Stream] = []
         self._turn = 0
-        self._last_copy: Event | None = None
+        self._last_read: Event | None = None
         self._last_messages: Event | None = None
 
     def _enter(self, stream: Stream, terms: Sequence[Landing]) -> None:
@@ -180,7 +189,7 @@ class Timeline:
             runtime.wait(outward, wire.ready)
             runtime.copy(wire.buffer, wire.staging.buffer, wire.nbytes, outward)
             wire.staging.nbytes, wire.staging.ready = wire.nbytes, runtime.record(outward)
-            self._last_copy = wire.staging.ready
+            self._last_read = wire.staging.ready
 
     def departing(self, wire: Landing) -> Pending | None:
         """Return what the host waits for before it sends a wire; None: its bytes are there."""
@@ -213,6 +222,34 @@ class Timeline:
         for wire in arriving:
             wire.ready = event
 
+    def leaving(self, wire: Landing, event: Event, copy: Array | None = None) -> None:
+        """Record an event of several processes, after which others may take a wire, or a copy of it."""
+        outward = self._streams.outward
+        if copy is not None:
+            self._enter(outward, (wire,))
+            self._runtime.copy(wire.buffer, copy, wire.nbytes, outward)
+        elif wire.ready is not None:
+            self._runtime.wait(outward, wire.ready)
+        self._runtime.record(outward, event)
+
+    def take(self, wire: Landing, source: Array, event: Event) -> None:
+        """Copy a wire from memory of another process, after that one's event."""
+        inward = self._streams.inward
+        self._runtime.wait(inward, event)
+        wire.nbytes = source.nbytes
+        self._runtime.copy(source, wire.buffer, wire.nbytes, inward)
+        wire.ready = self._runtime.record(inward)
+
+    def taken(self, event: Event) -> None:
+        """Record an event of several processes, after which nothing is taken from others any more."""
+        self._runtime.record(self._streams.inward, event)
+
+    def given(self, event: Event) -> None:
+        """Keep the wires' memory until another process's event, after which it takes none of them any more."""
+        between = self._streams.between
+        self._runtime.wait(between, event)
+        self._last_read = self._runtime.record(between)
+
     def fetch(self, source: Array, target: Array) -> Pending:
         """Copy an array of the caller's to pinned memory."""
         stream = self._streams.encode
@@ -240,6 +277,6 @@ class Timeline:
         events = [self._runtime.record(stream) for stream in self._used]
         ending = Ending(self._runtime, self._caller, tuple(events), arrays)
         ending.last = self._last_messages
-        if self._last_copy is not None:  # of a wire that was not sent, perhaps
-            events.append(self._last_copy)
+        if self._last_read is not None:  # of a wire that was not sent, perhaps
+            events.append(self._last_read)
         return ending, [self._runtime.pending(event) for event in events]

@@ -23,6 +23,9 @@ _LAUNCH = 12e-6
 _HOP = 50e-6
 """Host seconds of a message that goes by way of pinned memory."""
 
+_TAKEN = 30e-6
+"""Host seconds of a message that another GPU takes from shared memory: events, a copy and a notice at both ends."""
+
 _CALL = 30e-6
 
 _SPEEDS = {
@@ -35,6 +38,8 @@ _SPEEDS = {
     "cast": (1.8e12, 1.5e12, 1.1e12, 1.0e12),
 }
 _OTHERWISE = (1.0e12, 1.2e12, 1.0e12, 0.6e12)
+
+_RAW = Speed(RAW, 32, 1.5e12, 1.5e12, 1.2e12, 1.0e12)
 
 _CODECS = tuple(
     Speed(known.kind, known.bits, *_SPEEDS.get(known.kind.split()[0], _OTHERWISE))
@@ -49,7 +54,7 @@ def by_nccl(host: Profile) -> Profile:
     return replace(
         host,
         inside=_NVLINK,
-        speeds=(Speed(RAW, 32, 1.5e12, 1.5e12, 1.2e12, 1.0e12), *_CODECS),
+        speeds=(_RAW, *_CODECS),
         message=_LAUNCH,
         call=_CALL,
         per_node=0,
@@ -70,4 +75,18 @@ def by_the_host(host: Profile) -> Profile:
         per_node=0,
         timings=(),
         source="GPUs, modelled; between ranks as " + host.source,
+    )
+
+
+@lru_cache(maxsize=64)
+def by_ipc(host: Profile) -> Profile:
+    """The profile of GPUs of one node that read wires from each other's memory; what runs on the host goes by theirs,
+    which is `by_the_host`.
+    """
+    return replace(
+        host,
+        inside=_NVLINK,
+        speeds=(_RAW, *_CODECS),
+        message=_TAKEN,
+        source=f"GPUs that read each other's memory over NVLink, modelled; MPI's own and shared memory: {host.source}",
     )

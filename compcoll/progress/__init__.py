@@ -2,7 +2,7 @@
 
 from .engine import Engine, end_all, give_way, under_way
 from .request import Ended, Request
-from .steps import THREADS, Patience, Peers, Pending, Steps, Turn, keep_forever
+from .steps import THREADS, Patience, Peers, Pending, Steps, Turn, keep_forever, wait_for
 from .watch import Watch
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "give_way",
     "keep_forever",
     "under_way",
+    "wait_for",
 ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Generator
 from typing import Any, Protocol
 
-from ..errors import CompcollError
+from ..errors import CompcollError, PeerTimeout
+from ..kernels._host import naps_within, poll
 
 
 class Pending(Protocol):
@@ -73,6 +75,23 @@ class Turn:
         if self.before is not None and self.before.over:
             self.before = None
         return self.before is None
+
+
+_LOOKS = 50
+
+
+def wait_for(pending: Pending, seconds: float, what: str) -> None:
+    """Wait on the host for something that comes soon as a rule, and leave others the core if it does not.
+
+    Raises
+    ------
+    PeerTimeout
+        If it has not come after so many seconds; ``what`` says what that is.
+    """
+    deadline = time.monotonic() + seconds
+    while not poll(pending.Test, _LOOKS, naps_within(seconds)):
+        if time.monotonic() > deadline:
+            raise PeerTimeout(f"{what} within {seconds:g} s")
 
 
 def keep_forever(thing: Any) -> None:

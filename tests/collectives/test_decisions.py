@@ -16,7 +16,7 @@ from compcoll.collectives.plan import make_plan
 from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument, InvalidBuffer
 from compcoll.layout import World
-from compcoll.model.gpu import COPY_PER_BYTE
+from compcoll.model.gpu import COPY_PER_BYTE, by_ipc
 from compcoll.model.predict import DEFAULTS
 
 CODEC = ZFP(rate=8)
@@ -135,6 +135,23 @@ def test_arrays_on_gpus_are_copied_for_what_runs_on_the_host() -> None:
     assert (
         abs(copied["direct", CODEC] - sent["direct", CODEC]) < (1 << 24) * COPY_PER_BYTE + 0.5 * sent["direct", CODEC]
     )
+
+
+def test_wires_that_gpus_read_from_each_other_cost_what_they_do_there() -> None:
+    """What runs on the host costs what it did; our own algorithms may then send values as they are."""
+    faster = by_ipc(replace(DEFAULTS, source="here"))
+    call, staged = allreduce(1 << 26, CODEC), setting(4, 4, gpus=True, shared=True)
+    there, here = (
+        {(o.algorithm, o.codec): o for o in choose.options(call, where)}
+        for where in (staged._replace(between_gpus=faster), staged)
+    )
+    for (algorithm, codec), found in there.items():
+        other = here[algorithm, codec].seconds
+        assert found.seconds == other if algorithm in choose.ON_THE_HOST else found.seconds < 0.1 * other
+    assert here["direct", None].refused == "not measured here" and there["direct", None].refused == ""
+    plan = make_plan(allreduce(1 << 26), staged._replace(between_gpus=faster))
+    assert plan.algorithm not in choose.ON_THE_HOST and "memory over NVLink, modelled" in str(plan)
+    assert "shared memory: here" in str(plan) and "NVLink" not in str(make_plan(allreduce(1 << 26), staged))
 
 
 def test_plans_hold_the_codec_that_runs() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.deferred import DeferredWorld, Site, Stream
+from fakes.late_ipc import SharingWorld
 from fakes.loopback import exact_sum, normals
 
 from compcoll import CompcollError, ErrorFeedback
@@ -145,7 +146,11 @@ def wait_sites() -> set[Site]:
 
 
 def test_scenarios_come_to_every_wait() -> None:
-    assert wait_lines() == {line for line, _ in wait_sites()}
+    """Or, of memory that processes share, those of test_ipc_order.py."""
+    world = SharingWorld(2)
+    world.sum_of(normals(2, N), codec="minmax", algorithm="direct")
+    shared = {line for line, method in world.sites if method in ("leaving", "take", "given")}
+    assert wait_lines() == shared | {line for line, _ in wait_sites()}
 
 
 @pytest.mark.parametrize("site", sorted(wait_sites()), ids=lambda site: f"{site[1]}, line {site[0]}")

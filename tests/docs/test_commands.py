@@ -68,7 +68,7 @@ NEEDED = {
     r"^(srun|sbatch|qsub|kubectl|docker)|SLURM_NTASKS": "a batch system, Kubernetes or Docker",
     r"launch/gpu-of-rank": "a GPU",
     r"^(df|which|py-spy)\b": "nothing of compcoll's",
-    r"launch/gpu_timeline\.py": "a GPU",
+    r"launch/gpu_(timeline|ipc)\.py": "a GPU",
 }
 """What commands need that tests have not."""
 

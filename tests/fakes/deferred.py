@@ -27,6 +27,7 @@ from compcoll.devices.streams import Streams
 from compcoll.dtypes import numpy_dtype
 from compcoll.errors import InvalidBuffer, UnsupportedDevice
 from compcoll.transports.base import Wire
+from compcoll.transports.ipc import Sharing
 from compcoll.transports.loopback import LoopbackTransport
 from compcoll.transports.streamed import Joining
 
@@ -43,6 +44,19 @@ class Event:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.place = stream.added
+
+
+class SharedEvent:
+    """An event that is recorded again and again: who waits for it waits for the latest record at that time.
+
+    Attributes
+    ----------
+    recorded : Event or None
+        The latest.
+    """
+
+    def __init__(self) -> None:
+        self.recorded: Event | None = None
 
 
 class Stream:
@@ -117,6 +131,10 @@ class Runtime:
         self.sites: set[Site] = set()
         self.launching = Stream()
 
+    def leave_out(self, site: Site | None) -> None:
+        """Leave a wait out from now on."""
+        self._without = site
+
     def _is_left_out(self) -> bool:
         frame = sys._getframe(2)
         line = frame.f_lineno
@@ -132,12 +150,17 @@ class Runtime:
     def stream(self) -> Stream:
         return Stream(early=self._early)
 
-    def record(self, stream: Stream) -> Event:
-        return Event(stream)
+    def record(self, stream: Stream, event: SharedEvent | None = None) -> Event | SharedEvent:
+        if event is None:
+            return Event(stream)
+        event.recorded = Event(stream)
+        return event
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: Stream, event: Event | SharedEvent) -> None:
         if not self._is_left_out():
-            stream.add(event)
+            record = event.recorded if isinstance(event, SharedEvent) else event
+            if record is not None:
+                stream.add(record)
 
     def pending(self, event: Event) -> Pending:
         return Pending(event, self._chance, ignored=self._is_left_out())
@@ -149,6 +172,10 @@ class Runtime:
             target[:nbytes] = source[:nbytes]
 
         stream.add(copy)
+
+    @staticmethod
+    def address(array: Any) -> int:
+        return int(memory_of(array).ctypes.data)
 
     def device_bytes(self, nbytes: int) -> DeviceArray:
         return DeviceArray(np.full(nbytes, 0xFF, np.uint8))
@@ -178,6 +205,7 @@ class Device:
         self.streams = Streams(self.runtime)
         self.current = Stream()
         self.joins: Joining = NothingJoins()
+        self.shares: Sharing | None = None
         self._host = HostDevice()
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Coder:
@@ -197,6 +225,11 @@ class Device:
 
     def joining(self) -> Joining:
         return self.joins
+
+    def sharing(self) -> Sharing:
+        if self.shares is None:
+            raise UnsupportedDevice("the deferred device shares nothing")
+        return self.shares
 
     def caller(self, x: Any, stream: Any) -> Stream:
         return stream or self.current
@@ -320,6 +353,8 @@ class DeferredWorld(World):
         Whether there is an MPI, for allreduces of its own.
     joining : callable, optional
         Gives each rank's way to join other GPUs.
+    sharing : callable, optional
+        Gives what each rank shares of its GPU.
     """
 
     def __init__(
@@ -332,6 +367,7 @@ class DeferredWorld(World):
         on_host: Sequence[int] = (),
         mpi: bool = False,
         joining: Callable[[int], Joining] | None = None,
+        sharing: Callable[[int], Sharing] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(size, **settings)
@@ -349,6 +385,8 @@ class DeferredWorld(World):
                 continue
             if joining is not None:
                 device.joins = joining(comm.rank)
+            if sharing is not None:
+                device.shares = sharing(comm.rank)
             if direct:
                 transport = AwareTransport(self.loopback, transport.rank, transport.size, transport.nodes)
             comm._gpu = DeviceCollectives(device, comm._collectives, transport, direct=direct)

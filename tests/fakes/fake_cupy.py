@@ -56,7 +56,9 @@ class Event:
     """By what CUDA calls them: 0, they have come; 600, not yet."""
     _handles = iter(range(1, 10**9))
 
-    def __init__(self, disable_timing: bool = False) -> None:
+    def __init__(self, disable_timing: bool = False, interprocess: bool = False) -> None:
+        assert disable_timing or not interprocess
+        self.interprocess = interprocess
         self.ptr = next(self._handles)
         self.status[self.ptr] = 600
 
@@ -99,8 +101,8 @@ class Stream(_Entered):
     def is_capturing(self) -> bool:
         return self.capturing
 
-    def wait_event(self, event: Event) -> None:
-        assert event.done
+    def wait_event(self, event: Any) -> None:
+        assert Event.status[event.ptr] == 0
 
     def synchronize(self) -> None:
         pass
@@ -120,6 +122,13 @@ class MemoryPointer:
     def __init__(self, mem: Memory, offset: int) -> None:
         self.mem = mem
         self.ptr = mem.array.ctypes.data + offset
+
+
+class UnownedMemory(Memory):
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        assert owner is not None and device_id >= 0
+        self.array = np.frombuffer((ctypes.c_uint8 * size).from_address(ptr), np.uint8)
+        self.managed = False
 
 
 def pinned_pointer(mem: Memory, offset: int) -> memoryview:
@@ -220,6 +229,17 @@ def attributes(pointer: int) -> Any:
     return types.SimpleNamespace(type=2, device=0)
 
 
+def handle(pointer: int) -> bytes:
+    """What opens memory, or an event, in another process."""
+    return pointer.to_bytes(64, "little")
+
+
+def opened(handle: bytes) -> int:
+    """Refuse what this process has made itself, as CUDA does."""
+    assert isinstance(handle, bytes) and len(handle) == 64
+    raise CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle")
+
+
 class NcclError(RuntimeError):
     """NCCL's."""
 
@@ -266,7 +286,7 @@ def _nccl() -> Any:
     return nccl
 
 
-_ON_CUPY = ("cuda", "cuda_nccl", "cuda_runtime")
+_ON_CUPY = ("cuda", "cuda_ipc", "cuda_nccl", "cuda_runtime")
 
 
 class _CurrentDevice(threading.local):
@@ -288,6 +308,8 @@ def installed(shim: Shim) -> Iterator[Any]:
     runtime.pointerGetAttributes = attributes
     runtime.CUDARuntimeError = CUDARuntimeError
     runtime.eventQuery = Event.status.__getitem__
+    runtime.ipcGetMemHandle = runtime.ipcGetEventHandle = handle
+    runtime.ipcOpenMemHandle = runtime.ipcOpenEventHandle = opened
     nvtx: Any = types.ModuleType("cupy.cuda.nvtx")
     nvtx.ranges = []
     nvtx.RangePush, nvtx.RangePop = nvtx.ranges.append, lambda: None
@@ -301,6 +323,7 @@ def installed(shim: Shim) -> Iterator[Any]:
         Memory,
         pinned_pointer,
     )
+    cuda.UnownedMemory = UnownedMemory
     cuda.get_current_stream = lambda: Stream.entered[-1] if Stream.entered else Stream.null
     cupy: Any = types.ModuleType("cupy")
     cupy.cuda, cupy.ndarray, cupy.__version__ = cuda, ndarray, "fake"

@@ -38,6 +38,7 @@ def test_says_what_it_would_do() -> None:
         "allreduce 4",
         "overlap",
         "timeline",
+        "ipc",
     ):
         assert f" {step} " in checked.stdout
     alone = run("launch/gpu_check.py", "speed")
@@ -128,7 +129,7 @@ def test_all_results_are_told_of(tmp_path: Path) -> None:
     written = {Path(word.removeprefix("--junitxml=")) for step in steps for word in step.command}
     names = {path.name for path in written if path.parent == tmp_path}
     assert gpu_check.__doc__ is not None
-    assert len(names) == 8 and all(name in gpu_check.__doc__ for name in names)
+    assert len(names) == 9 and all(name in gpu_check.__doc__ for name in names)
 
 
 def test_log_has_what_every_step_said(tmp_path: Path) -> None:
@@ -173,7 +174,10 @@ def test_summary_compares_with_the_goals(tmp_path: Path) -> None:
     measured |= {"processes": 2, "host_ms": 2.5, "messages": 17}
     timeline = [{**measured, "hidden": 0.95}, {**measured, "rank": 1, "hidden": 0.5}]
     sweep = [{"size": 4096, "contender": "ring", "median_us": 50.0, "wrong": 0}]
-    for name, results in (("codecs", kernels), ("timeline", timeline), ("allreduce-2", sweep)):
+    pairs = {"size": 4096, "codec": "zfp", "algorithm": "ring", "wrong": 0}
+    ways = [{**pairs, "carrier": "CUDA IPC", "median_us": 7.0}, {**pairs, "carrier": "", "median_us": 9.0}]
+    given = (("codecs", kernels), ("timeline", timeline), ("allreduce-2", sweep), ("ipc", ways))
+    for name, results in given:
         (tmp_path / f"{name}.json").write_text(json.dumps({"results": results}))
     outcome = gpu_check.Outcome(gpu_check.Step("tests", "", [], 1.0), 0, 1.0)
     lines = gpu_check.summary([outcome], tmp_path, "some GPU").splitlines()
@@ -189,3 +193,5 @@ def test_summary_compares_with_the_goals(tmp_path: Path) -> None:
     assert any("50% hidden (goal 90%: missed)" in line for line in lines) and any(
         "4096  ring" in line for line in lines
     )
+    assert any("zfp     ring" in line and line.endswith("0 wrong  CUDA IPC") for line in lines)
+    assert any("9.0" in line and line.endswith("by way of pinned memory") for line in lines)

@@ -307,7 +307,7 @@ def check_buffers_are_reused(comm: MPI.Intracomm) -> None:
     out = np.empty_like(x)
 
     def slabs() -> list[int]:
-        return [slab.ctypes.data for lane in communicator._lanes._lanes for slab in lane.arena._slabs]
+        return [slab.ctypes.data for lane in communicator._lanes._lanes for slab in lane.arena.slabs]
 
     def several() -> None:
         communicator.allreduce(x, out=out)

@@ -1,0 +1,116 @@
+"""Compare, on ranks that share a GPU, wires read from each other's memory with those copied by way of pinned memory.
+
+    launch/mpirun -n 2 python launch/gpu_ipc.py --json ipc.json
+
+NCCL refuses such ranks, so CUDA's interprocess communication is what carries. Both ways run in turns; each result must
+be the same, bit by bit. Exit status 1: results differ, or memory cannot be shared here, and it has said why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from compcoll import Communicator
+
+SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
+CODECS: tuple[dict[str, Any], ...] = ({"codec": "zfp", "rate": 8}, {"codec": None})
+ALGORITHMS = "direct", "ring"
+
+_WARM_UP, _TIMES = 4, 15
+
+
+def pair(make: Callable[[], Communicator], x: Any) -> tuple[Communicator, Communicator]:
+    """Make a communicator that goes by shared memory if it can, and one that goes by pinned memory."""
+    shared, staged = make(), make()
+    staged._on_gpu(x)._together.known = True  # as if the ranks had found out that neither NCCL nor this carries
+    return shared, staged
+
+
+def compare(
+    ways: Sequence[Communicator],
+    upload: Callable[[np.ndarray], Any],
+    download: Callable[[Any], np.ndarray],
+    sizes: Sequence[int] = SIZES,
+    times: int = _TIMES,
+) -> list[dict[str, Any]]:
+    """Time allreduces by both ways in turns.
+
+    Parameters
+    ----------
+    ways : sequence of Communicator
+        Those of `pair`.
+    upload, download : callable
+        Bring values to the GPU, and back when all is done that the result needs.
+    sizes : sequence of int
+        Bytes of a buffer.
+    times : int
+        How often each is timed.
+    """
+    results: list[dict[str, Any]] = []
+    for size in sizes:
+        values = np.random.default_rng([size, ways[0].rank]).standard_normal(size // 4).astype(np.float32)
+        x = upload(values)
+        for codec, algorithm in ((codec, algorithm) for codec in CODECS for algorithm in ALGORITHMS):
+            sums: list[np.ndarray] = []
+            seconds: list[list[float]] = [[], []]
+            for turn in range(_WARM_UP + times):
+                for way, took in zip(ways, seconds, strict=True):
+                    started = perf_counter()
+                    result = way.allreduce(x, algorithm=algorithm, **codec)
+                    download(result[:1])  # little, but after everything
+                    if turn >= _WARM_UP:
+                        took.append(perf_counter() - started)
+                    elif turn == 0:
+                        sums.append(download(result))
+            for way, took in zip(ways, seconds, strict=True):
+                stats = way.stats
+                assert stats is not None
+                results.append(
+                    {
+                        "size": size,
+                        "codec": str(codec["codec"]),
+                        "algorithm": algorithm,
+                        "carrier": stats.carrier,
+                        "median_us": statistics.median(took) * 1e6,
+                        "wrong": int(np.count_nonzero(sums[0].view(np.uint32) != sums[1].view(np.uint32))),
+                    }
+                )
+    return results
+
+
+def main() -> int:
+    """Compare, print, and write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", help="where the results go")
+    arguments = parser.parse_args()
+    import cupy
+
+    ways = pair(Communicator, cupy.zeros(1, cupy.float32))
+    results = compare(ways, cupy.asarray, cupy.asnumpy)
+    gpu = ways[0]._gpu
+    assert gpu is not None
+    why = gpu._together.why
+    for way in ways:
+        way.free()
+    shared = {result["carrier"] for result in results} == {"CUDA IPC", ""}
+    if ways[0].rank == 0:
+        for result in results:
+            way = result["carrier"] or "by way of pinned memory"
+            print("{size:>10} {codec:<6}{algorithm:<8}{median_us:>10.1f} us {wrong:>4} wrong  ".format(**result) + way)
+        print("why not NCCL:" if shared else "why no memory is shared:", why)
+        if arguments.json:
+            with open(arguments.json, "w") as file:
+                json.dump({"results": results}, file)
+    return 0 if shared and not any(result["wrong"] for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
