@@ -62,6 +62,7 @@ _ON_GPUS = tuple(
         "model/gpu.py",
         "transports/device.py",
         "transports/gpu_aware.py",
+        "transports/ipc.py",
         "transports/streamed.py",
         "collectives/device*",
         "collectives/together.py",
