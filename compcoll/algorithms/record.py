@@ -46,10 +46,13 @@ class Growth(NamedTuple):
         Where encodings' errors are.
     alike : float
         Where they have the same mean, which adds up: ``Σ √j / √p`` over the encodings.
+    recoded : bool
+        Whether what is encoded was decoded just before.
     """
 
     independent: float
     alike: float
+    recoded: bool = False
 
 
 NEVER = Encodings(0, 0)

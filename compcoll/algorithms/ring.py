@@ -148,7 +148,7 @@ def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
     if collective not in ("allreduce", "reduce_scatter"):
         return Growth(1.0, 0.0)
     encodings = _encodings(collective, ranks, nodes).levels
-    return Growth(_along(encodings, ranks, once), 2 / 3 * ranks)
+    return Growth(_along(encodings, ranks, once), 2 / 3 * ranks, recoded=True)
 
 
 def _along(encodings: int, terms: int, once: float) -> float:

@@ -124,7 +124,7 @@ class DeviceCollectives(Collectives):
         steps = recipe.steps
         if plan.algorithm == COPY:
             on_device = False
-            steps = self._copy if call.rows is None else partial(self._algorithms[call.collective], plan)
+            steps = self._copy if call.rows is None else partial(self._steps_of[call.collective], plan)
         elif plan.summands is not None and not plan.gathers:
             additive: Any = plan.codec
             there = plan._replace(summands=additive.summands(here, dtype, self._size))
@@ -136,7 +136,7 @@ class DeviceCollectives(Collectives):
             bound = self._on_device(plan, dtype) if moved else None
             on_device = bound is not None
             if bound is not None:
-                steps = partial(self._algorithms[call.collective], bound)
+                steps = partial(self._steps_of[call.collective], bound)
         recipe.steps = partial(self._ordered, steps, on_device)
         if Together.concerns(plan) and self._bound(call, dtype):
             if plan.codec is None:  # a residual is there for the other plan
@@ -171,7 +171,7 @@ class DeviceCollectives(Collectives):
         else:
             bound = self._on_device(plan, call.dtype)
             assert bound is not None
-            steps = partial(self._algorithms[call.collective], bound)
+            steps = partial(self._steps_of[call.collective], bound)
         if carrier is not None:
             carrier.check()
         result = yield from self._ordered(steps, True, buffers, run, carrier, links)

@@ -241,10 +241,10 @@ class Collectives(PlannedSteps):
             body = Started(start)
             steps = lambda buffers, run: native.move(start, buffers.x, buffers.out, run.turn, run.stats)  # noqa: E731
             return Recipe(plan, steps, body=body, with_feedback=body)
-        algorithm = self._algorithms[call.collective]
+        algorithm = self._steps_of[call.collective]
         recipe = Recipe(plan, partial(algorithm, plan))
         if call.rows is None:
-            ranks.recordings.replaying(recipe, algorithm)
+            ranks.recordings.make_replayable(recipe, algorithm)
         return recipe
 
     def _by_shared_memory(self, plan: Plan, *, bounded: bool) -> Recipe:

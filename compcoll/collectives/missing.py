@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
-from ..errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerTimeout
+from ..errors import CommunicatorBroken, CompcollError, PeerTimeout
 from ..transports.base import Connection
-from .recipe import Recipe
+from .failures import as_failure
 
 _SECONDS_TO_ANSWER = 0.5
 _WAITS = "waits: "
-
-
-def named(error: BaseException, rank: int, *parts: Any) -> BaseException:
-    """An error that says which rank and call it is of, and has what was raised as its cause; one of compcoll's, and
-    what is no error but an interrupt, as it is.
-
-    Parameters
-    ----------
-    error : BaseException
-        What a collective ended with.
-    rank : int
-        Of this process.
-    *parts
-        What belongs to the call: its recipe, among others.
-    """
-    if isinstance(error, CompcollError) or not isinstance(error, Exception):
-        return error
-    call = next((part.plan.signature.call for part in parts if isinstance(part, Recipe)), "a collective")
-    kind = "MPI" if type(error).__module__.startswith("mpi4py") else type(error).__name__
-    said = str(error).partition("\n")[0].removesuffix(", error stack:")
-    failure = CollectiveFailed(f"rank {rank}, {call}: {kind}: {said}")
-    failure.__cause__ = error
-    return failure
 
 
 class RollCall:
@@ -59,7 +35,7 @@ class RollCall:
         try:
             return self._transport.announced()
         except Exception as error:
-            failure = self._transport.failure(error) or named(error, self._transport.rank)
+            failure = self._transport.failure(error) or as_failure(error, self._transport.rank)
             assert isinstance(failure, CompcollError)
             self._failure = failure
             return {}

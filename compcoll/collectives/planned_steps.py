@@ -90,7 +90,7 @@ class PlannedSteps:
         self._device = device
         self._ranks = ranks
         self._size = ranks.world.size
-        self._algorithms: dict[str, Callable[[Plan, Buffers, Run], Steps]] = {
+        self._steps_of: dict[str, Callable[[Plan, Buffers, Run], Steps]] = {
             "allreduce": self._allreduce,
             "reduce_scatter": self._reduce_scatter,
             "allgather": self._allgather,

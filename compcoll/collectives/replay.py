@@ -111,7 +111,7 @@ class Recordings:
         self._kept: dict[Recording, tuple[int, bool]] = {}  # the oldest first
         self._messages = 0
 
-    def replaying(self, recipe: Recipe, steps: Callable[[Plan, Buffers, Run], Steps]) -> None:
+    def make_replayable(self, recipe: Recipe, steps: Callable[[Plan, Buffers, Run], Steps]) -> None:
         """Have the calls of a recipe replayed, if they can be; ``steps`` makes the algorithm's own, by a plan."""
         if not isinstance(recipe.plan.coder, HostCoder):
             return
@@ -126,8 +126,10 @@ class Recordings:
             return steps(recipe.plan, buffers, run)
         return driven(self._recording(recipe, run.lane, buffers.residual is not None).program, buffers, run)
 
-    def prepare(self, recipe: Recipe, feedback: bool) -> Body | None:
-        """Give a recipe that has none a body for blocking calls, unless its calls are not replayed."""
+    def body_for(self, recipe: Recipe, feedback: bool) -> Body | None:
+        """Give a recipe that has none a body for blocking calls, and return it; None before its first call has run, and
+        where its calls are not replayed.
+        """
         if not recipe.calls:
             return None
         arena = self._lanes.alone.arena
@@ -140,8 +142,8 @@ class Recordings:
             recipe.body = program
         return program
 
-    def ahead(self, recipe: Recipe) -> Recording | None:
-        """The recording of which something was sent ahead of an opening that has not ended well."""
+    def sent_ahead(self, recipe: Recipe) -> Recording | None:
+        """Return the recording of which something was sent ahead of an opening that has not ended well."""
         for recording in recipe.recordings.values():
             if recording.program.ahead:
                 return recording

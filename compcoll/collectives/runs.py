@@ -28,10 +28,11 @@ from ..transports.base import Connection
 from . import choose
 from .calls import Calls
 from .device import DeviceCollectives
+from .failures import as_failure
 from .handshake import Opening, agree, agreed, settle
 from .host import Checked, Collectives
 from .lanes import Lanes
-from .missing import RollCall, named
+from .missing import RollCall
 from .plan import Plan
 from .planned_steps import Ranks
 from .recipe import Asked, Buffers, Recipe, Run, driven, named_codec
@@ -133,7 +134,7 @@ class Runs(Calls):
         recipe, buffers = self._check(collective, x, param, out, feedback, asked)
         body = recipe.body if buffers.residual is None else recipe.with_feedback
         if body is None:
-            body = self._recordings.prepare(recipe, buffers.residual is not None)
+            body = self._recordings.body_for(recipe, buffers.residual is not None)
         if body is None or buffers.order is not None:
             return self._wait(self._begin(collective, recipe, buffers))
         if self._turn is not None:
@@ -167,7 +168,7 @@ class Runs(Calls):
     def _settle_opening(self, recipe: Recipe, level: int) -> int:
         """End an opening that took some time, and tell the highest level of all ranks."""
         settling = settle(
-            self._opening, self._signature(recipe.plan), level, recipe.along, self._recordings.ahead(recipe)
+            self._opening, self._signature(recipe.plan), level, recipe.along, self._recordings.sent_ahead(recipe)
         )
         self._engine.follow(settling, recipe.plan.signature, recipe.timeout)
         return self._opening.level
@@ -346,7 +347,7 @@ class Runs(Calls):
     def _break(self, error: BaseException, *parts: Any) -> BaseException:
         """Let nothing go on after this error: tell the others. Return what it means, if it says something of them."""
         keep_forever((self._opening, self._lanes, *parts))
-        broken, error = error, named(error, self.rank, *parts)
+        broken, error = error, as_failure(error, self.rank, *parts)
         if self._broken is None:
             error = self._transport.failure(broken) or error
             self._broken = error

@@ -20,32 +20,12 @@ def encodings(collective: str, algorithm: str, world: World) -> int:
     return 0 if world.size == 1 else ALGORITHMS[algorithm].encodings(collective, world.size, world.nodes).levels
 
 
-def growth(collective: str, algorithm: str, world: World, bias: float = 0.0, once: float = 0.0) -> float:
-    """Factor from the error of one encoding to that of the result: see `compcoll.algorithms.record.Growth`.
-
-    A codec that does not round to nearest has an error with a mean: a part ``bias`` of it adds up. An unbiased error
-    that is not small is itself encoded again: of a partial sum of j terms with variance v of errors, the next encoding
-    makes ``v + ε² (j + v)``.
-
-    Parameters
-    ----------
-    collective, algorithm : str
-        Such as ``"allreduce"`` and ``"ring"``.
-    world : World
-        The ranks.
-    bias : float
-        The codec's, see `Codec.bias`.
-    once : float
-        For unbiased codecs ε, the error of one encoding; else 0, and errors of errors are neglected.
-    """
-    if encodings(collective, algorithm, world) == 0:
-        return 0.0
-    factor = ALGORITHMS[algorithm].growth(collective, world.size, world.nodes, once)
-    return math.hypot(factor.independent, bias * factor.alike)
-
-
 def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: str, world: World) -> float | None:
     """Estimate of the result's relative error; None where nothing is known of the codec.
+
+    The error of one encoding grows as `compcoll.algorithms.record.Growth` tells. A codec that does not round to nearest
+    has an error with a mean, which adds up (`Codec.bias`). An unbiased error that is not small is itself encoded again:
+    of a partial sum of j terms with variance v of errors, the next encoding makes ``v + ε² (j + v)``.
 
     Parameters
     ----------
@@ -65,9 +45,11 @@ def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: 
     once = codec.encoding_error(dtype)
     if once is None:
         return None
-    # Along a ring what is encoded was decoded just before.
-    bias = codec.bias(recoded=algorithm == "ring")
-    return once * growth(collective, algorithm, world, bias, once if codec.stochastic else 0.0)
+    if encodings(collective, algorithm, world) == 0:
+        return 0.0
+    again = once if codec.stochastic else 0.0
+    growth = ALGORITHMS[algorithm].growth(collective, world.size, world.nodes, again)
+    return once * math.hypot(growth.independent, codec.bias(recoded=growth.recoded) * growth.alike)
 
 
 def affordable(dtype: str) -> list[Codec]:

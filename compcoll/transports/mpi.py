@@ -18,8 +18,8 @@ from ..progress import Pending, end_all, keep_forever
 from . import forgotten
 from .base import Native, Persistent, Result, Wire
 from .construction import compare_versions, duplicate, gather, in_time, together
-from .failures import end_job_with_uncaught_errors, survives_failures
 from .gpu_aware import gpu_awareness
+from .job_end import end_job_with_uncaught_errors, survives_failures
 from .library import MPI, check_process, warn_if_alone
 from .nodes import find_nodes
 from .shared import Mail, Shared

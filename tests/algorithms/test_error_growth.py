@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from compcoll import QSGD, ZFP, Codec, MinMax
 from compcoll.algorithms import ALGORITHMS
 from compcoll.algorithms.record import Encodings, Growth
 from compcoll.layout import World
@@ -57,7 +58,7 @@ def test_errors_that_add_up(p: int) -> None:
     assert ALGORITHMS["ring"].growth("allreduce", p, p, 0.0).alike == pytest.approx(in_ring, rel=0.25)
     # An upper bound: of the p terms one is not encoded.
     scattered = ALGORITHMS["direct"].growth("reduce_scatter", p, p, 0.0)
-    assert scattered == (1.0, pytest.approx(math.sqrt(p))) and scattered.alike > singles
+    assert scattered[:2] == (1.0, pytest.approx(math.sqrt(p))) and scattered.alike > singles
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "pairwise", "binomial"])
@@ -91,7 +92,17 @@ def test_encodings_of_a_value() -> None:
 def test_nodes_and_single_ranks() -> None:
     assert ALGORITHMS["hierarchical"].encodings("allreduce", 8, 1) == Encodings(0, 0)
     assert ALGORITHMS["hierarchical"].encodings("allreduce", 8, 4) == Encodings(2, 4)
-    assert accuracy.growth("allreduce", "ring", World(1)) == accuracy.encodings("allreduce", "ring", World(1)) == 0
-    assert accuracy.growth("allreduce", "direct", World(4), bias=0.5) == pytest.approx(
-        math.hypot(math.sqrt(7 / 4), 1.25)
-    )
+    codec = ZFP(rate=8)
+    assert accuracy.relative_error(codec, "float32", "allreduce", "ring", World(1)) == 0.0
+    assert accuracy.encodings("allreduce", "ring", World(1)) == 0
+    once, bias = codec.encoding_error("float32"), codec.bias(recoded=False)
+    expected = once * math.hypot(math.sqrt(7 / 4), bias * 2.5)
+    assert accuracy.relative_error(codec, "float32", "allreduce", "direct", World(4)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("codec", [ZFP(rate=8), MinMax(8), QSGD(4)], ids=repr)
+def test_many_nodes_err_as_a_ring_of_their_leaders(codec: Codec) -> None:
+    for nodes in (17, 32):
+        ring = accuracy.relative_error(codec, "float32", "allreduce", "ring", World(nodes))
+        world = World(2 * nodes, per_node=2)
+        assert accuracy.relative_error(codec, "float32", "allreduce", "hierarchical", world) == ring

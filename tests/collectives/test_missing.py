@@ -10,7 +10,8 @@ import pytest
 from fakes.loopback import World
 
 from compcoll.collectives import missing
-from compcoll.collectives.missing import RollCall, named
+from compcoll.collectives.failures import as_failure
+from compcoll.collectives.missing import RollCall
 from compcoll.collectives.recipe import Recipe
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
 
@@ -118,9 +119,9 @@ def test_names_of_errors() -> None:
     recipe = comm._collectives.check("allreduce", np.ones(8, np.float32), "sum", None, None, ("minmax", "ring", {}))[0]
     assert isinstance(recipe, Recipe)
     for untouched in (PeerTimeout("late"), KeyboardInterrupt(), SystemExit(3)):
-        assert named(untouched, 5, recipe) is untouched
+        assert as_failure(untouched, 5, recipe) is untouched
     of_mpi: Any = type("Exception", (Exception,), {"__module__": "mpi4py.MPI"})
-    told = named(of_mpi("MPI_ERR_TRUNCATE, error stack:\ninternal(3): x"), 5, None, recipe)
+    told = as_failure(of_mpi("MPI_ERR_TRUNCATE, error stack:\ninternal(3): x"), 5, None, recipe)
     assert type(told) is CollectiveFailed and isinstance(told.__cause__, of_mpi)
     assert str(told) == f"rank 5, {recipe.plan.signature.call}: MPI: MPI_ERR_TRUNCATE"
-    assert str(named(ValueError("odd\neven"), 0)) == "rank 0, a collective: ValueError: odd"
+    assert str(as_failure(ValueError("odd\neven"), 0)) == "rank 0, a collective: ValueError: odd"

@@ -179,15 +179,15 @@ def test_what_is_sent_ahead(algorithm: str, ranks: int) -> None:
     for rank, comm in enumerate(world.comms):
         recipe, _ = comm._collectives.check("allreduce", inputs[rank], "sum", None, None, (..., None, {}))
         for with_feedback in (True, False):
-            comm._recordings.prepare(recipe, with_feedback)
+            comm._recordings.body_for(recipe, with_feedback)
         assert recipe.with_feedback is not None and recipe.body is not None
         if algorithm != "hierarchical":  # members of a node lose nothing
             recordings = recipe.recordings
             assert not any(each.ahead for (_, with_feedback), each in recordings.items() if with_feedback)
             recipe.with_feedback.run_ahead(inputs[rank], 0)  # type: ignore[attr-defined]  # it is a Program
-        assert comm._recordings.ahead(recipe) is None
+        assert comm._recordings.sent_ahead(recipe) is None
         recipe.body.run_ahead(inputs[rank], 0)
-        before = comm._recordings.ahead(recipe)
+        before = comm._recordings.sent_ahead(recipe)
         if before is None:
             continue
         assert len({each.tag for each in before.sent}) <= 1
@@ -216,7 +216,7 @@ def test_what_is_forgotten_is_no_body_any_more() -> None:
     blocking(world, inputs)
     comm = world.comms[0]
     recipe, _ = comm._collectives.check("allreduce", inputs[0], "sum", None, None, (..., None, {}))
-    exact, fed_back = (comm._recordings.prepare(recipe, feedback) for feedback in (False, True))
+    exact, fed_back = (comm._recordings.body_for(recipe, feedback) for feedback in (False, True))
     assert recipe.body is exact is not None and recipe.with_feedback is fed_back is not None
     comm._recordings._forget(next(each for each in recipe.recordings.values() if each.program is fed_back))
     assert recipe.body is exact and recipe.with_feedback is None

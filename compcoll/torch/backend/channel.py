@@ -20,7 +20,7 @@ from ...collectives.signature import Signature, fingerprint
 from ...communicator import Communicator
 from ...errors import CommunicatorBroken, InvalidArgument, PeerTimeout
 from ...progress import give_way
-from ...transports.failures import end_job
+from ...transports.job_end import end_job
 from ...transports.library import MPI
 from ..streams import Ordered
 

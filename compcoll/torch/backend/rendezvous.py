@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
-from ...transports.failures import end_job_with_uncaught_errors, files
+from ...transports.job_end import end_job_with_uncaught_errors, files
 from ...transports.library import MPI
 from ...transports.told import packed, unpacked
 from ..options import Options
