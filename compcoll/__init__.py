@@ -3,7 +3,8 @@
 >>> import numpy as np, compcoll
 >>> total = compcoll.allreduce(np.random.randn(1 << 20).astype(np.float32), codec="zfp", rate=8)
 
-Lower-case functions here take buffers and never pickle. MPI is initialised by the first collective, not by the import.
+Lower-case functions here take buffers and never pickle. ``import compcoll`` does not start MPI: the first use of a
+collective's name does.
 """
 
 from __future__ import annotations

@@ -52,9 +52,12 @@ def text(
             *(_row(option, call, setting, fastest, option is chosen) for option in shown),
             "",
             *tail,
-            "error: estimate of ‖result - exact‖ / ‖exact‖ for Gaussian values",
+            "error: estimate of ‖result - exact‖ / ‖exact‖ for Gaussian values" + _NO_LIMIT * (call.codec is not None),
         ]
     )
+
+
+_NO_LIMIT = '; a codec that is named is taken whatever it is, codec="auto" keeps within tolerance='
 
 
 def duration(seconds: float) -> str:

@@ -248,7 +248,11 @@ class TestLab:
     def test_links_are_as_asked_for(self, lab: str, tmp_path: Path) -> None:
         result = tmp_path / "check.json"
         # Wide, since the tests run on machines with other work: this is about the bucket and the table.
-        done = netlab("check", "--name", lab, "--tolerance", 40, "--latency", 2000, "--free", "24k", "--json", result)
+        words = ("--tolerance", 40, "--latency", 2000, "--free", "24k", "--json", result)
+        for _ in range(3):
+            done = netlab("check", "--name", lab, *words)
+            if done.returncode == 0:
+                break
         assert done.returncode == 0, done.stdout + done.stderr
         rates = [row["value"] for row in json.loads(result.read_text())["rows"] if "stream" in row["what"]]
         assert len(rates) == 2
