@@ -151,7 +151,8 @@ def steps(part: str, out: Path) -> list[Step]:
     timeline = ["launch/gpu_timeline.py", "--json"]
     here = [python, *timeline, str(out / "overlap.json"), "--ranks", "2"]
     there = [*_mpirun(python, 2), "python", *timeline, str(out / "timeline.json")]
-    shared = [*_mpirun(python, 2), "python", "launch/gpu_ipc.py", "--json", str(out / "ipc.json")]
+    segments = f"COMPCOLL_SEGMENT={SEGMENT}"
+    shared = ["env", segments, *_mpirun(python, 2), "python", "launch/gpu_ipc.py", "--json", str(out / "ipc.json")]
     return [
         Step("overlap", "what overlaps in an allreduce of 2 ranks in one process", here, 120),
         Step("timeline", "the same of 2 processes, which have the GPU in turns", there, 120),

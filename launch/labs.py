@@ -45,9 +45,9 @@ def netlab(*words: str) -> list[str]:
     return [sys.executable, str(LAUNCH / "netlab"), *words]
 
 
-def measured(words: Sequence[str], path: Path, seconds: float, environ: Mapping[str, str] = os.environ) -> bool:
-    """Run a command that writes a record, and note in it what others used of the machine; False if it failed, and
-    the record before is there again.
+def measure(words: Sequence[str], path: Path, seconds: float, environ: Mapping[str, str] = os.environ) -> int:
+    """Run a command that writes a record, and note in it what others used of the machine: the exit status, 1 also where
+    no record came. If that is not 0, the record before is there again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_bytes() if path.exists() else None
@@ -58,11 +58,11 @@ def measured(words: Sequence[str], path: Path, seconds: float, environ: Mapping[
     if status or not path.exists():
         if before is not None:
             path.write_bytes(before)
-        return False
+        return status or 1
     record = json.loads(path.read_text())
     record["others_percent"] = round(others, 1)
     path.write_text(json.dumps(record, indent=1) + "\n")
-    return True
+    return 0
 
 
 FULL_DUPLEX = ("--rate", "1gbit", "--burst", "39k", "--gso", "32768")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labs import DISTURBED, LAUNCH, finish, measured
+from labs import DISTURBED, LAUNCH, finish, measure
 from netlab_load import LoadMeter
 
 PAGES = Path("docs/measurements")
@@ -99,7 +99,7 @@ def _measured(name: str) -> bool:
     if ranks > 1:
         started = [str(LAUNCH / "mpirun"), "-n", f"{ranks}", *started, "--statistic", "median"]
     print(f"one_machine: {name}", flush=True)
-    if not measured([sys.executable, *started[ranks == 1 :]], path, LONGEST):
+    if measure([sys.executable, *started[ranks == 1 :]], path, LONGEST):
         return False
     if name == "one-machine/4-ranks":
         drawn = ["-m", "osu_like_bench", "plot", str(path), "-o", str(path.with_suffix(".png"))]

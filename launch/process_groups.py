@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from netlab_load import LoadMeter
+from labs import lab, measure, netlab
 
 from compcoll.tools.machine import cpu
 
@@ -27,6 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "measurements" / "groups.md"
 RECORDS = PAGE.with_suffix("")
 LAB = "groups"
+LONGEST = 600.0
+"""Seconds of a run."""
 DDP, CALLS = "osu_like_bench ddp", "osu_like_bench.backends"
 OURS = "compcoll+zfp:rate=8"
 
@@ -133,7 +135,7 @@ def main() -> int:
     names = options.only.split(",")
     if unknown := set(names) - set(CASES):
         parser.error(f"there is no {', '.join(sorted(unknown))}: the cases are {', '.join(CASES)}")
-    RECORDS.mkdir(exist_ok=True)
+    os.chdir(REPOSITORY)
     failed = [] if options.report else [name for name in names if not _measured(name, quick=options.quick)]
     missed = write()
     for name in failed:
@@ -150,47 +152,26 @@ def command(name: str, *, quick: bool) -> list[str]:
 
 def _measured(name: str, *, quick: bool) -> bool:
     """Measure a case and keep its record; False if it failed."""
-    case, path, meter = CASES[name], RECORDS / f"{name}.json", LoadMeter()
-    words, scratch = command(name, quick=quick), path.with_suffix(".new")
-    words += ["--json", str(scratch.relative_to(REPOSITORY))]  # which the record keeps: no path of this machine
-    lab = [sys.executable, "launch/netlab"]
+    case, path, words = CASES[name], RECORDS / f"{name}.json", command(name, quick=quick)
+    # The record keeps the command: no path of this machine.
+    program = ["-m", *words, "--json", str(path.relative_to(REPOSITORY))]
+    started = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", *program]
     if case.hosts:
-        made = subprocess.run([*lab, "up", "--hosts", str(case.hosts), "--rate", case.rate, "--name", LAB], check=False)
-        started = [*lab, "run", "--name", LAB, "-n", str(case.hosts), "--mpi", "none", "--", "python", "-m", *words]
-    else:
-        made = None
-        started = [
-            str(Path(sys.executable).with_name("torchrun")),
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            *words,
-        ]
+        started = netlab("run", "--name", LAB, "-n", str(case.hosts), "--mpi", "none", "--", "python", *program)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("COMPCOLL_PROFILE", None)  # `auto` is to measure the links itself
-    try:
-        if made is not None and made.returncode != 0:
+    with lab(LAB, case.hosts, "--rate", case.rate) if case.hosts else nullcontext():
+        if measure(started, path, LONGEST, environment):
             return False
-        status = subprocess.run(started, check=False, cwd=REPOSITORY, env=environment, timeout=600).returncode
-    except subprocess.TimeoutExpired:
-        status = 124
-    finally:
-        if made is not None and made.returncode == 0:
-            subprocess.run([*lab, "down", "--name", LAB], check=False)
-    meter.sample()
-    if status != 0 or not scratch.exists():
-        return False
-    record = json.loads(scratch.read_text())
+    record = json.loads(path.read_text())
     record["about"] = {
-        "command": " ".join(["python", "-m", *words[:-2]]),
+        "command": " ".join(["python", "-m", *words]),
         "cpu": cpu()[0],
         "cores": os.cpu_count(),
         "date": f"{date.today()}",
-        "others_percent": round(meter.others(), 1),
+        "others_percent": record.pop("others_percent"),
     }
     path.write_text(json.dumps(record, indent=1) + "\n")
-    scratch.unlink()
     return True
 
 

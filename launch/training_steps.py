@@ -19,9 +19,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from labs import DISTURBED, LAUNCH, lab, measured, netlab
+from labs import DISTURBED, LAUNCH, lab, measure, netlab
 
 PAGES = Path("docs/measurements")
 """The pages' folder from the repository's root, where everything runs."""
@@ -38,8 +38,19 @@ BLOCKING, ASYNCHRONOUS, MPI = "inline", "async", "mpi4py"
 Record = dict[str, Any]
 Results = dict[str, Record]
 """Of a record, by contender."""
-Goal = tuple[str, Callable[[Results], float], float, bool]
-"""What is wanted; the figure that tells; its limit; whether more is better."""
+
+
+class Goal(NamedTuple):
+    """What is wanted, the figure that tells, its limit, and whether more is better."""
+
+    text: str
+    figure: Callable[[Results], float]
+    limit: float
+    more: bool
+
+    def met(self, results: Results) -> bool:
+        """Tell whether it is reached."""
+        return self.figure(results) >= self.limit if self.more else self.figure(results) <= self.limit
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class Case:
 
 def _faster(what: str, than: str, times: float) -> Goal:
     text = f"`{what}` ≥ {times:g} × as fast as `{than}`"
-    return text, lambda results: results[than]["median_ms"] / results[what]["median_ms"], times, True
+    return Goal(text, lambda results: results[than]["median_ms"] / results[what]["median_ms"], times, True)
 
 
 def _less_work(what: str, than: str, most: float) -> Goal:
@@ -88,17 +99,17 @@ def _less_work(what: str, than: str, most: float) -> Goal:
         own_copies = results["gloo"]["exposed_ms"] if than.startswith("gloo") else 0.0
         return float(results[what]["exposed_ms"] / (results[than]["exposed_ms"] - own_copies))
 
-    return text, share, most, False
+    return Goal(text, share, most, False)
 
 
 def _over(contender: str, most: float) -> Goal:
     text = f"`{contender}` ≤ {most:g} µs over `{MPI}`"
-    return text, lambda results: results[contender]["median_us"] - results[MPI]["median_us"], most, False
+    return Goal(text, lambda results: results[contender]["median_us"] - results[MPI]["median_us"], most, False)
 
 
 def _at_most(contender: str, than: str, times: float) -> Goal:
     text = f"`{contender}` ≤ {times:g} × `{than}`"
-    return text, lambda results: results[contender]["median_us"] / results[than]["median_us"], times, False
+    return Goal(text, lambda results: results[contender]["median_us"] / results[than]["median_us"], times, False)
 
 
 _FOUR, _TWO = (4, "1gbit"), (2, "10gbit")
@@ -271,10 +282,10 @@ def _measured(name: str) -> bool:
     print(f"training_steps: {name}", flush=True)
     if isinstance(case.where, str):
         launcher, *given = case.where.split()
-        return measured([sys.executable, launcher, *given, "python", *words], path, LONGEST)
+        return not measure([sys.executable, launcher, *given, "python", *words], path, LONGEST)
     hosts, rate = case.where
     with lab(LAB, hosts, "--rate", rate) if os.geteuid() == 0 else nullcontext():
-        return measured(netlab("run", "--name", LAB, "-n", str(hosts), "--", "python", *words), path, LONGEST)
+        return not measure(netlab("run", "--name", LAB, "-n", str(hosts), "--", "python", *words), path, LONGEST)
 
 
 def _write(page: str) -> int:
@@ -285,18 +296,13 @@ def _write(page: str) -> int:
         if name.startswith(f"{page}/") and path.exists():
             record = json.loads(path.read_text())
             lines += _section(name, case, record)
-            missed += sum(not _met(goal, _results(record)) for goal in case.goals)
+            missed += sum(not goal.met(_results(record)) for goal in case.goals)
     (PAGES / f"{page}.md").write_text("\n".join(lines) + "\n")
     return missed
 
 
 def _results(record: Record) -> Results:
     return {result["contender"]: result for result in record["results"]}
-
-
-def _met(goal: Goal, results: Results) -> bool:
-    _, figure, limit, more = goal
-    return figure(results) >= limit if more else figure(results) <= limit
 
 
 def _section(name: str, case: Case, record: Record) -> Iterator[str]:
@@ -309,16 +315,12 @@ def _section(name: str, case: Case, record: Record) -> Iterator[str]:
     if not isinstance(case.where, str):
         hosts, rate = case.where
         yield f"launch/netlab up --hosts {hosts} --rate {rate}"
-    command, compared = " ".join(case.program).split(" --compare ") if "--compare" in case.words else (None, None)
-    yield f"{case.started} python {command or ' '.join(case.program)}" + " \\" * (command is not None)
-    if compared is not None:
-        yield f"    --compare {compared}"
+    yield f"{case.started} python {' '.join(case.program)}".replace(" --compare", " \\\n    --compare")
     yield from ("```", "")
     yield from _steps(results) if case.words.startswith("ddp") else _calls(results)
     yield ""
     for goal in case.goals:
-        text, figure, _, _ = goal
-        yield f"- {text}: {figure(results):.3g}, {'met' if _met(goal, results) else '**missed**'}."
+        yield f"- {goal.text}: {goal.figure(results):.3g}, {'met' if goal.met(results) else '**missed**'}."
     if case.goals:
         yield ""
     hints = ": **hints**" if others > DISTURBED else ""
@@ -331,7 +333,7 @@ def _section(name: str, case: Case, record: Record) -> Iterator[str]:
 
 def _steps(results: Results) -> Iterator[str]:
     first = next(iter(results.values()))
-    yield f"| | step | compute | exposed | communication | codec | MB sent | {_named(first)} / this |"
+    yield f"| | step | compute | exposed | communication | codec | MB sent | `{first['contender']}` / this |"
     yield "|---|---|---|---|---|---|---|---|"
     for name, each in results.items():
         cells = (each[key] for key in ("median_ms", "compute_ms", "exposed_ms", "communication_ms", "codec_ms"))
@@ -344,10 +346,6 @@ def _calls(results: Results) -> Iterator[str]:
     yield "| | " + " | ".join(f"`{name}`" for name in results) + " |"
     yield "|---|" + "---|" * len(results)
     yield "| µs | " + " | ".join(f"{each['median_us']:.4g}" for each in results.values()) + " |"
-
-
-def _named(result: Record) -> str:
-    return f"`{result['contender']}`"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from . import choose
 from .call import Call, Setting
 from .choose import Option
 
+_NO_LIMIT = '; a codec that is named is taken whatever it is, codec="auto" keeps within tolerance='
+
 
 def text(
     call: Call, setting: Setting, algorithm: str, codec: Codec | None, unblocked: str | None, other: str | None
@@ -55,9 +57,6 @@ def text(
             "error: estimate of ‖result - exact‖ / ‖exact‖ for Gaussian values" + _NO_LIMIT * (call.codec is not None),
         ]
     )
-
-
-_NO_LIMIT = '; a codec that is named is taken whatever it is, codec="auto" keeps within tolerance='
 
 
 def duration(seconds: float) -> str:

@@ -171,15 +171,6 @@ class Recipe:
         """The recipe of what one body does for all calls."""
         return cls(plan, lambda buffers, run: driven(body, buffers, run), body=body, with_feedback=body, **more)
 
-    def load(self, buffers: Buffers, number: int) -> Steps:
-        """Load what travels with the opening of this call, and return it."""
-        if self.along is not None:
-            x, residual = buffers.x, buffers.residual
-            if self.fetch is not None:
-                x, residual = yield from self.fetch(buffers)
-            self.along.load(x, residual, number)
-        return self.along
-
 
 @dataclass(slots=True, eq=False)
 class Recording:

@@ -314,7 +314,11 @@ class Runs(Calls):
             yield run.turn
         if before is not None and not before.done:  # those behind shall not be opened, and wait, all at once
             yield Ended(before)
-        along = None if recipe.along is None else (yield from recipe.load(buffers, run.number))
+        along, x, residual = recipe.along, buffers.x, buffers.residual
+        if along is not None:
+            if recipe.fetch is not None:
+                x, residual = yield from recipe.fetch(buffers)
+            along.load(x, residual, run.number)
         level = BUSY if buffers.order is None else ON_GPU
         if not agreed(self._opening, signature, level, along, (1, 0)):
             yield from settle(self._opening, signature, level, along)

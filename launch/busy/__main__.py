@@ -27,8 +27,7 @@ sys.path.insert(0, str(LAUNCH))
 import busy_page  # noqa: E402
 from busy_cases import CASES, QUICK_SIZES, SIZES, WAITING, Case  # noqa: E402
 from cpu_quota import NoQuota, one_core  # noqa: E402
-from labs import FULL_DUPLEX, finish, lab, netlab  # noqa: E402
-from netlab_load import LoadMeter  # noqa: E402
+from labs import FULL_DUPLEX, lab, measure, netlab  # noqa: E402
 
 from osu_like_bench.machine import commit  # noqa: E402
 
@@ -120,17 +119,13 @@ class Measurement:
         if left < 1:
             self._failed[name] = "no time was left"
             return
-        meter = LoadMeter()
-        status = finish(words, {**os.environ, "COMPCOLL_PROFILE": "defaults"}, left, meter)
-        others = meter.others()
-        if status != 0 or not path.exists():
+        status = measure(words, path, left, {**os.environ, "COMPCOLL_PROFILE": "defaults"})
+        if status:
             self._failed[name] = f"exit status {status} of {shlex.join(words)}"
             return
         content = json.loads(path.read_text())
         if "run" not in content:
-            content["run"] = {"commit": commit()}
-        content["others_percent"] = round(others, 1)
-        path.write_text(json.dumps(content, indent=1) + "\n")
+            path.write_text(json.dumps({**content, "run": {"commit": commit()}}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

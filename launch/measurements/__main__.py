@@ -19,12 +19,15 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-import cases
-import goals
-import report
-from cases import Case, Lab
-
 LAUNCH = Path(__file__).resolve().parents[1]
+sys.path.append(str(LAUNCH))
+
+import cases  # noqa: E402
+import goals  # noqa: E402
+import report  # noqa: E402
+from cases import Case, Lab  # noqa: E402
+from labs import netlab  # noqa: E402
+
 RECORDS = Path("docs/measurements/networks")
 """The records' folder from the repository's root, where everything runs: no record names this machine's folders."""
 TRIES = 2
@@ -57,21 +60,17 @@ def main(words: Sequence[str]) -> int:
     return 1 if failed or missed else 0
 
 
-def _netlab(*words: str) -> list[str]:
-    return [sys.executable, str(LAUNCH / "netlab"), *words]
-
-
 def _measure(lab: Lab, group: Sequence[Case]) -> list[str]:
     """Names of the cases that failed."""
     if lab.hosts:
-        up = _netlab("up", "--name", lab.name, "--hosts", str(lab.hosts), "--rate", f"{lab.rate / 1e6:.0f}mbit")
+        up = netlab("up", "--name", lab.name, "--hosts", str(lab.hosts), "--rate", f"{lab.rate / 1e6:.0f}mbit")
         if subprocess.run([*up, "--replace", *lab.options.split()]).returncode:
             return [case.name for case in group]
     try:
         return [case.name for case in group if not _run(case)]
     finally:
         if lab.hosts:
-            subprocess.run(_netlab("down", "--name", lab.name))
+            subprocess.run(netlab("down", "--name", lab.name))
 
 
 def _run(case: Case) -> bool:
@@ -97,7 +96,7 @@ def _launch(case: Case) -> bool:
     program = ["python", "-m", *shlex.split(case.program.format(json=path))]
     if case.lab.hosts:
         options = ["--name", case.lab.name, "--quiet-cpu", "--timeout", "500", "--record", str(record)]
-        command = _netlab("run", *options, *case.run.split(), "--", *program)
+        command = netlab("run", *options, *case.run.split(), "--", *program)
     else:
         command = [sys.executable, str(LAUNCH / "mpirun"), "-n", str(case.ranks), *program]
     for _ in range(TRIES):

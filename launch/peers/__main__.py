@@ -29,7 +29,7 @@ sys.path.insert(0, str(LAUNCH))
 
 import peers_cases  # noqa: E402
 import peers_page  # noqa: E402
-from labs import FULL_DUPLEX, lab, measured, netlab  # noqa: E402
+from labs import FULL_DUPLEX, lab, measure, netlab  # noqa: E402
 from peers_cases import CASES, Case  # noqa: E402
 
 RECORDS = Path("docs/measurements/peers")
@@ -96,10 +96,10 @@ def _run(case: Case, quick: bool) -> bool:
     print(f"peers: {case.name}", flush=True)
     # Over gloo `auto` measures the links itself, at the group's first use.
     own = {"OMP_NUM_THREADS": "1"} if case.mpi == peers_cases.NO_MPI else {"COMPCOLL_PROFILE": "defaults"}
-    if measured(command, path, _LONGEST + 30, {**os.environ, **own}):
-        return True
-    path.write_text(json.dumps({"not_measured": "failed"}, indent=1) + "\n")
-    return False
+    status = measure(command, path, _LONGEST + 30, {**os.environ, **own})
+    if status:
+        path.write_text(json.dumps({"not_measured": f"failed with exit status {status}"}, indent=1) + "\n")
+    return status == 0
 
 
 def _python(case: Case) -> Path:

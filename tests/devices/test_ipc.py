@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.deferred import AwareTransport, DeferredWorld, DeviceArray
+from fakes.deferred_checks import check_losses_are_fed_back, check_many_under_way
 from fakes.late_ipc import SharingWorld
 from fakes.loopback import World, exact_sum, normals
 from promises import FIXED, one_of_each
 
-from compcoll import ErrorFeedback
 from compcoll.collectives import choose
 from compcoll.collectives.device import DeviceCollectives
 from compcoll.errors import UnsupportedDevice
@@ -76,16 +76,7 @@ def test_many_under_way(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[dict[str, Any]] = [OPTIONS, {"codec": "zfp", "rate": 8, "algorithm": "ring"}, {**OPTIONS, "op": "mean"}]
     for seed in range(5):
         host, world = World(3), SharingWorld(3, seed=seed)
-        batches = [normals(3, N + 64 * number, seed=number) for number in range(7)]
-        uploaded = [world.upload(batch) for batch in batches]
-        requests = [
-            [comm.iallreduce(x, **ways[number % 3]) for comm, x in zip(world.comms, batch)]
-            for number, batch in enumerate(uploaded)
-        ]
-        world.loopback.run([request for batch in requests for request in batch])
-        for number, (batch, pending) in enumerate(zip(batches, requests)):
-            got = world.download([request.wait() for request in pending])
-            np.testing.assert_array_equal(got, host.allreduce(batch, **ways[number % 3]))
+        check_many_under_way(host, world, N, ways)
 
 
 def test_a_wire_for_several_ranks_has_one_event() -> None:
@@ -101,17 +92,7 @@ def test_a_wire_for_several_ranks_has_one_event() -> None:
 
 def test_losses_are_fed_back() -> None:
     host, world = World(3), SharingWorld(3)
-    losses = [[ErrorFeedback() for _ in range(3)] for _ in range(2)]
-    for seed in range(3):
-        inputs = normals(3, N, seed=seed)
-        results = []
-        for ranks, kept, given in ((host, losses[0], inputs), (world, losses[1], world.upload(inputs))):
-            turns = iter(kept)
-            start = lambda comm, x, turns=turns: comm.iallreduce(  # noqa: E731
-                x, codec="minmax", bits=4, algorithm="ring", feedback=next(turns)
-            )
-            results.append(ranks.run(start, given))
-        np.testing.assert_array_equal(world.download(results[1]), results[0])
+    check_losses_are_fed_back(host, world, N, codec="minmax", bits=4, algorithm="ring")
     assert world.carriers == {"late IPC"}
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes.deferred import Site, Stream, memory_of
+from fakes.deferred_checks import downloaded, shows
 from fakes.late_ipc import SharingWorld
 from fakes.loopback import normals
 
@@ -78,13 +79,7 @@ def chained(world: SharingWorld, *, backwards: bool) -> list[list[np.ndarray]]:
             device.current.run_up_to(device.current.added)
         algorithm = ("ring", "direct", "recursive_doubling")[seed % 3]
         results.append((callers, world.allreduce(batch, codec="minmax", block=64, algorithm=algorithm)))
-    downloaded = []
-    for callers, batch in results[::-1] if backwards else results:
-        for device, caller in zip(world.devices, callers):
-            if device is not None and caller is not None:
-                device.current = caller
-        downloaded.append(world.download(batch))
-    return downloaded
+    return downloaded(world, results[::-1] if backwards else results)
 
 
 def ahead(world: SharingWorld) -> list[list[np.ndarray]]:
@@ -104,13 +99,7 @@ def ahead(world: SharingWorld) -> list[list[np.ndarray]]:
         for _ in range(1000 if seed > 1 else 0):
             requests[1].test()
         results.append((callers, world.loopback.run(requests)))
-    downloaded = []
-    for callers, batch in results:
-        for device, caller in zip(world.devices, callers):
-            assert device is not None
-            device.current = caller
-        downloaded.append(world.download(batch))
-    return downloaded
+    return downloaded(world, results)
 
 
 Played = tuple[set[Site], list[list[np.ndarray]]]
@@ -153,11 +142,7 @@ def test_every_wait_of_shared_memory_is_among_them() -> None:
 def test_no_wait_can_be_left_out(site: Site) -> None:
     for early, backwards in product((False, True, None), (False, True)):
         expected = complete(early=early, backwards=backwards)[1]
-        try:
-            got = played(early=early, backwards=backwards, without=site)[1]
-        except AssertionError:
-            return
-        if not all(np.array_equal(one, other) for one, other in zip(got, expected)):
+        if shows(partial(played, early=early, backwards=backwards, without=site), expected, AssertionError):
             return
     raise AssertionError(f"nothing shows that the wait at {site} is needed")
 

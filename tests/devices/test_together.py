@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.deferred import DeferredWorld, DeviceArray, Site, Stream
+from fakes.deferred_checks import check_losses_are_fed_back, check_many_under_way, downloaded, shows
 from fakes.late_nccl import LateCarrier, LateJoining, LateNCCL
 from fakes.loopback import World, exact_sum, normals
 from promises import FIXED, one_of_each
@@ -166,37 +167,18 @@ def test_many_under_way_are_in_the_same_order_on_all_ranks() -> None:
     """Whatever the order in which ranks advance; the first makes NCCL's communicator."""
     for seed in range(5):
         host, world = World(3), NCCLWorld(3, seed=seed)
-        batches = [normals(3, N + 64 * number, seed=number) for number in range(7)]
         ways: list[dict[str, Any]] = [
             {"codec": "minmax", "block": 64, "algorithm": "direct"},
             {"codec": "zfp", "rate": 8, "algorithm": "ring"},
             {"codec": "cast", "algorithm": "direct"},
         ]
-        uploaded = [world.upload(batch) for batch in batches]
-        requests = [
-            [comm.iallreduce(x, **ways[number % 3]) for comm, x in zip(world.comms, batch)]
-            for number, batch in enumerate(uploaded)
-        ]
-        world.loopback.run([request for batch in requests for request in batch])
-        for number, (batch, pending) in enumerate(zip(batches, requests)):
-            got = world.download([request.wait() for request in pending])
-            np.testing.assert_array_equal(got, host.allreduce(batch, **ways[number % 3]))
+        check_many_under_way(host, world, N, ways)
 
 
 def test_losses_are_fed_back() -> None:
     host, world = World(3), NCCLWorld(3)
-    losses = [[ErrorFeedback() for _ in range(3)] for _ in range(2)]
-    for seed in range(3):
-        inputs = normals(3, N, seed=seed)
-        results = []
-        for ranks, kept, given in ((host, losses[0], inputs), (world, losses[1], world.upload(inputs))):
-            turns = iter(kept)
-            start = lambda comm, x, turns=turns: comm.iallreduce(  # noqa: E731
-                x, codec="minmax", bits=4, algorithm="direct", feedback=next(turns)
-            )
-            results.append(ranks.run(start, given))
-        np.testing.assert_array_equal(world.download(results[1]), results[0])
-    turns = iter(losses[1])
+    inputs, losses = check_losses_are_fed_back(host, world, N, codec="minmax", bits=4, algorithm="direct")
+    turns = iter(losses)
     start = lambda comm, x: comm.iallreduce(x, codec="minmax", bits=4, feedback=next(turns))  # noqa: E731
     small = world.download(world.run(start, world.upload(inputs)))  # by NCCL's own: nothing is lost, nor added
     np.testing.assert_allclose(small[0], exact_sum(inputs), rtol=0, atol=1e-4)
@@ -303,13 +285,7 @@ def chained(world: DeferredWorld, *, backwards: bool) -> list[list[np.ndarray]]:
     for device in filter(None, [] if backwards else world.devices):
         for stream in device.streams.decode:
             stream.run_up_to(stream.added)
-    downloaded = []
-    for callers, batch in results[::-1] if backwards else results:
-        for device, caller in zip(world.devices, callers):
-            if device is not None and caller is not None:
-                device.current = caller
-        downloaded.append(world.download(batch))
-    return downloaded
+    return downloaded(world, results[::-1] if backwards else results)
 
 
 def played(*, early: bool, backwards: bool, without: Site | None = None) -> tuple[set[Site], list[list[np.ndarray]]]:
@@ -329,11 +305,7 @@ def sites() -> list[Site]:
 def test_no_wait_can_be_left_out(site: Site) -> None:
     for early, backwards in product((False, True), (False, True)):
         expected = played(early=early, backwards=backwards)[1]
-        try:
-            got = played(early=early, backwards=backwards, without=site)[1]
-        except AssertionError:
-            return
-        if not all(np.array_equal(one, other) for one, other in zip(got, expected)):
+        if shows(partial(played, early=early, backwards=backwards, without=site), expected, AssertionError):
             return
     raise AssertionError(f"nothing shows that the wait at {site} is needed")
 

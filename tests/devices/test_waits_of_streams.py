@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes.deferred import DeferredWorld, Site, Stream
+from fakes.deferred_checks import downloaded, shows
 from fakes.late_ipc import SharingWorld
 from fakes.loopback import exact_sum, normals
 
@@ -50,13 +50,7 @@ def on_streams_of_their_own(world: DeferredWorld) -> list[list[np.ndarray]]:
         batch = world.upload(normals(len(world.comms), N, seed=seed))
         callers = [device and device.current for device in world.devices]
         results.append((callers, world.allreduce(batch, codec="minmax", block=64, algorithm="ring")))
-    downloaded = []
-    for callers, batch in results:
-        for device, caller in zip(world.devices, callers):
-            if device is not None and caller is not None:
-                device.current = caller
-        downloaded.append(world.download(batch))
-    return downloaded
+    return downloaded(world, results)
 
 
 def exchanged(world: DeferredWorld) -> list[list[np.ndarray]]:
@@ -159,11 +153,8 @@ def test_no_wait_can_be_left_out(site: Site) -> None:
         complete, expected = complete_play(number, direct, early)
         if site not in complete.sites:
             continue
-        try:
-            _, got = play(SCENARIOS[number], direct=direct, early=early, without=site)
-        except CompcollError:  # ranks that never meet
-            return
-        if not all(np.array_equal(one, other) for one, other in zip(got, expected)):
+        without = partial(play, SCENARIOS[number], direct=direct, early=early, without=site)
+        if shows(without, expected, CompcollError):  # ranks that never meet
             return
     raise AssertionError(f"nothing shows that the wait at {site} is needed")
 
@@ -175,13 +166,14 @@ def test_no_wait_of_sparse_sums_can_be_left_out() -> None:
     needed = [site for site in complete.sites if "for event in events]" not in source[site[0] - 1]]
     assert len(needed) == len(complete.sites) - 1 >= 3
     for site in needed:
-        shown = False
-        for early in (False, True):
-            with contextlib.suppress(CompcollError, ValueError, IndexError):  # what was not there yet
-                _, got = play((3, chosen), direct=False, early=early, without=site)
-                if all(np.array_equal(one, other) for one, other in zip(got, expected)):
-                    continue
-            shown = True
+        shown = any(
+            shows(
+                partial(play, (3, chosen), direct=False, early=early, without=site),
+                expected,
+                *(CompcollError, ValueError, IndexError),  # what was not there yet
+            )
+            for early in (False, True)
+        )
         assert shown, f"nothing shows that the wait at {site} is needed"
 
 

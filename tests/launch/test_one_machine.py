@@ -9,17 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from fakes.records import RUN
 
 from osu_like_bench.parser import build_parser
-
-RUN = {
-    "cpu": "Some",
-    "cores": 2,
-    "instruction_set": "avx2",
-    "commit": "abc1234",
-    "date": "2026-01-02T03",
-    "mpi": "MPI 1",
-}
 
 
 @pytest.fixture

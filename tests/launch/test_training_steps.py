@@ -9,19 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from fakes.records import RUN
 
 from osu_like_bench import backends
 from osu_like_bench.parser import build_parser
-
-RUN = {
-    "cpu": "Some",
-    "cores": 2,
-    "instruction_set": "avx2",
-    "commit": "abc1234",
-    "date": "2026-01-02T03",
-    "mpi": "MPI 1",
-    "torch": "2",
-}
 
 
 @pytest.fixture
@@ -96,7 +87,7 @@ def test_a_run_that_fails_leaves_the_record(tmp_path: Path) -> None:
     labs = importlib.import_module("labs")
     path = tmp_path / "a.json"
     path.write_text("before")
-    assert not labs.measured(["false"], path, 10.0)
+    assert labs.measure(["false"], path, 10.0) == 1
     assert path.read_text() == "before"
-    assert labs.measured(["sh", "-c", f"echo '{{}}' > {path}"], path, 10.0)
+    assert labs.measure(["sh", "-c", f"echo '{{}}' > {path}"], path, 10.0) == 0
     assert "others_percent" in json.loads(path.read_text())
