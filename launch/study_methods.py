@@ -145,6 +145,7 @@ _TEXT = (
             ("zfp4", "--codec zfp --rate 4"),
             ("minmax8", "--codec minmax --bits 8"),
             ("minmax4", "--codec minmax --bits 4"),
+            ("minmax4-block64", "--codec minmax --bits 4 --block 64"),
             ("minmax2", "--codec minmax --bits 2"),
             ("fp8", "--codec fp8"),
             ("int8", "--codec int8"),
