@@ -107,7 +107,7 @@ class Communicator(Runs):
         if isinstance(account, tuple):  # that nobody reads is not made
             collective, recipe, body, nbytes, seconds = account
             stats = Stats(collective, recipe.plan.codec_text, recipe.plan.algorithm, nbytes)
-            tell_account(body, stats)
+            tell_account(stats, body)
             stats.total_seconds = seconds
             account = self._executor.account = stats
         return account  # type: ignore[no-any-return]

@@ -181,7 +181,7 @@ def check_no_allocation(case: Case, world: World) -> None:
         world.run(case.start, inputs)
     allocated: list[int] = []
     for comm in world.comms:
-        for lane in comm._lanes._lanes:
+        for lane in (comm._lanes.alone, *comm._lanes.in_turn):
             lane.arena._allocate = lambda nbytes: allocated.append(nbytes) or np.empty(nbytes, np.uint8)
     for _ in range(AT_ONCE):
         world.run(case.start, inputs)

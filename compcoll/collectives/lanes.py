@@ -58,12 +58,10 @@ class Lanes:
     ----------
     alone : Lane
         For a blocking collective while no rank has another.
+    in_turn : tuple of Lane
+        Those of all others, `AT_ONCE` of them, by the number of collectives that the communicator began before.
     """
 
     def __init__(self, transport: Transport, allocate: Callable[[int], Array]) -> None:
-        self._lanes = [Lane(number, transport, allocate) for number in range(1 + AT_ONCE)]
-        self.alone = self._lanes[0]
-
-    def of(self, number: int) -> Lane:
-        """The lane of a collective before which the communicator began so many."""
-        return self._lanes[1 + number % AT_ONCE]
+        self.alone, *others = (Lane(number, transport, allocate) for number in range(1 + AT_ONCE))
+        self.in_turn = tuple(others)

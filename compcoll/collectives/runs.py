@@ -31,9 +31,8 @@ from .device import DeviceCollectives
 from .failures import as_failure
 from .handshake import Opening, agree, agreed, settle
 from .host import Checked, Collectives
-from .lanes import Lanes
+from .lanes import AT_ONCE, Lanes
 from .missing import RollCall
-from .plan import Plan
 from .planned_steps import Ranks
 from .recipe import Asked, Buffers, Recipe, Run, driven, named_codec
 from .replay import Recordings
@@ -167,9 +166,8 @@ class Runs(Calls):
 
     def _settle_opening(self, recipe: Recipe, level: int) -> int:
         """End an opening that took some time, and tell the highest level of all ranks."""
-        settling = settle(
-            self._opening, self._signature(recipe.plan), level, recipe.along, self._recordings.sent_ahead(recipe)
-        )
+        signature = recipe.plan.signature.here() if self._debug else recipe.plan.signature
+        settling = settle(self._opening, signature, level, recipe.along, self._recordings.sent_ahead(recipe))
         self._engine.follow(settling, recipe.plan.signature, recipe.timeout)
         return self._opening.level
 
@@ -178,7 +176,7 @@ class Runs(Calls):
     ) -> Any:
         """Run a collective that was opened, while some rank must not block in MPI: it may have others to advance."""
         recipe = recipe.unblocked or recipe
-        started, lane = perf_counter(), self._lanes.of(number)
+        started, lane = perf_counter(), self._lanes.in_turn[number % AT_ONCE]
         stats = Stats(collective, recipe.plan.codec_text, recipe.plan.algorithm, x.nbytes)
         run = Run(lane.group, lane.take, stats, Turn(None), lane, number)
         if lane.last is not None and not lane.last.done:
@@ -287,7 +285,7 @@ class Runs(Calls):
         executor, recipe = self._executor, recipe.unblocked or recipe
         number = executor.begun
         executor.begun = number + 1
-        lane, turn = self._lanes.of(number), self._next_turn()
+        lane, turn = self._lanes.in_turn[number % AT_ONCE], self._next_turn()
         stats = Stats(collective, recipe.plan.codec_text, recipe.plan.algorithm, buffers.x.nbytes)
         run = Run(lane.group, lane.take, stats, turn, lane, number)
 
@@ -297,7 +295,8 @@ class Runs(Calls):
             return error and self._ended(error, recipe, buffers)
 
         # In debugging the signature tells the caller's line, which is known here.
-        steps = self._steps(recipe, buffers, run, lane.last, self._signature(recipe.plan))
+        signature = recipe.plan.signature.here() if self._debug else recipe.plan.signature
+        steps = self._steps(recipe, buffers, run, lane.last, signature)
         lane.last = request = Request(steps, stats, self._engine, release=release, timeout=recipe.timeout)
         if self._gpu is not None and buffers.order is not None:
             request.finish = partial(self._gpu.handed_over, buffers.order)
@@ -310,7 +309,7 @@ class Runs(Calls):
 
     def _steps(self, recipe: Recipe, buffers: Buffers, run: Run, before: Request | None, signature: Signature) -> Steps:
         """One of the collectives under way, from its opening to its result."""
-        if not run.turn.Test():
+        if run.turn.before is not None:
             yield run.turn
         if before is not None and not before.done:  # those behind shall not be opened, and wait, all at once
             yield Ended(before)
@@ -340,9 +339,6 @@ class Runs(Calls):
             return driven(recording.program, buffers, run)
         run.lane.arena.rewind()
         return recipe.steps(buffers, run)
-
-    def _signature(self, plan: Plan) -> Signature:
-        return plan.signature.here() if self._debug else plan.signature
 
     def _ended(self, error: BaseException | None, *parts: Any) -> BaseException | None:
         """Tell what an error with which a collective ended means."""

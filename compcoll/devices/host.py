@@ -180,7 +180,7 @@ class HostDevice:
     @staticmethod
     def known_calls(ranks: int) -> _host.KnownCalls:
         """Keeps calls that were checked, to find those like them."""
-        return _host.KnownCalls(ranks, ndarray, np.empty, np.empty_like)
+        return _host.KnownCalls(ranks, ndarray, np.empty)
 
     @staticmethod
     def check_readable(x: Any, what: str) -> None:

@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include <tuple>
+#include <utility>
 
 #include "python_calls.h"
 
@@ -66,18 +67,27 @@ void compcoll::bind_body(nb::module_& m) {
           "The most milliseconds of naps in a wait that may last so many seconds.");
     nb::class_<Body>(m, "Body")
         .def("begin", [](Body& self, nb::handle x, nb::handle out, nb::handle residual, uint64_t number, size_t looks,
-                         size_t naps) { self.begin(x, out, residual, number, {looks, naps}); },
-             nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"), nb::arg("looks"), nb::arg("naps"),
-             "Begin to run on some arrays, as the collective of this number, with so much patience.")
+                         size_t naps, nb::object then) {
+            self.then = nb::object();
+            self.begin(x, out, residual, number, {looks, naps});
+            if (!then.is_none()) self.then = then;
+        }, nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"), nb::arg("looks"), nb::arg("naps"),
+             nb::arg("then") = nb::none(),
+             "Begin to run on some arrays, as the collective of this number, with so much patience. Who iterates over it calls `then` with "
+             "it at its end.")
         .def("run_ahead", &Body::run_ahead, nb::arg("x"), nb::arg("number"),
              "Do what of a run can be done before all ranks are known to make the same call: nothing with feedback.")
         .def("Test", &Body::advance, "Go on until something must be waited for; whether there was any progress.")
         .def_prop_ro("done", &Body::done, "Whether it has run to its end, or has not begun.")
         .def("__iter__", [](nb::object self) { return self; })
         .def("__next__", [](nb::object self) {
-            if (nb::cast<Body&>(self).done()) throw nb::stop_iteration();
-            return self;
-        }, "Itself, which must be waited for, until it is done.")
+            Body& body = nb::cast<Body&>(self);
+            if (!body.done()) body.advance();
+            if (!body.done()) return self;
+            if (const nb::object then = std::exchange(body.then, nb::object()); then.is_valid()) then(self);
+            PyErr_SetNone(PyExc_StopIteration);  // nanobind's own has a text, which would be a result
+            throw nb::python_error();
+        }, "Itself, which has gone on and must be waited for, until it is done.")
         .def_prop_ro("account", [](const Body& self) {
             const Account a = self.account();
             return std::tuple(a.wire_nbytes, a.raw_nbytes, a.fresh_nbytes, a.encode_seconds, a.decode_seconds, a.wait_seconds);

@@ -42,6 +42,8 @@ public:
     virtual void withdraw_beginning() {}
 
     virtual Account account() const = 0;
+
+    nanobind::object then;  // called by who iterates over a run, at its end; or nothing
 };
 
 // What travels along with an opening, and is a body when that has ended. The exchange sends it from its memory; where openings go

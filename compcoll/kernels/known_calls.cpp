@@ -113,7 +113,6 @@ std::vector<Py_ssize_t> KnownCalls::shape(const Call& call, nb::handle given) co
 }
 
 nb::object KnownCalls::made(const Call& call, nb::handle x) const {
-    if (call.result == Result::like) return nb::steal(PyObject_CallFunctionObjArgs(empty_like_.ptr(), x.ptr(), nullptr));
     const std::vector<Py_ssize_t> extents = shape(call, x);
     const nb::object wanted = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(extents.size())));
     for (size_t i = 0; i < extents.size(); ++i) PyTuple_SetItem(wanted.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromSsize_t(extents[i]));
@@ -144,8 +143,7 @@ size_t KnownCalls::position(const Arguments& given, size_t elements, nb::handle 
 
 void compcoll::bind_known_calls(nb::module_& m) {
     nb::class_<KnownCalls>(m, "KnownCalls")
-        .def(nb::init<size_t, nb::object, nb::object, nb::object>(), nb::arg("ranks"), nb::arg("array"), nb::arg("empty"),
-             nb::arg("empty_like"))
+        .def(nb::init<size_t, nb::object, nb::object>(), nb::arg("ranks"), nb::arg("array"), nb::arg("empty"))
         .def("keep", [](KnownCalls& self, nb::object recipe, nb::object collective, nb::object x, nb::object param, nb::object out,
                         nb::object feedback, const nb::tuple& asked) {
             self.keep({collective, x, param, out, feedback, asked}, recipe);

@@ -27,9 +27,8 @@ public:
         size_t nbytes;
     };
 
-    // Among so many ranks; arrays are of this type, and are made by these functions.
-    KnownCalls(size_t ranks, nanobind::object array, nanobind::object empty, nanobind::object empty_like)
-        : ranks_(ranks), array_(array), empty_(empty), empty_like_(empty_like) {}
+    // Among so many ranks; arrays are of this type, and are made by this function.
+    KnownCalls(size_t ranks, nanobind::object array, nanobind::object empty) : ranks_(ranks), array_(array), empty_(empty) {}
 
     // Remember the recipe of a call that was checked.
     void keep(const Arguments& given, nanobind::object recipe);
@@ -63,7 +62,7 @@ private:
     std::vector<Py_ssize_t> shape(const Call& call, nanobind::handle x) const;
 
     size_t ranks_;
-    nanobind::object array_, empty_, empty_like_;
+    nanobind::object array_, empty_;
     std::vector<Call> calls_;
 };
 

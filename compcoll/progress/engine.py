@@ -192,7 +192,12 @@ class Engine:
     def wait(self, request: Request, timeout: float | None) -> None:
         """Advance everything until a collective has ended, as `drive` does."""
         # The one that nobody else is beside waits in C++ at first.
-        while not request.done and len(self.active) == 1 and self._is_alone:
+        while (
+            not request.done
+            and len(self.active) == 1
+            and self._thread is None
+            and (self._private or len(under_way) == 1)
+        ):
             with self.lock:
                 if not request._advance(self.alone):
                     break
@@ -200,11 +205,6 @@ class Engine:
                     self._forget(request)
         if not request.done:
             self.drive(lambda: request.done, timeout, request.describe)
-
-    @property
-    def _is_alone(self) -> bool:
-        """Tell whether nothing but the caller makes anything advance."""
-        return self._thread is None and (self._private or len(under_way) == 1)
 
     def fail(self, error: BaseException) -> None:
         """End all that is under way with this error."""

@@ -307,7 +307,11 @@ def check_buffers_are_reused(comm: MPI.Intracomm) -> None:
     out = np.empty_like(x)
 
     def slabs() -> list[int]:
-        return [slab.ctypes.data for lane in communicator._lanes._lanes for slab in lane.arena.slabs]
+        return [
+            slab.ctypes.data
+            for lane in (communicator._lanes.alone, *communicator._lanes.in_turn)
+            for slab in lane.arena.slabs
+        ]
 
     def several() -> None:
         communicator.allreduce(x, out=out)

@@ -197,7 +197,7 @@ def test_the_same_messages_as_real_ranks(
     world = World(ranks, ranks_per_node=per_node)
     counted = [Counted(comm._transport) for comm in world.comms]
     for comm, transport in zip(world.comms, counted):
-        for lane in comm._lanes._lanes:
+        for lane in (comm._lanes.alone, *comm._lanes.in_turn):
             lane.group.transport = transport
     world.allreduce(normals(ranks, n), algorithm=algorithm, codec=codec)
     simulated = simulation.allreduce(
