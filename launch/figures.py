@@ -85,7 +85,16 @@ _ON_CPUS = ("compcoll", *_ON_GPUS, *_ASKED)
 _WITHOUT_TORCH = (*_ON_CPUS, ":!compcoll/torch")
 _CALLS = (*_WITHOUT_TORCH, ":!compcoll/simulation", ":!compcoll/tools")
 _SIMULATED = ("compcoll/algorithms", "compcoll/layout.py", "compcoll/simulation", "compcoll/torch/low_rank", *_ASKED)
-_LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS)
+_WHO_SENDS = tuple(
+    f":!compcoll/kernels/{name}"
+    for name in (
+        *("apart.h", "body.*", "copies.h", "exchange.*", "executor.*", "futex.h", "gathered.*", "known_calls.*"),
+        *("message.h", "mpi_*", "patience.h", "program.*", "python_calls.h", "shared_*", "stopwatch.h", "team.*"),
+        "two_ways.h",
+    )
+)
+"""Kernels that call, wait and send, but lose nothing."""
+_LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS, *_WHO_SENDS)
 """What accuracy depends on: not who sends, but what is lost."""
 _GRADIENTS = (*_LEARNT, "compcoll/torch/gradients")
 _ONE_MACHINE = "launch/one_machine.py --only"

@@ -133,14 +133,15 @@ class Recipe:
     along : Along or None
         What travels with the opening, if this is small.
     fetch : callable or None
-        Makes the steps that fetch that values and residual to the host, from arrays that are elsewhere.
+        Makes the steps that fetch a call's values and residual to the host for that, where its arrays are elsewhere.
     body, with_feedback : Body or None
         Do what ``steps`` do, without and with feedback, in one go while no rank has other collectives to advance; they
         may block in MPI.
     algorithm : callable or None
         Makes the steps of an algorithm that can be recorded, by a plan; None if it cannot.
     calls : int
-        How many there were of an algorithm that can be recorded, less those that ran alone as a body.
+        How often ``steps`` were asked for, of an algorithm that can be recorded: the first time it runs itself, later
+        it is recorded in the call's lane. Runs of what is recorded already, and of a body, are not counted.
     recordings : dict
         Its recordings, by lane and whether there is feedback.
     unblocked : Recipe or None

@@ -165,7 +165,9 @@ class Runs(Calls):
     # The executor calls the next four.
 
     def _settle_opening(self, recipe: Recipe, level: int) -> int:
-        """End an opening that took some time, and tell the highest level of all ranks."""
+        """End an opening that the executor could not, and tell the highest level of all ranks: it takes longer, some
+        rank must not block, or the calls differ, which raises CollectiveMismatch.
+        """
         signature = recipe.plan.signature.here() if self._debug else recipe.plan.signature
         settling = settle(self._opening, signature, level, recipe.along, self._recordings.sent_ahead(recipe))
         self._engine.follow(settling, recipe.plan.signature, recipe.timeout)
@@ -194,7 +196,7 @@ class Runs(Calls):
         self._engine.follow(body, recipe.plan.signature, recipe.timeout)
 
     def _failed(self, error: BaseException, *parts: Any) -> NoReturn:
-        """Raise what a collective ended with."""
+        """Break the communicator by what a collective ended with, unless that is a mismatch, and raise it."""
         failure = error if isinstance(error, CollectiveMismatch) else self._break(error, *parts)
         if failure is error:
             raise error
@@ -311,7 +313,7 @@ class Runs(Calls):
         """One of the collectives under way, from its opening to its result."""
         if run.turn.before is not None:
             yield run.turn
-        if before is not None and not before.done:  # those behind shall not be opened, and wait, all at once
+        if before is not None and not before.done:  # else all those behind would be opened now
             yield Ended(before)
         along, x, residual = recipe.along, buffers.x, buffers.residual
         if along is not None:
@@ -341,11 +343,15 @@ class Runs(Calls):
         return recipe.steps(buffers, run)
 
     def _ended(self, error: BaseException | None, *parts: Any) -> BaseException | None:
-        """Tell what an error with which a collective ended means."""
+        """Break the communicator by an error with which a collective ended, and return what to raise; a mismatch leaves
+        it usable.
+        """
         return error if error is None or isinstance(error, CollectiveMismatch) else self._break(error, *parts)
 
     def _break(self, error: BaseException, *parts: Any) -> BaseException:
-        """Let nothing go on after this error: tell the others. Return what it means, if it says something of them."""
+        """Make the communicator unusable: tell the other ranks, and end all that is under way. What MPI may still write
+        to is never freed. Return what to raise: an error that names the dead rank or the call, where one can be made.
+        """
         keep_forever((self._opening, self._lanes, *parts))
         broken, error = error, as_failure(error, self.rank, *parts)
         if self._broken is None:

@@ -3,7 +3,7 @@
 from .engine import Engine, end_all, give_way, under_way
 from .request import Ended, Request
 from .steps import THREADS, Patience, Peers, Pending, Steps, Turn, keep_forever, wait_for
-from .watch import Watch
+from .stream_watch import Watch
 
 __all__ = [
     "THREADS",

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 # MPI knows one progress for all communicators, and so do we: a rank that waits in one must advance the others.
 under_way: set[Engine] = set()
-"""The engines of this process that have collectives to advance."""
+"""The engines of this process that have collectives to advance, but private ones: these advance in their own waits."""
 
 _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
-_LOOKS, _NAP = 20, 50e-6
+_LOOKS_BEFORE_EARLY_NAPS, _SHORTEST_NAP = 20, 50e-6
 
 _SECONDS_BETWEEN_CHECKS = 0.005
 """The time between looks at the time-out, and at whether another rank has given up: MPI is asked."""
@@ -76,11 +76,13 @@ class Engine:
     threaded : bool
         Whether a thread makes collectives advance while the caller does other things.
     crowded : bool
-        Whether other ranks wait for this core: a waiting rank then soon lets them have it.
+        Whether others have use for this core, ranks that share it or the network's own work: unless ``lent``, a
+        waiting rank lets them have it after two looks in vain instead of 50.
     lent : bool
         Whether each look for a message lends the core already, where others wait for it: MPI does.
     naps : bool
-        Whether what waits sleeps in between: for a thread beside others that have work for the core.
+        Whether what waits sleeps from the 20th look in vain on, for a thread beside others that have work for the
+        core; else after half a millisecond.
     private : bool
         Whether no other engine's wait makes these advance: their messages block who looks for them.
     peers : Peers
@@ -89,9 +91,10 @@ class Engine:
     Attributes
     ----------
     alone, beside : Patience
-        Of what waits by itself, and of what does while there are other collectives to advance: without naps.
+        Of waits in C++, of what waits by itself, and of what does while there are other collectives to advance: that
+        without naps.
     patience : Patience
-        The one that is right now.
+        The one of the two that holds at the moment.
     """
 
     def __init__(
@@ -155,7 +158,7 @@ class Engine:
         return moved
 
     def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
-        """Advance everything, in all communicators, until ``finished()``.
+        """Advance everything, in all communicators (a private engine in its own), until ``finished()``.
 
         Raises
         ------
@@ -183,8 +186,8 @@ class Engine:
                     self.fail(error)
                     raise error
                 check = now + _SECONDS_BETWEEN_CHECKS
-            if (self._naps and idle > _LOOKS) or now > since + _SECONDS_BEFORE_NAPS:
-                time.sleep(min(max((now - since) * _PART_SLEPT, _NAP), _LONGEST_NAP))
+            if (self._naps and idle > _LOOKS_BEFORE_EARLY_NAPS) or now > since + _SECONDS_BEFORE_NAPS:
+                time.sleep(min(max((now - since) * _PART_SLEPT, _SHORTEST_NAP), _LONGEST_NAP))
                 continue
             if idle > self._looks:
                 give_way()

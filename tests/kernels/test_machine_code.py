@@ -127,7 +127,7 @@ def values(n: int) -> np.ndarray:
 
 @cases
 def test_costs_of_a_value(kernels: Kernels, codec: Codec, bounds: Bounds) -> None:
-    """Of one more: what each thread block of a limited grid does once, such as copying tables, is nothing in the end."""
+    """Of a value more: what each thread block of a limited grid does once, such as copying tables, is left out."""
     n = 8192
     for operation, most in bounds.items():
         found = run(kernels, codec, operation, values(n))
