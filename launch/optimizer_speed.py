@@ -5,9 +5,9 @@
     sudo launch/netlab run -n 4 -- python launch/optimizer_speed.py   # 4 hosts, 25 million parameters
     sudo launch/netlab run -n 4 -- python launch/optimizer_speed.py --only ddp onebit-adam
 
-A perceptron, AdamW, one thread a rank; contenders one after the other: DDP, 1-bit Adam after its warm-up, no traffic at
-all, and streaming DiLoCo by 4 bits. Of DiLoCo, too: the step while an average is under way, against one while none is.
-Takes about four minutes.
+A perceptron, AdamW, one thread a rank. The contenders take turns: DDP, 1-bit Adam after its warm-up, no traffic at all,
+and streaming DiLoCo by 4 bits. Of DiLoCo, too: the step while an average is under way, against one while none is. Takes
+about four minutes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,7 +43,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def timed(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, steps: int) -> list[float]:
-    """Train some steps, begun by all ranks at once; the seconds of each."""
+    """Train some steps, begun by all ranks at once; return the seconds of each."""
     inputs, targets = torch.randn(batch, _FEATURES), torch.randint(_CLASSES, (batch,))
     seconds = []
     dist.barrier()
@@ -54,31 +56,86 @@ def timed(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, steps:
     return seconds
 
 
-def streaming(arguments: argparse.Namespace, model: nn.Module) -> tuple[list[float], str]:
-    """Time a round of streaming DiLoCo, and its steps with traffic and without."""
+@dataclass
+class Contender:
+    """A way to train.
+
+    Attributes
+    ----------
+    train : callable
+        Trains one turn, and returns each step's seconds.
+    again : int
+        So many steps at a turn's beginning do not count.
+    free : callable
+        Ends it, on all ranks.
+    seconds : dict
+        By step, of those that count.
+    """
+
+    train: Callable[[], list[float]]
+    again: int = 0
+    free: Callable[[], None] = lambda: None
+    seconds: dict[int, float] = field(default_factory=dict)
+    _steps: int = 0
+
+    def turn(self, counts: bool) -> None:
+        """Train one turn."""
+        for number, each in enumerate(self.train()):
+            self._steps += 1
+            if counts and number >= self.again:
+                self.seconds[self._steps] = each
+
+
+def contenders(arguments: argparse.Namespace) -> dict[str, Contender]:
+    """Make those that were asked for, each with a model of its own."""
+
+    def training(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **more: Any) -> Contender:
+        steps += more.get("again", 0)
+        return Contender(lambda: timed(model, optimizer, arguments.batch, steps), **more)
+
+    def ddp() -> Contender:
+        model = DistributedDataParallel(perceptron(arguments.parameters))
+        return training(model, adamw(model), 1)
+
+    def one_bit() -> Contender:
+        model = perceptron(arguments.parameters)
+        optimizer = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
+        return training(model, optimizer, 4, free=optimizer.free)
+
+    def alone() -> Contender:
+        model = perceptron(arguments.parameters)
+        return training(model, adamw(model), arguments.every)
+
+    def diloco() -> Contender:
+        model = perceptron(arguments.parameters)
+        inner = adamw(model)
+        options = {"every": arguments.every, "fragments": arguments.fragments, "delay": arguments.delay}
+        diloco = compcoll.torch.DiLoCo(model, inner, codec="minmax", bits=4, **options)
+
+        def free() -> None:
+            diloco.synchronize()
+            diloco.free()
+
+        # What was sent in the turn before has come meanwhile: steps count once that is mixed in.
+        return training(model, inner, arguments.every, again=arguments.delay, free=free)
+
+    makers = {"ddp": ddp, "onebit-adam": one_bit, "alone": alone, "diloco": diloco}
+    return {name: make() for name, make in makers.items() if name in arguments.only}
+
+
+def hidden(arguments: argparse.Namespace, seconds: dict[int, float]) -> str:
+    """Tell what streaming DiLoCo's steps, by their numbers, take with traffic and without."""
     every, fragments, delay = arguments.every, arguments.fragments, arguments.delay
-    inner = adamw(model)
-    options = {"every": every, "fragments": fragments, "delay": delay}
-    diloco = compcoll.torch.DiLoCo(model, inner, codec="minmax", bits=4, **options)
-    timed(model, inner, arguments.batch, every)
-    seconds = timed(model, inner, arguments.batch, every)
     turns = [every * (number + 1) // fragments % every for number in range(fragments)]
-    # A step begins an average at its end: that travels during those behind it.
-    busy = [0 < (step - turn) % every <= delay for step in range(1, every + 1) for turn in [_last(turns, step, every)]]
-    with_traffic = [each for each, is_busy in zip(seconds, busy, strict=True) if is_busy]
-    without = [each for each, is_busy in zip(seconds, busy, strict=True) if not is_busy]
-    diloco.synchronize()
-    diloco.free()
-    told = "no step is without traffic: a shorter --delay is needed"
-    if with_traffic and without:
-        ratios = (how(with_traffic) / how(without) for how in (statistics.median, statistics.fmean))
-        told = "a step with an average under way takes {:.3f} x one without (median; mean {:.3f} x)".format(*ratios)
-    return seconds, told
-
-
-def _last(turns: list[int], step: int, every: int) -> int:
-    """The turn that was the last before a step."""
-    return min(turns, key=lambda turn: (step - turn - 1) % every)
+    with_traffic, without = [], []
+    for step, each in seconds.items():
+        # A step begins an average at its end: that travels during those behind it.
+        since = min((step - turn - 1) % every + 1 for turn in turns)
+        (with_traffic if since <= delay else without).append(each)
+    if not (with_traffic and without):
+        return "no step is without traffic: a shorter --delay is needed"
+    ratios = (how(with_traffic) / how(without) for how in (statistics.median, statistics.fmean))
+    return "a step with an average under way takes {:.3f} x one without (median; mean {:.3f} x)".format(*ratios)
 
 
 def main() -> None:
@@ -88,51 +145,33 @@ def main() -> None:
     top.add_argument("--parameters", type=int, default=25_000_000, help="(default: %(default)s)")
     top.add_argument("--batch", type=int, default=1, help="examples of a rank (default: %(default)s)")
     top.add_argument("--only", nargs="+", choices=list(_NAMES), default=list(_NAMES), help="(default: all)")
+    top.add_argument(
+        "--rounds", type=int, default=3, help="after a first one that does not count (default: %(default)s)"
+    )
     top.add_argument("--every", type=int, default=50, help="DiLoCo's H (default: %(default)s)")
     top.add_argument("--fragments", type=int, default=4, help="(default: %(default)s)")
     top.add_argument("--delay", type=int, default=10, help="(default: %(default)s)")
     arguments = top.parse_args()
     place = start("gloo")
     share_cores(place, 1)
-    told = ""
-
-    def alone() -> list[float]:
-        model = perceptron(arguments.parameters)
-        return timed(model, adamw(model), arguments.batch, 2 * arguments.every)[arguments.every :]
-
-    def ddp() -> list[float]:
-        model = DistributedDataParallel(perceptron(arguments.parameters))
-        return timed(model, adamw(model), arguments.batch, 4)[1:]
-
-    def one_bit() -> list[float]:
-        model = perceptron(arguments.parameters)
-        optimizer = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
-        seconds = timed(model, optimizer, arguments.batch, 12)[2:]
-        optimizer.free()
-        return seconds
-
-    def diloco() -> list[float]:
-        nonlocal told
-        seconds, told = streaming(arguments, perceptron(arguments.parameters))
-        return seconds
-
-    contenders: dict[str, Callable[[], list[float]]] = {
-        "ddp": ddp,
-        "onebit-adam": one_bit,
-        "alone": alone,
-        "diloco": diloco,
-    }
+    chosen = contenders(arguments)
+    for number in range(1 + arguments.rounds):
+        for one in chosen.values():
+            one.turn(counts=number > 0)
     rates: dict[str, float] = {}
-    for name in (each for each in contenders if each in arguments.only):
-        mean = torch.tensor(statistics.fmean(contenders[name]()), dtype=torch.float64)
+    for name, one in chosen.items():
+        mean = torch.tensor(statistics.fmean(one.seconds.values()), dtype=torch.float64)
         dist.all_reduce(mean, dist.ReduceOp.MAX)
         rates[name] = arguments.batch * place.size / float(mean)
-        if place.rank == 0:
-            of_computing = f", {100 * rates[name] / rates['alone']:.1f} % of no traffic" if "alone" in rates else ""
-            against = f", {rates[name] / rates['ddp']:.1f} x DDP" if "ddp" in rates else ""
-            print(f"{_NAMES[name]:28}{rates[name]:10.1f} examples/s{of_computing}{against}", flush=True)
-    if place.rank == 0 and told:
-        print(told, flush=True)
+    if place.rank == 0:
+        for name, rate in rates.items():
+            of_computing = f", {100 * rate / rates['alone']:.1f} % of no traffic" if "alone" in rates else ""
+            against = f", {rate / rates['ddp']:.1f} x DDP" if "ddp" in rates else ""
+            print(f"{_NAMES[name]:28}{rate:10.1f} examples/s{of_computing}{against}")
+        if "diloco" in chosen:
+            print(hidden(arguments, chosen["diloco"].seconds))
+    for one in chosen.values():
+        one.free()
     leave()
 
 
