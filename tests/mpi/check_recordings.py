@@ -59,7 +59,7 @@ def check_functions_of_a_repeated_call(comm: MPI.Intracomm) -> None:
     for call, most in calls:
         for _ in range(6):  # the first in each lane is recorded
             call()
-        found = min((functions_entered(call) for _ in range(50)), key=len)
+        found = min((functions_entered(call) for _ in range(10)), key=len)
         assert comm.allreduce(len(found), MPI.MIN) <= most, found
     ours.free()
 
