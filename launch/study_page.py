@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study_methods import Method, Study
+from study_methods import BASELINE, Method, Study
 
 from osu_like_bench.errors import UsageError
 
+_NAMES_HIGH = 30
+"""Names of a plot's points in a column."""
 _OF_TOKENS = (
     "*At most*: kB in a step, where what travels during several counts for each in equal\n"
     "shares. *Bytes a token*: what a rank sends, for each token that it learns from.\n"
@@ -257,39 +259,42 @@ def page(study: Study, found: Sequence[Row], records: Sequence[dict[str, Any]], 
 
 
 def plot(study: Study, found: Sequence[Row], path: Path) -> None:
-    """Accuracy or loss against ratio, one point a method."""
+    """Accuracy or loss against ratio, one point a method, by number: a panel for each baseline, names beside it."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    for row in found:
-        values = row.losses if study.measure == "loss" else [100 * accuracy for accuracy in row.accuracies]
-        if row.refused or not all(map(math.isfinite, values)):
-            continue
-        mean = statistics.fmean(values)
-        lost = "no-feedback" in row.method.name
-        axes.errorbar(
-            row.times,
-            mean,
-            yerr=[[max(mean - min(values), 0)], [max(max(values) - mean, 0)]],
-            marker="x" if lost else "o",
-            capsize=2,
-            color="tab:red" if lost else "tab:blue",
-        )
-        axes.annotate(
-            row.method.name,
-            (row.times, mean),
-            (4, 4),
-            textcoords="offset points",
-            fontsize=8,
-            rotation=25,
-        )
-    axes.set_xscale("log")
-    axes.set_xlabel("bytes of an uncompressed ring / bytes sent")
+    def values(row: Row) -> list[float]:
+        return row.losses if study.measure == "loss" else [100 * accuracy for accuracy in row.accuracies]
+
+    drawn = [row for row in found if row.seeds and not row.refused and all(map(math.isfinite, values(row)))]
+    baselines = list(dict.fromkeys(row.method.baseline for row in drawn))
+    figure = Figure(figsize=(12, 5.5 * len(baselines)), layout="constrained")
     unit = "loss, nats" if study.measure == "loss" else "accuracy, %"
-    axes.set_ylabel(f"{unit} (mean; bars: lowest and highest of the seeds)")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    for axes, baseline in zip(figure.subplots(len(baselines), squeeze=False)[:, 0], baselines, strict=True):
+        names = []
+        panel = sorted((row for row in drawn if row.method.baseline == baseline), key=lambda row: row.times)
+        for number, row in enumerate(panel, 1):
+            of_seeds, lost = values(row), "no-feedback" in row.method.name
+            mean = statistics.fmean(of_seeds)
+            axes.errorbar(
+                row.times,
+                mean,
+                yerr=[[max(mean - min(of_seeds), 0)], [max(max(of_seeds) - mean, 0)]],
+                marker="x" if lost else "o",
+                capsize=2,
+                color="tab:red" if lost else "tab:blue",
+            )
+            axes.annotate(str(number), (row.times, mean), (4, 4), textcoords="offset points", fontsize=8)
+            names.append(f"{number:2} {row.method.name.replace(baseline.removeprefix(BASELINE), '')}")
+        # Of one height each, in as many columns as the panel's height asks for.
+        for column in range(0, len(names), _NAMES_HIGH):
+            text = "\n".join(names[column : column + _NAMES_HIGH])
+            axes.text(1.02 + 0.28 * column / _NAMES_HIGH, 1, text, transform=axes.transAxes, va="top", fontsize=8)
+        axes.set_xscale("log")
+        axes.set_xlabel("bytes of an uncompressed ring / bytes sent")
+        axes.set_ylabel(f"{unit} (mean; bars: lowest and highest of the seeds)")
+        axes.set_title(f"against {baseline}; crosses: without feedback")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=100)
 
 
 def report(study: Study, folder: Path) -> None:
