@@ -192,6 +192,7 @@ def test_lanes_are_taken_in_turn() -> None:
         world.loopback.run(requests)
         (entered,) = (lane for lane in (lanes.alone, *lanes.in_turn) if lane.last is requests[0])
         assert entered.number == 1 + number % AT_ONCE
+    assert lanes.alone.number == 0
 
 
 @pytest.mark.parametrize("ranks", range(2, 14))
