@@ -84,6 +84,10 @@ ABOUT = 0.99
 _ADDED_NBYTES = 128 * 1024
 """The size from which on numbers are added instead of values: less than that does not pay for agreeing on scales."""
 
+_UNBLOCKED = 2.0
+"""Times that MPI's own reductions take between nodes where they must not block: 1 to 2.5 were measured over TCP
+with Open MPI, 1 to 14 with MPICH."""
+
 _HALVES_BY_MPI_NBYTES = 32 * 1024
 """The size from which on sums of halves are our own algorithms': they add in float32, with halves on the wire."""
 
@@ -191,6 +195,8 @@ class _Known(NamedTuple):
         Whether our own algorithms may send the values as they are.
     blocks : bool
         Whether MPI's own may block; else it goes on only while it is looked at.
+    slowed : bool
+        Whether it is much slower for that, so that values as they are go by our own algorithms, measured here or not.
     """
 
     small: Sequence[Codec | None]
@@ -198,6 +204,7 @@ class _Known(NamedTuple):
     native: str
     plain: bool
     blocks: bool
+    slowed: bool
 
 
 def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
@@ -209,7 +216,8 @@ def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     halves = call.dtype in HALVES and call.op in SUMS and call.nbytes >= _HALVES_BY_MPI_NBYTES
     if not native and halves and call.algorithm == AUTO:
         native = "converts halves"
-    return _Known(small(call, setting), mpi, native, plain, blocks)
+    slowed = not blocks and not native and setting.world.nodes > 1 and not setting.gpus
+    return _Known(small(call, setting), mpi, native, plain, blocks, slowed)
 
 
 def why_not_native(call: Call, setting: Setting) -> str:
@@ -250,6 +258,8 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
             seconds = predict(profile, call.collective, algorithm, nbytes, setting.world, way, length)
             if setting.gpus and not setting.streamed and algorithm in ON_THE_HOST:
                 seconds += 2 * nbytes * COPY_PER_BYTE
+            if algorithm == NATIVE and known.slowed:
+                seconds *= _UNBLOCKED
             found.append(Option(algorithm, codec, seconds, _error(algorithm, codec, call, setting), refused))
     return found
 
@@ -300,7 +310,8 @@ def _refused(
         alone = record.inside_node and bool(known.native or not known.blocks)
         surely = alone or record.surely(wire_nbytes, world.size) or profile.measured(world, record.name)
         return "" if surely else "not measured here"
-    if codec is None and not known.native and setting.between_gpus is None and not profile.measured(world):
+    alike = known.native or known.slowed or setting.between_gpus is not None or profile.measured(world)
+    if codec is None and not alike:
         return "not measured here"
     if codec is None and call.dtype in HALVES and not record.rounds_once and call.collective == "allreduce":
         return "rounds at every hop"

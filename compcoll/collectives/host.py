@@ -211,6 +211,8 @@ class Collectives(PlannedSteps):
         )
         recipe = self._make(call, bounded=self._ranks.bounded or timeout is not None)
         recipe.timeout = timeout
+        if recipe.unblocked is not None:
+            recipe.unblocked.timeout = timeout
         if len(self._recipes) >= _MOST_RECIPES:
             self._ranks.recordings.forget(self._recipes.values())
             self._recipes.clear()
@@ -219,7 +221,10 @@ class Collectives(PlannedSteps):
         return recipe
 
     def _make(self, call: Call, *, bounded: bool) -> Recipe:
-        device, ranks, plan = self._device, self._ranks, make_plan(call, self._setting)
+        return self._recipe_of(make_plan(call, self._setting), bounded=bounded)
+
+    def _recipe_of(self, plan: Plan, *, bounded: bool) -> Recipe:
+        device, ranks, call = self._device, self._ranks, plan.call
         if plan.algorithm == COPY and call.rows is None:
             return Recipe.of_body(plan, Function(device.copy, 0))
         if plan.summands is not None:
@@ -262,16 +267,19 @@ class Collectives(PlannedSteps):
         # What blocks in MPI matches only the same on all ranks: so one that must not says so when the call is opened.
         if bounded:
             plan = plan._replace(signature=plan.signature.bounded())
-        unblocked = plan.unblocked and plan.unblocked._replace(signature=plan.signature)
-        other = self._by_shared_memory(unblocked, bounded=bounded) if unblocked else None
-        if bounded and other is not None:
-            return other
+        unblocked, other = None, None
+        if plan.unblocked is not None:
+            unblocked = self._recipe_of(plan.unblocked._replace(signature=plan.signature), bounded=bounded)
+        if unblocked is not None and unblocked.plan.algorithm == choose.SHARED_MEMORY:
+            if bounded:
+                return unblocked
+            other = unblocked
         call = plan.call
         own = self._native.reductions(call.collective, call.op)
         reduction = native.Reduction(*own, self._device, call.dtype, plan.scale)
         steps = lambda buffers, run: reduction.steps(buffers.x, buffers.out, run.turn, run.stats)  # noqa: E731
         body = None if bounded else reduction.body
-        return Recipe(plan, steps, body=body, with_feedback=body, unblocked=other, other=other)
+        return Recipe(plan, steps, body=body, with_feedback=body, unblocked=unblocked, other=other)
 
     def _started_by_mpi(self, call: Call) -> Callable[[Array, Array], Pending]:
         """MPI's own nonblocking collective that reduces nothing, as a function of input and result."""

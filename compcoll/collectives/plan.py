@@ -78,6 +78,10 @@ class Plan(NamedTuple):
         return explanation.text(self.call, self.setting, self.algorithm, self.codec, *instead)
 
 
+def _detail(algorithm: str, coder: Coder | None, segment: int) -> str:
+    return algorithm if coder is None else f"{algorithm} in segments of {segment}"
+
+
 def with_checksum(coder: Coder, device: HostDevice) -> Coder:
     """A coder whose wires carry checksums."""
     return coder.checked() if isinstance(coder, SparseCoder) else CheckedCoder(coder, device)
@@ -116,20 +120,22 @@ def make_plan(call: Call, setting: Setting) -> Plan:
         if call.checksum:
             coder, raw = with_checksum(coder, device), raw and with_checksum(raw, device)
     segment = max(choose.segment(codec, ratio, call, setting) // call.itemsize, 1)
-    detail = f"{algorithm} in segments of {segment}"
-    if coder is None:
-        detail = algorithm if unblocked == algorithm else f"{algorithm} or {unblocked}"
+    detail = _detail(algorithm, coder, segment)
+    instead = None
+    if unblocked != algorithm and world.size > 1:
+        instead = make_plan(call._replace(codec=None, tolerance=None, algorithm=unblocked), setting)
+        detail += f" or {_detail(unblocked, instead.coder, instead.segment)}"
     text = None if codec is None else repr(codec)
     signature = Signature(_line(call, detail, codec), ahead=coder is not None)
     if world.size == 1 and algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
-        algorithm, codec, text, summands, unblocked = choose.COPY, None, None, None, choose.COPY
+        algorithm, codec, text, summands = choose.COPY, None, None, None
     elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and summands is None:
         codec = text = None  # nothing is compressed inside a node
     scale = 1.0 / world.size if call.op == "mean" else 1.0
     plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, summands, text)
-    if unblocked != algorithm:
-        instead = plan._replace(algorithm=unblocked)
-        return plan._replace(unblocked=instead, other=instead)
+    if instead is not None:
+        instead = instead._replace(signature=signature)
+        return plan._replace(unblocked=instead, other=instead if unblocked == choose.SHARED_MEMORY else None)
     if algorithm == choose.SHARED_MEMORY and call.algorithm == choose.AUTO and _may_be_native(call, setting):
         return plan._replace(other=plan._replace(algorithm=choose.NATIVE))
     return plan
@@ -145,8 +151,8 @@ def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
         algorithm = choose.DISSEMINATION if None in choose.small(call, setting) else choose.NATIVE
         return algorithm, None, algorithm
     unblocked = option = choose.chosen(call, setting, blocks=not setting.gpus)
-    if not setting.gpus and option.algorithm == choose.NATIVE and choose.may_share(call, setting):
-        unblocked = choose.chosen(call, setting, blocks=False)
+    if not setting.gpus and option.algorithm == choose.NATIVE and call.op != MOVED:
+        unblocked = choose.chosen(call._replace(codec=None, tolerance=None), setting, blocks=False)
     return option.algorithm, option.codec, unblocked.algorithm
 
 

@@ -154,6 +154,8 @@ class Recordings:
         for recipe in recipes:
             for recording in list(recipe.recordings.values()):
                 self._forget(recording)
+            if recipe.unblocked is not None:
+                self.forget([recipe.unblocked])
 
     def _recording(self, recipe: Recipe, lane: Lane, feedback: bool) -> Recording:
         key = lane.number, feedback

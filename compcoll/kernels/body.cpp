@@ -77,8 +77,9 @@ void compcoll::bind_body(nb::module_& m) {
              "it at its end.")
         .def("run_ahead", &Body::run_ahead, nb::arg("x"), nb::arg("number"),
              "Do what of a run can be done before all ranks are known to make the same call: nothing with feedback.")
-        .def("Test", &Body::advance, "Go on until something must be waited for; whether there was any progress. As something to wait for it has come each time "
-             "that it moved, and is asked again.")
+        .def("Test", &Body::advance,
+             "Go on until something must be waited for; whether there was any progress. As something to wait for it has come "
+             "each time that it moved, and is asked again.")
         .def_prop_ro("done", &Body::done, "Whether it has run to its end, or has not begun.")
         .def("__iter__", [](nb::object self) { return self; })
         .def("__next__", [](nb::object self) {

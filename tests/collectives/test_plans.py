@@ -38,7 +38,15 @@ def call(nbytes: int = 16 * MIB, codec: Codec | None = None, algorithm: str = "a
 
 LINES: list[tuple[Call, Setting, str]] = [
     (call(algorithm="ring"), where(), "allreduce(sum of 4194304 float32, no codec, ring in segments of 65536)"),
-    (call(), where(), "allreduce(sum of 4194304 float32, no codec, native)"),
+    (call(), where(), "allreduce(sum of 4194304 float32, no codec, native or ring in segments of 65536)"),
+    (call(64 * KIB), where(), "allreduce(sum of 16384 float32, no codec, native or direct in segments of 65536)"),
+    (call(algorithm="native"), where(), "allreduce(sum of 4194304 float32, no codec, native)"),
+    (
+        call(collective="reduce_scatter", op="mean"),
+        where(),
+        "reduce_scatter(mean of 4194304 float32, no codec, native or ring in segments of 65536)",
+    ),
+    (call(dtype="int32", op="max"), where(), "allreduce(max of 4194304 int32, no codec, native)"),
     (call(4 * KIB), where(2, 2), "allreduce(sum of 1024 float32, no codec, shared_memory)"),
     (call(MIB), where(2, 2), "allreduce(sum of 262144 float32, no codec, native or shared_memory)"),
     (call(codec=ZFP(rate=8)), where(), f"allreduce(sum of 4194304 float32, {ZFP8}, ring in segments of 131072)"),
@@ -84,7 +92,11 @@ def test_the_line_that_other_ranks_are_told(asked: Call, setting: Setting, line:
     assert plan.scale == (0.25 if asked.op == "mean" else 1.0)
     other = plan.unblocked
     assert (other is not None) == (" or " in line)
-    assert other is None or (other.algorithm, other.signature) == ("shared_memory", plan.signature)
+    if other is not None:
+        inside, own = setting.world.nodes == 1, line.partition(" or ")[2].split()[0].rstrip(")")
+        assert (other.algorithm, other.signature) == (own, plan.signature) and other.codec is None
+        # Only what may run instead of MPI's own where others want the cores is measured there.
+        assert plan.other == (other if inside else None) and (other.coder is None) == inside
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

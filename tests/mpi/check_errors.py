@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -11,11 +12,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from mpi.world import raised
+from mpi.world import nodes_apart, raised
 from mpi4py import MPI
 
 import compcoll
 from compcoll import Communicator
+from compcoll.collectives.choose import NAMES
 from compcoll.errors import (
     CollectiveMismatch,
     CommunicatorBroken,
@@ -152,13 +154,15 @@ def check_time_outs_of_some_ranks(comm: MPI.Intracomm) -> None:
         (np.float16, {"algorithm": "native", "op": "mean"}),
         (np.int64, {"op": "max"}),
     ]
-    for who in ([0], [comm.size - 1], range(comm.size)):
+    for who, apart in itertools.product(([0], [comm.size - 1], range(comm.size)), (False, True)):
         bounded = comm.rank in who
-        with mock.patch.dict(os.environ, {"COMPCOLL_TIMEOUT": "30"} if bounded else {}):
-            by_environment = Communicator(comm)
+        with nodes_apart(comm.rank) if apart else contextlib.nullcontext():
+            by_call, by_communicator = Communicator(comm), Communicator(comm, timeout=30 if bounded else None)
+            with mock.patch.dict(os.environ, {"COMPCOLL_TIMEOUT": "30"} if bounded else {}):
+                by_environment = Communicator(comm)
         for communicator, options in (
-            (Communicator(comm), {"timeout": 30} if bounded else {}),
-            (Communicator(comm, timeout=30 if bounded else None), {}),
+            (by_call, {"timeout": 30} if bounded else {}),
+            (by_communicator, {}),
             (by_environment, {}),
         ):
             for (dtype, given), method, _ in itertools.product(kinds, ("allreduce", "reduce_scatter"), range(2)):
@@ -187,6 +191,32 @@ def check_time_outs_cost_nothing_inside_a_node(comm: MPI.Intracomm) -> None:
             assert communicator.stats.algorithm == expected
             assert (communicator.iallreduce(x, **options).wait() == comm.size).all()
             assert communicator.stats.algorithm == "shared_memory"
+
+
+def check_time_outs_cost_nothing_between_nodes(comm: MPI.Intracomm) -> None:
+    """MPI's own would go on only while it is looked at: our own algorithms take its place, of what they can reduce."""
+    if comm.size == 1:
+        return
+    with nodes_apart(comm.rank), mock.patch.dict(os.environ, {"COMPCOLL_PROFILE": "defaults"}):
+        usual, bounded = Communicator(comm), Communicator(comm, timeout=30)
+    own = {*NAMES["allreduce"]} - {"native"}
+    for nbytes, method in itertools.product((256 << 10, 1 << 20), ("allreduce", "reduce_scatter")):
+        for dtype, expected in ((np.float32, own), (np.float64, own), (np.int64, {"native"})):
+            x = np.full(nbytes // 8 * comm.size, comm.rank, dtype)
+            exact = comm.size * (comm.size - 1) // 2
+            for _ in range(6):  # the first one in each lane is recorded
+                assert (getattr(usual, method)(x) == exact).all() and usual.stats.algorithm == "native"
+                for communicator, options in ((usual, {"timeout": 30}), (bounded, {})):
+                    assert (getattr(communicator, method)(x, **options) == exact).all()
+                    assert communicator.stats.algorithm in expected
+                    assert (getattr(communicator, f"i{method}")(x, **options).wait() == exact).all()
+                    assert communicator.stats.algorithm in expected
+                requests = [getattr(usual, f"i{method}")(x) for _ in range(5)]
+                assert (getattr(usual, method)(x) == exact).all()  # others have some to advance
+                assert len(set(comm.allgather(usual.stats.algorithm))) == 1
+                assert all((request.wait() == exact).all() for request in requests)
+    named = usual.iallreduce(np.ones(1000, np.float32), algorithm="native")
+    assert (named.wait() == comm.size).all() and usual.stats.algorithm == "native"
 
 
 def check_a_rank_that_is_late_for_what_mpi_does_itself(comm: MPI.Intracomm) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 from mpi4py import MPI
 
 from compcoll import Communicator, CompcollError, Request
+from compcoll.transports.nodes import Nodes, find_nodes
 
 
 def raised(call: Callable[[], Any]) -> Exception | None:
@@ -18,6 +20,15 @@ def raised(call: Callable[[], Any]) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def nodes_apart(rank: int) -> Any:
+    """As long as this lasts, communicators are made as if this rank were alone on its node."""
+
+    def alone(first: int, place: int, ranks: int, size: int, *more: Any) -> Nodes:
+        return find_nodes(rank, 0, 1, size, *more)
+
+    return mock.patch("compcoll.transports.mpi.find_nodes", alone)
 
 
 class MPIWorld:

@@ -25,7 +25,7 @@ from .fragments import Fragment, Schedule, UnderWay, check_inner, strided
 from .ranks import Ranks, check_hook_free, join, keep_gradients, module_of, told_by
 
 Outer = Callable[[list[Tensor]], torch.optim.Optimizer]
-NESTEROV: Outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+NESTEROV: Outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True, fused=True)
 """The paper's outer optimizer."""
 
 _STATE = (

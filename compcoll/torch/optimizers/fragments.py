@@ -123,17 +123,21 @@ class Fragment:
     def gradient(self, step: int) -> Tensor:
         """Take the outer gradient of a step: the common parameters minus this rank's."""
         self.sent = step
-        own = self.flat.pack(self.parameters.values(), self.flat.zeros())
-        return torch.sub(self.outer, own, out=own)
+        gradient = torch.empty_like(self.outer)
+        views = zip(self.flat.views(self.outer), self.flat.views(gradient), strict=True)
+        for parameter, (common, difference) in zip(self.parameters.values(), views, strict=True):
+            torch.sub(common, parameter.detach().to(common), out=difference)
+        return gradient
 
     def mix(self, alpha: float) -> None:
         """Set this rank's parameters to α of them and 1 - α of the common ones."""
         for parameter, common in zip(self.parameters.values(), self.flat.views(self.outer), strict=True):
             target = parameter.detach()
-            if alpha:
-                target.copy_(common.to(target.device).lerp(target.to(common.dtype), alpha))
-            else:
+            if not alpha:
                 target.copy_(common)
+                continue
+            own = target.to(common.dtype)  # itself, if it is of that type
+            target.copy_(torch.lerp(common.to(target.device), own, alpha, out=own))
 
     def average_gradients(self, communicator: Communicator, account: Account) -> int:
         """Have the parameters' gradients be the ranks' mean, exactly; returns the bytes sent. Collective."""
