@@ -134,7 +134,7 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     scale = 1.0 / world.size if call.op == "mean" else 1.0
     plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, summands, text)
     if instead is not None:
-        instead = instead._replace(signature=signature)
+        instead = instead._replace(call=call, signature=signature)
         return plan._replace(unblocked=instead, other=instead if unblocked == choose.SHARED_MEMORY else None)
     if algorithm == choose.SHARED_MEMORY and call.algorithm == choose.AUTO and _may_be_native(call, setting):
         return plan._replace(other=plan._replace(algorithm=choose.NATIVE))
