@@ -99,6 +99,20 @@ def test_the_line_that_other_ranks_are_told(asked: Call, setting: Setting, line:
         assert plan.other == (other if inside else None) and (other.coder is None) == inside
 
 
+def test_what_runs_instead_of_mpis_own_does_not_travel_with_the_opening() -> None:
+    """Ranks that may block in MPI have sent nothing with theirs: though tune has found it to be nearly as fast."""
+    points = tuple((1 << k, 1e-5) for k in range(2, 25))
+    slower = tuple((nbytes, 1.2 * seconds) for nbytes, seconds in points)
+    timings = tuple(
+        Timing(name, RAW, 32.0, World(2, 1), times) for name, times in (("native", points), ("dissemination", slower))
+    )
+    setting = where(2, profile=replace(DEFAULTS, timings=timings))
+    for nbytes in (KIB, 4 * KIB, 16 * KIB, 64 * KIB):
+        plan = make_plan(call(nbytes), setting)
+        assert plan.algorithm == "native"
+        assert plan.unblocked is None or plan.unblocked.algorithm not in ("native", "dissemination")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "codec", [None, Cast("bfloat16"), MinMax(4), MinMax(8), ZFP(rate=4), ZFP(rate=16), OneBit(), QSGD(), FP8(), Int8()]
