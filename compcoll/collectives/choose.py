@@ -311,8 +311,8 @@ def _refused(
         alone = record.inside_node and bool(known.native or not known.blocks)
         surely = alone or record.surely(wire_nbytes, world.size) or profile.measured(world, record.name)
         return "" if surely else "not measured here"
-    alike = known.native or known.slowed or setting.between_gpus is not None or profile.measured(world)
-    if codec is None and not alike:
+    comparable = known.native or known.slowed or setting.between_gpus is not None or profile.measured(world)
+    if codec is None and not comparable:
         return "not measured here"
     if codec is None and call.dtype in HALVES and not record.rounds_once and call.collective == "allreduce":
         return "rounds at every hop"
