@@ -235,14 +235,14 @@ def test_naps_in_vain_are_the_last() -> None:
     ours, theirs = (_host.SharedSum(memory, rank, 2, coder, 1.0) for rank in range(2))
     x = np.ones(len(memory), np.float32)  # more pieces than there is room for at once
 
-    def seconds(times: int, progress: bool) -> float:
+    def seconds(progress: bool) -> float:
         began = time.monotonic()
-        assert [ours.Test() for _ in range(times)] == [progress] * times
+        assert ours.Test() == progress
         return time.monotonic() - began
 
     ours.begin(x, np.empty_like(x), None, 0, 1, milliseconds)
     theirs.begin(x, np.empty_like(x), None, 0, 1, 0)
     for _ in range(2):  # what was waited for has come: there may be naps again
-        assert seconds(1, True) >= 1e-3 * milliseconds
-        assert seconds(50, False) < 1e-3 * milliseconds * 25
+        assert seconds(True) >= 1e-3 * milliseconds
+        assert sum(seconds(False) >= 1e-3 * milliseconds for _ in range(50)) < 25
         assert theirs.Test() and not ours.done

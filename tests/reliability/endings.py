@@ -102,7 +102,7 @@ def interrupted() -> None:
         error = raised
     assert type(error) is (KeyboardInterrupt if WORLD.rank == 0 else CommunicatorBroken), repr(error)
     assert WORLD.rank == 0 or "rank 0 gave up: KeyboardInterrupt" in str(error), str(error)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     try:
         comm.allreduce(X)
         raise AssertionError("a broken communicator was used")

@@ -17,7 +17,7 @@ from compcoll.errors import (
 WORLD = MPI.COMM_WORLD
 X = np.ones(50_000, np.float32)
 TIMEOUT = 1.0
-SOON = TIMEOUT + 2.5  # other work may want the cores
+SOON = TIMEOUT + 10.0  # other work may want the cores, and a machine may stand still
 
 
 def told(call: Callable[[], Any], *kinds: type[CompcollError], within: float = SOON) -> str:

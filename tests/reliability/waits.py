@@ -1,6 +1,6 @@
 """Waits that sleep: of a rank that is late, of one that is stopped and goes on, of one that is stopped for too long.
 
-waits.py late | stopped | gone TIMEOUT [KIND…]
+waits.py late | stopped | gone FOLDER TIMEOUT [KIND…]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import compcoll
 from compcoll.errors import CompcollError
 
 WORLD = MPI.COMM_WORLD
+STOPPED = 60  # seconds, at most
 CALLS: dict[str, dict[str, object]] = {
     "opening": {"n": 1},
     "shared_memory": {"n": 1 << 20, "algorithm": "shared_memory"},
@@ -64,9 +66,9 @@ def late() -> None:
     WORLD.Barrier()
 
 
-def pauses(seconds: float, times: int) -> None:
-    """Stops this process so often, for so long, from outside."""
-    once = f"sleep 0.07; kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()};"
+def pauses(wait: str, times: int = 1) -> None:
+    """Stops this process so often, from outside, until a wait of the shell's has ended."""
+    once = f"sleep 0.07; kill -STOP {os.getpid()}; {wait}; kill -CONT {os.getpid()};"
     subprocess.Popen(["sh", "-c", once * times])
 
 
@@ -75,7 +77,7 @@ def stopped() -> None:
     comm = compcoll.Communicator(timeout=20.0)
     for name, call in calls(comm).items():
         if WORLD.rank == WORLD.size - 1:
-            pauses(0.15, 4)
+            pauses("sleep 0.15", 4)
         until, count, going = time.monotonic() + 1.2, 0, np.ones(1)
         while going[0]:
             call()
@@ -101,20 +103,21 @@ class Delays(threading.Thread):
             self.longest = max(self.longest, time.monotonic() - begun - 0.002)
 
 
-def gone(timeout: str, *names: str) -> None:
-    """One rank is stopped for longer than the time-out, wherever it is: the seconds that the others take to say so, and
-    the longest delay of a sleep meanwhile.
+def gone(folder: str, timeout: str, *names: str) -> None:
+    """One rank is stopped, wherever it is, until all others have said so, or for long: the seconds that they take, and
+    the longest delay of a sleep meanwhile. Who has said so leaves a file in the folder.
     """
     seconds = float(timeout)
     delays = Delays()
-    for name in names or CALLS:
+    for number, name in enumerate(names or CALLS):
         call = WAITS[name](seconds)
         WORLD.Barrier()
         call(), call()
         WORLD.Barrier()
         if WORLD.rank == WORLD.size - 1:
-            pauses(seconds + 2.0, 1)
-        until = time.monotonic() + seconds + 30.0
+            said = f'"$(ls "{folder}" | wc -l)" -ge {(number + 1) * (WORLD.size - 1)}'
+            pauses(f"for _ in $(seq {20 * STOPPED}); do [ {said} ] && break; sleep 0.05; done")
+        until = time.monotonic() + seconds + STOPPED + 30.0
         began = time.monotonic()
         try:
             while time.monotonic() < until:
@@ -123,6 +126,8 @@ def gone(timeout: str, *names: str) -> None:
             taken = math.inf
         except (CompcollError, RuntimeError):  # a time-out; of another rank's, where two wait; a future's has its text
             taken = time.monotonic() - began
+        if WORLD.rank < WORLD.size - 1:
+            Path(folder, f"{number}.{WORLD.rank}").touch()
         told = WORLD.gather((taken, delays.longest))
         if told is not None:
             print(json.dumps({name: told[:-1]}), flush=True)
