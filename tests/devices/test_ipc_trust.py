@@ -95,6 +95,7 @@ def test_an_end_that_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
 # What becomes of memory.
 
 
+@pytest.mark.slow
 def test_memory_stays_until_all_have_closed_it() -> None:
     """It grows with the buffers, and goes when the communicator is freed."""
     world = SharingWorld(3)

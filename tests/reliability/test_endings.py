@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mpi.environments import Completed
 
-pytestmark = pytest.mark.every_mpi
+pytestmark = [pytest.mark.every_mpi, pytest.mark.quick_on("first")]
 
 SCRIPT = Path(__file__).resolve().parent / "endings.py"
 

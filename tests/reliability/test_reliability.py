@@ -203,6 +203,7 @@ def plain_training(
 
 
 @pytest.mark.with_torch
+@pytest.mark.slow
 def test_elastic_training_needs_ulfm(mpi: MPI, mpirun: Callable[..., Completed]) -> None:
     done = mpirun(1, SCRIPTS.parents[1] / "launch" / "train_ddp.py", "--elastic", check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.report

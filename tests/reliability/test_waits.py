@@ -18,7 +18,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "tests" / "reliability" / "waits.py"
 KINDS = {"opening", "shared_memory", "recorded"}
 OURS = [*sorted(KINDS), "not_blocking", "thread", "not_replayed", "recursive_doubling", "mpi"]
-RANKS = [pytest.param(2, marks=pytest.mark.slow), 3]
 TORCH = ["torch", "torch_async", "torch_future"]
 
 
@@ -44,14 +43,15 @@ def test_no_wake_up_is_lost(tmp_path: Path, long: bool, figure: Callable[[str], 
     figure(f"waits: {'; '.join(done.stdout.splitlines())}; none was lost")
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_who_waits_sleeps(mpirun: Callable[..., Completed], ranks: int) -> None:
     taken = told(mpirun(ranks, SCRIPT, "late"))
     assert set(taken) == KINDS
     assert max(taken.values()) < 0.2, taken  # of one second; a wait that looks all the time takes it all
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_that_is_stopped_and_goes_on(mpirun: Callable[..., Completed], ranks: int) -> None:
     assert set(told(mpirun(ranks, SCRIPT, "stopped"))) == KINDS
 

@@ -102,6 +102,7 @@ def test_tests_of_pytorch(mpi: MPI, mpirun: Callable[..., Completed], tmp_path: 
     assert outcomes == dict.fromkeys(OF_PYTORCH, "passed"), done.report
 
 
+@pytest.mark.slow
 def test_an_uncaught_error_ends_all_ranks(mpi: MPI, mpirun: Callable[..., Completed], tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
@@ -114,6 +115,7 @@ def test_an_uncaught_error_ends_all_ranks(mpi: MPI, mpirun: Callable[..., Comple
     assert done.returncode != 0 and "RuntimeError: as intended" in done.report
 
 
+@pytest.mark.slow
 def test_mpi_without_threads(mpi: MPI, mpirun: Callable[..., Completed], tmp_path: Path) -> None:
     script = tmp_path / "single.py"
     script.write_text(
@@ -126,6 +128,7 @@ def test_mpi_without_threads(mpi: MPI, mpirun: Callable[..., Completed], tmp_pat
     assert "MPI_THREAD_MULTIPLE" in mpirun(1, script, timeout=60).stdout
 
 
+@pytest.mark.slow
 def test_import_of_torch_stays_fast() -> None:
     """The entry point loads neither MPI nor compcoll's kernels, and works before compcoll is imported."""
     pytest.importorskip("torch", "2.13")

@@ -206,6 +206,7 @@ def test_bad_training_arguments(mpirun: MPIRun, words: list[str], said: str) -> 
     assert sum("error:" in line for line in done.stderr.splitlines()) == 1, done.report
 
 
+@pytest.mark.slow
 def test_not_under_mpi() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

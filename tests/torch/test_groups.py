@@ -67,12 +67,12 @@ def environment(rank: int, ranks: int, ports: list[int], folder: Path, neighbour
     }
 
 
-def run(number: int, folder: Path, neighbours: int = 0) -> Outcomes:
-    """Run the checks for a number of ranks, and tell what became of each on each rank."""
+def run(job: str, number: int, folder: Path, neighbours: int = 0) -> Outcomes:
+    """Run the checks of a job on a number of ranks, and tell what became of each on each rank."""
     ports = free_ports(4)
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", HERE / "program.py", folder],
+            [sys.executable, "-X", "faulthandler", HERE / "program.py", folder, job],
             env=environment(rank, number, ports, folder, neighbours),
             stdout=(folder / f"{rank}.out").open("w"),
             stderr=subprocess.STDOUT,
@@ -102,24 +102,36 @@ def assert_passed(outcomes: Outcomes, check: str) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run(RANKS, tmp_path_factory.mktemp("groups"))
+    return run("alike", RANKS, tmp_path_factory.mktemp("groups"))
 
 
 @pytest.fixture(scope="module")
 def outcomes_on_nodes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run(PRETENDING, tmp_path_factory.mktemp("nodes"), neighbours=2)
+    return run("on nodes", PRETENDING, tmp_path_factory.mktemp("nodes"), neighbours=2)
+
+
+@pytest.fixture(scope="module")
+def long_outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run("long", RANKS, tmp_path_factory.mktemp("long"))
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("check", checks(RANKS))
+@pytest.mark.parametrize("check", checks("alike"))
 def test_check(outcomes: Outcomes, check: str) -> None:
     assert_passed(outcomes, check)
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("check", checks(PRETENDING))
+@pytest.mark.parametrize("check", checks("on nodes"))
 def test_check_on_nodes(outcomes_on_nodes: Outcomes, check: str) -> None:
     assert_passed(outcomes_on_nodes, check)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("check", checks("long"))
+def test_long_check(long_outcomes: Outcomes, check: str) -> None:
+    assert_passed(long_outcomes, check)
 
 
 @pytest.mark.slow

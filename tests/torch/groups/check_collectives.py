@@ -306,19 +306,6 @@ def check_auto_goes_by_what_links_carry() -> None:
         os.environ["COMPCOLL_PROFILE"] = named
 
 
-def check_tune_stores_a_profile_that_is_found() -> None:
-    named = os.environ.pop("COMPCOLL_PROFILE")
-    try:
-        said = compcoll.torch.tune(seconds=0.0)
-        assert "gloo of PyTorch" in said and "stored in" in said
-        group = dist.new_group()
-        x = torch.ones(100)
-        compcoll.torch.all_reduce(x, group=group, codec="zfp", rate=8)
-        assert f"profile: {said.rpartition(' ')[2]}" in str(member_of(group, CPU).communicator.explain(x.numpy()))
-    finally:
-        os.environ["COMPCOLL_PROFILE"] = named
-
-
 def check_the_groups_own_all_reduce_is_taken_where_it_is_faster() -> None:
     rank, size = standing()
     group = dist.new_group()

@@ -15,26 +15,19 @@ from pathlib import Path
 import torch.distributed as dist
 
 MODULES = {
-    3: (
-        "check_collectives",
-        "check_errors",
-        "check_experts",
-        "check_training",
-        "check_optimizers",
-        "check_gpus",
-        "check_endings",
-    ),
-    4: ("check_nodes", "check_gpus_on_nodes"),
+    "alike": ("check_collectives", "check_errors", "check_experts", "check_training", "check_optimizers", "check_gpus"),
+    "on nodes": ("check_nodes", "check_gpus_on_nodes"),
+    "long": ("check_tuning", "check_endings"),
 }
-"""By number of ranks."""
+"""By the job whose ranks run them."""
 
 
-def checks(ranks: int) -> list[str]:
-    """The names of all checks for so many ranks, in their order."""
+def checks(job: str) -> list[str]:
+    """The names of all checks of a job, in their order."""
     here = Path(__file__).parent
     return [
         f"{module}.{line[4 : line.index('(')]}"
-        for module in MODULES[ranks]
+        for module in MODULES[job]
         for line in (here / f"{module}.py").read_text().splitlines()
         if line.startswith("def check_")
     ]
@@ -44,7 +37,7 @@ def main() -> None:
     """Run the checks; one that fails does not keep the others from being tried."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     outcomes: dict[str, str] = {}
-    for name in checks(dist.get_world_size()):
+    for name in checks(sys.argv[2]):
         module, _, check = name.partition(".")
         try:
             getattr(importlib.import_module(module), check)()
