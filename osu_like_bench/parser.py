@@ -196,7 +196,8 @@ def _collective_options() -> _Parser:
         metavar="NAMES",
         help="contenders in turns, ratios to the first: native (mpi4py's call), an algorithm, an algorithm with "
         "_uncompressed, _one_thread (of each kernel) or both, or (allreduce) p2p_ring, p2p_recursive_doubling, which "
-        "compress inside send and receive, gloo, gloo_fp16 (of PyTorch) or what other packages register",
+        "compress inside send and receive, gloo, gloo_fp16 (of PyTorch), native_nonblocking, auto_nonblocking or what "
+        "other packages register",
     )
     parser.add_argument(
         "-f",

@@ -1,4 +1,5 @@
-"""Allreduces of other packages as contenders, by the entry points `GROUP`; gloo, and a sum of halves over it, are such.
+"""Allreduces of other packages as contenders, by the entry points `GROUP`; gloo, a sum of halves over it, and
+nonblocking allreduces, which are waited for at once, are such.
 
 An entry point names a function of (comm, x, out) that returns what is timed: a call that adds all ranks' x, a flat
 NumPy array, into out. If values lose something on their way, the function has an attribute ``codec``: the compcoll
@@ -18,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+import compcoll
 from compcoll.codecs import Cast, Codec
+from compcoll.collectives.lanes import AT_ONCE
 
 from .errors import UsageError
 
@@ -65,6 +68,23 @@ def codec_of(peer: Peer) -> Codec | None:
     if codec is not None and not isinstance(codec, Codec):
         raise UsageError(f"a contender's codec is one of compcoll's, not {codec!r}")
     return codec
+
+
+def native_nonblocking(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
+    """Add up by MPI's own nonblocking allreduce."""
+    _check_dtype("native_nonblocking", x, ("float32", "float64"))
+    return lambda: comm.Iallreduce(x, out).Wait()
+
+
+def auto_nonblocking(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
+    """Add up, uncompressed, by what `compcoll.iallreduce` chooses: a rank must not block in MPI then."""
+
+    def call() -> None:
+        compcoll.iallreduce(x, out=out, comm=comm).wait()
+
+    for _ in range(1 + AT_ONCE):  # as many may be under way, each in memory of its own, which is made at first use
+        call()
+    return call
 
 
 def _group() -> Any:

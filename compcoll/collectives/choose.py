@@ -85,8 +85,8 @@ _ADDED_NBYTES = 128 * 1024
 """The size from which on numbers are added instead of values: less than that does not pay for agreeing on scales."""
 
 _UNBLOCKED = 2.0
-"""Times that MPI's own reductions take between nodes where they must not block: 1 to 3 were measured over TCP
-with Open MPI, 1 to 14 with MPICH."""
+"""Times that MPI's own reductions take between nodes where they must not block: 1 to 2.4 were measured over TCP, most
+with small arrays, with Open MPI and MPICH."""
 
 _HALVES_BY_MPI_NBYTES = 32 * 1024
 """The size from which on sums of halves are our own algorithms': they add in float32, with halves on the wire."""

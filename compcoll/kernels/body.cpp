@@ -42,7 +42,7 @@ public:
     }
 
     bool advance() override {
-        if (done() || !patience_.ask([&] { return is_true(test_); })) return false;
+        if (done() || !patience_.ask_without_naps([&] { return is_true(test_); })) return false;
         request_.reset();
         test_.reset();
         return true;

@@ -91,6 +91,12 @@ struct Patience {
         });
     }
 
+    // Of what gets on only while it is looked at. With the GIL, and so not for long.
+    template <class Test>
+    bool ask_without_naps(Test test) const {
+        return looks > 0 && (test() || (may_nap() && yield(test, longest_with_gil)));
+    }
+
 private:
     std::chrono::milliseconds napping() const { return std::chrono::milliseconds(may_nap() ? naps : 0); }
 

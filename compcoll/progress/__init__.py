@@ -2,13 +2,14 @@
 
 from .engine import Engine, end_all, give_way, under_way
 from .request import Ended, Request
-from .steps import THREADS, Patience, Peers, Pending, Steps, Turn, keep_forever, wait_for
+from .steps import THREADS, NeedsLooks, Patience, Peers, Pending, Steps, Turn, keep_forever, wait_for
 from .stream_watch import Watch
 
 __all__ = [
     "THREADS",
     "Ended",
     "Engine",
+    "NeedsLooks",
     "Patience",
     "Peers",
     "Pending",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..kernels._host import naps_within
 from ..lifetime import is_forked
-from .steps import THREADS, Patience, Peers, Pending, Turn
+from .steps import THREADS, Patience, Peers, Pending, Turn, seconds_of_looks
 
 if TYPE_CHECKING:
     from .request import Request
@@ -186,7 +186,8 @@ class Engine:
                     self.fail(error)
                     raise error
                 check = now + _SECONDS_BETWEEN_CHECKS
-            if (self._naps and idle > _LOOKS_BEFORE_EARLY_NAPS) or now > since + _SECONDS_BEFORE_NAPS:
+            early = self._naps and idle > _LOOKS_BEFORE_EARLY_NAPS
+            if early or now > since + max(_SECONDS_BEFORE_NAPS, seconds_of_looks()):
                 time.sleep(min(max((now - since) * _PART_SLEPT, _SHORTEST_NAP), _LONGEST_NAP))
                 continue
             if idle > self._looks:
@@ -202,7 +203,7 @@ class Engine:
             and (self._private or len(under_way) == 1)
         ):
             with self.lock:
-                if not request._advance(self.alone):
+                if not request._advance(self.beside if seconds_of_looks() else self.alone):
                     break
                 if request.done:
                     self._forget(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Generator
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import CompcollError, PeerTimeout
@@ -39,6 +40,37 @@ class Peers(Protocol):
 
     def ask(self, waiting: str, limit: float) -> CompcollError:
         """Give up, after so many seconds or since another rank did: tell all others, and find out who is missing."""
+
+
+_SECONDS_OF_LOOKS, _SECONDS_OF_LOOKS_PER_BYTE = 0.1, 1e-7
+_LOOKS_AT_ONCE = 16
+_seconds_of_looks: dict[int, float] = {}
+
+
+class NeedsLooks:
+    """One of MPI's own collectives, which gets on only while somebody looks at it: naps in between would make it wait.
+
+    Parameters
+    ----------
+    started : Pending
+        Tells whether it has ended.
+    nbytes : int
+        Of its array. Naps do begin after so long that some rank must have been stopped.
+    """
+
+    __slots__ = ("Test",)
+
+    def __init__(self, started: Pending, nbytes: int) -> None:
+        self.Test = partial(poll, started.Test, _LOOKS_AT_ONCE, 0)
+        _seconds_of_looks[id(self)] = _SECONDS_OF_LOOKS + nbytes * _SECONDS_OF_LOOKS_PER_BYTE
+
+    def __del__(self, kept: dict[int, float] = _seconds_of_looks) -> None:  # there also when the interpreter ends
+        kept.pop(id(self), None)
+
+
+def seconds_of_looks() -> float:
+    """Seconds for which no wait naps, since collectives of MPI's own need looks; 0 if there are none."""
+    return max(tuple(_seconds_of_looks.values()), default=0.0)
 
 
 class Turn:

@@ -14,7 +14,7 @@ from typing import Any, cast
 from .. import config, lifetime
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery, WireCorrupted
 from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
-from ..progress import Pending, end_all, keep_forever
+from ..progress import NeedsLooks, Pending, end_all, keep_forever
 from . import forgotten
 from .base import Native, Persistent, Result, Wire
 from .construction import compare_versions, duplicate, gather, in_time, together
@@ -267,19 +267,19 @@ class MPITransport:
             1 if collective == "allreduce" else self.size,
             lambda x, out: block(in_place if out is x else x, out, operation),
         )
-        return reduction, lambda x, out: start(in_place if out is x else x, out, operation)
+        return reduction, lambda x, out: NeedsLooks(start(in_place if out is x else x, out, operation), x.nbytes)
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         """MPI's own nonblocking allgatherv; counts in elements."""
-        return self.comm.Iallgatherv(x, [out, counts])
+        return NeedsLooks(self.comm.Iallgatherv(x, [out, counts]), out.nbytes)
 
     def ibcast(self, x: Any, root: int) -> Pending:
         """MPI's own nonblocking broadcast, in place."""
-        return self.comm.Ibcast(x, root)
+        return NeedsLooks(self.comm.Ibcast(x, root), x.nbytes)
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
         """MPI's own nonblocking alltoall of equal blocks."""
-        return self.comm.Ialltoall(x, out)
+        return NeedsLooks(self.comm.Ialltoall(x, out), x.nbytes)
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
         """The MPI library and the names of all ranks' hosts, sorted. Collective."""

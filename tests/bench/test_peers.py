@@ -55,13 +55,15 @@ def documented(folder: Path) -> Path:
 def test_others_run_beside_ours_and_are_checked(mpirun: MPIRun, tmp_path: Path) -> None:
     there = documented(tmp_path / "site")
     written = tmp_path / "bench.json"
-    words = "allreduce -m 64,64K --codec zfp --rate 16 --compare native,reduce_bcast,gloo,gloo_fp16,auto -i 3 --op mean"
+    contenders = "native,reduce_bcast,gloo,gloo_fp16,native_nonblocking,auto_nonblocking,auto"
+    words = f"allreduce -m 64,64K --codec zfp --rate 16 --compare {contenders} -i 3 --op mean"
     path = os.pathsep.join([str(there), *filter(None, [os.environ.get("PYTHONPATH")])])
     mpirun(2, "osu_like_bench", *words.split(), "--json", written, env={"PYTHONPATH": path}, timeout=100)
     found = {(each["contender"], each["size"]): each for each in json.loads(written.read_text())["results"]}
-    assert {name for name, _ in found} == {"native", "reduce_bcast", "gloo", "gloo_fp16", "auto"}
+    assert {name for name, _ in found} == set(contenders.split(","))
     assert not any(each["wrong"] for each in found.values())
     assert found["reduce_bcast", 1 << 16]["error"] < 1e-6 and found["gloo", 1 << 16]["codec"] is None
+    assert all(found[f"{name}_nonblocking", 1 << 16]["error"] < 1e-6 for name in ("native", "auto"))
     assert 1e-5 < found["gloo_fp16", 1 << 16]["error"] < 1e-3 and "float16" in found["gloo_fp16", 1 << 16]["codec"]
 
 

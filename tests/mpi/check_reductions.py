@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from compcoll import Communicator
-from compcoll.progress import engine
+from compcoll.progress import NeedsLooks, engine
 from compcoll.transports.mpi import MPITransport
 
 FORMATS = [*"bBhHiIlLqQfd"]
@@ -143,3 +143,23 @@ def check_other_calls_advance_without_python(comm: MPI.Intracomm) -> None:
         request.Wait()
         assert (total == expected).all()
     communicator.free()
+
+
+def check_nonblocking_ones_are_known_to_need_looks(comm: MPI.Intracomm) -> None:
+    transport = MPITransport(comm)
+    x, out, gathered = (np.full(n * comm.size, comm.rank, np.float32) for n in (4, 4, 4 * comm.size))
+    calls = {
+        "allreduce": lambda: transport.reductions("allreduce", "sum")[1](x, out),
+        "in place": lambda: transport.reductions("allreduce", "max")[1](out, out),
+        "reduce_scatter": lambda: transport.reductions("reduce_scatter", "sum")[1](x, out[:4]),
+        "allgather": lambda: transport.iallgatherv(x, gathered, [4 * comm.size] * comm.size),
+        "alltoall": lambda: transport.ialltoall(x, out),
+        "bcast": lambda: transport.ibcast(x, 0),
+    }
+    for name, call in calls.items():
+        started = call()
+        assert isinstance(started, NeedsLooks), name
+        while not started.Test():
+            pass
+    assert (x == 0).all() and (gathered.reshape(comm.size, -1).T == range(comm.size)).all()
+    transport.free()
