@@ -298,7 +298,9 @@ def test_all_that_was_sent_ahead_has_come_before_a_mismatch_is_told(monkeypatch:
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(world.comms[0].allreduce, inputs[0], **how)
         # To who comes first; beside the second, whose call is not replayed, nobody of this process would send ahead.
+        until = time.monotonic() + 60
         while sum(map(len, list(world.loopback._sends.values()))) < 2:
+            assert time.monotonic() < until, "nothing was sent ahead"
             time.sleep(0.001)
         second = pool.submit(world.comms[1].allreduce, inputs[1][:100], **how)
         assert isinstance(first.exception(60), CollectiveMismatch)
