@@ -302,7 +302,6 @@ def test_messages_that_come_late_are_waited_for_by_the_engine(monkeypatch: pytes
 
     monkeypatch.setattr(loopback.Loopback, "deliver", late)
     monkeypatch.setattr(runs.Runs, "_follow", noted)
-    runs.under_way.clear()  # of worlds that other tests left as they were
     begin = time.monotonic()
     for number in range(3):
         held, begin = number == 2, time.monotonic()

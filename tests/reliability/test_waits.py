@@ -56,25 +56,35 @@ def test_a_rank_that_is_stopped_and_goes_on(mpirun: Callable[..., Completed], ra
     assert set(told(mpirun(ranks, SCRIPT, "stopped"))) == KINDS
 
 
-LATE = 20.0  # seconds that tell a wait that ends by itself from one that ends with the stop
+LOOKS_THAT_MAY_BE_LATE = 5
+"""From a time-out to its error: out of a nap, at the clock, into the question who is missing, and out of it."""
+LATE = 20.0
+"""Seconds that tell a wait that ends by itself from one that ends with the stop, on a machine that may stand still."""
 
 
 def told_of_gone(
-    mpirun: Callable[..., Completed], folder: Path, ranks: int, timeout: float, *kinds: str
+    mpirun: Callable[..., Completed], folder: Path, ranks: int, timeout: float, *kinds: str, long: bool
 ) -> dict[str, list[tuple[float, float]]]:
-    """That the clock is looked at in every wait is for tests/collectives/test_timeouts.py."""
+    """Every rank says that one is missing while that is stopped; in long runs within the time-out and a second, and
+    later only by what the system took to wake up who slept meanwhile. That the clock is looked at in every wait is for
+    tests/collectives/test_timeouts.py.
+    """
     (said := folder / "said").mkdir()
     seconds = told(mpirun(ranks, SCRIPT, "gone", str(said), str(timeout), *kinds, timeout=300))
     assert set(seconds) == set(kinds or KINDS)
-    assert all(taken < timeout + LATE for each in seconds.values() for taken, _ in each), seconds
+    for name, each in seconds.items():
+        for taken, delay in each:
+            assert taken <= timeout + (1.0 + LOOKS_THAT_MAY_BE_LATE * delay if long else LATE), (name, taken, delay)
     assert max(taken for each in seconds.values() for taken, _ in each) >= timeout, seconds
     return seconds
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_is_stopped_for_too_long(mpirun: Callable[..., Completed], tmp_path: Path, ranks: int) -> None:
-    told_of_gone(mpirun, tmp_path, ranks, 1.0)
+def test_a_rank_that_is_stopped_for_too_long(
+    mpirun: Callable[..., Completed], tmp_path: Path, long: bool, ranks: int
+) -> None:
+    told_of_gone(mpirun, tmp_path, ranks, 1.0, long=long)
 
 
 @contextlib.contextmanager
@@ -103,7 +113,7 @@ def test_time_outs_on_busy_cores(
 ) -> None:
     """A time-out of 2 s, one rank stopped halfway, and four processes that compute."""
     with busy(others):
-        seconds = told_of_gone(mpirun, tmp_path, ranks, 2.0, *kinds)
+        seconds = told_of_gone(mpirun, tmp_path, ranks, 2.0, *kinds, long=True)
     for name, each in seconds.items():
         late = max(delay for _, delay in each)
         figure(f"{name}, {ranks} ranks: {max(taken for taken, _ in each):.2f} s (sleeps came up to {late:.2f} s late)")
