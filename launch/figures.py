@@ -4,7 +4,7 @@ python launch/figures.py                 # all pages: `make figures`; exit statu
 python launch/figures.py --make busy     # measure that page: `make measurements PAGE=busy`
 
 A page's records say the commit that they were measured at. A page is older if code that it times is another since, or
-if no commit was noted, or one with changes that no commit has. Comments, docstrings and layout are no code.
+if no commit was noted, or one with changes that no commit has. Comments, docstrings, layout and stubs are no code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDER = Path("docs/measurements")
 _COMMIT = re.compile(r"`([0-9a-f]{7,40})(-dirty)?`")
 _COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
+_STUBS = ":!*.pyi"
 _NAMED = 3
 """So many changed files are told by name."""
+UP_TO_DATE = "up to date"
 UNKNOWN = "?"
 """Stands for the files that have changed since a commit that git does not know."""
 _WITH_OTHERS = (".run.json", "-profile.json")
@@ -96,7 +98,7 @@ _WHO_SENDS = tuple(
 """Kernels that call, wait and send, but lose nothing."""
 _LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS, *_WHO_SENDS)
 """What accuracy depends on: not who sends, but what is lost."""
-_GRADIENTS = (*_LEARNT, "compcoll/torch/gradients")
+_GRADIENTS = (*_LEARNT, "compcoll/torch/gradients", ":!compcoll/torch/gradients/advice.py")
 _ONE_MACHINE = "launch/one_machine.py --only"
 _STEPS = "launch/training_steps.py --only"
 
@@ -146,7 +148,7 @@ def main(words: Sequence[str]) -> int:
     older = 0
     for name, page in pages().items():
         told = state(page)
-        older += told != "up to date"
+        older += told != UP_TO_DATE
         print(f"{name:18} {told}")
     return 1 if older else 0
 
@@ -163,19 +165,22 @@ def make(name: str) -> int:
 def state(page: Page, repository: Path = REPOSITORY) -> str:
     """Tell of a page whether it is up to date, and if not, why."""
     files = sorted((repository / FOLDER).glob(page.records))
-    if not files:
-        return "older: never measured"
+    return why_older(files, page.times, repository) if files else "older: never measured"
+
+
+def why_older(files: Sequence[Path], times: Sequence[str], repository: Path = REPOSITORY) -> str:
+    """As `state`, of some records of the code at these paths."""
     found = {commit for file in files for commit in commits(file)}
     why = []
     if missing := sum(not commits(file) for file in files if not file.name.endswith(_WITH_OTHERS)):
         why.append(f"{missing} of its records note no commit")
     if dirty := sorted(commit for commit in found if commit.endswith("-dirty")):
         why.append(f"measured with changes that no commit has ({', '.join(dirty)})")
-    later = {commit: told for commit in sorted(found - set(dirty)) if (told := _later(commit, page.times, repository))}
+    later = {commit: told for commit in sorted(found - set(dirty)) if (told := _later(commit, times, repository))}
     if later:
         worst = max(later, key=lambda commit: len(later[commit]))
         why.append(_told(later[worst], worst, len(later) - 1))
-    return f"older: {'; '.join(why)}" if why else "up to date"
+    return f"older: {'; '.join(why)}" if why else UP_TO_DATE
 
 
 def commits(file: Path) -> set[str]:
@@ -191,7 +196,7 @@ def commits(file: Path) -> set[str]:
 
 def _later(commit: str, paths: Sequence[str], repository: Path) -> list[str]:
     """Name the files among these paths whose code is another than that commit's."""
-    raw = ["diff", "--raw", "-z", "--no-renames", "--abbrev=40", commit, "HEAD", "--", *paths]
+    raw = ["diff", "--raw", "-z", "--no-renames", "--abbrev=40", commit, "HEAD", "--", *paths, _STUBS]
     try:
         told = _git(repository, *raw).split("\0")
     except subprocess.CalledProcessError:
@@ -219,7 +224,7 @@ def _code(repository: Path, blob: str, suffix: str) -> str:
     if not blob.strip("0"):
         return ""
     text = _git(repository, "cat-file", "blob", blob)
-    if suffix in (".py", ".pyi"):
+    if suffix == ".py":
         tree = ast.parse(text)
         for node in ast.walk(tree):
             body = getattr(node, "body", None)

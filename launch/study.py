@@ -3,12 +3,13 @@
 
     python launch/study.py                                  # the digits, all methods, seeds 0 to 2
     python launch/study.py --task text                      # a small GPT: its loss, not its accuracy
-    python launch/study.py --only 'topk*,onebit' --seeds 0  # some of them; what has a record already is not run again
+    python launch/study.py --only 'topk*,onebit' --seeds 0  # some of them
     python launch/study.py --task text --only '*adamw*' --minutes 40  # in pieces: the most important methods first
     python launch/study.py --report                         # table and plot again, from the records that are there
 
 Each training is launch/train_ddp.py's, under launch/mpirun. Its record goes to FOLDER/METHOD-SEED.json as soon as it
-ends, so that a study that was interrupted goes on where it was. One that takes too long is ended, and the others go on.
+ends, so that a study that was interrupted goes on where it was; then what has a record of an older code is run again.
+One that takes too long is ended, and the others go on.
 The page and the plot are FOLDER.md and FOLDER.png.
 """
 
@@ -24,9 +25,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import figures
 from study_methods import STUDIES, Method, Study
 from study_page import report
 
+from osu_like_bench import machine
 from osu_like_bench.errors import UsageError
 from osu_like_bench.report import Progress
 
@@ -75,11 +78,20 @@ def in_turn(study: Study, methods: Sequence[Method], seeds: Sequence[int]) -> li
     return [f"{method.name}-{seed}" for part in (first, others) for seed in seeds for method in part]
 
 
+def of_this_code(study: Study, record: Path) -> bool:
+    """Tell whether a record was made with code that loses the same as today's."""
+    if figures.commits(record) == {machine.commit()} - {""}:
+        return True
+    return figures.why_older([record], figures.PAGES[study.records.name].times) == figures.UP_TO_DATE
+
+
 def run(arguments: argparse.Namespace, records: Path) -> int:
-    """Run what has no record yet, until the time is up; return how many trainings failed."""
+    """Run what has no record, or one of an older code, until the time is up; return how many trainings failed."""
     study = STUDIES[arguments.task]
     names = in_turn(study, chosen(study, arguments.only), arguments.seeds)
-    todo = [name for name in names if not (records / f"{name}.json").exists()]
+    missing = [name for name in names if not (records / f"{name}.json").exists()]
+    older = [name for name in names if name not in missing and not of_this_code(study, records / f"{name}.json")]
+    todo = missing + older
     if not todo:
         return 0
     records.mkdir(parents=True, exist_ok=True)

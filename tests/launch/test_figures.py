@@ -84,6 +84,7 @@ def test_comments_and_other_rooms_make_no_page_older(figures: ModuleType, tmp_pa
     there.commit("compcoll/a.py", "\n\n# at the end\n")
     there.commit("compcoll/a.h", "/* at length,\n   two lines */\n\n")
     there.commit("compcoll/torch/b.py", "x = 1\n")
+    there.commit("compcoll/a.pyi", "x: int\n")
     assert figures.state(page, tmp_path) == "up to date"
     there.commit("compcoll/a.h", "int c;\n")
     assert figures.state(page, tmp_path) == f"older: 1 file that it times changed since {first} (compcoll/a.h)"

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from mpi.environments import MPI
 
+from osu_like_bench import machine
+
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 
 
@@ -164,6 +166,24 @@ def test_a_study_goes_on_behind_one_that_fails_and_later(
     assert sorted(path.stem for path in records.glob("*.json")) == ["onebit-0", "uncompressed-0", "zfp8-0"]
 
 
+def test_what_older_code_learnt_is_run_again_behind_what_is_missing(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mpirun").write_text(_RANKS)
+    monkeypatch.setattr(study, "LAUNCH", tmp_path)
+    monkeypatch.setattr(machine, "commit", lambda: "0000000")
+    records = tmp_path / "study"
+    records.mkdir()
+    for name, commit in (("uncompressed", "0000000"), ("zfp8", "0000001"), ("onebit", "0000000-dirty")):
+        there = record(name, 0, 0.9)
+        there["run"]["commit"] = commit
+        (records / f"{name}-0.json").write_text(json.dumps(there))
+    words = ["--only", "uncompressed,zfp8,onebit,minmax8", "--seeds", "0", "--records", str(records)]
+    for ran in (["minmax8-0", "zfp8-0", "onebit-0"], []):  # whose records are copies of the first, and note its commit
+        assert study.main(words) == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ran
+
+
 def test_bad_arguments(study: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in ((["--only", "nothing"], "--only nothing"), (["--report"], "holds no records")):
         with pytest.raises(SystemExit) as status:
@@ -184,7 +204,9 @@ def test_tiny_study(mpi: MPI, tmp_path: Path) -> None:
     command += ["--only", "uncompressed,qsgd4-l2,topk1,dgc01,variance*,hybrid-0.03"]
 
     records.mkdir()
-    (records / "uncompressed-3.json").write_text(json.dumps(record("uncompressed", 3, 0.9)))  # is there: not run again
+    there = record("uncompressed", 3, 0.9)  # of this code: not run again
+    there["run"] |= {"commit": now} if (now := machine.commit()) else {}
+    (records / "uncompressed-3.json").write_text(json.dumps(there))
     # In a session of its own, so that its ranks end with it.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
