@@ -6,7 +6,6 @@ PYTHON  ?= python3
 NP      ?= 4
 BENCH   ?= allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,shared_memory,ring,direct,p2p
 PYTEST_ARGS ?=
-WORKERS ?= 2
 CASES   ?=
 PAGE    ?= networks
 MUTANTS_SECONDS ?= 900
@@ -87,7 +86,10 @@ $(VENV)/.frameworks: $(VENV)/.torch
 
 # What `make test` leaves out is marked slow; property tests try a fifth of their examples.
 test: QUICK := -m "not slow" --hypothesis-profile quick
-# Workers share the files; what needs the cores for itself comes last, one test after the other.
+# Workers share the files; what needs the cores for itself comes last, one test after the other. Quick tests wait more
+# than they compute, so that more workers than cores are faster; test-all has sanitizers and jobs of eight ranks.
+test: WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+test-all: WORKERS ?= 2
 test test-all: SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 test-all: $(VENV)/.frameworks
 test test-all: $(VENV)/.torch
