@@ -98,7 +98,12 @@ _WHO_SENDS = tuple(
 """Kernels that call, wait and send, but lose nothing."""
 _LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS, *_WHO_SENDS)
 """What accuracy depends on: not who sends, but what is lost."""
-_GRADIENTS = (*_LEARNT, "compcoll/torch/gradients", ":!compcoll/torch/gradients/advice.py")
+_GRADIENTS = (
+    *_LEARNT,
+    "compcoll/torch/gradients",
+    ":!compcoll/torch/gradients/advice.py",  # what it prints
+    "compcoll/torch/low_rank",
+)
 _ONE_MACHINE = "launch/one_machine.py --only"
 _STEPS = "launch/training_steps.py --only"
 
@@ -109,7 +114,7 @@ PAGES: Mapping[str, Page] = {
     "peers": Page("peers/*.json", "launch/peers", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")),
     "reliability": Page("reliability.md", "launch/reliability.py", _CALLS),
     "study": Page("study/*.json", "launch/study.py", _GRADIENTS),
-    "study-text": Page("study-text/*.json", "launch/study.py --task text", (*_GRADIENTS, "compcoll/torch/low_rank")),
+    "study-text": Page("study-text/*.json", "launch/study.py --task text", (*_GRADIENTS, "compcoll/torch/optimizers")),
     "scaling": Page("scaling.json", "launch/scaling.py", _SIMULATED),
     "one-machine": Page("one-machine/*.json", f"{_ONE_MACHINE} codecs,4-ranks,2-ranks", _CALLS),
     "selection": Page(

@@ -69,6 +69,19 @@ class Study:
 _SPARSE = "--algorithm sparse_ring"
 _NONE = "--no-feedback"
 _TOPK = "--codec topk --select exact"
+
+
+def _factors(optimizer: str) -> tuple[Method, ...]:
+    """ACP-SGD and what it is made of, for an optimizer's options."""
+    options = f"{optimizer} --low-rank acpsgd --rank 4".strip()
+    return (
+        Method("acpsgd4", options),
+        Method("acpsgd4-exact", f"{options} --exact-steps 50", "the first tenth of the steps exact"),
+        Method("acpsgd4-no-feedback", f"{options} {_NONE}", "feedback is part of the method"),
+        Method("acpsgd4-no-reuse", f"{options} --no-reuse", "random factors at every step"),
+    )
+
+
 _DIGITS = (
     Method(BASELINE, ""),
     Method("zfp8", "--codec zfp --rate 8"),
@@ -100,12 +113,13 @@ _DIGITS = (
     Method("hybrid-0.02", f"--codec hybrid --threshold 0.02 --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.03", f"--codec hybrid --threshold 0.03 --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.1", f"--codec hybrid --threshold 0.1 --alpha 1.5 {_SPARSE}"),
+    Method("powersgd4", "--low-rank powersgd --rank 4"),
+    *_factors(""),
 )
 _SGD = "--sgd 0.1 --momentum 0.5"
 _MOMENTUM, _ADAMW = "uncompressed-momentum", "uncompressed-adamw"
 _LOCAL = "--optimizer adamw --exact-steps 200 --diloco"
 _GRADIENTS = "--gradient-codec qsgd:bits=4"
-_ACP = "--low-rank acpsgd --rank 4"
 _TEXT = (
     Method(BASELINE, _SGD),
     Method("uncompressed-best", "--sgd 0.07 --momentum 0.7", "the best without compression: see below"),
@@ -121,10 +135,7 @@ _TEXT = (
     Method("variance", f"{_SGD} --codec variance --alpha 1.5 {_SPARSE}"),
     Method("hybrid-0.003", f"{_SGD} --codec hybrid --threshold 0.003 --alpha 1.5 {_SPARSE}"),
     Method("powersgd4", f"{_SGD} --low-rank powersgd --rank 4"),
-    Method("acpsgd4", f"{_SGD} {_ACP}"),
-    Method("acpsgd4-exact", f"{_SGD} {_ACP} --exact-steps 50", "the first tenth of the steps exact"),
-    Method("acpsgd4-no-feedback", f"{_SGD} {_ACP} {_NONE}", "feedback is part of the method"),
-    Method("acpsgd4-no-reuse", f"{_SGD} {_ACP} --no-reuse", "random factors at every step"),
+    *_factors(_SGD),
     Method(_MOMENTUM, "--sgd 0.02", "at momentum 0.9: see below", _MOMENTUM),
     *(
         Method(f"{name}-momentum", f"--sgd 0.02 {options}", "", _MOMENTUM)
