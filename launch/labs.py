@@ -10,7 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from netlab_load import LoadMeter
 
@@ -63,6 +66,29 @@ def measure(words: Sequence[str], path: Path, seconds: float, environ: Mapping[s
     record["others_percent"] = round(others, 1)
     path.write_text(json.dumps(record, indent=1) + "\n")
     return 0
+
+
+def middle(launches: Sequence[dict[str, Any]], ours: str) -> dict[str, Any]:
+    """A record of each size's results as one launch has them: the middle one, by our contender's time over the others'
+    least.
+
+    Contenders of one launch are compared, since what differs from launch to launch, they have in common. Where ours is
+    not among them, the time itself counts.
+    """
+    of_sizes = [[list(same) for _, same in groupby(launch["results"], key=itemgetter("size"))] for launch in launches]
+    middles = [
+        sorted(same, key=lambda each: _lateness(each, ours))[len(same) // 2] for same in zip(*of_sizes, strict=True)
+    ]
+    medians = [[result["median_us"] for result in launch["results"]] for launch in launches]
+    return {**launches[0], "results": list(chain.from_iterable(middles)), "median_us_of_launches": medians}
+
+
+def _lateness(results: Sequence[dict[str, Any]], ours: str) -> float:
+    """The number by which `middle` orders launches, from one size's results."""
+    taken = {result["contender"]: float(result["median_us"]) for result in results}
+    own = taken.pop(ours, None)
+    least = min(taken.values())
+    return least if own is None else own / least
 
 
 FULL_DUPLEX = ("--rate", "1gbit", "--burst", "39k", "--gso", "32768")

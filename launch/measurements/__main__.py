@@ -23,10 +23,9 @@ LAUNCH = Path(__file__).resolve().parents[1]
 sys.path.append(str(LAUNCH))
 
 import cases  # noqa: E402
-import goals  # noqa: E402
 import report  # noqa: E402
 from cases import Case, Lab  # noqa: E402
-from labs import netlab  # noqa: E402
+from labs import middle, netlab  # noqa: E402
 
 RECORDS = Path("docs/measurements/networks")
 """The records' folder from the repository's root, where everything runs: no record names this machine's folders."""
@@ -83,7 +82,7 @@ def _run(case: Case) -> bool:
             return False
         launches.append(json.loads(path.read_text()))
     if case.launches > 1:
-        path.write_text(json.dumps(goals.middle(launches), indent=1) + "\n")
+        path.write_text(json.dumps(middle(launches, "auto"), indent=1) + "\n")
     return True
 
 

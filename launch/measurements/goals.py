@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,26 +61,6 @@ class Records:
         """The least of some medians."""
         found = [us for case, contender in measured if (us := self.us(case, contender, size)) is not None]
         return min(found, default=None)
-
-
-def middle(launches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A record of each size's results as one launch has them: the middle one, by `auto`'s time over the others' least.
-
-    Contenders of one launch are compared, since what differs from launch to launch, they have in common. Of a single
-    contender the time itself counts.
-    """
-    of_sizes = [[list(same) for _, same in groupby(launch["results"], key=itemgetter("size"))] for launch in launches]
-    middles = [sorted(same, key=_lateness)[len(same) // 2] for same in zip(*of_sizes, strict=True)]
-    medians = [[result["median_us"] for result in launch["results"]] for launch in launches]
-    return {**launches[0], "results": list(chain.from_iterable(middles)), "median_us_of_launches": medians}
-
-
-def _lateness(results: Sequence[dict[str, Any]]) -> float:
-    """The number by which `middle` orders launches, from one size's results."""
-    taken = {result["contender"]: float(result["median_us"]) for result in results}
-    auto = taken.pop("auto", None)
-    least = min(taken.values())
-    return least if auto is None else auto / least
 
 
 class Row(NamedTuple):

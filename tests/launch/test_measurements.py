@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import labs
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "launch" / "measurements"
@@ -79,18 +80,18 @@ def of(contender: str, size: int, us: float) -> dict[str, object]:
     return {"contender": contender, "size": size, "median_us": us}
 
 
-def test_auto_is_compared_with_contenders_of_its_own_launch(goals: ModuleType) -> None:
+def test_auto_is_compared_with_contenders_of_its_own_launch() -> None:
     launches = [
         {"results": [of(*result) for result in zip(("native", "ring", "auto"), (4, 4, 4), us, strict=True)]}
         for us in ((90.0, 200.0, 91.0), (70.0, 150.0, 73.0), (80.0, 60.0, 61.8))
     ]
-    assert goals.middle(launches)["results"] == launches[2]["results"]
+    assert labs.middle(launches, "auto")["results"] == launches[2]["results"]
 
 
-def test_of_several_launches_each_result_is_the_middle_one(goals: ModuleType) -> None:
+def test_of_several_launches_each_result_is_the_middle_one() -> None:
     taken = ((1108.0, 41.0), (1380.0, 40.0), (1245.0, 43.0))
     results = ([of("native", 64, large), of("native", 2, small)] for large, small in taken)
-    record = goals.middle([{"run": {"launch": number}, "results": each} for number, each in enumerate(results)])
+    record = labs.middle([{"run": {"launch": number}, "results": each} for number, each in enumerate(results)], "auto")
     assert record["results"] == [of("native", 64, 1245.0), of("native", 2, 41.0)]
     assert record["median_us_of_launches"] == [[1108.0, 41.0], [1380.0, 40.0], [1245.0, 43.0]]
     assert record["run"] == {"launch": 0}

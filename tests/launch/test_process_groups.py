@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import process_groups
@@ -50,3 +51,24 @@ def test_bounds_and_peers() -> None:
     assert not process_groups._bound({("group", 1 << 24): 1.16 * wires})[1]
     times = {("group", 1 << 22): 10.0, ("fp16", 1 << 22): 12.0, ("fp8", 1 << 22): 9.0}
     assert process_groups._ahead(times) == ("fp16 at 4 MiB 1.20 ×, fp8 at 4 MiB 0.90 ×", False)
+
+
+def test_each_size_is_that_of_the_launch_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_groups, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(process_groups, "RECORDS", tmp_path)
+    monkeypatch.setattr(process_groups, "lab", lambda *_: nullcontext())
+    taken = iter(((100.0, 90.0), (100.0, 120.0), (100.0, 101.0), (100.0, 100.0), (100.0, 102.0)))
+
+    def measured(words: list[str], path: Path, seconds: float, environ: object) -> int:
+        assert str(path.relative_to(tmp_path)) in words
+        medians = zip(("gloo", "group"), next(taken), strict=True)
+        results = [{"contender": name, "size": 4096, "median_us": us} for name, us in medians]
+        path.write_text(json.dumps({"results": results, "run": RUN, "others_percent": 2.0}))
+        return 0
+
+    monkeypatch.setattr(process_groups, "measure", measured)
+    assert process_groups._measured("10g", quick=False)
+    record = json.loads((tmp_path / "10g.json").read_text())
+    assert [each["median_us"] for each in record["results"]] == [100.0, 101.0]
+    assert record["about"]["launches"] == 5 and record["about"]["others_percent"] == 2.0
+    assert next(taken, None) is None and [path.name for path in tmp_path.iterdir()] == ["10g.json"]
