@@ -76,8 +76,9 @@ _ASKED = (
     ":!compcoll/tools/[!tm]*",
     ":!compcoll/__main__.py",
     ":!compcoll/simulation/plot.py",
+    ":!compcoll/torch/gradients/advice.py",
 )
-"""Names and the version, and commands for people: all of tools but ``tune``, ``timing`` and ``machine``."""
+"""Names and the version, warnings, and commands for people: all of tools but ``tune``, ``timing`` and ``machine``."""
 _SUMS_IN_MEMORY = tuple(
     f":!compcoll/kernels/{name}" for name in ("shared_sum.cpp", "copies.h", "apart.h", "two_ways.h")
 )
@@ -98,12 +99,7 @@ _WHO_SENDS = tuple(
 """Kernels that call, wait and send, but lose nothing."""
 _LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS, *_WHO_SENDS)
 """What accuracy depends on: not who sends, but what is lost."""
-_GRADIENTS = (
-    *_LEARNT,
-    "compcoll/torch/gradients",
-    ":!compcoll/torch/gradients/advice.py",  # what it prints
-    "compcoll/torch/low_rank",
-)
+_GRADIENTS = (*_LEARNT, "compcoll/torch/gradients", "compcoll/torch/low_rank", *_ASKED)
 _ONE_MACHINE = "launch/one_machine.py --only"
 _STEPS = "launch/training_steps.py --only"
 

@@ -185,6 +185,11 @@ _TEXT = (
             ),
             ("zero-one-adam", "--optimizer zero-one-adam", "0/1 Adam"),
             ("zero-one-adam-qsgd4-gradients", f"--optimizer zero-one-adam {_GRADIENTS}", "its gradients by QSGD"),
+            (
+                "zero-one-adam-int8-gradients",
+                "--optimizer zero-one-adam --gradient-codec int8",
+                "its gradients in 8 bits",
+            ),
             ("diloco50", f"{_LOCAL} 50 --outer-rate 1", "local steps, H = 50, after 200 exact ones"),
             ("diloco50-minmax4", f"{_LOCAL} 50 --outer-rate 1 --codec minmax --bits 4", ""),
             ("diloco50-streaming", f"{_LOCAL} 50 --outer-rate 1 --codec minmax --bits 4 --streaming 3 --delay 5", ""),
@@ -196,7 +201,7 @@ _TEXT = (
 )
 _IMPORTANT = (
     *("zfp8", "minmax4", "fp8", "qsgd4", "int8", "onebit-adam", "zero-one-adam"),
-    *("onebit-adam-qsgd4-gradients", "zero-one-adam-qsgd4-gradients"),
+    *("onebit-adam-qsgd4-gradients", "zero-one-adam-qsgd4-gradients", "zero-one-adam-int8-gradients"),
     *("diloco50", "diloco50-minmax4", "sparse-loco50"),
 )
 """What the goals for training with AdamW are about."""
