@@ -248,7 +248,7 @@ HEADS = {
         "([columns](../benchmark.md#training-steps)). Hosts are [netlab](../launching/netlab.md)'s, which share this",
         "machine's cores, one thread a rank. All results agree between ranks bit by bit. PyTorch's `powerSGD_hook`",
         "(`gloo+powersgd`) gets a single bucket, so that nothing of it overlaps: with several it crashes on gloo.",
-        "`acpsgd` and `powersgd` are `compcoll.torch.ACPSGD` and `PowerSGD`. [Accuracy](low-rank-accuracy.md).",
+        "`acpsgd` and `powersgd` are `compcoll.torch.ACPSGD` and `PowerSGD`. [Accuracy](../low-rank.md#what-it-loses).",
         "",
         "Not measured: GPUs and NCCL (ResNets and BERTs on them are [simulated](scaling.md)); PyTorch's batched hook,",
         "which fails on CPUs in torch 2.13; BERT's shapes between processes.",
