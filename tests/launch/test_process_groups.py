@@ -72,3 +72,5 @@ def test_each_size_is_that_of_the_launch_in_the_middle(tmp_path: Path, monkeypat
     assert [each["median_us"] for each in record["results"]] == [100.0, 101.0]
     assert record["about"]["launches"] == 5 and record["about"]["others_percent"] == 2.0
     assert next(taken, None) is None and [path.name for path in tmp_path.iterdir()] == ["10g.json"]
+    assert process_groups._worst(record) == "; in the worst launch 1.20 × gloo's time, at 4 KiB"
+    assert process_groups._worst({"results": record["results"]}) == ""
