@@ -17,7 +17,7 @@ from fakes.cuda_shim import Shim
 from mpi.environments import MPI, Completed, selected_mpis
 from mpi.job import Job, JobError, launcher
 
-from compcoll.progress import under_way
+from compcoll.progress import steps, under_way
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -175,9 +175,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(autouse=True)
 def _nothing_under_way() -> Iterator[None]:
-    """Forget what a test began and did not end: a rank that has others to advance goes about its calls another way."""
+    """Forget what a test began and did not end: a rank that has others to advance goes about its calls another way, and
+    nobody naps while a collective needs looks, which a caught error may hold.
+    """
     yield
     under_way.clear()
+    steps._seconds_of_looks.clear()
 
 
 @pytest.fixture

@@ -37,12 +37,6 @@ class AfterLooks:
         return self.looks <= 0
 
 
-@pytest.fixture(autouse=True)
-def _none_left() -> None:
-    """What an earlier test's error still holds needs no looks here."""
-    steps._seconds_of_looks.clear()
-
-
 @pytest.fixture
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the engine has napped."""

@@ -74,3 +74,10 @@ def test_each_size_is_that_of_the_launch_in_the_middle(tmp_path: Path, monkeypat
     assert next(taken, None) is None and [path.name for path in tmp_path.iterdir()] == ["10g.json"]
     assert process_groups._worst(record) == "; in the worst launch 1.20 × gloo's time, at 4 KiB"
     assert process_groups._worst({"results": record["results"]}) == ""
+    monkeypatch.setattr(process_groups, "PAGE", tmp_path / "groups.md")
+    assert process_groups.write() == 0  # 20 µs in one launch
+    record["median_us_of_launches"][1][1] = 121.0
+    (tmp_path / "10g.json").write_text(json.dumps(record))
+    assert (
+        process_groups.write() == 1 and "1.21 × gloo's time, at 4 KiB | **missed** |" in process_groups.PAGE.read_text()
+    )
