@@ -39,11 +39,14 @@ from .timing import Bar, Stopwatch
 SIZES = tuple(1 << power for power in (8, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 26))
 """Bytes of the allreduces that are timed: up to what no processor's caches hold."""
 
-_FEW_SIZES, _PART = tuple(1 << power for power in (12, 14, 12, 14, 16, 18, 20, 22, 24)), 0.3
+_FEW_SIZES, _PART = tuple(1 << power for power in (*range(12, 23, 2), *range(12, 25, 2))), 0.3
 """What is measured in passing: bytes, up to where only these count, and the part of the usual time for each."""
 
 _DOUBTED = 0.75
 """The part of what is measured in passing that took at most the time that counts, of what shall replace the usual."""
+
+_SCATTERED = 1 << 22
+"""Bytes up to which that is so: longer allreduces outlast a scheduler's slices, and what disturbs them is in all."""
 
 _SEGMENT = 1 << 20
 _SECONDS_EACH = 0.15  # for an algorithm and a size; half as much for small ones
@@ -297,13 +300,21 @@ class _Timed(NamedTuple):
     Attributes
     ----------
     part : float
-        Of its repetitions, that took at most the time that counts.
+        Of its repetitions, that took at most the time that counts; of large arrays it is half of them.
     """
 
     algorithm: str
     codec: Codec | None
     run: Callable[[Any, Any], object]
     part: float = 0.5
+
+    def part_of(self, nbytes: int) -> float:
+        """The part that counts of repetitions with arrays of that size."""
+        return self.part if nbytes <= _SCATTERED else 0.5
+
+    def of_visits(self, *seconds: float) -> float:
+        """The time that counts of those that several visits gave: the best one's, of what is doubted the worst's."""
+        return max(seconds) if self.part > 0.5 else min(seconds)
 
     @property
     def way(self) -> Way:
@@ -333,14 +344,15 @@ def _series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed
 
 
 def _few_series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed]:
-    """List what is measured in passing: what compresses, shared memory, and the library's own, in place and without
-    our opening, as a group's own is called where nothing is compressed.
+    """List what is measured in passing: what compresses, what is about as fast without, and the library's own, in place
+    and without our opening, as a group's own is called where nothing is compressed.
 
     A few repetitions tell little where times scatter, as on links that are faster than the cores beside them. Ours then
-    count as slow as they were now and then, the library's own as fast: what cannot be told apart is left to the latter.
+    count as slow as they were now and then, the library's own as fast, and of two visits ours as slow as in the worse
+    one: what cannot be told apart is left to the library.
     """
     series = _series(comm, transport, world)
-    few = [each for each in series if each.codec is not None or each.algorithm == SHARED_MEMORY]
+    few = [each for each in series if each.codec is not None or each.algorithm in (SHARED_MEMORY, DISSEMINATION)]
     if transport.native is None:
         return few
     _, start = transport.native.reductions("allreduce", "sum")
@@ -359,7 +371,7 @@ def _timings(
 ) -> tuple[Timing, ...]:
     """Allreduces of these sizes, in bytes and smallest first, as far as time goes by what the profile says.
 
-    Of a size that is visited twice the better visit counts: what disturbs short ones lasts longer than they do.
+    Sizes are visited twice where what disturbs them lasts longer than they do.
     """
     points: list[dict[int, float]] = [{} for _ in series]
     # Parts of one large buffer, as of gradients: its pages are huge, and MPI is seen at its best.
@@ -375,9 +387,9 @@ def _timings(
             break
         bar.show(0.3 + 0.7 * index / len(visits), f"allreduces of {nbytes} bytes")
         works = [partial(each.run, values[: nbytes // 4], results[: nbytes // 4]) for _, each in fitting]
-        times = watch.each(works, budget, [each.part for _, each in fitting])
-        for (own, _), seconds in zip(fitting, times, strict=True):
-            own[nbytes] = min(seconds, own.get(nbytes, seconds))
+        times = watch.each(works, budget, [each.part_of(nbytes) for _, each in fitting])
+        for (own, each), seconds in zip(fitting, times, strict=True):
+            own[nbytes] = each.of_visits(seconds, own.get(nbytes, seconds))
     return tuple(
         Timing(each.algorithm, each.way.codec, each.way.bits, world, tuple(own.items()))
         for each, own in zip(series, points, strict=True)
