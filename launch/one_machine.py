@@ -19,6 +19,8 @@ from typing import Any
 from labs import DISTURBED, LAUNCH, finish, measure
 from netlab_load import LoadMeter
 
+from compcoll.tools.arguments import amount
+
 PAGES = Path("docs/measurements")
 """The pages' folder from the repository's root, where everything runs: no record names this machine's folders."""
 GRADIENTS = Path("build/gradients.npy")
@@ -190,7 +192,7 @@ def _allreduces(record: Record, names: dict[str, str], powers: Sequence[int]) ->
             f"{_digits(rows[name, size]['median_us'])}" + f" {rows[name, size]['algorithm']}" * (name == "auto")
             for name in names
         ]
-        yield f"| {_shown(size)} | {' | '.join(cells)} |"
+        yield f"| {amount(size)} | {' | '.join(cells)} |"
 
 
 def _selection(records: dict[str, Record]) -> Iterator[str]:
@@ -233,7 +235,7 @@ def _choices(record: Record) -> Iterator[str]:
         ]
         ratios = [times["copy", size] / times["ldte", size]]
         ratios += [times[name, size] / times["exact", size] for name in LIBRARIES]
-        yield f"| {_shown(size)} | {' | '.join(cells)} | {ratios[0]:.2f} | {ratios[1]:.1f} | {ratios[2]:.1f} |"
+        yield f"| {amount(size)} | {' | '.join(cells)} | {ratios[0]:.2f} | {ratios[1]:.1f} | {ratios[2]:.1f} |"
 
 
 def _goals(records: dict[str, Record]) -> Iterator[str]:
@@ -245,7 +247,7 @@ def _goals(records: dict[str, Record]) -> Iterator[str]:
     gains = [times["copy", size] / times["ldte", size] for times in both]
     yield _goal("32 MiB, `ldte` at least 0.5 of a copy", gains, 0.5)
     slower = [
-        f"{_shown(size)} of {name}"
+        f"{amount(size)} of {name}"
         for name, record in records.items()
         for times in [_times(record)]
         for size in dict.fromkeys(size for _, size in times)
@@ -262,13 +264,6 @@ def _goal(text: str, gains: Sequence[float], least: float) -> str:
 
 def _digits(us: float) -> str:
     return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 100 else f"{us:,.0f}".replace(",", " ")
-
-
-def _shown(size: int) -> str:
-    for unit, nbytes in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= nbytes:
-            return f"{size // nbytes} {unit}"
-    return f"{size} B"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 
 from labs import lab, measure, middle, netlab
 
+from compcoll.tools.arguments import amount
 from compcoll.tools.machine import cpu
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -263,12 +264,7 @@ def _table(times: Times) -> Iterator[str]:
 
 
 def _shown(nbytes: int) -> str:
-    if nbytes == 0:
-        return "step"
-    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:g} {unit}"
-    return f"{nbytes} B"
+    return amount(nbytes) if nbytes else "step"
 
 
 if __name__ == "__main__":

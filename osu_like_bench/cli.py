@@ -21,6 +21,7 @@ from .machine import describe, describe_mpi
 from .parser import build_parser, is_first
 from .report import Progress, Table, check_writable, content, write_csv, write_json
 from .timing import Limits
+from .verdict import verdict
 
 
 def _run_collective(arguments: argparse.Namespace) -> int:
@@ -69,6 +70,8 @@ def _run_collective(arguments: argparse.Namespace) -> int:
                 records = uneven.run(settings, arguments.spread, ranks, table, progress)
             else:
                 records = sweep.run(case, settings, ranks, table, progress)
+        if len(settings.contenders) > 1:
+            progress.print(verdict(records, settings.statistic))
     finally:
         progress.close()
     peers.leave_groups()

@@ -122,6 +122,14 @@ def parse_bytes(text: str) -> int:
     return round(_parse(text, _BYTES, "a size: bytes are needed, such as 4096, 64K, 16M or 1G"))
 
 
+def amount(nbytes: float) -> str:
+    """Bytes with a fitting unit, a power of 1024."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << power:
+            return f"{nbytes / (1 << power):.4g} {unit}"
+    return f"{nbytes:.4g} B"
+
+
 def doubling(low: int, high: int) -> list[int]:
     """Make the sizes from the smallest on, each twice as large, up to the largest."""
     sizes = [low]

@@ -24,7 +24,17 @@ from ..simulation.network import Network
 from ..simulation.run import ALGORITHMS, Outcome, Scenario, resized
 from ..simulation.throughput import step_seconds
 from ..sparse.contract import Sparsifier
-from .arguments import add_codec_options, chosen_codec, doubling, given, link, parse_bytes, parse_seconds, parse_speed
+from .arguments import (
+    add_codec_options,
+    amount,
+    chosen_codec,
+    doubling,
+    given,
+    link,
+    parse_bytes,
+    parse_seconds,
+    parse_speed,
+)
 
 _VERBS = ("encode", "decode", "accumulate", "recode")
 
@@ -110,14 +120,6 @@ def run(args: argparse.Namespace) -> int:
         parts = [_head(scenario), *tables, _crossovers(sizes, outcomes), _throughputs(training)]
         print("\n\n".join("\n".join(lines) for lines in parts if lines))
     return 0
-
-
-def amount(nbytes: float) -> str:
-    """Bytes with a fitting unit, a power of 1024."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes >= 1 << power:
-            return f"{nbytes / (1 << power):.4g} {unit}"
-    return f"{nbytes:.4g} B"
 
 
 def _scenario(args: argparse.Namespace) -> tuple[Scenario, Codec | None]:
