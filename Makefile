@@ -4,7 +4,7 @@
 MPI     ?= openmpi
 PYTHON  ?= python3
 NP      ?= 4
-BENCH   ?= allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,shared_memory,ring,direct,p2p
+BENCH   ?= allreduce -m 4:64M --codec zfp --rate 8 --compare native,shared_memory,ring,direct --time-cap 0.3
 PYTEST_ARGS ?=
 CASES   ?=
 PAGE    ?= networks
@@ -22,7 +22,7 @@ endif
 EXTRAS.openmpi := openmpi,
 EXTRAS.mpich   := mpich,
 EXTRAS.impi    := impi,
-EXTRAS := $(EXTRAS.$(MPI))test,check,plot,bench
+EXTRAS := $(EXTRAS.$(MPI))bench
 
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 KERNELS := CMakeLists.txt $(wildcard compcoll/kernels/*)
@@ -69,9 +69,15 @@ $(VENV)/.tools: pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt $(BUILD_TOOLS)
 	@touch $@
 
+EDITABLE := $(PIP) install -q -c constraints.txt --no-build-isolation --config-settings=build-dir=build/$(MPI)
+
 # Python edits are seen at once; a change of the C++ sources builds again what depends on it.
-$(VENV)/.installed: $(VENV)/.tools $(KERNELS)
-	$(PIP) install -q -c constraints.txt --no-build-isolation --config-settings=build-dir=build/$(MPI) -e '.[$(EXTRAS)]'
+$(VENV)/.built: $(VENV)/.tools $(KERNELS)
+	$(EDITABLE) -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.built
+	$(EDITABLE) -e '.[test,check,plot]'
 	@touch $@
 
 # PyTorch is large, and only its own tests and measurements need it.
@@ -121,7 +127,7 @@ format: install
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: install
+bench: $(VENV)/.built
 	$(VENV)/bin/python launch/mpirun -n $(NP) python -m osu_like_bench $(BENCH)
 
 measurements: $(VENV)/.torch
@@ -133,7 +139,7 @@ figures:
 
 # The reference of compcoll.torch is made from its docstrings, which PyTorch must be there to import.
 $(VENV)/.docs: $(VENV)/.torch
-	$(PIP) install -q -c constraints.txt -e '.[docs]' --no-build-isolation --config-settings=build-dir=build/$(MPI)
+	$(EDITABLE) -e '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.docs
