@@ -12,12 +12,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labs import lab, measure, middle, netlab
 
@@ -33,8 +33,18 @@ LONGEST = 600.0
 DDP, CALLS = "osu_like_bench ddp", "osu_like_bench.backends"
 OURS = "compcoll+zfp:rate=8"
 
-Times = dict[tuple[str, int], float]
-"""Medians in milliseconds, by contender and bytes; of training steps, 0 bytes."""
+
+class Taken(NamedTuple):
+    """Milliseconds: a median, and its 95 % confidence interval; and what ran."""
+
+    median: float
+    low: float
+    high: float
+    ran: str
+
+
+Times = dict[tuple[str, int], Taken]
+"""By contender and bytes; of training steps, 0 bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,45 +75,52 @@ class Case:
 
 
 def _step(times: Times) -> tuple[str, bool]:
-    found = times["gloo", 0] / times[OURS, 0]
+    found = times["gloo", 0].median / times[OURS, 0].median
     return f"{found:.2f} ×", found >= 2.8
 
 
 def _bound(times: Times) -> tuple[str, bool]:
     """Against the time of the wires of 16 MiB, of 4 ranks at 1 Gb/s, by the compression ratio of 4."""
     bound = 2 * 3 / 4 * (1 << 24) * 8 / 1e9 * 1e3 / 4
-    found = times["group", 1 << 24] / bound
-    return f"{found:.2f} × ({times['group', 1 << 24]:.1f} ms)", found <= 1.15
+    taken = times["group", 1 << 24].median
+    return f"{taken / bound:.2f} × ({taken:.1f} ms)", taken <= 1.15 * bound
 
 
 def _ahead(times: Times) -> tuple[str, bool]:
     ratios = {
-        (name, nbytes): taken / times["group", nbytes] for (name, nbytes), taken in times.items() if name[:2] == "fp"
+        (name, nbytes): taken.median / times["group", nbytes].median
+        for (name, nbytes), taken in times.items()
+        if name[:2] == "fp"
     }
     text = ", ".join(f"{name} at {nbytes >> 20} MiB {ratio:.2f} ×" for (name, nbytes), ratio in ratios.items())
     return text, all(ratio > 1 for ratio in ratios.values())
 
 
 def _never_slower(times: Times) -> tuple[str, bool]:
-    """By more than 3 % or 20 µs."""
+    """By more than 3 % or 20 µs, beyond what two medians of the same may differ by."""
     late = {
         nbytes: (times["group", nbytes], taken)
         for (name, nbytes), taken in times.items()
-        if name == "gloo" and times["group", nbytes] > max(1.03 * taken, taken + 0.02)
+        if name == "gloo" and times["group", nbytes].low > max(1.03 * taken.high, taken.high + 0.02)
     }
     text = ", ".join(
-        f"{_shown(nbytes)}: {1e3 * own:.0f} instead of {1e3 * gloo:.0f} µs" for nbytes, (own, gloo) in late.items()
+        f"{_shown(nbytes)}: {1e3 * own.median:.0f} instead of {1e3 * gloo.median:.0f} µs, by {own.ran}"
+        for nbytes, (own, gloo) in late.items()
     )
     return text or "nowhere slower", not late
 
 
 def _at_its_price(times: Times) -> tuple[str, bool]:
     beyond = {
-        n: 1e3 * (times["group", n] - taken) for (name, n), taken in times.items() if name == "gloo" and n <= 1024
+        n: 1e3 * (times["group", n].median - taken.median)
+        for (name, n), taken in times.items()
+        if name == "gloo" and n <= 1024
     }
     worst = max(beyond, key=lambda nbytes: beyond[nbytes])
     return f"{_shown(worst)}: {beyond[worst]:+.1f} µs", beyond[worst] <= 10
 
+
+NEVER_SLOWER = "nowhere slower than gloo by 3 % or 20 µs, as far as 95 % intervals of both medians tell"
 
 CASES = {
     "step": Case(
@@ -115,11 +132,11 @@ CASES = {
     "peers": Case(4, "1gbit", CALLS, "-m 4M,64M --time-cap 8", "ahead of fp16 and float8 over the same gloo", _ahead),
     "10g": Case(
         *(2, "10gbit", CALLS, "-m 4K:64M -i 5000 --time-cap 4"),
-        "nowhere slower than gloo by 3 % or 20 µs",
+        NEVER_SLOWER,
         _never_slower,
         launches=5,  # up to 2 MiB both are gloo's own sum as a rule, and yet 8 % apart in one launch or another
     ),
-    "node": Case(0, "", CALLS, "-m 4:64M --time-cap 2", "nowhere slower than gloo by 3 % or 20 µs", _never_slower),
+    "node": Case(0, "", CALLS, "-m 4:64M --time-cap 2", NEVER_SLOWER, _never_slower),
     "small": Case(
         0, "", CALLS, "-m 4:1K -x 300 -i 4000 --time-cap 3", "≤ gloo's price + 10 µs up to 1 KiB", _at_its_price
     ),
@@ -176,7 +193,10 @@ def _measured(name: str, *, quick: bool) -> bool:
             launches.append(json.loads(one.read_text()))
             one.unlink()
     others = max(launch.pop("others_percent") for launch in launches)
-    record = middle(launches, "group") if len(launches) > 1 else launches[0]
+    record = launches[0]
+    if len(launches) > 1:
+        record = middle(launches, "group") | {"results_of_launches": [launch["results"] for launch in launches]}
+        del record["median_us_of_launches"]
     record["about"] = {
         "command": " ".join(["python", "-m", *words]),
         "cpu": cpu()[0],
@@ -189,11 +209,14 @@ def _measured(name: str, *, quick: bool) -> bool:
     return True
 
 
-def _times(record: dict[str, Any]) -> Times:
-    return {
-        (found["contender"], found.get("size", 0)): found.get("median_ms", found.get("median_us", 0.0) / 1e3)
-        for found in record["results"]
-    }
+def _times(results: Sequence[dict[str, Any]]) -> Times:
+    return {(found["contender"], found.get("size", 0)): _taken(found) for found in results}
+
+
+def _taken(found: Mapping[str, Any]) -> Taken:
+    if "median_ms" in found:
+        return Taken(*3 * (found["median_ms"],), "")
+    return Taken(*(found[f"{name}_us"] / 1e3 for name in ("median", "low", "high")), found.get("ran") or "")
 
 
 def write() -> int:
@@ -201,7 +224,7 @@ def write() -> int:
     records = {name: json.loads(path.read_text()) for name in CASES if (path := RECORDS / f"{name}.json").exists()}
     missed, rows, tables = 0, [], []
     for name, record in records.items():
-        case, times = CASES[name], _times(record)
+        case, times = CASES[name], _times(record["results"])
         seen, met = case.verdict(times)
         seen += _worst(record)
         met = met and all(case.verdict(each)[1] for each in _of_launches(record))
@@ -238,29 +261,30 @@ def _launches(about: dict[str, Any]) -> str:
 def _worst(record: dict[str, Any]) -> str:
     """Say how late `group` was in the worst of several launches."""
     late = [
-        (times["group", nbytes] / taken, nbytes)
+        (times["group", nbytes].median / taken.median, nbytes, times["group", nbytes].ran)
         for times in _of_launches(record)
         for (name, nbytes), taken in times.items()
         if name == "gloo"
     ]
     if not late:
         return ""
-    worst, nbytes = max(late)
-    return f"; in the worst launch {worst:.2f} × gloo's time, at {_shown(nbytes)}"
+    worst, nbytes, ran = max(late)
+    return f"; in the worst launch {worst:.2f} × gloo's median, at {_shown(nbytes)}, by {ran}"
 
 
 def _of_launches(record: dict[str, Any]) -> list[Times]:
     """The times of each launch, where there were several."""
-    launches = record.get("median_us_of_launches", ())
-    return [dict(zip(_times(record), (us / 1e3 for us in medians), strict=True)) for medians in launches]
+    return [_times(results) for results in record.get("results_of_launches", ())]
 
 
 def _table(times: Times) -> Iterator[str]:
     names = list(dict.fromkeys(name for name, _ in times))
-    yield "| ms | " + " | ".join(names) + " |"
-    yield "|---|" + "---|" * len(names)
+    ran = {nbytes: taken.ran for (name, nbytes), taken in times.items() if name == "group" and taken.ran}
+    yield f"| ms | {' | '.join(names)} |" + " `group` ran |" * bool(ran)
+    yield "|---|" + "---|" * (len(names) + bool(ran))
     for nbytes in dict.fromkeys(nbytes for _, nbytes in times):
-        yield f"| {_shown(nbytes)} | " + " | ".join(f"{times[name, nbytes]:.4g}" for name in names) + " |"
+        cells = [f"{times[name, nbytes].median:.4g}" for name in names] + [ran.get(nbytes, "")] * bool(ran)
+        yield f"| {_shown(nbytes)} | {' | '.join(cells)} |"
 
 
 def _shown(nbytes: int) -> str:

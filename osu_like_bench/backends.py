@@ -111,20 +111,23 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for nbytes in sweeps(arguments.message_size, 4):
         x = torch.empty(nbytes // 4)
+        ran = {}
         for name, call in calls.items():
             _check(name, call, x, rank, size)
+            ran[name] = group_contenders.ran() if name.startswith("group") else ""
         x.zero_()
         limits = Limits(arguments.warmup, arguments.iterations, arguments.time_cap)
         runs = [lambda call=call, x=x: call(x) for call in calls.values()]
         for name, times in zip(names, measure(runs, limits, barrier=dist.barrier, slowest=_slowest), strict=True):
             taken = {f"{field}_us": 1e6 * value for field, value in asdict(times).items() if field != "iterations"}
-            results.append({"contender": name, "size": nbytes, "ranks": size, "iterations": times.iterations, **taken})
+            about = {"contender": name, "size": nbytes, "ranks": size, "iterations": times.iterations}
+            results.append(about | {"ran": ran[name]} | taken)
         if rank == 0:
             medians = "  ".join(f"{r['contender']} {r['median_us']:.2f}" for r in results[-len(names) :])
             print(f"{nbytes:<10d} {medians} us", flush=True)
     if rank == 0 and arguments.json is not None:
-        about = describe() | {"torch": torch.__version__, "threads": torch.get_num_threads()}
-        arguments.json.write_text(json.dumps({"kind": "backends", "run": about, "results": results}, indent=1) + "\n")
+        run = describe() | {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        arguments.json.write_text(json.dumps({"kind": "backends", "run": run, "results": results}, indent=1) + "\n")
     leave()
 
 

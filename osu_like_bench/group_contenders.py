@@ -58,6 +58,12 @@ def _float8(x: Tensor) -> None:
     x.copy_(_dequantized(every)[: x.numel()])
 
 
+def ran() -> str:
+    """What compcoll's all_reduce before took: algorithm and codec; nothing if there was none."""
+    stats = compcoll.torch.stats()
+    return "" if stats is None else stats.algorithm + (f", {stats.codec}" if stats.codec else "")
+
+
 CONTENDERS: Mapping[str, Callable[[Tensor], None]] = {
     "group": _zfp,
     "group_direct": _zfp_direct,

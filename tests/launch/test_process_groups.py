@@ -12,6 +12,12 @@ import pytest
 CALLS = {"gloo": 100.0, "group": 105.0}
 
 
+def timed(contender: str, nbytes: int, us: float, spread: float = 0.0) -> dict[str, object]:
+    """One result: a median, and how far its interval goes in both directions."""
+    taken = {"median_us": us, "low_us": us - spread, "high_us": us + spread}
+    return {"contender": contender, "size": nbytes, "ran": "native" if contender == "group" else "", **taken}
+
+
 RUN = {"instruction_set": "avx2", "commit": "0123abc"}
 
 
@@ -31,25 +37,35 @@ def test_goals_are_met_or_missed_as_the_records_say(tmp_path: Path, monkeypatch:
     record(
         folder,
         "node",
-        [{"contender": n, "size": s, "median_us": t * s} for s in (4, 1 << 20) for n, t in CALLS.items()],
+        [timed(n, s, t * s) for s in (4, 1 << 20) for n, t in CALLS.items()],
     )
-    record(folder, "small", [{"contender": n, "size": 4, "median_us": t} for n, t in CALLS.items()])
+    record(folder, "small", [timed(n, 4, t) for n, t in CALLS.items()])
     assert process_groups.write() == 1
     rows: dict[str, str] = {}
     for line in (tmp_path / "groups.md").read_text().splitlines():
         rows.setdefault(line.split(" | ")[0][2:], line)
     assert rows["step"].endswith("| 3.25 × | met |")
-    assert rows["node"].endswith("1 MiB: 110100480 instead of 104857600 µs | **missed** |")
+    assert rows["node"].endswith("1 MiB: 110100480 instead of 104857600 µs, by native | **missed** |")
     assert "4 B" not in rows["node"]  # 20 µs more, and no more
     assert rows["small"].endswith("| 4 B: +5.0 µs | met |")
-    assert rows["1 MiB"] == "| 1 MiB | 1.049e+05 | 1.101e+05 |"
+    assert rows["1 MiB"] == "| 1 MiB | 1.049e+05 | 1.101e+05 | native |"
+
+
+def taken(ms: float) -> process_groups.Taken:
+    return process_groups.Taken(ms, ms, ms, "")
+
+
+def test_slower_is_what_both_intervals_say() -> None:
+    for spread, slower in ((0.0, True), (10.0, True), (16.0, False)):
+        results = [timed("gloo", 1 << 20, 1000.0, spread), timed("group", 1 << 20, 1061.0, spread)]
+        assert process_groups._never_slower(process_groups._times(results))[1] is not slower, spread
 
 
 def test_bounds_and_peers() -> None:
     wires = 2 * 3 / 4 * (1 << 24) * 8 / 1e9 * 1e3 / 4
-    assert process_groups._bound({("group", 1 << 24): 1.14 * wires})[1]
-    assert not process_groups._bound({("group", 1 << 24): 1.16 * wires})[1]
-    times = {("group", 1 << 22): 10.0, ("fp16", 1 << 22): 12.0, ("fp8", 1 << 22): 9.0}
+    assert process_groups._bound({("group", 1 << 24): taken(1.14 * wires)})[1]
+    assert not process_groups._bound({("group", 1 << 24): taken(1.16 * wires)})[1]
+    times = {("group", 1 << 22): taken(10.0), ("fp16", 1 << 22): taken(12.0), ("fp8", 1 << 22): taken(9.0)}
     assert process_groups._ahead(times) == ("fp16 at 4 MiB 1.20 ×, fp8 at 4 MiB 0.90 ×", False)
 
 
@@ -57,12 +73,11 @@ def test_each_size_is_that_of_the_launch_in_the_middle(tmp_path: Path, monkeypat
     monkeypatch.setattr(process_groups, "REPOSITORY", tmp_path)
     monkeypatch.setattr(process_groups, "RECORDS", tmp_path)
     monkeypatch.setattr(process_groups, "lab", lambda *_: nullcontext())
-    taken = iter(((100.0, 90.0), (100.0, 120.0), (100.0, 101.0), (100.0, 100.0), (100.0, 102.0)))
+    launches = iter(((100.0, 90.0), (100.0, 120.0), (100.0, 101.0), (100.0, 100.0), (100.0, 102.0)))
 
     def measured(words: list[str], path: Path, seconds: float, environ: object) -> int:
         assert str(path.relative_to(tmp_path)) in words
-        medians = zip(("gloo", "group"), next(taken), strict=True)
-        results = [{"contender": name, "size": 4096, "median_us": us} for name, us in medians]
+        results = [timed(name, 4096, us) for name, us in zip(("gloo", "group"), next(launches), strict=True)]
         path.write_text(json.dumps({"results": results, "run": RUN, "others_percent": 2.0}))
         return 0
 
@@ -71,13 +86,12 @@ def test_each_size_is_that_of_the_launch_in_the_middle(tmp_path: Path, monkeypat
     record = json.loads((tmp_path / "10g.json").read_text())
     assert [each["median_us"] for each in record["results"]] == [100.0, 101.0]
     assert record["about"]["launches"] == 5 and record["about"]["others_percent"] == 2.0
-    assert next(taken, None) is None and [path.name for path in tmp_path.iterdir()] == ["10g.json"]
-    assert process_groups._worst(record) == "; in the worst launch 1.20 × gloo's time, at 4 KiB"
+    assert next(launches, None) is None and [path.name for path in tmp_path.iterdir()] == ["10g.json"]
+    assert process_groups._worst(record) == "; in the worst launch 1.20 × gloo's median, at 4 KiB, by native"
     assert process_groups._worst({"results": record["results"]}) == ""
     monkeypatch.setattr(process_groups, "PAGE", tmp_path / "groups.md")
     assert process_groups.write() == 0  # 20 µs in one launch
-    record["median_us_of_launches"][1][1] = 121.0
+    record["results_of_launches"][1][1] = timed("group", 4096, 121.0)
     (tmp_path / "10g.json").write_text(json.dumps(record))
-    assert (
-        process_groups.write() == 1 and "1.21 × gloo's time, at 4 KiB | **missed** |" in process_groups.PAGE.read_text()
-    )
+    assert process_groups.write() == 1
+    assert "1.21 × gloo's median, at 4 KiB, by native | **missed** |" in process_groups.PAGE.read_text()
