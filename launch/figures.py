@@ -73,19 +73,22 @@ _ON_GPUS = tuple(
 """What no figure of a page measured on CPUs depends on."""
 _ASKED = (
     ":!compcoll/__init__.py",
-    ":!compcoll/tools/[!tm]*",
+    ":!compcoll/tools/[!imt]*",
     ":!compcoll/__main__.py",
     ":!compcoll/simulation/plot.py",
     ":!compcoll/torch/gradients/advice.py",
 )
-"""Names and the version, warnings, and commands for people: all of tools but ``tune``, ``timing`` and ``machine``."""
+"""Names and the version, warnings, and commands for people: all tools but ``in_passing``, ``machine``, ``timing``,
+``tune``."""
+_UNTUNED = (":!compcoll/tools/in_passing.py", ":!compcoll/tools/tune.py")
+"""What nothing depends on that runs under the default profile, or another that is stored."""
 _SUMS_IN_MEMORY = tuple(
     f":!compcoll/kernels/{name}" for name in ("shared_sum.cpp", "copies.h", "apart.h", "two_ways.h")
 )
 """What no figure between nodes depends on."""
 _TRAINING = (":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank")
 _ON_CPUS = ("compcoll", *_ON_GPUS, *_ASKED)
-_WITHOUT_TORCH = (*_ON_CPUS, ":!compcoll/torch")
+_WITHOUT_TORCH = (*_ON_CPUS, *_UNTUNED, ":!compcoll/torch")
 _CALLS = (*_WITHOUT_TORCH, ":!compcoll/simulation", ":!compcoll/tools")
 _SIMULATED = ("compcoll/algorithms", "compcoll/layout.py", "compcoll/simulation", "compcoll/torch/low_rank", *_ASKED)
 _WHO_SENDS = tuple(
@@ -106,7 +109,12 @@ _STEPS = "launch/training_steps.py --only"
 PAGES: Mapping[str, Page] = {
     "networks": Page("networks/[!m]*.json", "launch/measurements", (*_WITHOUT_TORCH, *_SUMS_IN_MEMORY)),
     "networks-in-memory": Page("networks/memory-*.json", "launch/measurements --only memory-*", _WITHOUT_TORCH),
-    "busy": Page("busy/*.json", "launch/busy", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
+    "networks-tuned": Page(
+        "networks/*-[ap][ur]*.json",
+        "launch/measurements --only *-profile,*-auto,simulated-*",
+        ("compcoll/tools/tune.py", "compcoll/tools/timing.py"),
+    ),
+    "busy": Page("busy/*.json", "launch/busy", (*_ON_CPUS, *_UNTUNED, *_TRAINING, ":!compcoll/simulation")),
     "peers": Page("peers/*.json", "launch/peers", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")),
     "reliability": Page("reliability.md", "launch/reliability.py", _CALLS),
     "study": Page("study/*.json", "launch/study.py", _GRADIENTS),
@@ -124,9 +132,11 @@ PAGES: Mapping[str, Page] = {
         ),
     ),
     "groups": Page("groups/*.json", "launch/process_groups.py", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
-    "ddp": Page("ddp/*.json", f"{_STEPS} ddp/*", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
+    "ddp": Page("ddp/*.json", f"{_STEPS} ddp/*", (*_ON_CPUS, *_UNTUNED, *_TRAINING, ":!compcoll/simulation")),
     "low-rank": Page(
-        "low-rank/*.json", f"{_STEPS} low-rank/*", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")
+        "low-rank/*.json",
+        f"{_STEPS} low-rank/*",
+        (*_ON_CPUS, *_UNTUNED, ":!compcoll/torch/optimizers", ":!compcoll/simulation"),
     ),
 }
 

@@ -39,14 +39,8 @@ from .timing import Bar, Stopwatch
 SIZES = tuple(1 << power for power in (8, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 26))
 """Bytes of the allreduces that are timed: up to what no processor's caches hold."""
 
-_FEW_SIZES, _PART = tuple(1 << power for power in (*range(12, 23, 2), *range(12, 25, 2))), 0.3
-"""What is measured in passing: bytes, up to where only these count, and the part of the usual time for each."""
-
-_DOUBTED = 0.75
-"""The part of what is measured in passing that took at most the time that counts, of what shall replace the usual."""
-
-_SCATTERED = 1 << 22
-"""Bytes up to which that is so: longer allreduces outlast a scheduler's slices, and what disturbs them is in all."""
+SCATTERED = 1 << 22
+"""Bytes up to which times scatter: longer allreduces outlast a scheduler's slices."""
 
 _SEGMENT = 1 << 20
 _SECONDS_EACH = 0.15  # for an algorithm and a size; half as much for small ones
@@ -118,34 +112,16 @@ def tune(comm: Communicator, transport: Tunable, watch: Stopwatch, bar: Bar) -> 
     profile = replace(DEFAULTS, speeds=speeds, per_node=world.per_node, source="measured")
     if world.size > 1:
         bar.show(0.2, "links")
-        profile = _with_links(profile, transport, watch, world, 1.0)
+        profile = with_links(profile, transport, watch, world, 1.0)
         profile = replace(profile, message=_message(transport, device, watch, _pairs([range(world.size)])))
         visits = [nbytes for nbytes in SIZES if nbytes <= _TWICE] + list(SIZES)
-        timings = _timings(_series(comm, transport, world), profile, world, watch, bar, visits)
-        profile = replace(profile, call=_call(profile, timings, world), timings=timings)
+        timings = timings_of(series_of(comm, transport, world), profile, world, watch, bar, visits)
+        profile = replace(profile, call=call_of(profile, timings, world), timings=timings)
     made = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Stored(profile, place_of(transport, device.name), made)
 
 
-def estimate(comm: Communicator, transport: Tunable, seconds: float = 3.0) -> Profile:
-    """Measure links, and allreduces of a few sizes, by the library's own and compressed ones; codecs are taken to be as
-    fast as by default. Collective.
-
-    Parameters
-    ----------
-    comm, transport
-        As of `tune`.
-    seconds : float
-        No measurement begins after so long.
-    """
-    world, watch = World.of(transport.nodes), Stopwatch(transport, seconds)
-    profile = replace(_with_links(DEFAULTS, transport, watch, world, _PART), source="measured in passing")
-    with Bar(enabled=False) as bar:
-        timings = _timings(_few_series(comm, transport, world), profile, world, watch, bar, _FEW_SIZES, _PART)
-    return replace(profile, call=_call(profile, timings, world), timings=timings)
-
-
-def _with_links(profile: Profile, transport: Tunable, watch: Stopwatch, world: World, part: float) -> Profile:
+def with_links(profile: Profile, transport: Tunable, watch: Stopwatch, world: World, part: float) -> Profile:
     """A profile with the links that there are; measured for a part of the usual time."""
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(transport.nodes):
@@ -294,7 +270,7 @@ def _message(transport: Tunable, device: HostDevice, watch: Stopwatch, partners:
     return watch.seconds(many, 0.1) / _TINY
 
 
-class _Timed(NamedTuple):
+class Timed(NamedTuple):
     """An allreduce that is timed: ``run`` takes the values and the memory of the result.
 
     Attributes
@@ -310,7 +286,7 @@ class _Timed(NamedTuple):
 
     def part_of(self, nbytes: int) -> float:
         """The part that counts of repetitions with arrays of that size."""
-        return self.part if nbytes <= _SCATTERED else 0.5
+        return self.part if nbytes <= SCATTERED else 0.5
 
     def of_visits(self, *seconds: float) -> float:
         """The time that counts of those that several visits gave: the best one's, of what is doubted the worst's."""
@@ -326,7 +302,7 @@ class _Timed(NamedTuple):
         return self.algorithm != DISSEMINATION or nbytes / self.way.ratio <= largest(world.size)
 
 
-def _series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed]:
+def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
     """The allreduces that there are among these ranks: the library's own, and ours with values as they are and zfp."""
     names = [name for name in ALLREDUCE if not ALGORITHMS[name].unfit(world)]
     ways: list[tuple[str, Codec | None]] = [(NATIVE, None)]
@@ -337,31 +313,14 @@ def _series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed
     if in_pairs(world.size):
         ways.append((DISSEMINATION, ZFP(rate=8)))
 
-    def timed(algorithm: str, codec: Codec | None) -> _Timed:
-        return _Timed(algorithm, codec, lambda x, out: comm.allreduce(x, out=out, algorithm=algorithm, codec=codec))
+    def timed(algorithm: str, codec: Codec | None) -> Timed:
+        return Timed(algorithm, codec, lambda x, out: comm.allreduce(x, out=out, algorithm=algorithm, codec=codec))
 
     return [timed(*way) for way in ways]
 
 
-def _few_series(comm: Communicator, transport: Tunable, world: World) -> list[_Timed]:
-    """List what is measured in passing: what compresses, what is about as fast without, and the library's own, in place
-    and without our opening, as a group's own is called where nothing is compressed.
-
-    A few repetitions tell little where times scatter, as on links that are faster than the cores beside them. Ours then
-    count as slow as they were now and then, the library's own as fast, and of two visits ours as slow as in the worse
-    one: what cannot be told apart is left to the library.
-    """
-    series = _series(comm, transport, world)
-    few = [each for each in series if each.codec is not None or each.algorithm in (SHARED_MEMORY, DISSEMINATION)]
-    if transport.native is None:
-        return few
-    _, start = transport.native.reductions("allreduce", "sum")
-    own = _Timed(NATIVE, None, lambda x, out: start(out, out).Test(), 1 - _DOUBTED)
-    return [own, *(each._replace(part=_DOUBTED) for each in few)]
-
-
-def _timings(
-    series: Sequence[_Timed],
+def timings_of(
+    series: Sequence[Timed],
     profile: Profile,
     world: World,
     watch: Stopwatch,
@@ -397,7 +356,7 @@ def _timings(
     )
 
 
-def _call(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
+def call_of(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
     """Estimate what the smallest allreduces of our own took beyond what the formulas say, at least: of values as they
     are, where those were timed.
     """

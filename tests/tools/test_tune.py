@@ -14,7 +14,7 @@ import pytest
 from compcoll import ZFP
 from compcoll.layout import World
 from compcoll.model.predict import DEFAULTS, Link
-from compcoll.tools import timing, tune
+from compcoll.tools import in_passing, timing, tune
 from compcoll.tools.timing import Bar, Stopwatch
 
 PAIR = World(2, 1)
@@ -73,8 +73,8 @@ class Slow:
 def test_sizes_end_where_links_would_take_too_long(per_byte: float, measured: tuple[int, ...]) -> None:
     comm, profile = Slow(), replace(DEFAULTS, between=Link(1e-5, per_byte))
     transport = Alone()
-    series = [each for each in tune._few_series(comm, transport, PAIR) if each.algorithm in ("native", "ring")]
-    timings = tune._timings(series, profile, PAIR, Stopwatch(transport, 2.0), Bar(enabled=False), SIZES, 0.01)
+    series = [each for each in in_passing.few_series(comm, transport, PAIR) if each.algorithm in ("native", "ring")]
+    timings = tune.timings_of(series, profile, PAIR, Stopwatch(transport, 2.0), Bar(enabled=False), SIZES, 0.01)
     assert {timing.algorithm: tuple(n for n, _ in timing.points) for timing in timings} == {
         "ring": measured,
         "native": measured,
@@ -94,14 +94,14 @@ def test_what_scatters_counts_as_slow_of_ours_and_as_fast_of_the_librarys(monkey
         now[0] += next(taken)
 
     transport = Alone()
-    own, *ours = tune._few_series(Slow(), transport, PAIR)
+    own, *ours = in_passing.few_series(Slow(), transport, PAIR)
     assert own.algorithm == "native" and ours
     watch = Stopwatch(transport, 1e9)
     parts = ([own.part_of(1 << 20)], None, [ours[0].part_of(1 << 20)])
     (fast,), (middle,), (slow,) = (watch.each([work], 0.4, each) for each in parts)
     assert 1e-3 <= fast <= 2e-3 < middle < 3e-3 <= slow <= 4e-3
     assert {each.part for each in ours} == {1 - own.part} and {
-        each.part for each in tune._series(Slow(), transport, PAIR)
+        each.part for each in tune.series_of(Slow(), transport, PAIR)
     } == {0.5}
     assert {each.part_of(1 << 24) for each in (own, *ours)} == {0.5}, "large arrays outlast what scatters"
 
@@ -109,7 +109,7 @@ def test_what_scatters_counts_as_slow_of_ours_and_as_fast_of_the_librarys(monkey
 def test_a_disturbed_visit_leaves_a_size_to_the_librarys_own() -> None:
     """Both take 2 ms; then the library's own is disturbed during one of two visits, ours are by luck not."""
     taken = {"native": iter([2e-3, 6e-3]), "ring": iter([2.5e-3, 1.5e-3])}
-    series = [each for each in tune._few_series(Slow(), Alone(), PAIR) if each.algorithm in taken]
+    series = [each for each in in_passing.few_series(Slow(), Alone(), PAIR) if each.algorithm in taken]
     assert [each.algorithm for each in series] == ["native", "ring"]
 
     def each(works: object, budget: float, parts: object) -> list[float]:
@@ -117,9 +117,9 @@ def test_a_disturbed_visit_leaves_a_size_to_the_librarys_own() -> None:
 
     watch = SimpleNamespace(affords=lambda seconds: True, each=each)
     visits = (1 << 20, 1 << 20)
-    timings = tune._timings(series, DEFAULTS, PAIR, watch, Bar(enabled=False), visits, 0.3)
+    timings = tune.timings_of(series, DEFAULTS, PAIR, watch, Bar(enabled=False), visits, 0.3)
     assert {timing.algorithm: timing.points for timing in timings} == {
         "native": ((1 << 20, 2e-3),),
         "ring": ((1 << 20, 2.5e-3),),
     }
-    assert all(tune._FEW_SIZES.count(nbytes) == 2 for nbytes in tune._FEW_SIZES if nbytes <= tune._SCATTERED)
+    assert all(in_passing._FEW_SIZES.count(nbytes) == 2 for nbytes in in_passing._FEW_SIZES if nbytes <= tune.SCATTERED)

@@ -17,9 +17,10 @@ from ...communicator import Communicator
 from ...devices.host import HostDevice
 from ...errors import InvalidArgument, MPIMissing, NotUnderMPI, ThreadsUnavailable
 from ...model.profile import remember, save
+from ...tools.in_passing import estimate
 from ...tools.machine import launcher
 from ...tools.timing import Bar, Stopwatch
-from ...tools.tune import describe, estimate
+from ...tools.tune import describe
 from ...tools.tune import tune as _tune
 from ..membership import gathered, timeout_of
 from .transport import GroupTransport, node_name
