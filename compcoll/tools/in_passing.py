@@ -52,5 +52,3 @@ def few_series(comm: Communicator, transport: Tunable, world: World) -> list[Tim
     _, start = transport.native.reductions("allreduce", "sum")
     own = Timed(NATIVE, None, lambda x, out: start(out, out).Test(), 1 - _DOUBTED)
     return [own, *(each._replace(part=_DOUBTED) for each in few)]
-
-
