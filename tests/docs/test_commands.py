@@ -191,3 +191,12 @@ def test_readme_is_short() -> None:
     lines = (TOP / "README.md").read_text().splitlines()
     assert len(lines) <= 150
     assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "measurements" not in page.parts], ids=lambda page: page.stem
+)
+def test_prose_has_short_lines(page: Path) -> None:
+    """Tables and code may be wider."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []
