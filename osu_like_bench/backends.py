@@ -4,7 +4,7 @@
 ``mpi4py`` need MPI's launcher; gloo alone takes ranks that know RANK, WORLD_SIZE and MASTER_ADDR, too, such as those of
 torchrun or of ``netlab run --mpi none``. So do those that compress over gloo: ``group`` and ``group_direct``
 (compcoll's all_reduce with ZFP at rate 8, by ``auto`` and by ``direct``), ``fp16`` and ``fp8`` (PyTorch's hook, and
-torchft's steps). Needs torch.
+torchft's steps). ``gloo_again`` is gloo once more: how far apart two equal contenders are. Needs torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .timing import Limits, Seconds, measure
 from .training.processes import leave
 
 CONTENDERS = ("mpi4py", "inline", "async", "gloo")
-OVER_GLOO = ("gloo", *group_contenders.CONTENDERS)
+GLOO = ("gloo", "gloo_again")
+OVER_GLOO = (*GLOO, *group_contenders.CONTENDERS)
 """What needs no MPI."""
 
 _ERROR = 0.25
@@ -53,7 +54,7 @@ def _calls(names: list[str]) -> dict[str, Callable[[Tensor], Any]]:
             calls[name] = lambda x, comm=comm: comm.Allreduce(MPI.IN_PLACE, x.numpy())  # type: ignore[misc]
         elif name in group_contenders.CONTENDERS:
             calls[name] = group_contenders.CONTENDERS[name]
-        elif name == "gloo":
+        elif name in GLOO:
             group = dist.group.WORLD if set(names) <= set(OVER_GLOO) else dist.new_group(backend="gloo")
             calls[name] = lambda x, group=group: dist.all_reduce(x, group=group)  # type: ignore[misc]
         elif name == "inline":
@@ -61,7 +62,7 @@ def _calls(names: list[str]) -> dict[str, Callable[[Tensor], Any]]:
         elif name == "async":
             calls[name] = lambda x: dist.all_reduce(x, async_op=True).wait()
         else:
-            raise SystemExit(f"there is no contender {name!r}: {', '.join((*CONTENDERS, *OVER_GLOO[1:]))}")
+            raise SystemExit(f"there is no contender {name!r}: {', '.join(dict.fromkeys((*CONTENDERS, *OVER_GLOO)))}")
     return calls
 
 

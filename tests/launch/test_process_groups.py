@@ -66,18 +66,23 @@ def test_each_size_is_that_of_the_launch_in_the_middle(tmp_path: Path, monkeypat
     monkeypatch.setattr(process_groups, "REPOSITORY", tmp_path)
     monkeypatch.setattr(process_groups, "RECORDS", tmp_path)
     monkeypatch.setattr(process_groups, "lab", lambda *_: nullcontext())
-    launches = iter(((100.0, 90.0), (100.0, 120.0), (100.0, 101.0), (100.0, 100.0), (100.0, 102.0)))
+    launches = iter(
+        ((100.0, 90.0, 99.0), (100.0, 120.0, 121.0), (100.0, 101.0, 125.0), (100.0, 100.0, 80.0), (100.0, 102.0, 99.0))
+    )
 
     def measured(words: list[str], path: Path, seconds: float, environ: object) -> int:
         assert str(path.relative_to(tmp_path)) in words
-        results = [timed(name, 4096, us) for name, us in zip(("gloo", "group"), next(launches), strict=True)]
+        results = [
+            timed(name, 4096, us)
+            for name, us in zip(process_groups.CONTENDERS["10g"].split(","), next(launches), strict=True)
+        ]
         path.write_text(json.dumps({"results": results, "run": RUN, "others_percent": 2.0}))
         return 0
 
     monkeypatch.setattr(process_groups, "measure", measured)
     assert process_groups._measured("10g", quick=False)
     record = json.loads((tmp_path / "10g.json").read_text())
-    assert [each["median_us"] for each in record["results"]] == [100.0, 101.0]
+    assert [each["median_us"] for each in record["results"]] == [100.0, 101.0, 125.0]
     assert record["about"]["launches"] == 5 and record["about"]["others_percent"] == 2.0
     assert next(launches, None) is None and [path.name for path in tmp_path.iterdir()] == ["10g.json"]
     assert process_groups._worst(record) == "; in the worst launch 1.20 × gloo's median, at 4 KiB, by native"
@@ -87,4 +92,8 @@ def test_each_size_is_that_of_the_launch_in_the_middle(tmp_path: Path, monkeypat
     record["results_of_launches"][1][1] = timed("group", 4096, 121.0)
     (tmp_path / "10g.json").write_text(json.dumps(record))
     assert process_groups.write() == 1
-    assert "1.21 × gloo's median, at 4 KiB, by native | **missed** |" in process_groups.PAGE.read_text()
+    text = process_groups.PAGE.read_text()
+    assert (
+        "1.21 × gloo's median, at 4 KiB, by native; of all launches' 5 medians `group`'s is late in 1, gloo's" in text
+    )
+    assert "gloo's own second one in 2 | **missed** |" in text
