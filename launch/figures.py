@@ -87,7 +87,10 @@ _SUMS_IN_MEMORY = tuple(
 )
 """What no figure between nodes depends on."""
 _TRAINING = (":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank")
+_OVER_GROUPS = (":!compcoll/torch/groups/[!m]*", ":!compcoll/torch/groups/member.py")
+"""What no rank that MPI started runs."""
 _ON_CPUS = ("compcoll", *_ON_GPUS, *_ASKED)
+_UNDER_MPI = (*_ON_CPUS, *_UNTUNED, *_OVER_GROUPS, ":!compcoll/simulation")
 _WITHOUT_TORCH = (*_ON_CPUS, *_UNTUNED, ":!compcoll/torch")
 _CALLS = (*_WITHOUT_TORCH, ":!compcoll/simulation", ":!compcoll/tools")
 _SIMULATED = ("compcoll/algorithms", "compcoll/layout.py", "compcoll/simulation", "compcoll/torch/low_rank", *_ASKED)
@@ -114,7 +117,7 @@ PAGES: Mapping[str, Page] = {
         "launch/measurements --only *-profile,*-auto,simulated-*",
         ("compcoll/tools/tune.py", "compcoll/tools/timing.py"),
     ),
-    "busy": Page("busy/*.json", "launch/busy", (*_ON_CPUS, *_UNTUNED, *_TRAINING, ":!compcoll/simulation")),
+    "busy": Page("busy/*.json", "launch/busy", (*_UNDER_MPI, *_TRAINING)),
     "peers": Page("peers/*.json", "launch/peers", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")),
     "reliability": Page("reliability.md", "launch/reliability.py", _CALLS),
     "study": Page("study/*.json", "launch/study.py", _GRADIENTS),
@@ -132,12 +135,8 @@ PAGES: Mapping[str, Page] = {
         ),
     ),
     "groups": Page("groups/*.json", "launch/process_groups.py", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
-    "ddp": Page("ddp/*.json", f"{_STEPS} ddp/*", (*_ON_CPUS, *_UNTUNED, *_TRAINING, ":!compcoll/simulation")),
-    "low-rank": Page(
-        "low-rank/*.json",
-        f"{_STEPS} low-rank/*",
-        (*_ON_CPUS, *_UNTUNED, ":!compcoll/torch/optimizers", ":!compcoll/simulation"),
-    ),
+    "ddp": Page("ddp/*.json", f"{_STEPS} ddp/*", (*_UNDER_MPI, *_TRAINING)),
+    "low-rank": Page("low-rank/*.json", f"{_STEPS} low-rank/*", (*_UNDER_MPI, ":!compcoll/torch/optimizers")),
 }
 
 _NO_FIGURES = {"index", "mutants"}

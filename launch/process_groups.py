@@ -257,7 +257,7 @@ def _launches(about: dict[str, Any]) -> str:
     """Say how many there were, if each size's results are those of another."""
     if (number := about.get("launches", 1)) == 1:
         return ""
-    return f"{number} launches, each size's figures are those of the one in the middle by `group` over gloo; "
+    return f"{number} launches, each size's figures are those of the one in the middle by `group` over gloo's best; "
 
 
 def _worst(record: dict[str, Any]) -> str:
