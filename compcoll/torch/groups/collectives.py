@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
+from weakref import ref
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -83,22 +83,24 @@ def all_reduce(
     >>> bool((tensor == 1).all())
     True
     """
-    key = None
-    if feedback is None and isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.is_contiguous():
-        kind = op if isinstance(op, str) else int(getattr(op, "op", op))
-        key = (tensor.numel(), tensor.dtype, tensor.device, kind, codec, algorithm, *codec_options.items())
-        meant = dist.group.WORLD if group is None else group
+    # Beside calls that wait for a network all of this is out of the caches: each look at an object costs, and adds up.
+    member, decision, key = None, None, None
+    if feedback is None:
         try:
-            member = members.get(meant)
+            kind = op if isinstance(op, str) else int(getattr(op, "op", op))
+            about = tensor.numel(), tensor.dtype, tensor.layout, tensor.is_cpu
+            key = (*about, kind, codec, algorithm, *codec_options.items())
+            meant = dist.group.WORLD if group is None else group
+            member = members.get(ref(meant))
             decision = None if member is None else member.decided.get(key)
-        except TypeError:  # what cannot be a key
-            member, decision, key = None, None, None
-        if member is not None and decision is not None:
-            if decision.by_group is not None:
-                member.stats = decision.by_group
-                values = tensor.detach() if tensor.requires_grad else tensor
-                return _by_group(values, decision.op == "mean", meant, async_op)
-            return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
+        except (AttributeError, TypeError):  # no tensor, no group, or what cannot be a key
+            key = None
+    if member is not None and decision is not None and tensor.is_contiguous():
+        if decision.by_group is not None:
+            member.stats = decision.by_group
+            values = tensor.detach() if tensor.requires_grad else tensor
+            return _by_group(values, decision.op == "mean", meant, async_op)
+        return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
     return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
 
 

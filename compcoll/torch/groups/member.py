@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 import torch
 import torch.distributed as dist
@@ -91,15 +91,16 @@ class Member:
         return None
 
 
-members: WeakKeyDictionary[dist.ProcessGroup, Member] = WeakKeyDictionary()
-"""By group, as long as it lives: one that is made anew is another."""
+members: dict[ReferenceType[dist.ProcessGroup], Member] = {}
+"""By group, as long as it lives: one that is made anew is another. A WeakKeyDictionary costs a call of Python's."""
 
 
 def member_of(group: dist.ProcessGroup, device: torch.device) -> Member:
     """The part of this process in a group, made at first. Collective then."""
-    if group not in members:
-        members[group] = Member(group, device)
-    return members[group]
+    if (known := members.get(ref(group))) is not None:
+        return known
+    made = members[ref(group, members.pop)] = Member(group, device)
+    return made
 
 
 def stats(group: Group = None) -> Stats | None:
@@ -121,7 +122,7 @@ def stats(group: Group = None) -> Stats | None:
     >>> compcoll.torch.stats().collective
     'allreduce'
     """
-    member = members.get(check_group(group))
+    member = members.get(ref(check_group(group)))
     return None if member is None else member.stats
 
 
