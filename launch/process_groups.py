@@ -1,6 +1,6 @@
 """Collectives and training over gloo without MPI, against gloo and others over it: docs/measurements/groups.md.
 
-sudo .venv/bin/python launch/process_groups.py             # everything, in some twelve minutes
+sudo .venv/bin/python launch/process_groups.py             # everything, in some twenty minutes
 sudo .venv/bin/python launch/process_groups.py --quick     # fewer sizes and repetitions, in some five
 .venv/bin/python launch/process_groups.py --only node      # no root is needed inside one node
 .venv/bin/python launch/process_groups.py --report         # the page again, from the records that are there
