@@ -88,7 +88,7 @@ _SUMS_IN_MEMORY = tuple(
 """What no figure between nodes depends on."""
 _TRAINING = (":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank")
 _OVER_GROUPS = (":!compcoll/torch/groups/[!m]*", ":!compcoll/torch/groups/member.py")
-"""What no rank that MPI started runs."""
+"""What only collectives over process groups run."""
 _ON_CPUS = ("compcoll", *_ON_GPUS, *_ASKED)
 _UNDER_MPI = (*_ON_CPUS, *_UNTUNED, *_OVER_GROUPS, ":!compcoll/simulation")
 _WITHOUT_TORCH = (*_ON_CPUS, *_UNTUNED, ":!compcoll/torch")

@@ -135,7 +135,7 @@ CASES = {
         *(2, "10gbit", CALLS, "-m 4K:64M -i 5000 --time-cap 4"),
         "nowhere slower than gloo by 3 % or 20 µs",
         _never_slower,
-        launches=5,  # up to 2 MiB both are gloo's own sum as a rule, and yet 8 % apart in one launch or another
+        launches=5,  # what runs is decided by what each launch measures
     ),
     "node": Case(0, "", CALLS, "-m 4:64M --time-cap 2", "nowhere slower than gloo by 3 % or 20 µs", _never_slower),
     "small": Case(

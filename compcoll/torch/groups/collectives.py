@@ -208,7 +208,7 @@ def _by_group(memory: Tensor, mean: bool, group: dist.ProcessGroup, async_op: bo
 
 @cache
 def _options(async_op: bool) -> dist.AllreduceOptions:
-    """Make them once: beside calls that wait for a network, and so for caches, that takes 20 µs each time."""
+    """Make them once: beside calls that wait for a network, and so for caches, that takes microseconds each time."""
     options = dist.AllreduceOptions()
     options.asyncOp = async_op
     return options
