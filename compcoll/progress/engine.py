@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ..errors import CompcollError
 from ..kernels._host import naps_within
 from ..lifetime import is_forked
 from .steps import THREADS, Patience, Peers, Pending, Turn, seconds_of_looks
@@ -208,7 +209,11 @@ class Engine:
                 if request.done:
                     self._forget(request)
         if not request.done:
-            self.drive(lambda: request.done, timeout, request.describe)
+            try:
+                self.drive(lambda: request.done, timeout, request.describe)
+            except CompcollError:
+                if request._error is None:  # else all that was under way ended with that one, found out meanwhile
+                    raise
 
     def fail(self, error: BaseException) -> None:
         """End all that is under way with this error."""

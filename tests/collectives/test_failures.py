@@ -9,6 +9,7 @@ import pytest
 from fakes.loopback import World
 
 from compcoll import Communicator
+from compcoll.collectives.missing import RollCall
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
 from compcoll.transports import loopback
 from compcoll.transports.loopback import LoopbackTransport
@@ -53,6 +54,23 @@ def test_what_mpi_makes_of_an_error_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert comm._transport.world.announcements == {0: "PeerFailed: rank 1 has died"}  # type: ignore[attr-defined]
     again = comm._break(PeerTimeout("later", ()))
     assert str(again) == "later" and "has died" in repr(comm._broken)
+
+
+def test_an_error_that_a_thread_finds_meanwhile_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests end with one error, also where who waits learns of another one at the same moment."""
+    comm, x = World(2, timeout=0.1).comms[0], np.ones(50, np.float32)
+    requests = [comm.iallreduce(x, **RING) for _ in range(2)]
+    found, learnt = PeerFailed("rank 1 has died", (1,)), PeerFailed("rank 1 has died", (1,))
+
+    def ask(self: RollCall, waiting: str, limit: float) -> CompcollError:
+        comm._engine.fail(found)  # as the thread that advances them does
+        return learnt
+
+    monkeypatch.setattr(RollCall, "ask", ask)
+    for request in requests:
+        with pytest.raises(PeerFailed) as caught:
+            request.wait()
+        assert caught.value is found
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
