@@ -107,8 +107,8 @@ class Setting(NamedTuple):
         Binds codecs; of arrays on a GPU the host's, too.
     profile : Profile
         What is known of the machines.
-    native : bool
-        Whether the transport has collectives of MPI's own.
+    library : str
+        Whose own collectives the transport has, such as MPI; empty where it has none.
     shared : bool
         Whether all ranks have memory in common.
     gpus : bool
@@ -124,9 +124,14 @@ class Setting(NamedTuple):
     world: World
     device: HostDevice
     profile: Profile
-    native: bool
+    library: str
     shared: bool
     gpus: bool = False
     streamed: tuple[str, ...] = ()
     blocks: bool = False
     between_gpus: Profile | None = None
+
+    @property
+    def own(self) -> str:
+        """Name the library whose own collectives are meant, for people."""
+        return f"{self.library or 'MPI'}'s own"

@@ -208,7 +208,7 @@ class _Known(NamedTuple):
 
 
 def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
-    mpi = "no MPI for it" if not setting.native else "carries no checksums" * call.checksum
+    mpi = "no MPI for it" if not setting.library else "carries no checksums" * call.checksum
     summands, native = summands_of(call, setting), mpi
     if summands is not None and not summands.is_sum:
         native = mpi or "adds, and does not vote"

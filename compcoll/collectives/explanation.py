@@ -92,7 +92,7 @@ def _reason(
     found: list[Option], chosen: Option | None, call: Call, setting: Setting, algorithm: str, codec: Codec | None
 ) -> str:
     name = algorithm if codec is None else f"{algorithm} with {short(codec)}"
-    native, own = found[0], "NCCL's own" if setting.streamed else "MPI's own"
+    native, own = found[0], setting.own
     if call.algorithm != choose.AUTO:
         return f"{name}: that algorithm was asked for"
     if not call.movable:

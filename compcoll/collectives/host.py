@@ -43,7 +43,7 @@ class Collectives(PlannedSteps):
             ranks.world,
             device,
             ranks.profile,
-            native=ranks.native is not None,
+            library="" if ranks.native is None else ranks.native.library,
             shared=ranks.shared is not None,
             blocks=ranks.blocks,
         )

@@ -165,11 +165,11 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
         )
     if call.checksum and algorithm in choose.BY_MPI:
         raise InvalidArgument(
-            f"checksum=True: MPI's own {call.collective} of {call.dtype} carries none: use another algorithm, on "
+            f"checksum=True: {setting.own} {call.collective} of {call.dtype} carries none: use another algorithm, on "
             f"{', '.join(DTYPES)}, or a communicator without checksums"
         )
     if algorithm == choose.NATIVE:
-        _check_native(call, None if summands else codec, setting.native)
+        _check_native(call, setting, None if summands else codec)
     elif call.algorithm == choose.DISSEMINATION and codec not in choose.small(call, setting):
         raise UnknownAlgorithm(
             f"algorithm={algorithm!r} takes uncompressed arrays of up to {largest(setting.world.size)} bytes, without "
@@ -186,7 +186,7 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
             f"algorithm {algorithm!r} moves {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
             f'{call.op or "values"} of {call.dtype}: use codec=None with algorithm="native", under MPI'
         )
-    elif algorithm in choose.BY_MPI and not setting.native:
+    elif algorithm in choose.BY_MPI and not setting.library:
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
 
 
@@ -247,17 +247,17 @@ def _check_operation(call: Call) -> None:
         raise InvalidArgument(f"op={call.op!r} cannot be compressed: use codec=None, or op {' or '.join(SUMS)}")
 
 
-def _check_native(call: Call, codec: Codec | None, native: bool) -> None:
+def _check_native(call: Call, setting: Setting, codec: Codec | None) -> None:
     if codec is not None:
         others = [name for name in choose.NAMES[call.collective] if name != choose.NATIVE]
         raise UnknownAlgorithm(
-            f'algorithm="native" is MPI\'s own and uncompressed, but codec={codec!r} was given: '
+            f'algorithm="native" is {setting.own} and uncompressed, but codec={codec!r} was given: '
             f"use codec=None, or algorithm {', '.join(others)}"
         )
-    if not native:
-        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs MPI's own; this transport has none")
+    if not setting.library:
+        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none")
     if call.n > _MOST_BY_MPI:
         raise InvalidBuffer(
-            f"MPI's own {call.collective} takes at most {_MOST_BY_MPI} elements, not {call.n}: "
+            f"{setting.own} {call.collective} takes at most {_MOST_BY_MPI} elements, not {call.n}: "
             "use another algorithm, or parts"
         )

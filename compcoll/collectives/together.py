@@ -204,7 +204,7 @@ class Together:
         self._group: Group | None = None
         self._seconds = min(seconds / 2, _MOST_SECONDS_TO_JOIN)
         self._by_the_host = setting._replace(profile=gpu.by_the_host(setting.profile), gpus=True)
-        self._streamed = setting._replace(profile=gpu.by_nccl(setting.profile), native=True, shared=False, gpus=True)
+        self._streamed = setting._replace(profile=gpu.by_nccl(setting.profile), library="NCCL", shared=False, gpus=True)
         self._plans: dict[Call, Plan] = {}
         self.carrier: Carrier | None = None
         self.links: Links | None = None

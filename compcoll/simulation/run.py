@@ -180,7 +180,7 @@ def allreduce(
     device, world, itemsize = HostDevice(), scenario.world, DTYPES[scenario.dtype].itemsize
     n = scenario.nbytes // itemsize
     call = Call("allreduce", n, scenario.dtype, itemsize, "sum", codec, algorithm)
-    plan = make_plan(call, Setting(world, device, scenario.profile, native=False, shared=False))
+    plan = make_plan(call, Setting(world, device, scenario.profile, library="", shared=False))
     if scenario.segment is not None:
         plan = plan._replace(segment=max(scenario.segment // itemsize, 1))
     cut = _cut(plan, n, scenario, symmetric)

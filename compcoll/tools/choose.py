@@ -119,7 +119,7 @@ def chosen(profile: Profile, world: World, nbytes: int, error: float, dtype: str
     if nbytes < itemsize:
         raise InvalidArgument(f"--bytes {nbytes}: at least the {itemsize} bytes of one {dtype} are needed")
     call = Call("allreduce", nbytes // itemsize, dtype, itemsize, "sum", None, choose.AUTO, tolerance=error)
-    setting = Setting(world, HostDevice(), profile, native=True, shared=world.nodes == 1)
+    setting = Setting(world, HostDevice(), profile, library="MPI", shared=world.nodes == 1)
     found = choose.options(call, setting)
     plan = make_plan(call, setting)
     best = next(option for option in found if (option.algorithm, option.codec) == (plan.algorithm, plan.codec))

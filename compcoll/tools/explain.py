@@ -70,7 +70,7 @@ def plan(args: argparse.Namespace) -> Plan:
         () if args.collective == "allgatherv" else None,
         _tolerance(given_options(args)) if automatic else None,
     )
-    return make_plan(call, Setting(world, device, profile, native=True, shared=world.nodes == 1 and world.size > 1))
+    return make_plan(call, Setting(world, device, profile, library="MPI", shared=world.nodes == 1 and world.size > 1))
 
 
 def _tolerance(options: dict[str, str]) -> float:

@@ -113,7 +113,16 @@ class Transport(Protocol):
 
 
 class Native(Protocol):
-    """Collectives of the library that carries a transport's messages: MPI's own, or those of a process group."""
+    """Collectives of the library that carries a transport's messages: MPI's own, or those of a process group.
+
+    Attributes
+    ----------
+    library : str
+        Its name, for people.
+    """
+
+    @property
+    def library(self) -> str: ...
 
     def reductions(self, collective: str, op: str) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
         """Give the library's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and

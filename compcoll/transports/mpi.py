@@ -163,6 +163,7 @@ class MPITransport:
         of one machine may be on several nodes: of containers, or of network name spaces.
     """
 
+    library = "MPI"
     blocks = False
     lends_core = MPI.Get_library_version().startswith("Open MPI")  # its mpi_yield_when_idle
 

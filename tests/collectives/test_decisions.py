@@ -27,7 +27,7 @@ def allreduce(nbytes: int = 1 << 24, codec: Codec | None = None, algorithm: str 
 
 
 def setting(size: int = 4, per_node: int = 1, **more: Any) -> Setting:
-    return Setting(World(size, per_node), HostDevice(), DEFAULTS, native=True, shared=False)._replace(**more)
+    return Setting(World(size, per_node), HostDevice(), DEFAULTS, library="MPI", shared=False)._replace(**more)
 
 
 def option(algorithm: str, seconds: float, codec: Codec | None = None, error: float | None = 0.0) -> Option:

@@ -146,14 +146,14 @@ def test_halves_go_through_shared_memory_inside_a_node(capsys: pytest.CaptureFix
     assert main(words.split()) == 0
     told = capsys.readouterr().out
     call = Call("allreduce", 1 << 19, "float16", 2, "sum", None, choose.AUTO)
-    assert told == f"{make_plan(call, Setting(Ranks(2, 2), HostDevice(), DEFAULTS, native=True, shared=True))}\n"
+    assert told == f"{make_plan(call, Setting(Ranks(2, 2), HostDevice(), DEFAULTS, library='MPI', shared=True))}\n"
     assert re.search(r"^shared_memory .*  <- auto$", told, re.MULTILINE)
     assert "native " in told and "(converts halves)" in told
 
 
 def test_what_runs_where_mpi_must_not_block_is_told() -> None:
     call = Call("allreduce", 1 << 18, "float32", 4, "sum", None, choose.AUTO)
-    plan = make_plan(call, Setting(Ranks(2, 2), HostDevice(), DEFAULTS, native=True, shared=True))
+    plan = make_plan(call, Setting(Ranks(2, 2), HostDevice(), DEFAULTS, library="MPI", shared=True))
     assert plan.algorithm == "native" and plan.unblocked is not None and plan.unblocked.algorithm == "shared_memory"
     assert re.search(r"choice: native: .*\nwhere some rank must not block in MPI.*: shared_memory\n", str(plan))
     busy = "where others want some rank's core: "

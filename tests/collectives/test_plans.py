@@ -27,7 +27,7 @@ ZFP8 = "ZFP(rate=8.0)"
 
 
 def where(size: int = 4, per_node: int = 1, **more: Any) -> Setting:
-    return Setting(World(size, per_node), DEVICE, DEFAULTS, native=True, shared=size == per_node)._replace(**more)
+    return Setting(World(size, per_node), DEVICE, DEFAULTS, library="MPI", shared=size == per_node)._replace(**more)
 
 
 def call(nbytes: int = 16 * MIB, codec: Codec | None = None, algorithm: str = "auto", **more: Any) -> Call:
@@ -192,7 +192,7 @@ def test_halves_are_left_to_mpi_below_32_kib(dtype: str) -> None:
         assert refusals(call(nbytes, dtype=dtype, algorithm="native"), where())["native", False] == ""
     assert refusals(call(nbytes), where())["native", False] == ""
     moved = Call("allgather", 64 * KIB, dtype, 2, "", None, "auto")
-    assert refusals(moved, where())["native", False] == "" and refusals(moved, where(native=False))["ring", False] == ""
+    assert refusals(moved, where())["native", False] == "" and refusals(moved, where(library=""))["ring", False] == ""
 
 
 @pytest.mark.parametrize(("nbytes", "refused"), [(128 * KIB - 4, "slow to agree on scales"), (128 * KIB, "")])
@@ -200,9 +200,9 @@ def test_integers_are_added_from_128_kib_on(nbytes: int, refused: str) -> None:
     told = refusals(call(nbytes, IntSum(8)), where())
     assert told["ring", True] == told["direct", True] == refused
     # Where values may not go as they are, numbers do.
-    assert refusals(call(nbytes, IntSum(8)), where(native=False))["ring", True] == ""
-    assert refusals(call(nbytes, IntSum(8)), where(native=False))["ring", False] == "uncompressed"
-    assert refusals(call(nbytes, MinMax()), where(native=False))["ring", True] == ""
+    assert refusals(call(nbytes, IntSum(8)), where(library=""))["ring", True] == ""
+    assert refusals(call(nbytes, IntSum(8)), where(library=""))["ring", False] == "uncompressed"
+    assert refusals(call(nbytes, MinMax()), where(library=""))["ring", True] == ""
 
 
 def test_small_arrays_travel_with_the_opening_up_to_its_length() -> None:
@@ -262,7 +262,7 @@ def test_what_was_measured_may_be_chosen() -> None:
     beside = where(4, 4)
     assert refusals(call(MIB), beside)["shared_memory", False] == "not measured here"
     assert refusals(call(MIB), beside, blocks=False)["shared_memory", False] == ""
-    assert refusals(call(MIB), where(4, 4, native=False))["shared_memory", False] == ""
+    assert refusals(call(MIB), where(4, 4, library=""))["shared_memory", False] == ""
     for nbytes, surely in ((128 * KIB, True), (128 * KIB + 4, False), (8 * MIB - 4, False), (8 * MIB, True)):
         assert (refusals(call(nbytes), beside)["shared_memory", False] == "") == surely
     assert ("shared_memory", False) not in refusals(call(checksum=True), beside)
@@ -292,4 +292,4 @@ def test_shared_memory_has_another_way_where_mpi_has_one() -> None:
     both = {"shared_memory", "native"}
     assert ways(call(4 * KIB), inside) == ways(call(4 * KIB, op="mean"), inside) == ways(call(n=most), inside) == both
     assert ways(call(n=most + 1), inside) == ways(call(4 * KIB, algorithm="shared_memory"), inside) == {"shared_memory"}
-    assert ways(call(4 * KIB), where(2, 2, native=False)) == {"shared_memory"}
+    assert ways(call(4 * KIB), where(2, 2, library="")) == {"shared_memory"}

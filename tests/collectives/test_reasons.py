@@ -19,8 +19,8 @@ from compcoll.model.predict import DEFAULTS
 from compcoll.sparse.contract import MOST_ELEMENTS, MOST_PACKED
 
 
-def setting(native: bool = True) -> Setting:
-    return Setting(World(4), HostDevice(), DEFAULTS, native=native, shared=False)
+def setting(library: str = "MPI") -> Setting:
+    return Setting(World(4), HostDevice(), DEFAULTS, library=library, shared=False)
 
 
 @pytest.mark.parametrize(("codec", "refused"), [(Sign(), "adds, and does not vote"), (IntSum(), "")])
@@ -30,7 +30,7 @@ def test_a_sum_never_takes_the_place_of_a_vote(codec: Codec, refused: str) -> No
         option for option in choose.options(call, setting()) if option.algorithm == "native" and not option.codec
     )
     assert native.refused == refused
-    (native,) = (o for o in choose.options(call, setting(native=False)) if o.algorithm == "native" and not o.codec)
+    (native,) = (o for o in choose.options(call, setting(library="")) if o.algorithm == "native" and not o.codec)
     assert native.refused == "no MPI for it"
     sealed = choose.options(call._replace(checksum=True), setting())
     assert sealed[0].refused == "carries no checksums"

@@ -85,7 +85,7 @@ def test_cores_are_shared_by_the_ranks_of_a_node(
     assert made["share"] == share and made["crowded"] == crowded and made["lent"] == lent
     assert (made["wanted"] is not None) == looks and made["decides"] == (size == 1)  # rank 0 does
     assert (comm._collectives._ranks.shared is not None) == (size == per_node)
-    assert (comm._collectives._setting.shared, comm._collectives._setting.native) == (size == per_node, False)
+    assert (comm._collectives._setting.shared, comm._collectives._setting.library) == (size == per_node, "")
 
 
 @pytest.mark.parametrize("progress", ["wait", "nap", "thread"])

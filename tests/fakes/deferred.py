@@ -322,7 +322,7 @@ class LoopbackMPI:
             combine = {"sum": np.add, "mean": np.add, "max": np.maximum}[op]
             return None, lambda x, out: self._start(next(starts), combine, x, out)
 
-        return SimpleNamespace(reductions=reductions)
+        return SimpleNamespace(library="MPI", reductions=reductions)
 
     def _start(self, number: int, combine: Any, x: np.ndarray, out: np.ndarray) -> Any:
         given = self._given.setdefault(number, [])
@@ -376,7 +376,7 @@ class DeferredWorld(World):
         for comm, transport in zip(self.comms, self.loopback.transports):
             if mpi:
                 comm._collectives._ranks = replace(comm._collectives._ranks, native=by_mpi.of_rank())
-                comm._collectives._setting = comm._collectives._setting._replace(native=True)
+                comm._collectives._setting = comm._collectives._setting._replace(library="MPI")
             device = None
             if comm.rank not in on_host:
                 device = Device(without, early=comm.rank % 2 == 1 if early is None else early, seed=comm.rank)

@@ -39,6 +39,8 @@ class _Exchange:
 class _Native:
     """What an MPI would do itself, between threads: everybody lays its array down, and all look at all."""
 
+    library = "MPI"
+
     def __init__(self, calls: dict[int, list[np.ndarray | None]], size: int, rank: int) -> None:
         self._calls, self._size, self._rank = calls, size, rank
         self._number = 0

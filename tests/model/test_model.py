@@ -34,11 +34,11 @@ FREE = Profile(Link(0, 0), Link(0, 1e-9), (Speed(RAW, 32, *[1e15] * 4), Speed("z
 
 
 def ask(
-    nbytes: int, codec: Codec | None, world: World, known: Profile = DEFAULTS, native: bool = True
+    nbytes: int, codec: Codec | None, world: World, known: Profile = DEFAULTS, library: str = "MPI"
 ) -> choose.Option:
     """What is chosen of what does not travel with the opening."""
     call = Call("allreduce", nbytes // 4, "float32", 4, "sum", codec, choose.AUTO)
-    found = choose.options(call, Setting(world, DEVICE, known, native, shared=False))
+    found = choose.options(call, Setting(world, DEVICE, known, library, shared=False))
     return choose.best([option for option in found if option.algorithm != choose.DISSEMINATION])
 
 
@@ -58,7 +58,7 @@ def test_votes_cost_what_is_sent_of_them(p: int, fields: int) -> None:
     n = 64 << 20
     free = replace(FREE, speeds=(*FREE.speeds, Speed("sign", 1, *[1e15] * 4)))
     call = Call("allreduce", n // 4, "float32", 4, "sum", Sign(), choose.AUTO)
-    options = choose.options(call, Setting(World(p), DEVICE, free, native=False, shared=False))
+    options = choose.options(call, Setting(World(p), DEVICE, free, library="", shared=False))
     seconds = {option.algorithm: option.seconds for option in options if option.codec is not None}
     bits = p - 1 if p <= 15 else 2 * (p - 1) / p * fields
     for algorithm in ("ring", "direct"):
@@ -118,7 +118,7 @@ def test_choice_in_memory_and_on_networks() -> None:
     assert big.codec == ZFP(rate=8) and big.algorithm in ("ring", "direct")
     assert ask(64 << 20, ZFP(tolerance=1e-3), World(2, 2)).codec is None
     assert ask(64 << 20, ZFP(rate=8), World(64), SLOW).algorithm == "ring"
-    assert ask(64 << 20, ZFP(rate=8), World(4, 4), native=False).codec == ZFP(rate=8)
+    assert ask(64 << 20, ZFP(rate=8), World(4, 4), library="").codec == ZFP(rate=8)
 
 
 def test_never_what_loses_to_native() -> None:
@@ -302,7 +302,7 @@ def test_defaults_know_intel_mpi(home: Path) -> None:
 
     def chosen(known: Profile, nbytes: int, ranks: int) -> str:
         call = Call("allreduce", nbytes // 4, "float32", 4, "sum", None, choose.AUTO)
-        return make_plan(call, Setting(World(ranks, ranks), DEVICE, known, native=True, shared=True)).algorithm
+        return make_plan(call, Setting(World(ranks, ranks), DEVICE, known, library="MPI", shared=True)).algorithm
 
     for ranks in (2, 4):
         for exponent in range(14, 20):

@@ -219,7 +219,7 @@ def test_refused_by_name(options: dict[str, Any], error: type[CompcollError], te
 def test_auto_goes_by_regions_where_ranks_are_many() -> None:
     def chosen(size: int, nbytes: int) -> str:
         call = Call("allreduce", nbytes // 4, "float32", 4, "sum", TopK(0.01), choose.AUTO)
-        setting = Setting(Ranks(size), HostDevice(), DEFAULTS, native=False, shared=False)
+        setting = Setting(Ranks(size), HostDevice(), DEFAULTS, library="", shared=False)
         return choose.chosen(call, setting).algorithm
 
     assert chosen(2, 1 << 26) == "sparse_ring"

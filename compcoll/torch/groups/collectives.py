@@ -87,9 +87,8 @@ def all_reduce(
     member, decision, key = None, None, None
     if feedback is None:
         try:
-            kind = op if isinstance(op, str) else int(getattr(op, "op", op))
             about = tensor.numel(), tensor.dtype, tensor.layout, tensor.is_cpu
-            key = (*about, kind, codec, algorithm, *codec_options.items())
+            key = (*about, op, codec, algorithm, *codec_options.items())
             meant = dist.group.WORLD if group is None else group
             member = members.get(ref(meant))
             decision = None if member is None else member.decided.get(key)
@@ -97,9 +96,7 @@ def all_reduce(
             key = None
     if member is not None and decision is not None and tensor.is_contiguous():
         if decision.by_group is not None:
-            member.stats = decision.by_group
-            values = tensor.detach() if tensor.requires_grad else tensor
-            return _by_group(values, decision.op == "mean", meant, async_op)
+            return _by_group(decision, member, meant, tensor, async_op)
         return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
     return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
 
@@ -158,14 +155,13 @@ def _all_reduce(
         by_group = None
         if operation.factor is None and _is_the_groups(plan, asked[1], packed.memory, member):
             by_group = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
+        decision = Decision(by_group, operation.name, codec)
         settled = packed.memory.is_cpu or member.carrier_known
         if key is not None and settled and operation.factor is None and len(member.decided) < _MOST_KEPT:
-            member.decided[key] = Decision(by_group, operation.name, codec)
+            member.decided[key] = decision
         if by_group is not None:
-            member.stats = by_group
             whole = packed if packed.shared else Packed(tensors, filled=True)
-            work = _by_group(whole.memory, operation.name == "mean", group, async_op)
-            return _unpacked(whole, result, work)
+            return _unpacked(whole, result, _by_group(decision, member, group, whole.memory, async_op))
 
     def run() -> None:
         whole = packed if packed.shared else Packed(tensors, filled=True)
@@ -195,11 +191,14 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -
     return not (member.in_one_node and plan.algorithm in (choose.SHARED_MEMORY, choose.DISSEMINATION))
 
 
-def _by_group(memory: Tensor, mean: bool, group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+def _by_group(
+    decision: Decision, member: Member, group: dist.ProcessGroup, memory: Tensor, async_op: bool
+) -> dist.Work | None:
     """Have the group's own all_reduce do it."""
-    if mean:
-        memory.div_(group.size())
-    work: dist.Work = getattr(group, "uncompressed_allreduce", group.allreduce)([memory], _options(async_op))
+    if decision.op == "mean":
+        memory.detach().div_(group.size())
+    work = member.own_allreduce(group, [memory], _options(async_op))
+    member.stats = decision.by_group  # while the network works
     if async_op:
         return work
     work.wait()

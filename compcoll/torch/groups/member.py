@@ -54,6 +54,8 @@ class Member:
         How sums of one contiguous tensor run, by all their arguments. Those need no other look.
     in_one_node : bool
         Whether all ranks are in one node, and open collectives through memory that they share.
+    own_allreduce : callable
+        The group's, without compression, as a function of the group: a method of it would keep it alive.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -61,6 +63,8 @@ class Member:
         self.stats: Stats | None = None
         self.decided: dict[tuple[Any, ...], Decision] = {}
         self.in_one_node = len(set(self.communicator.nodes)) == 1
+        kind: Any = type(group)
+        self.own_allreduce: Callable[..., dist.Work] = getattr(kind, "uncompressed_allreduce", kind.allreduce)
         self._jobs = JobQueue("compcoll-group")
         self._places: dict[torch.device, HostArrays | GPUArrays] = {}
 

@@ -61,6 +61,8 @@ class GlooCollectives:
         Waits for an operation, in time.
     """
 
+    library = "gloo"
+
     def __init__(self, gloo: dist.ProcessGroupGloo, rank: int, size: int, waiting: Waiting) -> None:
         self._gloo, self._rank, self._size, self._waiting = gloo, rank, size, waiting
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from fakes.loopback import World, normals
 
 import compcoll.torch
 from compcoll import ZFP, Communicator, ErrorFeedback
+from compcoll.errors import UnknownAlgorithm
 from compcoll.model.predict import RAW
 from compcoll.model.profile import _measured as measured
 from compcoll.torch.groups.member import member_of
@@ -315,18 +317,23 @@ def check_the_groups_own_all_reduce_is_taken_where_it_is_faster() -> None:
     explain = member.communicator.explain
     member.communicator.explain = lambda *args, **more: explain(*args, **{**more, "codec": None, "algorithm": "native"})
     for op, expected in 2 * (("sum", size * (size + 1) / 2), ("avg", (size + 1) / 2)):  # and again, when it is known
-        for async_op in (False, True):
-            x = values.clone()
+        for async_op, learnt in itertools.product((False, True), repeat=2):
+            x = values.clone().requires_grad_(learnt)
             work = compcoll.torch.all_reduce(x, op, group, async_op, codec="zfp")
             if work is not None:
                 work.wait()
-            torch.testing.assert_close(x, torch.full_like(x, expected))
+            torch.testing.assert_close(x.detach(), torch.full_like(values, expected))
     stats = compcoll.torch.stats(group)
     assert stats is not None and (stats.algorithm, stats.codec) == ("native", None)
     assert sorted((each.by_group is not None, each.op) for each in member.decided.values()) == [
         (True, "mean"),
         (True, "sum"),
     ]
+
+
+def check_errors_name_the_library_whose_own_collective_is_meant() -> None:
+    with pytest.raises(UnknownAlgorithm, match='algorithm="native" is gloo\'s own and uncompressed'):
+        compcoll.torch.all_reduce(torch.ones(1000), codec="zfp", rate=8, algorithm="native")
 
 
 def check_sums_go_through_memory_that_ranks_of_a_node_share() -> None:
