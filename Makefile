@@ -45,7 +45,7 @@ help:
 	@echo "make test-all     the same, more cases of it and the long ones: all rank counts, sanitizers, trainings (WORKERS=2)"
 	@echo "make test-mpi-4   the MPI checks on 4 ranks only (any number)"
 	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
-	@echo "make reliability  time-outs, dead ranks, bad bytes and long runs, at length (an hour), into the table of"
+	@echo "make reliability  time-outs, dead ranks, bad bytes and long runs, at length (20 minutes), into the table of"
 	@echo "                  docs/measurements/reliability.md (CASES='1 2 3 4 5 6 7 10': five minutes of it)"
 	@echo "make mutants      puts faults in and prints those that no test without ranks sees (MUTANTS_SECONDS=900 MUTANTS='--rooms sparse')"
 	@echo "make check        ruff, mypy --strict, and what must not be in the repository"

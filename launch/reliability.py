@@ -3,8 +3,8 @@
     .venv/bin/python launch/reliability.py
     .venv/bin/python launch/reliability.py 1 2 3 4 5 6 7 10
 
-Without arguments all rows are run, which takes about an hour; those with a number take some five minutes on two cores
-that nothing else wants. Rows that are not run stay on the page as they are. Each has a limit of time, at which it is
+Without arguments all rows are run, which takes about 20 minutes on two cores that nothing else wants; those with a
+number take some five. Rows that are not run stay on the page as they are. Each has a limit of time, at which it is
 ended and says so.
 """
 
