@@ -136,6 +136,7 @@ PAGES: Mapping[str, Page] = {
     ),
     "groups": Page("groups/*.json", "launch/process_groups.py", (*_ON_CPUS, *_TRAINING, ":!compcoll/simulation")),
     "ddp": Page("ddp/*.json", f"{_STEPS} ddp/*", (*_UNDER_MPI, *_TRAINING)),
+    "local-steps": Page("local-steps/*.json", f"{_STEPS} local-steps/*", (*_UNDER_MPI, ":!compcoll/torch/low_rank")),
     "low-rank": Page("low-rank/*.json", f"{_STEPS} low-rank/*", (*_UNDER_MPI, ":!compcoll/torch/optimizers")),
 }
 

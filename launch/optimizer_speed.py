@@ -5,18 +5,23 @@
     sudo launch/netlab run -n 4 -- python launch/optimizer_speed.py   # 4 hosts, 25 million parameters
     sudo launch/netlab run -n 4 -- python launch/optimizer_speed.py --only ddp onebit-adam
 
-A perceptron, AdamW, one thread a rank. The contenders take turns: DDP, 1-bit Adam after its warm-up, no traffic at all,
-and streaming DiLoCo by 4 bits. Of DiLoCo, too: the step while an average is under way, against one while none is. Takes
-about four minutes. Fewer examples a step (``--batch``) leave less computing to hide passes over the memory behind.
+A perceptron, AdamW, one thread a rank. The contenders take turns: DDP, 1-bit Adam after its warm-up, no traffic at all
+(with PyTorch's fused AdamW, as the others, and without), and streaming DiLoCo by 4 bits. Of DiLoCo, too: the step while
+an average is under way, against one while none is. Takes about four minutes. Fewer examples a step (``--batch``) leave
+less computing to hide passes over the memory behind.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +30,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
+from osu_like_bench.machine import describe, describe_mpi
 from osu_like_bench.training.models import perceptron
 from osu_like_bench.training.processes import leave, share_cores, start
 
@@ -33,13 +39,14 @@ _NAMES = {
     "ddp": "DDP on gloo",
     "onebit-adam": "1-bit Adam",
     "alone": "no traffic",
+    "unfused": "no traffic, AdamW not fused",
     "diloco": "streaming DiLoCo, minmax 4",
 }
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """PyTorch's own, by one kernel: without ``fused`` a step takes seven times as long on a CPU."""
-    return torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+def adamw(model: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
+    """PyTorch's own, by one kernel or by one for each operation."""
+    return torch.optim.AdamW(model.parameters(), 1e-3, fused=fused)
 
 
 def timed(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, steps: int) -> list[float]:
@@ -106,6 +113,10 @@ def contenders(arguments: argparse.Namespace) -> dict[str, Contender]:
         model = perceptron(arguments.parameters)
         return training(model, adamw(model), arguments.every)
 
+    def unfused() -> Contender:
+        model = perceptron(arguments.parameters)
+        return training(model, adamw(model, fused=False), 8)
+
     def diloco() -> Contender:
         model = perceptron(arguments.parameters)
         inner = adamw(model)
@@ -119,26 +130,43 @@ def contenders(arguments: argparse.Namespace) -> dict[str, Contender]:
         # What was sent in the turn before has come meanwhile: steps count once that is mixed in.
         return training(model, inner, arguments.every, again=arguments.delay, free=free)
 
-    makers = {"ddp": ddp, "onebit-adam": one_bit, "alone": alone, "diloco": diloco}
+    makers = {"ddp": ddp, "onebit-adam": one_bit, "alone": alone, "unfused": unfused, "diloco": diloco}
     return {name: make() for name, make in makers.items() if name in arguments.only}
 
 
-def hidden(arguments: argparse.Namespace, seconds: dict[int, float]) -> str:
-    """Tell what streaming DiLoCo's steps, by their numbers, take with traffic and without."""
+def under_way(arguments: argparse.Namespace, seconds: dict[int, float]) -> dict[str, float]:
+    """What streaming DiLoCo's steps, by their numbers, take with an average under way over those without one.
+
+    Nothing where each step has one: a shorter delay is needed then.
+    """
     every, fragments, delay = arguments.every, arguments.fragments, arguments.delay
     turns = [every * (number + 1) // fragments % every for number in range(fragments)]
-    with_traffic, without = [], []
+    with_one, without = [], []
     for step, each in seconds.items():
         # A step begins an average at its end: that travels during those behind it.
         since = min((step - turn - 1) % every + 1 for turn in turns)
-        (with_traffic if since <= delay else without).append(each)
-    if not (with_traffic and without):
-        return "no step is without traffic: a shorter --delay is needed"
-    ratios = (how(with_traffic) / how(without) for how in (statistics.median, statistics.fmean))
-    return "a step with an average under way takes {:.3f} x one without (median; mean {:.3f} x)".format(*ratios)
+        (with_one if since <= delay else without).append(each)
+    if not (with_one and without):
+        return {}
+    ways = {"median": statistics.median, "mean": statistics.fmean}
+    return {f"under_way_{name}": way(with_one) / way(without) for name, way in ways.items()}
 
 
-def main() -> None:
+def told(rates: dict[str, float], ratios: dict[str, float]) -> Iterator[str]:
+    """Lines for people."""
+    for name, rate in rates.items():
+        of_computing = f", {100 * rate / rates['alone']:.1f} % of no traffic" if "alone" in rates else ""
+        against = f", {rate / rates['ddp']:.1f} x DDP" if "ddp" in rates else ""
+        yield f"{_NAMES[name]:28}{rate:10.1f} examples/s{of_computing}{against}"
+    if ratios:
+        yield (
+            f"a step with an average under way takes {ratios['under_way_median']:.3f} x one without "
+            f"(median; mean {ratios['under_way_mean']:.3f} x)"
+        )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     top = argparse.ArgumentParser(
         "optimizer_speed.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -151,25 +179,36 @@ def main() -> None:
     top.add_argument("--every", type=int, default=50, help="DiLoCo's H (default: %(default)s)")
     top.add_argument("--fragments", type=int, default=4, help="(default: %(default)s)")
     top.add_argument("--delay", type=int, default=10, help="(default: %(default)s)")
-    arguments = top.parse_args()
+    top.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    return top
+
+
+def main() -> None:
+    arguments = parser().parse_args()
     place = start("gloo")
     share_cores(place, 1)
     chosen = contenders(arguments)
     for number in range(1 + arguments.rounds):
         for one in chosen.values():
             one.turn(counts=number > 0)
-    rates: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name, one in chosen.items():
         mean = torch.tensor(statistics.fmean(one.seconds.values()), dtype=torch.float64)
         dist.all_reduce(mean, dist.ReduceOp.MAX)
-        rates[name] = arguments.batch * place.size / float(mean)
+        means[name] = float(mean)
     if place.rank == 0:
-        for name, rate in rates.items():
-            of_computing = f", {100 * rate / rates['alone']:.1f} % of no traffic" if "alone" in rates else ""
-            against = f", {rate / rates['ddp']:.1f} x DDP" if "ddp" in rates else ""
-            print(f"{_NAMES[name]:28}{rate:10.1f} examples/s{of_computing}{against}")
-        if "diloco" in chosen:
-            print(hidden(arguments, chosen["diloco"].seconds))
+        rates = {name: arguments.batch * place.size / mean for name, mean in means.items()}
+        ratios = under_way(arguments, chosen["diloco"].seconds) if "diloco" in chosen else {}
+        print("\n".join(told(rates, ratios)))
+        if arguments.json is not None:
+            results = [
+                {"contender": name, "ranks": place.size, "mean_ms": 1e3 * mean, "examples_per_second": rates[name]}
+                | (ratios if name == "diloco" else {})
+                for name, mean in means.items()
+            ]
+            ran = shlex.join(["python", "launch/optimizer_speed.py", *sys.argv[1:]])
+            run = describe() | {"command": ran, "torch": torch.__version__, "mpi": describe_mpi()}
+            arguments.json.write_text(json.dumps({"run": run, "results": results}, indent=1) + "\n")
     for one in chosen.values():
         one.free()
     leave()

@@ -177,6 +177,7 @@ _TEXT = (
         Method(f"{name}-adamw", options, remark, _ADAMW)
         for name, options, remark in (
             ("onebit-adam", "--optimizer onebit-adam", "momentum in one bit; a fifth of the steps exact"),
+            ("onebit-adam-exact50", "--optimizer onebit-adam --exact-steps 50", "a tenth of the steps exact"),
             ("onebit-adam-topk1", f"--optimizer onebit-adam {_TOPK} --density 0.01", "momentum by top-k"),
             (
                 "onebit-adam-qsgd4-gradients",
