@@ -42,7 +42,8 @@ def main(words: Sequence[str]) -> int:
         parser.error(f"--only {options.only}: there are {', '.join(CASES)}")
     os.chdir(LAUNCH.parent)
     failed = [] if options.report else [name for name in chosen if not _measured(name)]
-    missed = sum(_write(page) for page in HEADS)
+    pages = {name.split("/")[0] for name in chosen}
+    missed = sum(_write(page) for page in HEADS if page in pages)
     for name in failed:
         print(f"training_steps: {name} could not be measured", file=sys.stderr)
     return 1 if failed or missed else 0
@@ -111,8 +112,12 @@ def _steps(results: Results) -> Iterator[str]:
     for name, each in results.items():
         cells = (each[key] for key in ("median_ms", "compute_ms", "exposed_ms", "communication_ms", "codec_ms"))
         sent, times = each["sent_megabytes"], first["median_ms"] / each["median_ms"]
-        shown = " | ".join("" if cell is None else f"{cell:.0f}" if cell >= 100 else f"{cell:.1f}" for cell in cells)
+        shown = " | ".join(_ms(cell) for cell in cells)
         yield f"| `{name}` | {shown} | {'' if sent is None else f'{sent:.1f}'} | {times:.2f} |"
+
+
+def _ms(taken: float | None) -> str:
+    return "" if taken is None else f"{taken:.0f}" if taken >= 100 else f"{taken:.1f}"
 
 
 def _calls(results: Results) -> Iterator[str]:
@@ -127,7 +132,7 @@ def _rates(results: Results) -> Iterator[str]:
     for name, each in results.items():
         rate = each[RATE]
         times, share = rate / results[DDP][RATE], 100 * rate / results[ALONE][RATE]
-        yield f"| `{name}` | {each['mean_ms']:.4g} | {rate:.3g} | {times:.3g} | {share:.3g} % |"
+        yield f"| `{name}` | {_ms(each['mean_ms'])} | {rate:.3g} | {times:.3g} | {share:.3g} % |"
     median, mean = (results[DILOCO][f"under_way_{how}"] for how in ("median", "mean"))
     yield from ("", f"A step with an average under way takes {median:.3f} × one without (mean {mean:.3f} ×).")
 

@@ -103,7 +103,7 @@ def test_pages_tell_commands_figures_and_goals(
     assert "    --compare gloo,compcoll+zfp:rate=8,compcoll+minmax:bits=8\n" in text
     assert "| `gloo` | 1000 | 1.0 | 0.0 |  |  | 0.5 | 1.00 |\n| `compcoll+zfp:rate=8` | 150 |" in text
     text = (tmp_path / "local-steps.md").read_text()
-    assert "| `ddp` | 3200 | 10 | 1 | 1 % |\n| `onebit-adam` | 213.3 | 150 | 15 | 15 % |" in text
+    assert "| `ddp` | 3200 | 10 | 1 | 1 % |\n| `onebit-adam` | 213 | 150 | 15 | 15 % |" in text
     assert "under way takes 1.010 × one without (mean 1.020 ×)." in text
     assert "- `diloco` ≥ 50 × `ddp`: 98, met.\n- `diloco` ≥ 0.95 × `alone`: 0.98, met." in text
 
