@@ -250,7 +250,6 @@ STUDIES: Mapping[str, Study] = {
             "  better (seed 0, H = 50: 2.3675 by 1, 2.3508 by 1.5, 2.3414 by 2; by 1 and β = 1 instead of 0.95",
             "  2.3696). With more averages it is not needed (`--diloco 30`, 10 averages, by 1: 2.3342, and DiLoCo's",
             "  2.3320).",
-            "* Sparse rows whose commit is not noted selected elements from DDP's buckets, not from each layer.",
         ),
         tokens=128,
         first=(BASELINE, _ADAMW, *(f"{name}-adamw" for name in _IMPORTANT), "qsgd4-adamw-no-feedback"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training steps over slow links, and the backend's calls: docs/measurements/ddp.md, low-rank.md, local-steps.md.
 
-sudo .venv/bin/python launch/training_steps.py                       # everything, in some forty minutes
+sudo .venv/bin/python launch/training_steps.py                       # everything, in half an hour
 sudo .venv/bin/python launch/training_steps.py --only 'low-rank/*'   # these records again: the others stay
 .venv/bin/python launch/training_steps.py --report                   # the pages again, from the records that are there
 
@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from labs import DISTURBED, LAUNCH, lab, measure, netlab
-from training_steps_cases import ALONE, CASES, DDP, DILOCO, HEADS, RATE, Case, Record, Results
+from training_steps_cases import ALONE, CASES, DDP, DILOCO, HEADS, RATE, SPEED, Case, Record, Results
 
 PAGES = Path("docs/measurements")
 """The pages' folder from the repository's root, where everything runs."""
@@ -140,7 +140,7 @@ def _rates(results: Results) -> Iterator[str]:
 _TABLES: Mapping[str, Callable[[Results], Iterator[str]]] = {
     "ddp": _steps,
     "backends": _calls,
-    "launch/optimizer_speed.py": _rates,
+    SPEED: _rates,
 }
 """By a case's first word."""
 

@@ -12,8 +12,9 @@ ACPSGD, POWERSGD, HOOK = "acpsgd:rank=4", "powersgd:rank=4", "gloo+powersgd:rank
 ZFP, MINMAX = "compcoll+zfp:rate=8", "compcoll+minmax:bits=8"
 BLOCKING, ASYNCHRONOUS, MPI = "inline", "async", "mpi4py"
 """Contenders of the benchmark."""
+SPEED = "launch/optimizer_speed.py"
 ALONE, DDP, ONE_BIT, DILOCO = "alone", "ddp", "onebit-adam", "diloco"
-"""Those of launch/optimizer_speed.py."""
+"""A program of its own, and its contenders."""
 RATE = "examples_per_second"
 """Its figure of each."""
 
@@ -108,7 +109,6 @@ _UNDER_WAY = Goal(
     False,
 )
 _FOUR, _TWO, _SLOW_FOUR = (4, "1gbit"), (2, "10gbit"), (4, "100mbit")
-_SPEED = "launch/optimizer_speed.py"
 _MPIRUN = "launch/mpirun -n 2"
 _TCP = f"{_MPIRUN} --mca pml ob1 --mca btl tcp,self"
 CASES: dict[str, Case] = {
@@ -229,7 +229,7 @@ CASES: dict[str, Case] = {
         "4 hosts, 8 examples a rank",
         "",
         _SLOW_FOUR,
-        _SPEED,
+        SPEED,
         (
             _more_examples(DILOCO, DDP, 50),
             _more_examples(DILOCO, ALONE, 0.95),
@@ -242,7 +242,7 @@ CASES: dict[str, Case] = {
             f"{hosts} hosts, {batch} example{'s' * (batch > 1)} a rank",
             "",
             (hosts, "100mbit"),
-            f"{_SPEED} --batch {batch}",
+            f"{SPEED} --batch {batch}",
         )
         for hosts, batch in ((4, 16), (4, 4), (4, 1), (2, 8), (2, 1))
     },
