@@ -36,7 +36,7 @@ TEST_MPIS := $(MPI)
 endif
 
 .PHONY: help install test test-all test-mpi-% test-torch reliability mutants check format bench measurements docs docs-links
-.PHONY: figures gpu-check dist clean
+.PHONY: figures gpu-rehearsal dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -55,7 +55,7 @@ help:
 	@echo "make figures      tells which pages of docs/measurements are older than the code that they time"
 	@echo "make docs         the site, into build/site: warnings are errors, and links inside it are checked; installs PyTorch"
 	@echo "make docs-links   looks whether links to other sites lead anywhere (needs the internet)"
-	@echo "make gpu-check    on a machine with a GPU: build, test and measure, 4 x < 8 min (PART=kernels, WHEELS=folder, OUT=folder)"
+	@echo "make gpu-rehearsal packs what a machine with a GPU lacks, and runs its checks here as far as none is needed"
 	@echo "make install      the virtual environment $(VENV), with compcoll editable in it; C++ edits need it again"
 	@echo "make dist         sdist and audited wheels in dist/ for all Pythons from 3.10 to 3.14 that are here, each installed"
 	@echo "                  into a fresh environment and tried on two ranks (DIST='--python 3.12')"
@@ -150,12 +150,13 @@ docs: $(VENV)/.docs
 docs-links: $(VENV)/.docs
 	$(VENV)/bin/python -m sphinx -b linkcheck -q docs build/links
 
-gpu-check:
-	$(PYTHON) launch/gpu_check.py $(PART) $(if $(WHEELS),--wheels $(WHEELS)) $(if $(OUT),--out $(OUT))
+gpu-rehearsal:
+	$(PYTHON) launch/gpu_check.py pack
+	$(PYTHON) launch/gpu_check.py first --rehearse
 
 dist:
 	$(PYTHON) launch/dist.py $(DIST)
 
 clean:
-	rm -rf .venv .venv-mpich .venv-impi .venv-system .venv-gpu build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-impi .venv-system build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

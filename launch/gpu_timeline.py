@@ -7,7 +7,7 @@ For each length of segments a picture of rank 0 and, for each rank, how much of 
 wire, is hidden behind the longer. The wire is copies to and from pinned memory, or from the other process's, and
 messages from their start until they are known to be sent. Processes that share a GPU have it in turns: what overlaps on
 it shows in one process alone, whose ranks' messages are copies in memory. The JSON is a trace for chrome://tracing or
-Perfetto, too.
+Perfetto, too; beside it is a picture, as PNG.
 """
 
 from __future__ import annotations
@@ -84,6 +84,33 @@ def picture(spans: Sequence[Span]) -> list[str]:
         parts = [both(busy, [pair]) / column for pair in pairwise(edges)]
         lines.append(f"{lane:<8}" + "".join("#" if part >= 0.5 else "." if part else " " for part in parts))
     return lines
+
+
+def plot(timelines: Sequence[tuple[str, Sequence[Span]]], path: str) -> None:
+    """Draw timelines, each with its title, one above the other.
+
+    Parameters
+    ----------
+    timelines : sequence of (str, sequence of Span)
+        What to draw.
+    path : str
+        The picture's file.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(timelines), squeeze=False, figsize=(10, 2 * len(timelines)), layout="tight")
+    for axis, (title, spans) in zip(axes[:, 0], timelines, strict=True):
+        first = min(span.begin for span in spans)
+        for row, lane in enumerate(LANES):
+            bars = [((span.begin - first) * 1e3, (span.end - span.begin) * 1e3) for span in spans if span.lane == lane]
+            axis.broken_barh(bars, (row - 0.4, 0.8), color=f"C{row}")
+        axis.set(title=title, xlabel="ms", yticks=range(len(LANES)), yticklabels=LANES)
+        axis.invert_yaxis()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
 
 
 class _Sent:
@@ -234,11 +261,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", type=int, default=64 << 20, help="bytes of each rank's array (default: 64 MB)")
     parser.add_argument("--ranks", type=int, default=0, help="as many in this process, instead of MPI's")
-    parser.add_argument("--json", help="where the trace goes")
+    parser.add_argument("--json", help="where the trace goes, and beside it a picture")
     arguments = parser.parse_args()
     options: dict[str, Any] = {"codec": "zfp", "rate": 8, "algorithm": "ring"}
     results: list[dict[str, Any]] = []
     trace: list[dict[str, Any]] = []
+    timelines: list[tuple[str, list[Span]]] = []
     for segment in SEGMENTS:
         os.environ[config.SEGMENT] = str(segment)
         n = arguments.size // 4
@@ -263,6 +291,7 @@ def main() -> None:
                 trace.append({"name": lane, "ph": "X", "ts": begin * 1e6, "dur": (end - begin) * 1e6, **place})
             if rank == 0:
                 print(f"segments of {segment}:", *picture(spans), sep="\n")
+                timelines.append((f"segments of {segment >> 20} MiB, {hidden(spans):.0%} hidden", spans))
             print(
                 "rank {rank}: {ms:.2f} ms, of the host {host_ms:.2f} for {messages} messages, kernels "
                 "{kernels_ms:.2f}, wire {wire_ms:.2f}, hidden {hidden:.0%}".format(**results[-1])
@@ -270,6 +299,7 @@ def main() -> None:
     if results and arguments.json:
         with open(arguments.json, "w") as file:
             json.dump({"traceEvents": trace, "results": results}, file)
+        plot(timelines, os.path.splitext(arguments.json)[0] + ".png")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--long", action="store_true", help="the long reliability runs: see `make reliability`")
     group.addoption("--figures", type=Path, metavar="FILE", help="where to write outcomes and figures, as JSON")
+    text = "tests marked gpu fail, instead of being skipped, where there is no GPU"
+    group.addoption("--require-gpu", action="store_true", help=text)
     group.addoption("--ranks", metavar="COUNTS", default="1,2,3,4,5,8", help="rank counts of the MPI checks")
 
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = chosen_codec(args)
         wanted = programs([cls() for cls in ALL] if chosen is None else [chosen], args.dtype)
         total = 0
-        for text, nbytes in _made(wanted, args.arch):
+        for text, nbytes in compiled(wanted, args.arch):
             print(text, flush=True)
             total += nbytes
     except CompcollError as error:
@@ -77,8 +77,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _made(wanted: list[Program], architectures: list[str]) -> Iterator[tuple[str, int]]:
-    """Compile programs, and tell of each when it is there."""
+def compiled(wanted: list[Program], architectures: list[str]) -> Iterator[tuple[str, int]]:
+    """Compile programs on all cores; of each, when it is there, yield a line of text and the number of bytes.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If a program cannot be compiled, or the folder cannot be written to.
+    """
     pairs = [(one, arch) for arch in architectures for one in wanted]
 
     def make(pair: tuple[Program, str]) -> tuple[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,45 @@ from compcoll.sparse import DGCFeedback, VarianceFeedback
 TESTS = Path(__file__).resolve().parents[1]
 NAMES, WHY = gpus()
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not NAMES, reason=f"no GPU: {WHY}")]
+pytestmark = pytest.mark.gpu
 
 CODECS = [*FIXED, *(ZFP(rate=rate) for rate in (4, 6.5, 32)), *(MinMax(bits=bits) for bits in (1, 4, 7))]
-SIZES = (0, 1, 3, 8, 1000, 4099, (1 << 20) + 5)
+SIZES = {"small": (0, 1, 3, 8, 1000, 4099), "large": ((1 << 20) + 5,)}
+
+
+@pytest.fixture(autouse=True)
+def _gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Skip where there is no GPU, unless one is required. A kernel's invalid access makes every later call of the
+    process fail, too: there pytest-xdist's worker ends, and a new one takes over.
+    """
+    if not NAMES and not request.config.getoption("--require-gpu"):
+        pytest.skip(f"no GPU: {WHY}")
+    yield
+    if NAMES and "PYTEST_XDIST_WORKER" in os.environ:
+        import cupy
+
+        try:
+            cupy.cuda.runtime.deviceSynchronize()
+        except cupy.cuda.runtime.CUDARuntimeError:
+            os._exit(1)
+
+
+@pytest.fixture
+def _no_pool() -> Iterator[None]:
+    """Give each array memory of its own: in a pool's, compute-sanitizer does not see where an array ends."""
+    import cupy
+
+    with cupy.cuda.using_allocator(None):
+        yield
+
+
+@pytest.fixture(name="torch")
+def torch_with_cuda(request: pytest.FixtureRequest) -> Any:
+    """PyTorch that has a GPU."""
+    torch = pytest.importorskip("torch", "2.11")
+    if not torch.cuda.is_available() and not request.config.getoption("--require-gpu"):
+        pytest.skip("this PyTorch has no CUDA")
+    return torch
 
 
 class World(loopback.World):
@@ -46,9 +83,11 @@ def values_of(n: int, dtype: str) -> Any:
     return HostDevice.flat(x.astype(numpy_dtype(dtype)), dtype)
 
 
+@pytest.mark.usefixtures("_no_pool")
+@pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-def test_bytes_are_the_hosts(codec: Any, dtype: str) -> None:
+def test_bytes_are_the_hosts(codec: Any, dtype: str, sizes: str) -> None:
     import cupy
 
     from compcoll.devices.cuda import CudaDevice
@@ -56,7 +95,7 @@ def test_bytes_are_the_hosts(codec: Any, dtype: str) -> None:
     device, host = CudaDevice(0), HostDevice()
     device.runtime.launching = cupy.cuda.Stream.null
     there, here = codec.coder(device, dtype), codec.coder(host, dtype)
-    for n in SIZES:
+    for n in SIZES[sizes]:
         x, y = values_of(n, dtype), values_of(n, dtype)[::-1].copy()
         wires = [np.zeros(here.wire_nbytes(n), np.uint8) for _ in range(3)]
         gpu_wires = [cupy.zeros(wire.nbytes, cupy.uint8) for wire in wires]
@@ -84,6 +123,7 @@ def test_bytes_are_the_hosts(codec: Any, dtype: str) -> None:
             np.testing.assert_array_equal(*floats, err_msg=f"{n} values")
 
 
+@pytest.mark.usefixtures("_no_pool")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codec", ADDITIVE, ids=repr)
 def test_numbers_are_the_hosts(codec: Any, dtype: str) -> None:
@@ -220,10 +260,7 @@ def test_named_stream() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_torch_tensors(dtype: str) -> None:
-    torch = pytest.importorskip("torch", "2.11")
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
+def test_torch_tensors(torch: Any, dtype: str) -> None:
     world = World(2)
     inputs = [torch.arange(1000, dtype=getattr(torch, dtype), device="cuda") / 64 for _ in range(2)]
     results = world.allreduce(inputs, codec="cast", dtype="bfloat16", algorithm="ring")
@@ -256,22 +293,18 @@ def test_refusals() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_share_a_gpu(mpirun: Any, ranks: int) -> None:
-    mpirun(ranks, TESTS / "mpi" / "gpu_ranks.py", timeout=110)
+    mpirun(ranks, TESTS / "mpi" / "gpu_ranks.py", timeout=40)
 
 
+@pytest.mark.usefixtures("torch")
 def test_process_group_of_cuda_tensors(mpirun: Any) -> None:
-    torch = pytest.importorskip("torch", "2.11")
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    mpirun(2, TESTS / "torch" / "backend" / "gpu_group.py", timeout=110)
+    mpirun(2, TESTS / "torch" / "backend" / "gpu_group.py", timeout=40)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "compcoll"])
+@pytest.mark.usefixtures("torch")
 def test_compressed_gradients_of_cuda_models(mpirun: Any, backend: str) -> None:
-    torch = pytest.importorskip("torch", "2.11")
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    mpirun(2, TESTS / "torch" / "gradients" / "gpu_gradients.py", backend, timeout=110)
+    mpirun(2, TESTS / "torch" / "gradients" / "gpu_gradients.py", backend, timeout=40)
 
 
 def exchanged(device: Any, carrier: Any) -> None:
@@ -305,9 +338,8 @@ def test_nccl_on_one_gpu() -> None:
     exchanged(device, joining.join(1, joining.invitation(), 0))
 
 
-def test_pytorchs_nccl_on_one_gpu() -> None:
-    torch = pytest.importorskip("torch", "2.11")
-    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+def test_pytorchs_nccl_on_one_gpu(torch: Any) -> None:
+    if not torch.distributed.is_nccl_available():
         pytest.skip("this PyTorch has no NCCL")
     from compcoll.devices.cuda import CudaDevice
     from compcoll.torch.groups.nccl import TorchNCCL

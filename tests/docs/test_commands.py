@@ -53,7 +53,7 @@ ELSEWHERE = {
     ),
     r"launch/mpirun -n \d python script\.py": "tests/docs/test_commands.py::test_first_examples_print_what_they_say",
     r"launch/netlab (up|check|run|down)|launch/netlab$": "tests/launch/test_netlab.py::test_allreduce_between_hosts",
-    r"launch/gpu_check\.py": "tests/launch/test_gpu_check.py::test_commands_are_understood",
+    r"launch/gpu_check\.py figures": "tests/launch/test_gpu_check.py::test_summary_and_pages_have_the_figures",
     r"python launch/busy": "tests/launch/test_busy.py::test_page",
     r"^make figures": "tests/launch/test_figures.py::test_a_page_is_older_if_what_it_times_has_changed_since",
 }
@@ -61,14 +61,14 @@ ELSEWHERE = {
 
 NEEDED = {
     r"^make (bench|test|install|check|docs|MPI=)": "a clone of its own: CI makes these",
-    r"^make (test-all|mutants|reliability|measurements|docs-links|gpu-check)": "an hour, root, a GPU or the internet",
+    r"^make (test-all|mutants|reliability|measurements|docs-links|gpu-rehearsal)": "an hour, root, a GPU or the internet",
     r"^(\.venv/bin/)?python -m pytest": "the tests themselves",
     r"^pip (install|download)": "a package index",
     r"^(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/torch has ours",
     r"^(srun|sbatch|qsub|kubectl|docker)|SLURM_NTASKS": "a batch system, Kubernetes or Docker",
     r"launch/gpu-of-rank": "a GPU",
     r"^(df|which|py-spy)\b": "nothing of compcoll's",
-    r"launch/gpu_(timeline|ipc)\.py": "a GPU",
+    r"launch/gpu_(timeline|ipc|check)\.py": "a GPU, or a Python 3.12 and a package index",
 }
 """What commands need that tests have not."""
 

@@ -1,0 +1,61 @@
+"""Find out in seconds whether compcoll can use the GPU at all: the first step of `gpu_check.py`.
+
+What needs no GPU comes first: the kernels of the host, MPI, both compilers of CUDA code and the machine code that was
+brought. Then one kernel is loaded from that machine code, and one is compiled by CuPy; both must give the host's bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from cupy_backends.cuda.libs import nvrtc
+from mpi4py import MPI
+
+from compcoll import ZFP
+from compcoll.devices import cubins
+from compcoll.devices.host import HostDevice
+from compcoll.tools.cubins import programs
+
+KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
+N = 4096
+
+
+def without_a_gpu() -> None:
+    """Print versions and compile a kernel by compcoll's compiler and by the library that CuPy loads."""
+    print(MPI.Get_library_version().splitlines()[0], "host kernels:", *HostDevice.instruction_sets(), flush=True)
+    compiler = cubins.nvrtc()
+    assert compiler is not None, "compcoll finds no NVRTC"
+    code, _ = compiler.compile(KERNEL, ["-arch=sm_90"])
+    print(f"NVRTC {compiler.version}: {len(code)} bytes; CuPy's: {nvrtc.getVersion()}", flush=True)
+    program = nvrtc.createProgram(KERNEL, "twice.cu", [], [])
+    nvrtc.compileProgram(program, ["-arch=sm_90"])
+    lacking = [one.functions for one in programs([ZFP(rate=8)], "float32") if not cubins.kept(one, "90")]
+    assert not lacking, f"{cubins.folder()} lacks machine code for {lacking}"
+
+
+def on_the_gpu() -> None:
+    """Compare the bytes of a kernel that was brought with the host's, and run one that is compiled here."""
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    print(f"{count} GPU(s): {name}, compute capability {cupy.cuda.Device(0).compute_capability}", flush=True)
+    from compcoll.devices.cuda import CudaDevice
+
+    x = np.random.default_rng(1).standard_normal(N).astype(np.float32)
+    device, host = CudaDevice(0), HostDevice()
+    device.runtime.launching = cupy.cuda.Stream.null
+    there, here = (ZFP(rate=8).coder(where, "float32") for where in (device, host))
+    wire, expected = cupy.zeros(here.wire_nbytes(N), cupy.uint8), np.zeros(here.wire_nbytes(N), np.uint8)
+    there.encode(N, cupy.asarray(x), (), wire)
+    here.encode(N, x, (), expected)
+    np.testing.assert_array_equal(cupy.asnumpy(wire), expected)
+    print("machine code that was brought: the host's bytes", flush=True)
+    doubled = cupy.asarray(x[:32])
+    cupy.RawModule(code=KERNEL).get_function("twice")((1,), (32,), (doubled,))
+    np.testing.assert_array_equal(cupy.asnumpy(doubled), 2 * x[:32])
+    print("kernel compiled by CuPy: right", flush=True)
+
+
+if __name__ == "__main__":
+    without_a_gpu()
+    on_the_gpu()
