@@ -47,6 +47,10 @@ class NVRTC:
     """
 
     def __init__(self, library: str) -> None:
+        if os.sep in library:
+            # The wheel of NVRTC 13.0 does not look for its builtins in its own folder; it finds them once loaded.
+            for builtins in Path(library).parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(library)
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))

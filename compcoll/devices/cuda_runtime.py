@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
+import warnings
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -16,6 +16,7 @@ from cupy.cuda import runtime as api
 from ..errors import UnsupportedDevice
 from ..progress import THREADS, Pending
 from . import cubins
+from .captures import leave_captures_alone
 from .cuda_launches import Launch
 from .cuda_programs import Program
 
@@ -38,20 +39,33 @@ class _Done:
         self._event = event
 
     def Test(self) -> bool:
+        leave_captures_alone()
         status = api.eventQuery(self._event.ptr)
-        if status not in (0, _NOT_READY):  # of a kernel that has failed: `Event.done` would be False for ever
-            raise api.CUDARuntimeError(status)
-        return bool(status == 0)
+        try:
+            # This resets CUDA's last error, which PyTorch would raise where it shares CuPy's libcudart.
+            api.check_status(status)
+        except api.CUDARuntimeError:
+            if status != _NOT_READY:  # of a kernel that has failed: `Event.done` would be False for ever
+                raise
+            return False
+        return True
 
     def __repr__(self) -> str:
         return "an event of the GPU"
+
+
+_warned: set[str] = set()
+"""The GPU architectures for which a warning has said why no program was compiled for all ranks of the node."""
 
 
 def _made(program: Program, arch: str) -> list[Path]:
     """Get what some rank of the node compiles; nothing where it cannot: CuPy's compiler may be newer."""
     try:
         path = cubins.make(program, arch)
-    except UnsupportedDevice:
+    except UnsupportedDevice as error:
+        if arch not in _warned:  # other programs mostly fail for the same reason
+            _warned.add(arch)
+            warnings.warn(f"{error} (each rank compiles with CuPy for itself)", RuntimeWarning, stacklevel=2)
         return []
     return [] if path is None else [path]
 
@@ -75,6 +89,7 @@ class _Current:
         before = api.getDevice()
         if before != self._index:
             api.setDevice(self._index)
+        leave_captures_alone()
         stack = self._before.__dict__.setdefault("stack", [])
         stack.append(before)
 
@@ -103,8 +118,9 @@ class CudaRuntime:
 
     def place(self) -> bytes:
         """16 bytes that tell this GPU from all others, of other machines, too."""
-        place = f"{socket.gethostname()} {api.deviceGetPCIBusId(self.device.id)}"
-        return blake2b(place.encode(), digest_size=16).digest()
+        # CuPy returns the UUID, a char[16], as a C string, which ends at the first zero byte.
+        uuid = api.getDeviceProperties(self.device.id)["uuid"]
+        return blake2b(uuid + api.deviceGetPCIBusId(self.device.id).encode(), digest_size=16).digest()
 
     def stream(self) -> cupy.cuda.Stream:
         with self.current:

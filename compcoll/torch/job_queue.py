@@ -26,9 +26,12 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch.futures import Future
 
+from ..devices.captures import leave_captures_alone
 from ..errors import CommunicatorBroken, PeerTimeout
+from ..progress import THREADS
 from .handles import Handle
 from .streams import Ordered
 
@@ -143,7 +146,7 @@ class JobQueue:
         Of the thread.
     """
 
-    def __init__(self, name: str = "compcoll") -> None:
+    def __init__(self, name: str = f"{THREADS}jobs") -> None:
         self.lock = threading.Lock()
         self._name = name
         self._line: deque[Work] = deque()
@@ -271,6 +274,8 @@ class JobQueue:
         while not self._closed or self._line:
             nap = min(2 * nap, _LONGEST_NAP)
             if self._line:
+                if torch.cuda.is_initialized():
+                    leave_captures_alone()
                 self._turn.acquire()
                 self._own_and_drain(None)
                 nap = _SHORTEST_NAP

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,27 @@ def test_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(cubins, "nvrtc", lambda: None)
     capsys.readouterr()
     assert __main__.main(words) == 2 and "pip install" in capsys.readouterr().err
+
+
+def test_a_compiler_that_does_not_look_beside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC 13.0 of a wheel opens its builtins by their name only; the wheel has alternatives that are not meant."""
+    folder, builtins = tmp_path / "cu13" / "lib", "libnvrtc-builtins.so.13.99"
+    folder.mkdir(parents=True)
+    opens = f'''#include <dlfcn.h>
+    extern "C" void nvrtcVersion(int* major, int* minor) {{
+        *major = 13, *minor = dlopen("{builtins}", RTLD_LAZY) ? 99 : 0;
+    }}
+    '''
+    for name, source in ((builtins, ""), ("libnvrtc.so.13", opens)):
+        command = ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(folder / name), f"-Wl,-soname,{name}", "-ldl"]
+        subprocess.run(command, input=source.encode(), check=True)
+    for name in ("libnvrtc.alt.so.13", "libnvrtc-builtins.alt.so.13.99"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    nvidia = types.SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(cubins.importlib.util, "find_spec", lambda name: nvidia)
+    compiler = cubins.nvrtc.__wrapped__()
+    assert compiler is not None and compiler.version == "13.99"
 
 
 def test_a_driver_is_all_that_a_machine_must_have() -> None:

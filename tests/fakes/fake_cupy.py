@@ -28,6 +28,10 @@ MANAGED = 3
 class CUDARuntimeError(RuntimeError):
     """CUDA's."""
 
+    def __init__(self, status: int | str) -> None:
+        super().__init__(status)
+        self.status = status
+
 
 class _Entered:
     def __enter__(self) -> Any:
@@ -290,12 +294,25 @@ _ON_CUPY = ("cuda", "cuda_ipc", "cuda_nccl", "cuda_runtime")
 
 
 class _CurrentDevice(threading.local):
-    """Each thread's current GPU: the first, as CUDA has it."""
+    """Each thread's current GPU: the first, as CUDA has it; and the last error of a call."""
 
     index = 0
+    last_error = 0
 
 
 current = _CurrentDevice()
+
+
+def query(event: int) -> int:
+    if status := Event.status[event]:
+        current.last_error = status
+    return status
+
+
+def check_status(status: int) -> None:
+    if status:
+        current.last_error = 0
+        raise CUDARuntimeError(status)
 
 
 @contextmanager
@@ -304,10 +321,10 @@ def installed(shim: Shim) -> Iterator[Any]:
     runtime: Any = types.ModuleType("cupy.cuda.runtime")
     runtime.memcpyDefault, runtime.memcpyAsync, runtime.memoryTypeManaged = 4, memcpy, MANAGED
     runtime.getDeviceCount = lambda: 1
-    runtime.getDeviceProperties = lambda index: {"name": b"fake"}
+    runtime.getDeviceProperties = lambda index: {"name": b"fake", "uuid": b"\x12\x34"}
     runtime.pointerGetAttributes = attributes
     runtime.CUDARuntimeError = CUDARuntimeError
-    runtime.eventQuery = Event.status.__getitem__
+    runtime.eventQuery, runtime.check_status = query, check_status
     runtime.ipcGetMemHandle = runtime.ipcGetEventHandle = handle
     runtime.ipcOpenMemHandle = runtime.ipcOpenEventHandle = opened
     nvtx: Any = types.ModuleType("cupy.cuda.nvtx")

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
+from compcoll.devices import captures
 from compcoll.errors import CommunicatorBroken, PeerTimeout
 from compcoll.torch.job_queue import JobQueue
 
@@ -132,6 +133,20 @@ def test_wait_gives_up(jobs: JobQueue) -> None:
     assert 0.2 <= time.monotonic() - started < 10
     go_on.set()
     assert work.wait() and work.value is True
+
+
+def test_captures_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PyTorch uses a GPU, the queue's thread changes its mode of captures once; whoever waits keeps his."""
+    calls: list[tuple[str, int]] = []
+    exchange = lambda mode: calls.append((threading.current_thread().name, mode._obj.value)) or 0  # noqa: E731
+    monkeypatch.setattr(captures, "_exchange", lambda: exchange)
+    jobs = JobQueue()
+    for used in (False, True, True):
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda used=used: used)
+        jobs.submit(lambda: None).get_future().wait()
+        jobs.submit(lambda: None).wait()
+        assert calls == [("compcoll-jobs", 1)] * used
+    jobs.close(5.0)
 
 
 def test_closed(jobs: JobQueue) -> None:

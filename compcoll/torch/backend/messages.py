@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
 
+import torch
 from torch import Tensor
 
+from ...devices.captures import leave_captures_alone
 from ...errors import InvalidArgument, InvalidBuffer, PeerTimeout
 from ...progress import keep_forever
 from ...transports.library import MPI
@@ -138,6 +140,8 @@ class _Progress:
             self._work.wait()
             self._work.clear()
             while self._messages and not MPI.Is_finalized():
+                if torch.cuda.is_initialized():
+                    leave_captures_alone()
                 remaining = [message for message in tuple(self._messages) if not message.test()]
                 ended = [message for message in tuple(self._messages) if message.done]
                 for message in ended:

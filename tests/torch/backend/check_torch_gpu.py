@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from groups import FLOATS, INTEGERS, same, stacked, values, world
 from mpi.world import raised
 from mpi4py import MPI
 
+from compcoll.devices import captures
 from compcoll.errors import UnsupportedDevice
 from compcoll.torch import Options, streams
 from compcoll.torch.backend import messages, process_group
@@ -163,6 +165,30 @@ def check_messages_of_a_gpu(comm: MPI.Intracomm) -> None:
         for work in works:
             work.wait()
         assert (there.download(y) == (r - 1) % p).all()
+
+
+def check_messages_leave_captures_alone(comm: MPI.Intracomm) -> None:
+    """Their thread changes its mode of captures once, before it looks at any."""
+    calls: list[object] = []
+
+    class Ended:
+        done = False
+
+        def test(self) -> bool:
+            calls.append("test")
+            self.done = True
+            return True
+
+    with (
+        mock.patch.object(captures, "_exchange", return_value=lambda mode: calls.append(mode._obj.value) or 0),
+        mock.patch.object(torch.cuda, "is_initialized", return_value=True),
+    ):
+        progress, deadline = messages._Progress(), time.monotonic() + 60
+        for number in (1, 2):
+            progress.add(Ended())  # type: ignore[arg-type]
+            while len(calls) <= number and time.monotonic() < deadline:
+                time.sleep(0.001)
+    assert calls == [1, "test", "test"]
 
 
 def all_reduce(x: torch.Tensor, op: Any, *, async_op: bool = False) -> Any:
