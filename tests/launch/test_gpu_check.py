@@ -54,7 +54,7 @@ def wheel(folder: Path) -> None:
 
 
 def step(name: str, code: str, seconds: float = 10.0) -> Step:
-    return Step(name, "", seconds, [sys.executable, "-c", code])
+    return Step(name, seconds, [sys.executable, "-c", code])
 
 
 def pytest_step(work: Path, name: str, tests: str) -> Step:
@@ -63,7 +63,7 @@ def pytest_step(work: Path, name: str, tests: str) -> Step:
     path.write_text(f"import pytest\n{tests}")
     report = f"--junitxml={gpu_check.WORK / name}.xml"
     options = ["-q", "-c", os.devnull, "--rootdir", str(work), "-p", "no:cacheprovider", report, str(path)]
-    return Step(name, "", 20.0, [sys.executable, "-m", "pytest", *options])
+    return Step(name, 20.0, [sys.executable, "-m", "pytest", *options])
 
 
 def run(step: Step, *, without_gpu: bool = False) -> gpu_check.Outcome:
@@ -90,8 +90,9 @@ def test_steps_have_the_libraries_of_this_python_and_what_the_pack_has_in_lib(wo
     assert (gpu_check.CUBINS / "one.cubin").exists() and environment["COMPCOLL_CUBINS"] == str(gpu_check.CUBINS)
 
 
-def test_commands_are_of_files_that_are_here() -> None:
-    found = gpu_check.steps()
+def test_steps_are_explained_and_run_files_that_are_here() -> None:
+    found, page = gpu_check.steps(), (gpu_check.REPOSITORY / "docs" / "gpu.md").read_text()
+    assert [each.name for each in found if f"`{each.name}`" not in page] == []
     assert sum(each.seconds for each in found) == gpu_check.SECONDS
     for each in found:
         for word in each.command:
