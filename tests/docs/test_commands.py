@@ -61,7 +61,7 @@ ELSEWHERE = {
 
 NEEDED = {
     r"^make (bench|test|install|check|docs|MPI=)": "a clone of its own: CI makes these",
-    r"^make (test-all|mutants|reliability|measurements|docs-links|gpu-rehearsal)": "an hour, root, a GPU or the internet",
+    r"^make (test-all|mutants|reliability|measurements|docs-links|gpu-rehearsal)": "an hour, root or the internet",
     r"^(\.venv/bin/)?python -m pytest": "the tests themselves",
     r"^pip (install|download)": "a package index",
     r"^(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/torch has ours",
