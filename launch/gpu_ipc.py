@@ -1,9 +1,9 @@
-"""Compare, on ranks that share a GPU, wires read from each other's memory with those copied by way of pinned memory.
+"""Compare two ways to exchange wires between ranks that share a GPU: by CUDA IPC, and through pinned memory.
 
     launch/mpirun -n 2 python launch/gpu_ipc.py --json ipc.json
 
-NCCL refuses such ranks, so CUDA's interprocess communication is what carries. Both ways run in turns; each result must
-be the same, bit by bit. Exit status 1: results differ, or memory cannot be shared here, and it has said why.
+NCCL refuses ranks that share a GPU. The two ways take turns, and both must give the same bits. Exit status 1: the bits
+differ, or CUDA IPC is not available; the output says why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WARM_UP, _TIMES = 4, 15
 def pair(make: Callable[[], Communicator], x: Any) -> tuple[Communicator, Communicator]:
     """Make a communicator that goes by shared memory if it can, and one that goes by pinned memory."""
     shared, staged = make(), make()
-    staged._on_gpu(x)._together.known = True  # as if the ranks had found out that neither NCCL nor this carries
+    staged._on_gpu(x)._together.known = True  # skips the search for NCCL and CUDA IPC
     return shared, staged
 
 
@@ -65,7 +65,7 @@ def compare(
                 for way, took in zip(ways, seconds, strict=True):
                     started = perf_counter()
                     result = way.allreduce(x, algorithm=algorithm, **codec)
-                    download(result[:1])  # little, but after everything
+                    download(result[:1])  # waits for the whole result, copies one element
                     if turn >= _WARM_UP:
                         took.append(perf_counter() - started)
                     elif turn == 0:

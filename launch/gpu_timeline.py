@@ -3,11 +3,11 @@
     python launch/gpu_timeline.py --ranks 2 --json timeline.json     # in this process
     launch/mpirun -n 2 python launch/gpu_timeline.py --json timeline.json
 
-For each length of segments a picture of rank 0 and, for each rank, how much of the shorter of the two, kernels and
-wire, is hidden behind the longer. The wire is copies to and from pinned memory, or from the other process's, and
-messages from their start until they are known to be sent. Processes that share a GPU have it in turns: what overlaps on
-it shows in one process alone, whose ranks' messages are copies in memory. The JSON is a trace for chrome://tracing or
-Perfetto, too; beside it is a picture, as PNG.
+For each length of segments it prints a picture of rank 0 and, for each rank, how much of the shorter of the two,
+kernels and wire, is hidden behind the longer. Wire time is copies to and from pinned memory, or from the other
+process's memory, plus each message from its post until `Test` reports completion. Processes that share a GPU run on it
+by time slices, so overlap on the GPU can be seen only with --ranks, where all ranks are in one process and messages are
+copies in memory. The JSON file opens in chrome://tracing and Perfetto; the picture is a PNG beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KERNELS, WIRE = LANES[:2], LANES[2:]
 SEGMENTS = (1 << 20, 4 << 20, 16 << 20)
 
 _WARM_UP = 3
-_PATIENCE = 10**8  # looks at what does not move: a GPU takes its time
+_PATIENCE = 10**8  # rounds without progress before Loopback reports a deadlock
 _COLUMNS = 100
 
 Interval = tuple[float, float]
@@ -252,8 +252,8 @@ def record_there(n: int, **options: Any) -> list[Recorded] | None:
     communicator = Communicator()
     (own,) = record([communicator], n, lambda requests: [request.wait() for request in requests], **options)
     communicator.free()
-    told: list[Recorded] | None = MPI.COMM_WORLD.gather(own)
-    return told
+    recorded: list[Recorded] | None = MPI.COMM_WORLD.gather(own)
+    return recorded
 
 
 def main() -> None:
@@ -270,13 +270,13 @@ def main() -> None:
     for segment in SEGMENTS:
         os.environ[config.SEGMENT] = str(segment)
         n = arguments.size // 4
-        told = record_here(arguments.ranks, n, **options) if arguments.ranks else record_there(n, **options)
-        for rank, (seconds, host_seconds, messages, spans) in enumerate(told or []):
+        recorded = record_here(arguments.ranks, n, **options) if arguments.ranks else record_there(n, **options)
+        for rank, (seconds, host_seconds, messages, spans) in enumerate(recorded or []):
             results.append(
                 {
                     "segment": segment,
                     "rank": rank,
-                    "processes": 1 if arguments.ranks else len(told or []),
+                    "processes": 1 if arguments.ranks else len(recorded or []),
                     "ms": seconds * 1e3,
                     "host_ms": host_seconds * 1e3,
                     "messages": messages,

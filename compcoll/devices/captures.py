@@ -1,4 +1,4 @@
-"""Calls of compcoll's own threads, while another thread of the process captures a CUDA graph."""
+"""The stream capture mode of compcoll's threads, by which they let other threads capture CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _THREAD_LOCAL = 1
 
 
 class _Thread(threading.local):
-    """Whether the thread has the mode that it should have. Python calls ``__init__`` in each thread."""
+    """Whether the thread's mode is right. Python calls ``__init__`` in each thread."""
 
     def __init__(self) -> None:
-        self.ready = not threading.current_thread().name.startswith(THREADS)
+        self.mode_is_set = not threading.current_thread().name.startswith(THREADS)
 
 
 _thread = _Thread()
@@ -33,12 +33,12 @@ def _exchange() -> Callable[[Any], int] | None:
         return None
 
 
-def leave_captures_alone() -> None:
-    """Let the calls of one of compcoll's threads not end the captures of other threads. CUDA must be initialized.
+def use_thread_local_capture_mode() -> None:
+    """Set the stream capture mode of one of compcoll's threads to thread-local. CUDA must be initialized.
 
-    In CUDA's default mode, a query of an event or an allocation fails while another thread captures, and ends the
-    capture (https://github.com/pytorch/pytorch/pull/148594). Each thread has its own mode; the user's keep theirs.
+    In CUDA's default mode, a thread that queries an event or allocates memory invalidates the capture of another
+    thread (https://github.com/pytorch/pytorch/pull/148594). Threads of the user keep their mode.
     """
-    if not _thread.ready:
+    if not _thread.mode_is_set:
         exchange = _exchange()  # a thread without a context may be refused: then its next call tries again
-        _thread.ready = exchange is None or exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL))) == 0
+        _thread.mode_is_set = exchange is None or exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL))) == 0

@@ -16,7 +16,7 @@ from cupy.cuda import runtime as api
 from ..errors import UnsupportedDevice
 from ..progress import THREADS, Pending
 from . import cubins
-from .captures import leave_captures_alone
+from .captures import use_thread_local_capture_mode
 from .cuda_launches import Launch
 from .cuda_programs import Program
 
@@ -39,7 +39,7 @@ class _Done:
         self._event = event
 
     def Test(self) -> bool:
-        leave_captures_alone()
+        use_thread_local_capture_mode()
         status = api.eventQuery(self._event.ptr)
         try:
             # This resets CUDA's last error, which PyTorch would raise where it shares CuPy's libcudart.
@@ -89,7 +89,7 @@ class _Current:
         before = api.getDevice()
         if before != self._index:
             api.setDevice(self._index)
-        leave_captures_alone()
+        use_thread_local_capture_mode()
         stack = self._before.__dict__.setdefault("stack", [])
         stack.append(before)
 

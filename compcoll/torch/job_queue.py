@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.futures import Future
 
-from ..devices.captures import leave_captures_alone
+from ..devices.captures import use_thread_local_capture_mode
 from ..errors import CommunicatorBroken, PeerTimeout
 from ..progress import THREADS
 from .handles import Handle
@@ -275,7 +275,7 @@ class JobQueue:
             nap = min(2 * nap, _LONGEST_NAP)
             if self._line:
                 if torch.cuda.is_initialized():
-                    leave_captures_alone()
+                    use_thread_local_capture_mode()
                 self._turn.acquire()
                 self._own_and_drain(None)
                 nap = _SHORTEST_NAP

@@ -99,7 +99,7 @@ def in_thread(name: str, *calls: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
-def test_our_threads_leave_captures_alone(cupy: Any, driver: Driver) -> None:
+def test_our_threads_use_thread_local_capture_mode(cupy: Any, driver: Driver) -> None:
     """They change their mode once, before they query; threads of the user keep theirs."""
     from compcoll.devices.cuda import CudaDevice
 

@@ -33,8 +33,9 @@ SIZES = {"small": (0, 1, 3, 8, 1000, 4099), "large": ((1 << 20) + 5,)}
 
 @pytest.fixture(autouse=True)
 def _gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Skip where there is no GPU, unless one is required. A kernel's invalid access makes every later call of the
-    process fail, too: there pytest-xdist's worker ends, and a new one takes over.
+    """Skip without a GPU unless --require-gpu.
+
+    An invalid access makes all later CUDA calls of the process fail: then end this worker, which pytest-xdist replaces.
     """
     if not NAMES and not request.config.getoption("--require-gpu"):
         pytest.skip(f"no GPU: {WHY}")
@@ -50,7 +51,7 @@ def _gpu(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def _no_pool() -> Iterator[None]:
-    """Give each array memory of its own: in a pool's, compute-sanitizer does not see where an array ends."""
+    """Allocate each array by itself: compute-sanitizer sees no bounds of arrays inside a memory pool."""
     import cupy
 
     with cupy.cuda.using_allocator(None):
@@ -83,6 +84,15 @@ def values_of(n: int, dtype: str) -> Any:
     return HostDevice.flat(x.astype(numpy_dtype(dtype)), dtype)
 
 
+def run(coder: Any, n: int, x: Any, y: Any, wires: list[Any], residual: Any, decoded: Any, out: Any) -> None:
+    """Encode, add and encode again, with and without a residual, and decode the sum of three wires."""
+    options = EncodeOptions(draw=8, scale=0.5, decoded=decoded, residual=residual)
+    coder.encode(n, x, (), wires[0], EncodeOptions(draw=7, position=64))
+    coder.encode(n, y, wires[:1], wires[1], options)
+    coder.encode(n, None, wires[:2], wires[2], EncodeOptions(residual=residual, feed=False, residual_scale=0.25))
+    coder.decode(n, x, wires, out, scale=0.5)
+
+
 @pytest.mark.usefixtures("_no_pool")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,14 +114,8 @@ def test_bytes_are_the_hosts(codec: Any, dtype: str, sizes: str) -> None:
         decoded, out = np.zeros_like(x), np.zeros_like(x)
         gpu_residual, gpu_decoded, gpu_out = (cupy.asarray(array) for array in (residual, decoded, out))
         gpu_x, gpu_y = cupy.asarray(x), cupy.asarray(y)
-        for coder, (first, second, third), a, b, kept, seen, total in (
-            (here, wires, x, y, residual, decoded, out),
-            (there, gpu_wires, gpu_x, gpu_y, gpu_residual, gpu_decoded, gpu_out),
-        ):
-            coder.encode(n, a, (), first, EncodeOptions(draw=7, position=64))
-            coder.encode(n, b, (first,), second, EncodeOptions(draw=8, scale=0.5, decoded=seen, residual=kept))
-            coder.encode(n, None, (first, second), third, EncodeOptions(residual=kept, feed=False, residual_scale=0.25))
-            coder.decode(n, a, (first, second, third), total, scale=0.5)
+        run(here, n, x, y, wires, residual, decoded, out)
+        run(there, n, gpu_x, gpu_y, gpu_wires, gpu_residual, gpu_decoded, gpu_out)
         for expected, got in zip(wires, gpu_wires):
             np.testing.assert_array_equal(expected, cupy.asnumpy(got), err_msg=f"wire of {n} values")
         # Which NaN a NaN is may differ.

@@ -141,7 +141,7 @@ def test_one_time_for_all_steps(work: Path) -> None:
     ]
     started = time.monotonic()
     assert not first(*steps, seconds=11.0)
-    assert time.monotonic() - started < 11.0 + 6.0
+    assert time.monotonic() - started < 11.0 + 13.0
     assert (gpu_check.WORK / "after.txt").read_text() == "ran\n"
     status = Path(f"/proc/{child.read_text()}/cmdline")
     assert not (status.exists() and b"sleep" in status.read_bytes())
@@ -154,21 +154,21 @@ def test_tests_that_were_all_skipped_prove_nothing(work: Path) -> None:
     failed = run(pytest_step(work, "failed", "def test_one(): pass\ndef test_two(): assert 1 == 2, 'bits differ'\n"))
     broken = run(pytest_step(work, "broken", "import nothing_of_this_name\n"))
     empty = run(pytest_step(work, "empty", ""))
-    assert [each.well for each in (skipped, passed, failed, broken, empty)] == [False, True, False, False, False]
+    assert [each.passed for each in (skipped, passed, failed, broken, empty)] == [False, True, False, False, False]
     assert skipped.text == "ok, 0 passed, 0 failed, 1 skipped"
     assert failed.failures == ["test_two: AssertionError: bits differ"]
 
 
 def test_a_rehearsal_accepts_the_missing_device_alone(work: Path) -> None:
     device, other = f"raise RuntimeError({NO_DEVICE!r})", "raise ImportError('no such module')"
-    programs = [run(step("codecs", code), without_gpu=True).well for code in (device, other, "pass")]
+    programs = [run(step("codecs", code), without_gpu=True).passed for code in (device, other, "pass")]
     assert programs == [True, False, False]
-    one, two, well = f"def test_one(): {device}\n", f"def test_two(): {other}\n", "def test_two(): pass\n"
+    one, two, passing = f"def test_one(): {device}\n", f"def test_two(): {other}\n", "def test_two(): pass\n"
     alone, both, passes = (
         run(pytest_step(work, name, tests), without_gpu=True)
-        for name, tests in (("alone", one), ("both", one + two), ("passes", one + well))
+        for name, tests in (("alone", one), ("both", one + two), ("passes", one + passing))
     )
-    assert [alone.well, both.well, passes.well] == [True, False, False]
+    assert [alone.passed, both.passed, passes.passed] == [True, False, False]
     assert both.failures == ["test_two: ImportError: no such module"]
 
 
@@ -255,12 +255,12 @@ def test_summary_and_pages_have_the_figures(work: Path) -> None:
     gpu_check.WORK.mkdir()
     results(gpu_check.WORK)
     (work / "out").mkdir()
-    well = gpu_check.Outcome(step("bytes", ""), True, 31.0, "ok, 9 passed, 0 failed, 0 skipped", [])
+    good = gpu_check.Outcome(step("bytes", ""), True, 31.0, "ok, 9 passed, 0 failed, 0 skipped", [])
     bad = gpu_check.Outcome(
         step("streams", ""), False, 31.0, "exit status 1", [f"test_{i}: differs" for i in range(99)]
     )
     about = {"gpu": "some GPU, 1.0", "commit": "abc", "date": "2026-01-02T03:04+00:00", "compiled_there": 2}
-    text = gpu_check.write([well, bad], about, work / "out")
+    text = gpu_check.write([good, bad], about, work / "out")
     lines = text.splitlines()
     assert len(text) < 12_000 and "streams: test_0: differs" in lines and "and 84 more: logs.zip" in lines
     encode, added, minmax, onebit = (line for line in lines if line.startswith(("zfp", "minmax", "onebit")))

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ...devices.captures import leave_captures_alone
+from ...devices.captures import use_thread_local_capture_mode
 from ...errors import InvalidArgument, InvalidBuffer, PeerTimeout
 from ...progress import keep_forever
 from ...transports.library import MPI
@@ -141,7 +141,7 @@ class _Progress:
             self._work.clear()
             while self._messages and not MPI.Is_finalized():
                 if torch.cuda.is_initialized():
-                    leave_captures_alone()
+                    use_thread_local_capture_mode()
                 remaining = [message for message in tuple(self._messages) if not message.test()]
                 ended = [message for message in tuple(self._messages) if message.done]
                 for message in ended:

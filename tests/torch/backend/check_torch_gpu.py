@@ -167,7 +167,7 @@ def check_messages_of_a_gpu(comm: MPI.Intracomm) -> None:
         assert (there.download(y) == (r - 1) % p).all()
 
 
-def check_messages_leave_captures_alone(comm: MPI.Intracomm) -> None:
+def check_messages_use_thread_local_capture_mode(comm: MPI.Intracomm) -> None:
     """Their thread changes its mode of captures once, before it looks at any."""
     calls: list[object] = []
 

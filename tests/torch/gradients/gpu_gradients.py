@@ -19,7 +19,7 @@ WAYS: list[dict[str, Any]] = [
     {"codec": "minmax", "bits": 4, "algorithm": "direct"},
     {"codec": "onebit", "algorithm": "ring"},
     {"codec": "intsum", "algorithm": "ring"},
-    {"codec": "minmax"},
+    {"codec": "minmax", "algorithm": "recursive_doubling"},
     {"codec": "topk", "density": 0.01, "algorithm": "sparse_ring"},
 ]
 
