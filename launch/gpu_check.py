@@ -27,6 +27,7 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import time
 import traceback
 import zipfile
@@ -555,17 +556,22 @@ def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
             shutil.copy(folder / "timeline.png", root / "docs" / "gpu-timeline.png")
     runs = "; ".join(dict.fromkeys(run_on for *_, run_on in done.values()))
     proven, failed = ([name for name, (passed, *_) in done.items() if passed == wanted] for wanted in (True, False))
-    short = [f"Run on {runs}, by `launch/gpu_check.py first`. Steps that passed: {', '.join(proven) or 'none'}."]
-    short += [f"Steps that failed: {', '.join(failed)}."] if failed else []
+    text = f"Run on {runs}, by `launch/gpu_check.py first`. Steps that passed: {', '.join(proven) or 'none'}."
+    text += f" Steps that failed: {', '.join(failed)}." if failed else ""
+    short = [textwrap.fill(text, 120, break_on_hyphens=False)]
     rows: Iterable[Sequence[Any]] = ((name, text, run_on) for name, (_, text, run_on) in done.items())
     table = [f"| step | outcome | run on |\n|---|---|---|\n{_rows(rows)}"]
     if results["codecs"]:
-        rows = (
-            (r["codec"], r["operation"], f"{r['throughput']:.0f}", f"{r['copy_fraction']:.2f}", goal(r))
-            for r in results["codecs"]
-        )
-        head = "| codec | operation | GB/s of raw bytes | bytes moved, x a copy | goal |\n|---|---|---|---|---|"
+        operations = list(dict.fromkeys(r["operation"] for r in results["codecs"]))
+        speeds: dict[str, dict[str, str]] = {}
+        for r in results["codecs"]:
+            speeds.setdefault(r["codec"], {})[r["operation"]] = f"{r['throughput']:.0f} ({r['copy_fraction']:.2f})"
+        rows = ((codec, *(found.get(name, "") for name in operations)) for codec, found in speeds.items())
+        head = f"| codec | {' | '.join(operations)} |\n|{'---|' * (1 + len(operations))}"
+        judged = [f"{r['codec']}, {r['operation']}: {goal(r)}" for r in results["codecs"] if goal(r)]
+        table.append("GB/s of uncompressed bytes; in brackets: bytes moved each second, as a part of a copy's.")
         table.append(f"{head}\n{_rows(rows)}")
+        table.append("Goals:\n\n" + "\n".join(f"- {line}" for line in judged))
     if timelines := [r for r in results["timeline"] + results["processes"] if r["rank"] == 0]:
         rows = ((r["processes"], r["segment"], f"{r['ms']:.2f}", hidden(r)) for r in timelines)
         head = "| processes | segment, bytes | 64 MB, ms | overlap of rank 0 |\n|---|---|---|---|"

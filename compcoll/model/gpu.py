@@ -1,8 +1,8 @@
-"""Profiles of GPUs: modelled, not measured. They decide for calls in which all ranks' arrays are on GPUs.
+"""Profiles of GPUs, for calls in which all ranks' arrays are on GPUs.
 
-Encoding by ZFP and minmax has the speed that counting the kernels' instructions and bytes gives for an H100 (a copy of
-3 TB/s), and the link what NCCL reaches over NVLink between eight of them (bus bandwidth, nccl-tests). Other speeds,
-latencies and the prices of launches are estimates.
+Kernels have the speed that was measured on an H200 with 256 MB of float32 values (docs/gpu.md). Links, latencies and the
+prices of launches are modelled: inside a node the link is what NCCL reaches over NVLink between eight H100 (bus
+bandwidth, nccl-tests).
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ _CALL = 30e-6
 
 _SPEEDS = {
     # encode, decode, accumulate, recode: bytes of float32 values a second
-    "zfp": (1.7e12, 1.2e12, 1.2e12, 0.8e12),
-    "minmax": (1.7e12, 1.7e12, 1.2e12, 0.87e12),
-    "qsgd": (1.3e12, 1.5e12, 1.1e12, 0.7e12),
-    "onebit": (1.1e12, 1.5e12, 1.1e12, 0.8e12),
-    "fp8": (1.6e12, 1.5e12, 1.1e12, 0.8e12),
-    "cast": (1.8e12, 1.5e12, 1.1e12, 1.0e12),
+    "zfp": (2.4e12, 1.8e12, 1.2e12, 0.99e12),
+    "minmax": (3.2e12, 2.8e12, 1.8e12, 1.4e12),
+    "qsgd": (2.6e12, 3.2e12, 1.8e12, 1.6e12),
+    "terngrad": (2.4e12, 3.1e12, 1.8e12, 1.2e12),
+    "onebit": (3.4e12, 3.2e12, 1.9e12, 1.9e12),
+    "int8": (3.1e12, 3.0e12, 1.8e12, 1.7e12),
+    "fp8": (3.2e12, 3.0e12, 1.8e12, 1.4e12),
+    "cast": (2.7e12, 2.3e12, 1.6e12, 1.5e12),
 }
 _OTHERWISE = (1.0e12, 1.2e12, 1.0e12, 0.6e12)
+"""Estimated: no kernel of these codecs was measured."""
 
-_RAW = Speed(RAW, 32, 1.5e12, 1.5e12, 1.2e12, 1.0e12)
+_RAW = Speed(RAW, 32, 2.0e12, 2.0e12, 1.4e12, 1.0e12)
+"""A copy, as measured; of additions, what a kernel reads and writes at the same bytes a second."""
 
 _CODECS = tuple(
     Speed(known.kind, known.bits, *_SPEEDS.get(known.kind.split()[0], _OTHERWISE))
@@ -59,7 +63,7 @@ def by_nccl(host: Profile) -> Profile:
         call=_CALL,
         per_node=0,
         timings=(),
-        source="GPUs and NVLink, modelled",
+        source="GPUs as measured on an H200, NVLink modelled",
     )
 
 
@@ -74,7 +78,7 @@ def by_the_host(host: Profile) -> Profile:
         call=_CALL,
         per_node=0,
         timings=(),
-        source="GPUs, modelled; between ranks as " + host.source,
+        source="GPUs as measured on an H200; between ranks as " + host.source,
     )
 
 

@@ -277,7 +277,8 @@ def test_summary_and_pages_have_the_figures(work: Path) -> None:
     for _ in range(2):
         gpu_check.figures([work / "out"], work)
         page = (work / "docs" / "gpu.md").read_text()
-        assert page.count("| zfp rate=8 | encode | 1000 | 0.50 | 0.43 of a copy's") == 1 and "gpu-timeline.png" in page
+        assert page.count("| zfp rate=8 | 1000 (0.50) |") == 1 and "gpu-timeline.png" in page
+        assert page.count("- zfp rate=8, encode: 0.43 of a copy's") == 1
         assert page.partition(gpu_check.END)[2] == before.partition(gpu_check.END)[2]
         assert (work / "README.md").read_text().count("Run on some GPU, 1.0, 2026-01-02, commit abc") == 1
     assert (work / "docs" / "gpu-timeline.png").read_bytes() == b"a picture"
@@ -290,7 +291,7 @@ def test_summary_and_pages_have_the_figures(work: Path) -> None:
     page = (work / "docs" / "gpu.md").read_text()
     assert "| bytes | mended | some GPU, 1.0, 2026-01-02, commit def |" in page
     assert "| streams | exit status 1 | some GPU, 1.0, 2026-01-02, commit abc |" in page
-    assert "| zfp rate=8 | encode | 1000 |" in page and page.count("| 2 | 1048576 | 3.00 |") == 2
+    assert "| zfp rate=8 | 1000 (0.50) |" in page and page.count("| 2 | 1048576 | 3.00 |") == 2
     (work / "README.md").write_text("without marks")
     with pytest.raises(gpu_check.CheckError, match=r"README\.md has no lines"):
         gpu_check.figures([work / "out"], work)
