@@ -1,7 +1,7 @@
 """Profiles of GPUs, for calls in which all ranks' arrays are on GPUs.
 
-Kernels have the speed that was measured on an H200 with 256 MB of float32 values (docs/gpu.md). Links, latencies and the
-prices of launches are modelled: inside a node the link is what NCCL reaches over NVLink between eight H100 (bus
+Kernels have the speed that was measured on an H200 with 256 MB of float32 values (docs/gpu.md). Links, latencies and
+the prices of launches are modelled: inside a node the link is what NCCL reaches over NVLink between eight H100 (bus
 bandwidth, nccl-tests).
 """
 
