@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ..communicator import Communicator
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
+from .buffers import array_of
 
-Residuals = dict[str, npt.NDArray[Any]]
-"""Flat arrays of what was lost, by name of the parameter."""
-
-_VERSION = 1
+_VERSION = 2
 _LOSSES = "residuals"
 _KEYS = {"version", "rank", "size", _LOSSES}
+STEPS, BUCKETS = "steps", "buckets"
+"""What states of DistributedDataParallel's hold besides: how many steps there were, and the next one's buckets."""
+BEGUN, BETWEEN, REPLICAS = "begun", "between", "replicas"
+"""What states of FSDP2's hold besides: how many collectives there were; and of hybrid sharding, what was lost between
+the replicas, and how many these are.
+"""
+OPTIONAL = (STEPS, BUCKETS, BEGUN, BETWEEN, REPLICAS)
+"""What gradients' states may lack, since those of one wrapper are loaded under another."""
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 Layout = Sequence[Sequence[str]]
 """The names of the parameters in each bucket of DistributedDataParallel's, in their order."""
+
+
+def logical_name(name: str) -> str:
+    """Find the name that a parameter has where nothing wraps modules: neither torch.compile nor checkpointing."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def draw_as_begun(feedback: ErrorFeedback | None, communicator: Communicator) -> None:
@@ -32,15 +47,50 @@ def draw_as_begun(feedback: ErrorFeedback | None, communicator: Communicator) ->
         feedback.calls = communicator.begun
 
 
-def nothing_lost(size: int, dtype: torch.dtype) -> npt.NDArray[Any]:
-    """Make a parameter's losses before any step: a state that holds all can be the frame into which one is loaded."""
-    return np.zeros(size, np.float64 if dtype is torch.float64 else np.float32)
+def loss_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Find the element type of the losses of gradients of a type."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def state_of(rank: int, size: int, residuals: Residuals, **more: Residuals) -> dict[str, Any]:
+def from_memory(values: npt.NDArray[Any] | None, parameter: Tensor) -> Tensor:
+    """Give values that lie as a parameter's elements do the parameter's own order and shape; zeros for None.
+
+    Parameters
+    ----------
+    values : array or None
+        One for each element of the parameter, in the order of its memory, as DistributedDataParallel's buckets have
+        them.
+    parameter : Tensor
+        Of any memory format.
+    """
+    held = _like(parameter)
+    if values is None:
+        return held.zero_().contiguous()
+    array_of(held)[...] = values
+    return held.clone(memory_format=torch.contiguous_format)
+
+
+def to_memory(values: Tensor, parameter: Tensor) -> npt.NDArray[Any]:
+    """Copy values of a parameter's shape into the order of its memory: the inverse of `from_memory`."""
+    held = _like(parameter).copy_(values)  # which lives longer than the view of it
+    copied: npt.NDArray[Any] = array_of(held).copy()
+    return copied
+
+
+def _like(parameter: Tensor) -> Tensor:
+    # As DistributedDataParallel's buckets do: elements that overlap, or leave gaps, are laid out row by row.
+    step, dense = 1, True
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        dense &= size == 1 or stride == step
+        step *= size
+    order = torch.preserve_format if dense else torch.contiguous_format
+    return torch.empty_like(parameter, device="cpu", dtype=loss_dtype(parameter.dtype), memory_format=order).detach()
+
+
+def state_of(rank: int, size: int, residuals: Mapping[str, Any], **more: Mapping[str, Any]) -> dict[str, Any]:
     """A rank's state; with what is kept besides of parameters, such as a velocity."""
     copies = {
-        kind: {name: torch.from_numpy(kept.copy()) for name, kept in arrays.items()}
+        kind: {name: torch.as_tensor(kept).clone() for name, kept in arrays.items()}
         for kind, arrays in {_LOSSES: residuals, **more}.items()
     }
     return {"version": _VERSION, "rank": rank, "size": size, **copies}
@@ -50,11 +100,12 @@ def residuals_of(
     states: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     rank: int,
     size: int,
-    sizes: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
     more: Sequence[str] = (),
     kind: str = _LOSSES,
-    drawn: str | None = None,
-) -> Residuals:
+    optional: Collection[str] = (),
+    others: Collection[str] = (),
+) -> dict[str, Tensor]:
     """A rank's part of a state, or of all ranks' states of then: their sum over the ranks stays what it was.
 
     Parameters
@@ -63,14 +114,16 @@ def residuals_of(
         Made by `state_of`.
     rank, size : int
         Of now.
-    sizes : mapping
-        Elements of the compressed parameters, by name.
+    shapes : mapping
+        Of the compressed parameters, by name.
     more : sequence of str
         What such states hold besides.
     kind : str
         Which of the arrays of a state are wanted.
-    drawn : str, optional
-        Where such states tell what codecs drew so far that round at random: early ones lack it.
+    optional : collection of str
+        What such states may hold, or lack.
+    others : collection of str
+        Parameters that are not compressed now: what was lost of them is left out, with a warning.
 
     Raises
     ------
@@ -80,11 +133,14 @@ def residuals_of(
     """
     wanted = _KEYS.union(more)
     for state in [states] if isinstance(states, Mapping) else states:
-        if not isinstance(state, Mapping) or set(state) - {drawn} != wanted - {drawn}:
+        if isinstance(state, Mapping) and state.get("version", _VERSION) != _VERSION:
+            raise InvalidArgument(
+                f"this state is of version {state['version']!r}, and this release reads {_VERSION}: leave it out, and "
+                "training goes on as if nothing had been lost so far"
+            )
+        if not isinstance(state, Mapping) or set(state).difference(optional) != wanted.difference(optional):
             needed = ", ".join(sorted(wanted))
             raise InvalidArgument(f"this is no state of such a compression: {needed} are needed")
-        if state["version"] != _VERSION:
-            raise InvalidArgument(f"this state is of version {state['version']!r}: this release reads {_VERSION}")
     if isinstance(states, Mapping):
         if (states["rank"], states["size"]) != (rank, size):
             raise InvalidArgument(
@@ -97,22 +153,38 @@ def residuals_of(
         if not states or sorted(ranks) != list(range(states[0]["size"])):
             raise InvalidArgument(f"states of ranks {ranks} were given: those of all ranks are needed, each once")
         chosen = [state for state in states if state["rank"] % size == rank]
-    residuals: Residuals = {}
+    residuals: dict[str, Tensor] = {}
+    left_out = []
     for state in chosen:
-        for name, kept in state[kind].items():
-            if sizes.get(name) != kept.numel():
+        for name, kept in state.get(kind, {}).items():
+            if name not in shapes and name in others:
+                left_out += [name] if kept.any() else []
+                continue
+            if name not in shapes or tuple(kept.shape) != tuple(shapes[name]):
                 raise InvalidArgument(
-                    f"this state has {kept.numel()} elements of {name!r}, which is no compressed parameter of that size"
+                    f"this state has {list(kept.shape)} elements of {name!r}, which is no compressed parameter of that "
+                    "shape"
                 )
             if not bool(torch.isfinite(kept).all()):
                 raise InvalidArgument(f"this state's losses of {name!r} hold NaN or Inf")
-            values = kept.numpy()
-            residuals[name] = residuals[name] + values if name in residuals else values.copy()
+            residuals[name] = residuals[name] + kept if name in residuals else kept.clone()
+    if left_out:
+        warnings.warn(
+            f"this state's losses of {', '.join(sorted(set(left_out)))} are left out: these parameters are not "
+            "compressed now",
+            stacklevel=3,
+        )
     return residuals
 
 
+def added(residuals: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add losses up, by name."""
+    both = {name: residuals[name] + more[name] for name in residuals.keys() & more.keys()}
+    return {**residuals, **more, **both}
+
+
 def layout_of(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Collection[str]) -> Layout | None:
-    """Find the buckets that a state's next step had, under ``buckets``; None if it had none.
+    """Find the buckets that a state's next step had, under `BUCKETS`; None if it had none, or of other parameters.
 
     DistributedDataParallel makes its buckets anew after the first step, and where an element lies in a bucket decides
     how it is encoded and in which order ranks add it. So a first step that goes on from a state has that one's buckets.
@@ -124,14 +196,7 @@ def layout_of(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Co
     names : collection of str
         Those of all parameters that are in buckets.
 
-    Raises
-    ------
-    InvalidArgument
-        If they are of other parameters.
     """
-    layout: Layout = (states if isinstance(states, Mapping) else states[0])["buckets"]
+    layout: Layout = (states if isinstance(states, Mapping) else states[0]).get(BUCKETS, ())
     held = [name for bucket in layout for name in bucket]
-    if held and sorted(held) != sorted(names):
-        differing = sorted(set(held).symmetric_difference(names)) or held[:1]
-        raise InvalidArgument(f"this state's buckets are of other parameters: {differing[0]!r} is not in both")
-    return layout or None
+    return layout if held and sorted(held) == sorted(names) else None

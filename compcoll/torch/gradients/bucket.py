@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -87,7 +87,8 @@ class Bucket:
         kept: Kept,
     ) -> None:
         self.names = names
-        self._place = place
+        self._place, self._kept = place, kept
+        self._before: list[Array] = []
         self.spans: list[Span] = []
         self._holes: list[tuple[int, int]] = []
         self._lost_in_holes: list[Array] = []
@@ -115,7 +116,13 @@ class Bucket:
         self._exact = place.array(self._memory)
 
     def average(
-        self, gradients: Tensor, communicator: Communicator, codec: Codec | None, algorithm: str, account: Account
+        self,
+        gradients: Tensor,
+        communicator: Communicator,
+        codec: Codec | None,
+        algorithm: str,
+        account: Account,
+        unused: Collection[str] = (),
     ) -> None:
         """Average all ranks' gradients in place. Collective.
 
@@ -131,8 +138,13 @@ class Bucket:
             For those that are compressed.
         account : Account
             What is sent is added to it.
+        unused : collection of str
+            Parameters that no rank used: their mean goes nowhere, and what is kept of them stays as it is.
         """
         values = self._place.array(gradients)
+        set_aside = [(part, self._place.copy(part)) for kept in self._kept.values() for part in _of(kept, unused)]
+        for part, _ in set_aside:
+            part[...] = 0
         least = 2 * (communicator.size - 1) / communicator.size
         exact = self.lift(values)
         # One alone has nothing to overlap with, and goes in C++ from its opening to its end if it blocks.
@@ -151,11 +163,34 @@ class Bucket:
         # Codecs of blocks lose some of the zeros there, which are no gradients: a state does not hold it.
         for lost in self._lost_in_holes:
             lost[...] = 0
+        for part, before in set_aside:
+            self._place.put(before, part)
         if exact is not None:
             # The ranks are together by now, and MPI's blocking call is much faster than its nonblocking one.
             communicator.allreduce(exact, op="mean", out=exact, codec=None)
             _count(communicator, account, least)
         self.put_back(values)
+
+    def remember(self) -> None:
+        """Copy what feedback keeps, for `restore`."""
+        if not self._before:
+            self._before = [self._place.copy(array) for array in self._arrays()]
+        else:
+            for array, before in zip(self._arrays(), self._before, strict=True):
+                self._place.put(array, before)
+
+    def restore(self) -> None:
+        """Have what feedback keeps as it was when `remember` was called."""
+        for array, before in zip(self._arrays(), self._before, strict=True):
+            self._place.put(before, array)
+
+    def _arrays(self) -> list[Array]:
+        return [
+            self._place.losses(getattr(span.feedback, kind))
+            for span in self.spans
+            if span.feedback is not None
+            for kind in span.feedback.arrays
+        ]
 
     def _add_span(
         self,
@@ -231,6 +266,10 @@ def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedb
     if not callable(feedback) or not isinstance(feedback(), ErrorFeedback):
         raise InvalidArgument(f"feedback={feedback!r}: True, False, or what makes an ErrorFeedback is needed")
     return feedback
+
+
+def _of(kept: Mapping[str, Array], names: Collection[str]) -> list[Array]:
+    return [kept[name] for name in names if name in kept]
 
 
 def _count(communicator: Communicator, account: Account, least: float) -> None:

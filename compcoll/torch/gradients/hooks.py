@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from ...codecs.base import Codec
 from ...collectives import choose
@@ -23,11 +25,27 @@ from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..job_queue import JobQueue
 from ..membership import check_alike
 from ..policy import has_sparse_gradient
-from ..states import Layout, layout_of, nothing_lost, residuals_of, state_of
+from ..states import (
+    BETWEEN,
+    BUCKETS,
+    OPTIONAL,
+    STEPS,
+    Layout,
+    added,
+    from_memory,
+    layout_of,
+    logical_name,
+    residuals_of,
+    state_of,
+    to_memory,
+)
 from .bucket import Bucket, Feedback, Kept, average_sparse, maker_of
+from .loss_scale import LossScale
 from .moments import Loss, back_propagate, moments_of, observed
 
-_STEPS = "steps"
+_RESIDUAL = "residual"
+_POWERS = {"variance": 2}
+"""The power of the loss's scale by which arrays that feedback keeps are larger, where it is not 1."""
 SELECTIONS = ("parameter", "bucket")
 """The pieces of gradients of which a sparse method selects elements."""
 
@@ -97,8 +115,9 @@ class GradientCompression:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         of_sparse = {id(p) for part in model.module.modules() if has_sparse_gradient(part) for p in part.parameters()}
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        self._others = {logical_name(name) for name in parameters}
         self._dense = [name for name, p in parameters.items() if p.requires_grad and id(p) not in of_sparse]
-        self._parameters = {name: parameters[name] for name, exact in self.exact.items() if not exact}
+        self._parameters = {name: parameters[name] for name in self._dense if not self.exact[name]}
         self._arrays = () if told is None else told.arrays
         self._kept: Kept = {kind: {} for kind in self._arrays}
         self._needs_moments = isinstance(told, VarianceFeedback)
@@ -108,6 +127,13 @@ class GradientCompression:
         self._restored: Layout | None = None
         self._waiting: list[tuple[Future[Tensor], Tensor]] = []
         self._steps = 0
+        self._loss_scale, self._scale = LossScale(self._parameters.values()), 1.0
+        self._finite: list[tuple[Bucket | None, Tensor]] = []
+        self._used: set[str] | None = None
+        self._noting: list[RemovableHandle] = []
+        if model.find_unused_parameters or model.static_graph:
+            self._used = used = set()
+            self._noting = [parameters[name].register_hook(partial(_note, used, name)) for name in self._dense]
 
         def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
             return self._start(bucket)
@@ -202,17 +228,18 @@ class GradientCompression:
         """Copy what this rank's compression has lost so far, and what else its feedback keeps: to be saved with the
         model, by every rank its own.
         """
+        self._settle()
         fetched = {
             kind: {
-                name: self._place.fetched(kept[name])
-                if name in kept
-                else nothing_lost(parameter.numel(), parameter.dtype)
+                logical_name(name): from_memory(self._place.fetched(kept[name]) if name in kept else None, parameter)
+                / self._scale ** _POWERS.get(kind, 1)
                 for name, parameter in self._parameters.items()
             }
             for kind, kept in self._kept.items()
         }
-        state = state_of(self._communicator.rank, self._communicator.size, fetched.pop("residual", {}), **fetched)
-        return state | {"buckets": self._restored or list(self._layout), _STEPS: self._steps}
+        state = state_of(self._communicator.rank, self._communicator.size, fetched.pop(_RESIDUAL, {}), **fetched)
+        layout = [tuple(map(logical_name, names)) for names in self._restored or self._layout]
+        return state | {BUCKETS: layout, STEPS: self._steps}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on with the losses of an earlier run.
@@ -234,16 +261,20 @@ class GradientCompression:
             If they belong to another number of ranks, rank, or model.
         """
         rank, size, more = self._communicator.rank, self._communicator.size, self._arrays[1:]
-        sizes = {name: self._sizes[name] for name in self._parameters}
-        read = partial(residuals_of, states, rank, size, sizes, (*more, "buckets", _STEPS), drawn=_STEPS)
-        residuals = read()
-        if residuals and self._make is None:
+        shapes = {logical_name(name): parameter.shape for name, parameter in self._parameters.items()}
+        read = partial(residuals_of, states, rank, size, shapes, more, optional=OPTIONAL, others=self._others)
+        found = {_RESIDUAL: added(read(), read(BETWEEN)), **{kind: read(kind) for kind in more}}
+        if found[_RESIDUAL] and self._make is None:
             raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
-        self._restored = layout_of(states, self._dense)
-        self._steps = (states if isinstance(states, Mapping) else states[0]).get(_STEPS, 0)
-        self._kept = {kind: read(kind) for kind in more}
-        if self._make is not None:
-            self._kept["residual"] = residuals
+        names = {logical_name(name): name for name in self._dense}
+        layout = layout_of(states, names)
+        self._restored = layout and [[names[name] for name in bucket] for bucket in layout]
+        self._steps = (states if isinstance(states, Mapping) else states[0]).get(STEPS, 0)
+        self._kept = {
+            kind: {names[name]: to_memory(kept, self._parameters[names[name]]) for name, kept in found[kind].items()}
+            for kind in self._arrays
+        }
+        self._scale, self._finite = 1.0, []
         self._buckets.clear()
 
     def __repr__(self) -> str:
@@ -253,12 +284,16 @@ class GradientCompression:
     def reset(self) -> None:
         """Forget what was lost and what was counted. Not during a backward pass."""
         self.account, self._steps = Account(), 0
+        self._scale, self._finite = 1.0, []
         self._kept = {kind: {} for kind in self._arrays}
         self._moments = self._restored = None
         self._buckets.clear()
 
     def free(self) -> None:
         """Give back threads and communicators, when the model is trained no more. Collective."""
+        self._loss_scale.free()
+        for noting in self._noting:
+            noting.remove()
         for jobs in self._jobs:
             jobs.close()
         for communicator in self._communicators:
@@ -306,19 +341,23 @@ class GradientCompression:
         if number == 0:
             self._layout, self._waiting = [], []
             self._steps += 1
+            if self._make is not None:
+                self._settle()
+                self._follow(self._loss_scale.now())
         future: Future[Tensor]
         # By its number, which is alike on all ranks, not by which communicator is free.
         which = number % len(self._communicators)
         communicator, jobs = self._communicators[which], self._jobs[which]
         if gradients.is_sparse:  # of one parameter
-            job = partial(average_sparse, gradients, communicator, self.account)
+            job = partial(self._average_sparse, gradients, communicator)
             future = self._place.submit(jobs, job, gradients).get_future()
         else:
             names = tuple(map(self._names.__getitem__, map(id, bucket.parameters())))
             first = self._first_draw(self._layout)
             self._layout.append(names)
+            used = None if self._used is None else frozenset(self._used)
             if self._restored is None:
-                job = partial(self._average, communicator, number, names, gradients, moments, first)
+                job = partial(self._average, communicator, number, names, gradients, moments, first, used)
                 future = self._place.submit(jobs, job, gradients).get_future()
             else:
                 future = Future(devices=[gradients.device] if gradients.is_cuda else [])
@@ -327,6 +366,8 @@ class GradientCompression:
             self._moments = None
             if self._restored is not None:
                 self._average_as_restored(self._restored, moments)
+            if self._used is not None:
+                self._used.clear()
         return future
 
     def _average(
@@ -337,13 +378,64 @@ class GradientCompression:
         gradients: Tensor,
         moments: dict[str, HostArray] | None,
         first: int,
+        used: Collection[str] | None,
     ) -> Tensor:
         communicator.begun = first
         laid_out = self._laid_out(number, names, gradients)
         if moments is not None:
             laid_out.observe(moments)
-        laid_out.average(gradients, communicator, self._codec, self._algorithm, self.account)
+        unused = [] if used is None else self._unused(communicator, names, used)
+        may_be_skipped = self._make is not None and self._loss_scale.possible
+        if may_be_skipped:
+            laid_out.remember()
+        laid_out.average(gradients, communicator, self._codec, self._algorithm, self.account, unused)
+        if may_be_skipped:
+            self._finite.append((laid_out, gradients.isfinite().all()))
         return gradients
+
+    def _average_sparse(self, gradients: Tensor, communicator: Communicator) -> Tensor:
+        mean = average_sparse(gradients, communicator, self.account)
+        if self._make is not None and self._loss_scale.possible:
+            self._finite.append((None, mean.values().isfinite().all()))
+        return mean
+
+    def _unused(self, communicator: Communicator, names: tuple[str, ...], used: Collection[str]) -> list[str]:
+        """Find the compressed parameters that no rank has used: DistributedDataParallel throws their means away."""
+        names = tuple(name for name in names if not self.exact[name])
+        if not names or self._make is None:
+            return []
+        marks = np.array([name in used for name in names], np.uint8)
+        anywhere = communicator.allreduce(marks, op="max")
+        return [name for name, mark in zip(names, anywhere, strict=True) if not mark]
+
+    def _settle(self) -> None:
+        """Undo what the last step changed if its means are not finite: a GradScaler skips such a step. All ranks have
+        the same means, so all do so or none.
+        """
+        done, self._finite = self._finite, []
+        if not done:
+            return
+
+        def restore() -> None:
+            if not all(bool(finite) for _, finite in done):
+                for bucket, _ in done:
+                    if bucket is not None:
+                        bucket.restore()
+
+        self._place.run(self._jobs[0], restore)
+
+    def _follow(self, scale: float) -> None:
+        """Have what is kept in the units of gradients whose loss is scaled so."""
+        ratio, self._scale = scale / self._scale, scale
+        if ratio == 1.0:
+            return
+
+        def multiply() -> None:
+            for kind, kept in self._kept.items():
+                for array in kept.values():
+                    array *= ratio ** _POWERS.get(kind, 1)
+
+        self._place.run(self._jobs[0], multiply)
 
     def _first_draw(self, before: Layout) -> int:
         """Find the number from which on a bucket's collectives draw: those of other buckets and steps have others."""
@@ -352,6 +444,7 @@ class GradientCompression:
     def _average_as_restored(self, layout: Layout, moments: dict[str, HostArray] | None) -> None:
         """Average what waits in the buckets that the run had from which this one goes on."""
         memories = [memory for _, memory in self._waiting]
+        used = None if self._used is None else frozenset(self._used)
 
         def average() -> None:
             parts = {
@@ -362,7 +455,7 @@ class GradientCompression:
             for number, names in enumerate(map(tuple, layout)):
                 whole = torch.cat([parts[name] for name in names])
                 first = self._first_draw(layout[:number])
-                self._average(self._communicator, number, names, whole, moments, first)
+                self._average(self._communicator, number, names, whole, moments, first, used)
                 for name, part in zip(names, whole.split([self._sizes[name] for name in names]), strict=True):
                     parts[name].copy_(part)
 
@@ -390,3 +483,9 @@ class GradientCompression:
             )
             self._buckets[number] = known
         return known
+
+
+def _note(used: set[str], name: str, gradient: Tensor | None) -> None:
+    """Note that back-propagation came to a parameter."""
+    if gradient is not None:
+        used.add(name)

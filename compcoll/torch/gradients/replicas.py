@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from ..handles import CompletedWork
-
-BETWEEN = "between"
-REPLICAS = "replicas"
-"""What states of hybrid sharding hold besides: losses of a rank's rows between replicas, and how many these are."""
-BEGUN = "begun"
-"""How many collectives began among the shards, and between replicas: what codecs draw by that round at random."""
 
 
 class Replicas(dist.ProcessGroup):
@@ -37,26 +31,3 @@ class Replicas(dist.ProcessGroup):
         (tensor,) = tensors
         self._average(tensor, dist.ReduceOp.SUM if options is None else options.reduceOp)
         return CompletedWork()
-
-
-def completed(state: Any) -> Any:
-    """Give a state of one replica what that of several holds."""
-    return state if not isinstance(state, Mapping) or REPLICAS in state else {**state, BETWEEN: {}, REPLICAS: 1}
-
-
-def folded(state: Mapping[str, Any], replicas: int) -> dict[str, Any]:
-    """A state of another number of ranks or replicas, as if all its losses were those of the reduce-scatter.
-
-    That one's are averaged by the replicas afterwards; what was lost between them is not.
-    """
-    residuals: dict[str, Tensor] = {}
-    shards = state["size"] // state[REPLICAS]
-    for name, kept in state["residuals"].items():
-        whole = kept * (replicas / state[REPLICAS])
-        if name in state[BETWEEN]:
-            lost = state[BETWEEN][name]
-            begin = state["rank"] % shards * lost.numel()
-            part = whole[begin : begin + lost.numel()]  # what lies beyond is padding
-            part += lost[: part.numel()] * replicas
-        residuals[name] = whole
-    return {**state, "residuals": residuals, BETWEEN: {}}

@@ -19,130 +19,194 @@ from ..arrays import Array
 from ..buffers import COMPRESSIBLE
 from ..job_queue import Work
 from ..linear import linear
-from ..states import Residuals, draw_as_begun, nothing_lost
+from ..states import draw_as_begun, logical_name, loss_dtype
 
 if TYPE_CHECKING:
     from .shards import ShardCompression
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """The place of a parameter in each rank's row of what a module sends.
 
     Attributes
     ----------
-    size : int
-        Elements of the whole parameter; what its columns hold beyond is padding.
+    shape : torch.Size
+        Of the whole parameter; what its columns hold beyond is padding.
+    dim : int
+        Along which it is sharded.
     """
 
     name: str
     begin: int
     end: int
-    size: int
-    dtype: torch.dtype
+    shape: torch.Size
+    dim: int
+    parameter: Tensor
+    exact: bool
+
+    def to_rows(self, values: Tensor, ranks: int) -> Tensor:
+        """Lay values of the parameter's shape out like its gradient: a row for each rank."""
+        padded = values.new_zeros(ranks * (self.end - self.begin))
+        padded[: values.numel()] = torch.cat(values.chunk(ranks, self.dim)).reshape(-1)
+        return padded.view(ranks, -1)
+
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """Give what `to_rows` laid out its shape again."""
+        flat = rows.reshape(-1)[: self.shape.numel()]
+        if not self.dim:
+            return flat.view(self.shape)
+        lengths = list(self.shape)
+        lengths[self.dim] //= len(rows)
+        return torch.cat([row.view(lengths) for row in flat.view(len(rows), -1)], self.dim)
 
 
-def columns_of(parameters: Sequence[Any], names: Mapping[int, str]) -> list[_Column]:
-    """Find the columns of a module's parameters, side by side."""
-    columns: list[_Column] = []
-    offset = 0
-    for parameter in parameters:
-        end = offset + parameter.padded_sharded_param_size.numel()
-        shard, size = parameter.sharded_param, parameter._orig_size.numel()
-        columns.append(_Column(names[id(shard)], offset, end, size, shard.dtype))
-        offset = end
-    return columns
-
-
-class _Rows:
-    """The base of both collectives, which knows a module's rows.
+class Columns:
+    """The columns of some parameters, side by side.
 
     Parameters
     ----------
-    owner : ShardCompression
-        Of the model.
-    columns : list of _Column
-        Of the module's parameters, side by side.
+    parameters : sequence
+        PyTorch's of a module that is sharded.
+    names : mapping
+        Of the model's parameters, by identity.
+    exact : mapping
+        Whether a parameter is exact, by name.
     """
 
-    def __init__(self, owner: ShardCompression, columns: list[_Column]) -> None:
-        self.owner = owner
-        self.columns = columns
-        held = [np.arange(c.begin, c.end) for c in columns if owner.exact[c.name]]
-        self._held: Any = np.concatenate(held) if held else np.empty(0, np.int64)
+    def __init__(self, parameters: Sequence[Any], names: Mapping[int, str], exact: Mapping[str, bool]) -> None:
+        self.all: list[Column] = []
+        offset = 0
+        for parameter in parameters:
+            end = offset + parameter.padded_sharded_param_size.numel()
+            shard, name = parameter.sharded_param, names[id(parameter.sharded_param)]
+            place = (parameter._orig_size, parameter.fsdp_placement.dim)
+            self.all.append(Column(logical_name(name), offset, end, *place, shard, exact[name]))
+            offset = end
+        self.width = offset
+        held = [np.arange(c.begin, c.end) for c in self.all if c.exact]
+        self._exact: Any = np.concatenate(held) if held else np.empty(0, np.int64)
+
+    @property
+    def compressed(self) -> list[Column]:
+        """Those that are not exact."""
+        return [column for column in self.all if not column.exact]
+
+    def exact(self, width: int, tensor: Tensor) -> Any:
+        """Indices of columns that stay exact; None for all."""
+        if width != self.width or tensor.dtype not in COMPRESSIBLE or len(self._exact) == width:
+            return None
+        if tensor.is_cuda and not isinstance(self._exact, Tensor):
+            self._exact = tensor.new_tensor(self._exact, dtype=torch.int64)
+        return self._exact
+
+
+class _Allocating:
+    """The base of what PyTorch is given as a collective."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate memory, as PyTorch's interface asks for it."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def exact_columns(self, width: int, tensor: Tensor) -> Any:
-        """Indices of columns that stay exact; None for all, also if parameters lack that had no gradient."""
-        if width != self.columns[-1].end or tensor.dtype not in COMPRESSIBLE or len(self._held) == width:
-            return None
-        if tensor.is_cuda and not isinstance(self._held, Tensor):
-            self._held = tensor.new_tensor(self._held, dtype=torch.int64)
-        return self._held
 
-
-class Lossy(_Rows):
+class Lossy(_Allocating):
     """The base of those whose losses are fed back.
 
     Parameters
     ----------
-    owner, columns
-        As of `_Rows`.
+    owner : ShardCompression
+        Of the model.
+    known : Columns
+        Of all the module's parameters.
     communicator : Communicator
         Of the ranks that add up.
-    rows : int
-        How many ranks' rows are added: all those of the shards, or one.
+    rows : range
+        Of which ranks' rows gradients are added: all those of the shards, or this rank's own.
     feedback : bool
         Whether losses are fed back.
     """
 
+    factor = 1
+    """How many times the mean gradient's losses what is kept here is, but for the loss's scale."""
+
     def __init__(
-        self, owner: ShardCompression, columns: list[_Column], communicator: Communicator, rows: int, *, feedback: bool
+        self, owner: ShardCompression, known: Columns, communicator: Communicator, rows: range, *, feedback: bool
     ) -> None:
-        super().__init__(owner, columns)
+        self.owner, self.known = owner, known
+        self._laid_out: Sequence[Column] = ()
         self._communicator, self._rows = communicator, rows
         self._feedback = ErrorFeedback() if feedback else None
-        self._restored: Residuals = {}
+        self._restored: dict[str, Tensor] = {}
+        self._before: Array = None
 
-    def size_of(self, column: _Column) -> int:
-        """Elements of a parameter that are added."""
-        return column.size if self._rows > 1 else min(column.size, column.end - column.begin)
-
-    def residuals(self) -> Residuals:
-        """Copy what was lost, by name."""
+    def residuals(self) -> dict[str, Tensor]:
+        """Copy what was lost, by name, of each parameter in its shape; zeros but in the rows that are added here."""
         if self._feedback is None:
             return {}
-        if self._feedback.residual is None:
-            return {c.name: nothing_lost(self.size_of(c), c.dtype) for c in self._compressed()} | self._restored
-        place = self.owner.place
-        rows = place.fetched(place.losses(self._feedback.residual)).reshape(self._rows, -1)
-        return {c.name: rows[:, c.begin : c.end].reshape(-1)[: self.size_of(c)] for c in self._compressed()}
+        shards, place, kept = self.owner.communicator.size, self.owner.place, self._kept()
+        found = {
+            c.name: torch.zeros(c.shape, dtype=loss_dtype(c.parameter.dtype))
+            for c in self.known.compressed
+            if c.parameter.requires_grad
+        }
+        if kept is not None:
+            rows = torch.from_numpy(place.fetched(kept)).view(len(self._rows), -1)
+            for c in self._laid_out:
+                whole = rows.new_zeros(shards, c.end - c.begin)
+                whole[self._rows.start : self._rows.stop] = rows[:, c.begin : c.end]
+                found[c.name] = c.from_rows(whole) / (self.factor * self.owner.scale)
+        return {**found, **self._restored}
 
-    def restore(self, residuals: Residuals) -> None:
+    def restore(self, residuals: Mapping[str, Tensor]) -> None:
         """Go on with what was lost."""
-        restored = {c.name: residuals[c.name] for c in self._compressed() if c.name in residuals}
         if self._feedback is not None:
             self._feedback.reset()
-            self._restored = restored
-        elif restored:
+            self._laid_out = ()
+            self._restored = {c.name: residuals[c.name] for c in self.known.compressed if c.name in residuals}
+        elif residuals:
             raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
 
-    def _prepare(self, rows: Array) -> None:
-        """Lay out restored losses like the gradients."""
-        if self._feedback is None or not self._restored:
+    def remember(self) -> None:
+        """Copy what is kept, for `undo`."""
+        kept = self._kept()
+        self._before = None if kept is None else self.owner.place.copy(kept)
+
+    def undo(self) -> None:
+        """Have what is kept as it was when `remember` was called."""
+        if (kept := self._kept()) is None:
+            return
+        if self._before is None:
+            kept[...] = 0
+        else:
+            self.owner.place.put(self._before, kept)
+
+    def multiply(self, factor: float) -> None:
+        """Have what is kept in other units."""
+        if (kept := self._kept()) is not None:
+            kept *= factor
+
+    def _kept(self) -> Array:
+        if self._feedback is None or self._feedback.residual is None:
+            return None
+        return self.owner.place.losses(self._feedback.residual)
+
+    def _prepare(self, columns: Columns, rows: Array) -> None:
+        """Lay out what was lost of the parameters that have gradients now like these."""
+        if self._feedback is None:
+            return
+        now = columns.compressed
+        if [c[:3] for c in now] != [c[:3] for c in self._laid_out]:
+            self.restore({name: lost for name, lost in self.residuals().items() if lost.any()})
+            self._laid_out = now
+        wanted = [c for c in now if c.name in self._restored]
+        if not wanted:
             return
         place = self.owner.place
         self._communicator.prepare_feedback(self._feedback, rows.reshape(-1))
-        kept = place.losses(self._feedback.residual).reshape(rows.shape)
-        for c in self._compressed():
-            if c.name in self._restored:
-                lost = self._restored[c.name]
-                padded = np.zeros(kept.shape[0] * (c.end - c.begin), lost.dtype)
-                padded[: self.size_of(c)] = lost
-                place.put(padded.reshape(kept.shape[0], -1), kept[:, c.begin : c.end])
-        self._restored = {}
+        kept = self._kept().reshape(rows.shape)
+        for c in wanted:
+            lost = c.to_rows(self._restored.pop(c.name), self.owner.communicator.size)[self._rows]
+            lost = (lost * (self.factor * self.owner.scale)).numpy()
+            place.put(lost.astype(kept.dtype) if isinstance(kept, np.ndarray) else lost, kept[:, c.begin : c.end])
 
     def _add(
         self, collective: Callable[..., Any], values: Array, op: str, out: Array, least: float, *, exactly: bool
@@ -158,12 +222,16 @@ class Lossy(_Rows):
             collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
         owner.count(self._communicator, least)
 
-    def _compressed(self) -> list[_Column]:
-        return [c for c in self.columns if not self.owner.exact[c.name]]
 
-
-class GatheredParameters(_Rows, AllGather):
+class GatheredParameters(_Allocating, AllGather):
     """Gathers a module's parameters.
+
+    Parameters
+    ----------
+    owner : ShardCompression
+        Of the model.
+    columns : Columns
+        Of all the module's parameters.
 
     Attributes
     ----------
@@ -173,12 +241,15 @@ class GatheredParameters(_Rows, AllGather):
 
     lost: Any = 0.0
 
+    def __init__(self, owner: ShardCompression, columns: Columns) -> None:
+        self.owner, self.columns = owner, columns
+
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Work | None:
         owner, communicator = self.owner, self.owner.communicator
         codec, width = owner.parameters, input_tensor.numel()
-        exact = None if codec is None else self.exact_columns(width, input_tensor)
+        exact = None if codec is None else self.columns.exact(width, input_tensor)
 
         def gather() -> None:
             own = owner.place.copy(owner.place.array(input_tensor))  # PyTorch gives a part of the output
@@ -202,7 +273,20 @@ class GatheredParameters(_Rows, AllGather):
 
 
 class ScatteredGradients(Lossy, ReduceScatter):
-    """Adds up a module's gradients; each rank keeps its row."""
+    """Adds up a module's gradients; each rank keeps its row.
+
+    Attributes
+    ----------
+    present : Columns
+        Of the parameters that have gradients in the step that comes next.
+    """
+
+    present: Columns
+
+    @property
+    def factor(self) -> int:  # type: ignore[override]
+        """The replicas average afterwards what is added here."""
+        return self.owner.replicas
 
     def __call__(
         self,
@@ -213,8 +297,9 @@ class ScatteredGradients(Lossy, ReduceScatter):
         async_op: bool = False,
     ) -> Work | None:
         owner, communicator, place = self.owner, self._communicator, self.owner.place
-        width = output_tensor.numel()
-        exact = None if owner.codec is None else self.exact_columns(width, input_tensor)
+        width, columns = output_tensor.numel(), self.present
+        exact = None if owner.codec is None else columns.exact(width, input_tensor)
+        skippable = owner.begin()
         reduction = linear(op)
         if reduction.factor is not None:
             input_tensor.mul_(reduction.factor)
@@ -227,7 +312,10 @@ class ScatteredGradients(Lossy, ReduceScatter):
             if exact is None:
                 add(rows, out=out, exactly=True)
                 return
-            self._prepare(rows)
+            self._prepare(columns, rows)
+            if skippable:
+                self.remember()
+            self._give_own(rows, reduction.name)
             kept = rows[:, exact]
             rows[:, exact] = 0
             add(rows.reshape(-1), out=out, exactly=False)
@@ -237,15 +325,43 @@ class ScatteredGradients(Lossy, ReduceScatter):
                 add(kept, out=got, exactly=True)
                 out[exact] = got
 
-        return owner.start(scatter, not async_op, output_tensor, input_tensor)
+        job = partial(owner.watch, self, scatter, output_tensor) if skippable else scatter
+        return owner.start(job, not async_op, output_tensor, input_tensor)
+
+    def _give_own(self, rows: Array, op: str) -> None:
+        """Add what is kept of this rank's own row to it. It is not encoded, so nothing would take this out: it is there
+        if a state is of other shards.
+        """
+        if (kept := self._kept()) is None:
+            return
+        rank, size = self._communicator.rank, self._communicator.size
+        own = kept.reshape(rows.shape)[rank]
+        if own.any():
+            rows[rank] = self.owner.place.wide(rows[rank]) + own * (size if op == "mean" else 1)
+            own[...] = 0
 
 
 class AveragedReplicas(Lossy):
-    """Averages a module's row of gradients over its replicas."""
+    """Averages a module's row of gradients over its replicas.
+
+    Parameters
+    ----------
+    scattered : ScatteredGradients
+        What comes before.
+    communicator, feedback
+        As of `Lossy`.
+    """
+
+    def __init__(self, scattered: ScatteredGradients, communicator: Communicator, *, feedback: bool) -> None:
+        rank = scattered.owner.communicator.rank
+        rows = range(rank, rank + 1)
+        super().__init__(scattered.owner, scattered.known, communicator, rows, feedback=feedback)
+        self._scattered = scattered
 
     def __call__(self, tensor: Tensor, op: Any) -> None:
         owner, communicator, place = self.owner, self._communicator, self.owner.place
-        exact = None if owner.codec is None else self.exact_columns(tensor.numel(), tensor)
+        columns, skippable = self._scattered.present, owner.begin()
+        exact = None if owner.codec is None else columns.exact(tensor.numel(), tensor)
         reduction = linear(op)
         if reduction.factor is not None:
             tensor.mul_(reduction.factor)
@@ -257,7 +373,9 @@ class AveragedReplicas(Lossy):
             if exact is None:
                 add(own, out=own, exactly=True)
                 return
-            self._prepare(own.reshape(1, -1))
+            self._prepare(columns, own.reshape(1, -1))
+            if skippable:
+                self.remember()
             kept = own[exact]
             own[exact] = 0
             add(own, out=own, exactly=False)
@@ -265,4 +383,4 @@ class AveragedReplicas(Lossy):
                 add(kept, out=kept, exactly=True)
                 own[exact] = kept
 
-        owner.start(average, True, tensor)
+        owner.start(partial(owner.watch, self, average, tensor) if skippable else average, True, tensor)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -16,14 +18,17 @@ from ...codecs.base import Codec
 from ...collectives import choose
 from ...communicator import Communicator
 from ...errors import HookTaken, InvalidArgument
+from ...feedback import ErrorFeedback
+from ...sparse import Sparsifier
 from ..account import Account
 from ..arrays import arrays_on
 from ..groups.membership import communicator_of
 from ..job_queue import JobQueue, Work
 from ..membership import check_alike
-from ..states import Residuals, residuals_of, state_of
-from .replicas import BEGUN, BETWEEN, REPLICAS, Replicas, completed, folded
-from .shard_collectives import AveragedReplicas, GatheredParameters, Lossy, ScatteredGradients, columns_of
+from ..states import BEGUN, BETWEEN, OPTIONAL, REPLICAS, added, logical_name, residuals_of, state_of
+from .loss_scale import LossScale
+from .replicas import Replicas
+from .shard_collectives import AveragedReplicas, Columns, GatheredParameters, Lossy, ScatteredGradients
 
 
 class ShardCompression:
@@ -56,6 +61,7 @@ class ShardCompression:
         over: str = "auto",
     ) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._others = {logical_name(name) for name in names.values()}
         states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
         groups = [group for state in states for group in state._fsdp_param_groups]
         shared = {group._reduce_scatter_process_group for group in groups}
@@ -94,14 +100,23 @@ class ShardCompression:
         self._gathers: list[GatheredParameters] = []
         self._averages: list[AveragedReplicas] = []
         feedback = feedback and codec is not None
+        self._feeds_back, self._device = feedback, device
+        self._try(feedback, {parameter.dtype for name, parameter in model.named_parameters() if not exact[name]})
+        self.loss_scale, self.scale = LossScale(model.parameters()), 1.0
+        self._finite: list[Tensor] = []
+        self._watched: list[Lossy] = []
+        self._begun = False
+        columns = partial(Columns, names=names, exact=exact)
         for group in groups:
-            columns = columns_of(group.fsdp_params, names)
-            self._scatters.append(ScatteredGradients(self, columns, shards, shards.size, feedback=feedback))
-            self._gathers.append(GatheredParameters(self, columns))
+            known = columns(group.fsdp_params)
+            scattered = ScatteredGradients(self, known, shards, range(shards.size), feedback=feedback)
+            self._scatters.append(scattered)
+            self._gathers.append(GatheredParameters(self, known))
             group._reduce_scatter_comm = self._scatters[-1]
             group._all_gather_comm = self._gathers[-1]
+            group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
             if between is not None and self.between is not None:
-                self._averages.append(AveragedReplicas(self, columns, self.between, 1, feedback=feedback))
+                self._averages.append(AveragedReplicas(scattered, self.between, feedback=feedback))
                 group.mesh_info = copy.copy(group.mesh_info)  # which modules share
                 group.mesh_info.replicate_process_group = Replicas(between, self._averages[-1])
 
@@ -115,40 +130,99 @@ class ShardCompression:
     def state_dict(self) -> dict[str, Any]:
         """Copy what this rank's compression has lost so far, to be saved with the model: every rank's own."""
         residuals, between = _joined(self._scatters), _joined(self._averages)
-        rank, size = self._place()
-        begun = {BEGUN: [communicator.begun for communicator in self._communicators()]}
+        state = state_of(*self._place(), residuals) | {BEGUN: [each.begun for each in self._communicators()]}
         if self.between is None:
-            return state_of(rank, size, residuals) | begun
-        return state_of(rank, size, residuals, **{BETWEEN: between}) | {REPLICAS: self.between.size} | begun
+            return state
+        return state_of(*self._place(), residuals, **{BETWEEN: between}) | state | {REPLICAS: self.replicas}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on with the losses of an earlier run; as `GradientCompression.load_state_dict` does. Of all ranks'
-        states the number of replicas may have been another. After a state that lacks what codecs drew, as early ones
-        do, they draw on from where they are.
+        """Go on with the losses of an earlier run; as `GradientCompression.load_state_dict` does, whose states may be
+        given, too. Of all ranks' states the number of replicas may have been another.
         """
         rank, size = self._place()
-        replicas = 1 if self.between is None else self.between.size
-        whole = {c.name: c.size for scatter in self._scatters for c in scatter.columns if not self.exact[c.name]}
-        own = {c.name: average.size_of(c) for average in self._averages for c in average.columns}
-        given: Any = completed(states) if isinstance(states, Mapping) else list(map(completed, states))
-        more = (BETWEEN, REPLICAS, BEGUN)
-        residuals = residuals_of(given, rank, size, whole, more, drawn=BEGUN)
-        every = [given] if isinstance(given, Mapping) else given
-        if {(state["size"], state[REPLICAS]) for state in every} != {(size, replicas)}:
-            if given is not every:
-                raise InvalidArgument(
-                    f"this is a state of {given[REPLICAS]} replicas, but here are {replicas}: "
-                    "give the states of all ranks"
-                )
-            given = [folded(state, replicas) for state in every]
-            residuals = residuals_of(given, rank, size, whole, more, drawn=BEGUN)
-        between = residuals_of(given, rank, size, own, more, BETWEEN, BEGUN)
+        shapes = {c.name: c.shape for scatter in self._scatters for c in scatter.known.compressed}
+        read = partial(residuals_of, states, rank, size, shapes, optional=OPTIONAL, others=self._others)
+        residuals, between = read(), read(kind=BETWEEN)
+        every = [states] if isinstance(states, Mapping) else states
+        if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(size, self.replicas)}:
+            residuals, between = added(residuals, between), {}
         for collective in self._scatters:
             collective.restore(residuals)
         for average in self._averages:
             average.restore(between)
         for communicator, begun in zip(self._communicators(), every[0].get(BEGUN, ()), strict=False):
             communicator.begun = begun
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas of the shards there are."""
+        return 1 if self.between is None else self.between.size
+
+    def begin(self) -> bool:
+        """Begin a collective of a step: tells whether a GradScaler may skip that step."""
+        if self.codec is None or not self._feeds_back:
+            return False
+        if not self._begun:
+            self._begun = True
+            self._follow(self.loss_scale.now())
+            torch.autograd.Variable._execution_engine.queue_callback(self._settle)  # type: ignore[attr-defined]
+        return self.loss_scale.possible
+
+    def watch(self, collective: Lossy, job: Callable[[], None], result: Tensor) -> None:
+        """Run a job of a step that may be skipped."""
+        self._watched.append(collective)
+        job()
+        self._finite.append(result.isfinite().all())
+
+    def _settle(self) -> None:
+        """Undo what the step changed if a gradient is not finite on any rank: a GradScaler skips it. Collective, at the
+        end of back-propagation.
+        """
+        self._begun = False
+        if not self.loss_scale.possible:
+            return
+
+        def settle() -> None:
+            watched, finite = self._watched, self._finite
+            self._watched, self._finite = [], []
+            found = torch.zeros(1, device=self._device)
+            for each in finite:
+                found += ~each
+            for communicator in self._communicators():
+                communicator.allreduce(self.place.array(found), out=self.place.array(found), codec=None)
+            if bool(found):
+                for collective in reversed(watched):  # of two backward passes of one step, the first is the last word
+                    collective.undo()
+
+        self.place.run(self._jobs, settle)
+
+    def _follow(self, scale: float) -> None:
+        """Have what is kept in the units of gradients whose loss is scaled so."""
+        ratio, self.scale = scale / self.scale, scale
+        if ratio == 1.0:
+            return
+
+        def multiply() -> None:
+            for collective in (*self._scatters, *self._averages):
+                collective.multiply(ratio)
+
+        self.place.run(self._jobs, multiply)
+
+    def _try(self, feedback: bool, dtypes: Iterable[torch.dtype]) -> None:
+        """Refuse what a step would: PyTorch would tell it less well."""
+        if self.codec is None:
+            return
+        sparse = isinstance(self.codec, Sparsifier)
+        for dtype in sorted(dtypes, key=str):
+            for communicator in self._communicators():
+                first = communicator is self.communicator
+                algorithm = self.algorithm
+                if algorithm == choose.AUTO:  # which would not compress so little
+                    algorithm = "sparse_ring" if sparse and not first else "direct"
+                zeros = self.place.array(torch.zeros(64 * communicator.size, dtype=dtype, device=self._device))
+                (communicator.reduce_scatter if first else communicator.allreduce)(
+                    zeros, feedback=ErrorFeedback() if feedback else None, codec=self.codec, algorithm=algorithm
+                )
 
     def _communicators(self) -> list[Communicator]:
         """List those among the shards, and between the replicas if there are any."""
@@ -166,6 +240,7 @@ class ShardCompression:
 
     def free(self) -> None:
         """Give back thread and communicator, when the model is trained no more. Collective."""
+        self.loss_scale.free()
         self._jobs.close()
         for communicator in self._communicators():
             communicator.free()
@@ -187,6 +262,26 @@ def _has_replicas(group: Any) -> bool:
     return isinstance(group.mesh_info, HSDPMeshInfo) and group.mesh_info.replicate_mesh_size > 1
 
 
-def _joined(collectives: Sequence[Lossy]) -> Residuals:
+def _joined(collectives: Sequence[Lossy]) -> dict[str, Tensor]:
     """Collect what several modules' collectives have lost."""
     return {name: lost for each in collectives for name, lost in each.residuals().items()}
+
+
+def _post_backward(
+    group: Any,
+    scattered: ScatteredGradients,
+    columns: Callable[[Sequence[Any]], Columns],
+    post_backward: Callable[..., Any],
+    *unused: Any,
+) -> Any:
+    """Note which parameters have gradients before PyTorch puts these side by side."""
+    scattered.present = columns(list(filter(partial(_has_gradient, group), group.fsdp_params)))
+    return post_backward(*unused)
+
+
+def _has_gradient(group: Any, parameter: Any) -> bool:
+    if not hasattr(parameter, "_unsharded_param"):
+        return False
+    whole = parameter.unsharded_param
+    found = parameter.unsharded_accumulated_grad is not None or whole.grad is not None
+    return found or (whole.requires_grad and getattr(group, "reduce_scatter_unused_params", False))
