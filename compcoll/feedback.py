@@ -41,6 +41,9 @@ class ErrorFeedback:
 
     Attributes
     ----------
+    conserves : str
+        ``"exact"`` if results and what is kept add up to all that was put in; ``"decay"`` if what is kept changes by
+        itself, too, as momentum does.
     arrays : tuple of str
         The names of the arrays kept, ``residual`` the first of them: all are as long as the buffer.
     residual : array or None
@@ -63,6 +66,7 @@ class ErrorFeedback:
     (64,)
     """
 
+    conserves: ClassVar[str] = "exact"
     arrays: ClassVar[tuple[str, ...]] = ("residual",)
 
     def __init__(self) -> None:

@@ -136,6 +136,10 @@ class Sign(Codec):
     )
 
     @property
+    def conserves(self) -> str:
+        return "none" if self.scale is None else "exact"
+
+    @property
     def additive(self) -> bool:
         return self.scale is None
 

@@ -217,6 +217,13 @@ class Codec(ABC):
             If the codec cannot take that element type, or not with this configuration.
         """
 
+    @property
+    def conserves(self) -> str:
+        """``"exact"`` if, with its usual feedback, results and what is kept add up to all that was put in; else
+        ``"none"``.
+        """
+        return "exact"
+
     def summands(self, device: Device, dtype: str, ranks: int) -> Summands | None:
         """Bind to so many ranks, too, if wires are numbers to be added as they are: where `additive` holds."""
         return None

@@ -171,6 +171,11 @@ class _NeedsVariance(Sparsifier):
 
     state: ClassVar[type[ErrorFeedback]] = VarianceFeedback
 
+    @property
+    def conserves(self) -> str:
+        """What is below a power of two, or beyond a threshold, is forgotten, as in the papers."""
+        return "none"
+
     def check_call(self, feedback: ErrorFeedback | None, out: Any) -> None:
         super().check_call(feedback, out)
         if not isinstance(feedback, VarianceFeedback):

@@ -43,6 +43,7 @@ class DGCFeedback(ErrorFeedback):
     >>> total = compcoll.allreduce(np.ones(100, np.float32), codec="topk", density=0.01, feedback=feedback)
     """
 
+    conserves = "decay"
     arrays = ("residual", "velocity")
 
     def __init__(self, momentum: float = 0.9, clip: float | None = None) -> None:

@@ -1,0 +1,376 @@
+"""What a method gives and what it keeps add up to the means of all gradients, whatever happens to a training run.
+
+Hypothesis on rank 0 draws what happens; all ranks do it, and tell rank 0 what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from mpi4py import MPI
+from promises import EVERY, is_vote, one_of_each
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
+
+import compcoll.torch
+from compcoll import IntSum
+from compcoll.sparse.contract import Sparsifier
+from osu_like_bench.training.processes import start
+
+SHAPES = {"first": (30, 20), "bias": (20,), "kernels": (12, 6, 3, 3), "last": (18, 33)}
+FORMATS = {"rows": torch.contiguous_format, "channels_last": torch.channels_last}
+WRAPPERS = ("ddp", "fsdp", "plain")
+SEQUENCES = int(os.environ.get("COMPCOLL_SEQUENCES", "25"))
+MOMENTUM = 0.5
+
+Make = Callable[[nn.Module, torch.optim.Optimizer], Any]
+ALL: dict[str, Any] = {"exclude": (), "smallest": 1, "timeout": 30.0}
+
+
+def compressing(codec: Any) -> Make:
+    algorithm = ("sparse_ring" if isinstance(codec, Sparsifier) else "direct",)
+    return lambda model, optimizer: compcoll.torch.compress(
+        model, codec, algorithm="direct" if isinstance(model, FSDPModule) else algorithm[0], **ALL
+    )
+
+
+METHODS: dict[str, tuple[tuple[str, ...], Make]] = {
+    f"compress {codec.name}": (("ddp", "fsdp"), compressing(codec))
+    for codec in one_of_each(EVERY)
+    if codec.conserves == "exact" and not isinstance(codec, IntSum) and not is_vote(codec)
+}
+METHODS["DGC"] = (("ddp",), lambda model, optimizer: compcoll.torch.DGC(model, optimizer, density=0.1, **ALL))
+"""Under which wrappers each method that conserves runs, and what makes it."""
+
+
+class Model(nn.Module):
+    """Its parameters' gradients are what is given."""
+
+    def __init__(self, dtype: torch.dtype, memory_format: str) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype)))
+        self.to(memory_format=FORMATS[memory_format])  # type: ignore[call-overload]
+
+    def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        return sum(((p * gradients[name]).sum() for name, p in self.named_parameters() if name in gradients), ZERO)
+
+
+ZERO = torch.zeros((), requires_grad=True)
+
+
+class Run:
+    """A training run on all ranks, and what its method owes.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        Of all ranks, of which some may take no part in the training for a while.
+    method : str
+        Of `METHODS`.
+    dtype : torch.dtype
+        Of the parameters.
+    scale : float or None
+        The first one of a GradScaler.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, method: str, dtype: torch.dtype, scale: float | None) -> None:
+        self.comm, self.dtype, self.steps = comm, dtype, 0
+        self.make = METHODS[method][1]
+        self.mean = method in ("ACPSGD", "PowerSGD")
+        self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+        self.due = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+        self.size = {name: 0.0 for name in SHAPES}
+        self.frozen: list[str] = []
+        self.compression: Any = None
+        self.states: list[Any] = []
+        self.ranks = 0
+
+    def wrap(
+        self, wrapper: str, ranks: int, memory_format: str, bucket_mb: float, view: bool, dim: int, frozen: list[str]
+    ) -> None:
+        """Go on under another wrapper, on other ranks: with the states of those before."""
+        self.close()
+        self.ranks = ranks
+        self.mine = self.sub(ranks)
+        for name in set(frozen) - set(self.frozen):  # what was lost of these will never be given
+            self.due[name][...] = 0
+        self.frozen = frozen
+        if self.comm.rank >= ranks:
+            return
+        group = GROUPS[ranks]
+        model: nn.Module = Model(self.dtype, memory_format)
+        for name in frozen:
+            getattr(model, name).requires_grad_(False)
+        if wrapper == "ddp":
+            model = DistributedDataParallel(
+                model,
+                process_group=group,
+                find_unused_parameters=True,
+                bucket_cap_mb=bucket_mb,
+                gradient_as_bucket_view=view,
+            )
+        elif wrapper == "fsdp":
+            mesh = dist.DeviceMesh.from_group(group, "cpu")
+            model = fully_shard(
+                model, mesh=mesh, shard_placement_fn=lambda p: Shard(dim) if p.ndim > dim and not p.shape[dim] % ranks else None
+            )
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=0.0, momentum=MOMENTUM)
+        self.model = model
+        self.compression = self.make(model, self.optimizer)
+        if self.states:
+            self.compression.load_state_dict(self.states)
+        self.check()
+
+    def sub(self, ranks: int) -> MPI.Intracomm:
+        return SUBS[ranks]
+
+    def close(self) -> None:
+        """Save, and end what runs."""
+        if not self.ranks:
+            return
+        own = None if self.compression is None else self.compression.state_dict()
+        self.states = [state for state in self.comm.allgather(own) if state is not None]
+        if self.compression is not None:
+            self.compression.free()
+        self.compression = None
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        out = np.empty(values.shape)
+        self.mine.Allreduce(np.ascontiguousarray(values, np.float64), out)
+        return out
+
+    def step(
+        self,
+        used: dict[str, list[bool]],
+        overflow: tuple[str, int] | None,
+        passes: int,
+        joined: int,
+        to_none: bool,
+    ) -> None:
+        """One step of the optimizer; with what overflows in it: a parameter and a rank."""
+        self.steps += 1
+        if self.compression is None:
+            return
+        rank, ranks, model = self.comm.rank, self.ranks, self.model
+        sharded = isinstance(model, FSDPModule)
+        joins = isinstance(model, DistributedDataParallel) and passes == 1 and joined
+        active = ranks - min(joined, ranks - 1) if joins else ranks
+        live = [name for name in SHAPES if name not in self.frozen]
+        if sharded:  # its ranks must use the same parameters, one at least
+            used = {name: [used[name][0]] * self.comm.size for name in SHAPES}
+            if not any(used[name][0] for name in live):
+                used[live[0]] = [True] * self.comm.size
+        generator = np.random.default_rng([self.steps, rank])
+        gradients: list[dict[str, torch.Tensor]] = []
+        for _ in range(passes):
+            drawn = {name: generator.normal(size=shape) * 10.0 ** (self.steps % 5 - 2) for name, shape in SHAPES.items()}
+            gradients.append(
+                {name: torch.from_numpy(drawn[name]).to(self.dtype) for name in live if used[name][rank]}
+            )
+        bad = False
+        if overflow is not None and self.scaler is not None and overflow[0] in live:
+            name, where = overflow[0], overflow[1] % active
+            bad = used[name][where]
+            if bad and rank == where:
+                gradients[-1][name].view(-1)[generator.integers(gradients[-1][name].numel())] = np.inf
+        before = self.compression.state_dict()
+        self.optimizer.zero_grad(set_to_none=to_none)
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        with ExitStack() as stack:
+            if joins:
+                stack.enter_context(Join([model]))
+            if rank < active:
+                for number, each in enumerate(gradients, 1):
+                    self.backward(each, last=number == passes, sharded=sharded)
+        given: dict[str, np.ndarray] = {}
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        for name, p in inner.named_parameters():
+            if p.grad is not None and rank < active:
+                whole = p.grad.full_tensor() if sharded else p.grad
+                given[name] = whole.double().numpy() / scale
+        if joins and rank >= active and self.scaler is not None:  # it saw no gradients: it goes by what others found
+            self.scaler.scale(torch.zeros(()))
+        skipped = self.stepped(rank < active)
+        infinite = not all(np.isfinite(values).all() for values in given.values())  # a cast may overflow by itself
+        assert skipped or not bad, f"step {self.steps}: {overflow} overflowed, but the step was not skipped"
+        assert rank >= active or skipped == infinite, f"step {self.steps}: skipped: {skipped}, but not {infinite}"
+        after = self.compression.state_dict()
+        if skipped:
+            for kind in ("residuals", "velocity"):
+                for name, kept in before.get(kind, {}).items():
+                    np.testing.assert_array_equal(after[kind][name], kept, f"a skipped step changed {kind} of {name}")
+            return
+        for name in live:
+            own = sum(each[name].double().numpy() for each in gradients if name in each) if rank < active else 0.0
+            mean = self.total(np.zeros(SHAPES[name]) + own) / ranks
+            anywhere = any(used[name][:active])
+            carried = 0.0
+            if "velocity" in before and anywhere:
+                carried = self.total(MOMENTUM * before["velocity"][name].double().numpy())
+            got = self.mine.bcast(given.get(name), 0)
+            if not anywhere:
+                assert got is None or not got.any(), f"{name} was given though no rank used it"
+                continue
+            self.due[name] += mean + carried - got
+            self.size[name] = max(self.size[name], float(np.abs(mean).max()), float(np.abs(self.due[name]).max()))
+        self.check()
+
+    def backward(self, gradients: dict[str, torch.Tensor], *, last: bool, sharded: bool) -> None:
+        with ExitStack() as stack:
+            if sharded:
+                self.model.set_requires_gradient_sync(last)
+            elif not last:
+                stack.enter_context(self.model.no_sync())
+            loss = self.model(gradients)
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def stepped(self, active: bool) -> bool:
+        """Step the optimizer; tells whether its scaler skipped the step, on all ranks or on none."""
+        if self.scaler is None:
+            self.optimizer.step()
+            return False
+        before = self.scaler.get_scale()
+        if active:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        now = self.mine.bcast(self.scaler.get_scale(), 0)
+        assert not active or self.scaler.get_scale() == now, "ranks have other scales"
+        self.scaler.update(now)
+        return bool(now < before)
+
+    def check(self) -> None:
+        if self.compression is None:
+            return
+        kept = self.compression.state_dict()["residuals"]
+        assert set(kept) == set(SHAPES) - set(self.frozen), sorted(kept)
+        room = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 4 * 2.0**-8}[self.dtype]
+        for name, values in kept.items():
+            assert tuple(values.shape) == SHAPES[name], values.shape
+            total = self.total(values.double().numpy()) / (self.ranks if self.mean else 1)
+            off = np.abs(total - self.due[name]).max()
+            assert off <= room * max(self.steps, 1) * max(self.size[name], 1e-30), (
+                f"{name}: given and kept are off by {off:.2e}, and gradients have up to {self.size[name]:.2e}"
+            )
+
+
+GROUPS: dict[int, dist.ProcessGroup] = {}
+SUBS: dict[int, MPI.Intracomm] = {}
+DONE: list[str] = []
+
+
+def on_all(comm: MPI.Intracomm, command: tuple[Any, ...] | None, run: list[Run]) -> bool:
+    """Run rank 0's command on all ranks; False for the last one."""
+    name, arguments, options = comm.bcast(command)
+    wrong = ""
+    try:
+        if name == "begin":
+            if run:
+                run.pop().close()
+            run.append(Run(comm, *arguments))
+        elif name == "end":
+            while run:
+                run.pop().close()
+        elif name != "quit":
+            getattr(run[0], name)(*arguments, **options)
+    except BaseException:
+        wrong = traceback.format_exc()
+        print(f"rank {comm.rank}: {wrong}", flush=True)  # others may wait for this rank until their time is out
+    found = [f"rank {rank}:\n{text}" for rank, text in enumerate(comm.allgather(wrong)) if text]
+    if found and comm.rank == 0:
+        raise AssertionError("\n".join(found))
+    return name != "quit"
+
+
+NAMES = st.sampled_from(sorted(SHAPES))
+PLACES = st.fixed_dictionaries(
+    {
+        "ranks": st.integers(2, 3),
+        "memory_format": st.sampled_from(sorted(FORMATS)),
+        "bucket_mb": st.sampled_from([0.001, 25.0]),
+        "view": st.booleans(),
+        "dim": st.integers(0, 1),
+        "frozen": st.lists(NAMES, unique=True, max_size=1),
+    }
+)
+
+
+def check_given_and_kept_are_all(comm: MPI.Intracomm) -> None:
+    if not dist.is_initialized():
+        start("gloo")
+    torch.set_num_threads(1)
+    for ranks in (2, 3):
+        GROUPS[ranks] = dist.new_group(list(range(ranks)))
+        SUBS[ranks] = comm.Split(0 if comm.rank < ranks else MPI.UNDEFINED, comm.rank)
+    run: list[Run] = []
+    if comm.rank:
+        while on_all(comm, None, run):
+            pass
+        return
+
+    class Machine(RuleBasedStateMachine):
+        @initialize(
+            method=st.sampled_from(sorted(METHODS)),
+            dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+            scale=st.sampled_from([None, 2.0**8, 2.0**16]),
+            place=PLACES,
+            data=st.data(),
+        )
+        def begin(self, method: str, dtype: torch.dtype, scale: float | None, place: dict[str, Any], data: Any) -> None:
+            self.method = method
+            self.do("begin", method, dtype, scale)
+            self.move(place, data)
+
+        @rule(place=PLACES, data=st.data())
+        def move(self, place: dict[str, Any], data: Any) -> None:
+            self.do("wrap", data.draw(st.sampled_from(METHODS[self.method][0])), **place)
+
+        @rule(
+            used=st.fixed_dictionaries({name: st.lists(st.booleans(), min_size=3, max_size=3) for name in SHAPES}),
+            overflow=st.none() | st.tuples(NAMES, st.integers(0, 2)),
+            passes=st.integers(1, 2),
+            joined=st.integers(0, 2),
+            to_none=st.booleans(),
+        )
+        def step(self, **drawn: Any) -> None:
+            self.do("step", **drawn)
+
+        @rule()
+        def full_step(self) -> None:
+            everywhere = {name: [True] * 3 for name in SHAPES}
+            self.do("step", used=everywhere, overflow=None, passes=1, joined=0, to_none=True)
+
+        def do(self, name: str, *arguments: Any, **options: Any) -> None:
+            on_all(comm, (name, arguments, options), run)
+
+        def teardown(self) -> None:
+            self.do("end")
+
+    try:
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=SEQUENCES,
+                stateful_step_count=8,
+                deadline=None,
+                derandomize="COMPCOLL_SEQUENCES" not in os.environ,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        on_all(comm, ("quit", (), {}), run)
