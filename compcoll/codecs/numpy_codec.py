@@ -79,7 +79,7 @@ class NumpyCoder:
     def _sum(self, n: int, add: Array | None, wires: Sequence[Array], scale: float) -> Values:
         terms = [load(add, self._dtype) * self._computed.type(scale)] if add is not None else []
         terms += [self._read(n, wire) for wire in wires]
-        total = terms[0]
+        total: Values = terms[0]
         with np.errstate(over="ignore", invalid="ignore"):
             for term in terms[1:]:
                 total = total + term
@@ -163,6 +163,10 @@ class NumpyCodec(Codec):
         dtype : numpy.dtype
             Type of the encoded array, float32 or float64. An array of another real type is converted to it.
         """
+
+    @property
+    def fixed_size(self) -> bool:
+        return False
 
     def coder(self, device: Device, dtype: str) -> Coder:
         return NumpyCoder(dtype, self._encoded, self._decoded)
