@@ -192,6 +192,18 @@ def _wire_size(trial: Trial) -> Found:
             yield f"{what}: {length} bytes, but fixed_size is True: write all {most}, or let it be False"
 
 
+def _inputs(trial: Trial) -> Found:
+    x, add = trial.normals(trial.n), trial.normals(trial.n, seed=1)
+    wire = trial.encode(add)
+    given = [x, add, wire]
+    before = [each.tobytes() for each in given]
+    trial.encode(x, [wire], residual=np.zeros(x.size, trial.computed), decoded=np.empty_like(x))
+    trial.decode(x.size, wire, add=add)
+    for what, each, content in zip(("the values", "the values added to", "a wire"), given, before, strict=True):
+        if each.tobytes() != content:
+            yield f"{what} changed: write to the wire and to out alone"
+
+
 def _same_bytes(trial: Trial) -> Found:
     x, other = trial.normals(trial.n), trial.normals(trial.n, seed=1)
     first = trial.encode(x, draw=1)
@@ -217,18 +229,6 @@ def _decoding(trial: Trial) -> Found:
         got, again = trial.decode(x.size, wire), trial.decode(x.size, wire.copy(), out=np.full(x.size, -1, trial.numpy))
         if not _same(got, again):
             yield f"{what}: decoding twice gave different values: store all values, keep no state"
-
-
-def _inputs(trial: Trial) -> Found:
-    x, add = trial.normals(trial.n), trial.normals(trial.n, seed=1)
-    wire = trial.encode(add)
-    given = [x, add, wire]
-    before = [each.tobytes() for each in given]
-    trial.encode(x, [wire], residual=np.zeros(x.size, trial.computed), decoded=np.empty_like(x))
-    trial.decode(x.size, wire, add=add)
-    for what, each, content in zip(("the values", "the values added to", "a wire"), given, before, strict=True):
-        if each.tobytes() != content:
-            yield f"{what} changed: write to the wire and to out alone"
 
 
 def _decoded_copy(trial: Trial) -> Found:
@@ -428,10 +428,10 @@ Promises = Mapping[str, Callable[[Trial], Found]]
 
 _OF_CODERS: Promises = {
     "wire size": _wire_size,
+    "inputs": _inputs,
     "same bytes": _same_bytes,
     "decoding": _decoding,
     "special values": _special_values,
-    "inputs": _inputs,
     "decoded copy": _decoded_copy,
     "residual": _residual,
     "sums": _sums,
