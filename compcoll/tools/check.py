@@ -19,7 +19,7 @@ from .check_coder import Found, Promises, Trial
 def check_codec(codec: str | Codec, **codec_options: Any) -> None:
     """Check that a codec does all that collectives rely on, by every algorithm, on a few ranks in this process.
 
-    The promises are the keys of ``compcoll.tools.check.PROMISES``. A codec with kernels takes less than a second.
+    The promises are the keys of ``compcoll.tools.check.PROMISES``. It takes about a second for a codec with kernels.
 
     Parameters
     ----------
