@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         iallreduce,
         reduce_scatter,
     )
-    from .codecs import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign, TernGrad
+    from .codecs import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, NumpyCodec, OneBit, Sign, TernGrad
     from .communicator import Communicator
     from .encoding import decode, encode
     from .errors import CompcollError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .progress import Request
     from .registry import get_codec, list_codecs
     from .stats import Stats
+    from .tools.check import check_codec
 
 __version__ = "0.2.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "Int8",
     "IntSum",
     "MinMax",
+    "NumpyCodec",
     "OneBit",
     "Request",
     "Sign",
@@ -57,6 +59,7 @@ __all__ = [
     "allreduce",
     "alltoall",
     "bcast",
+    "check_codec",
     "decode",
     "encode",
     "errors",
@@ -70,7 +73,7 @@ __all__ = [
 
 _HOMES = {
     "api": "allgather allgatherv allreduce alltoall bcast get_communicator iallreduce reduce_scatter",
-    "codecs": "FP8 QSGD ZFP Cast Codec Int8 IntSum MinMax OneBit Sign TernGrad",
+    "codecs": "FP8 QSGD ZFP Cast Codec Int8 IntSum MinMax NumpyCodec OneBit Sign TernGrad",
     "communicator": "Communicator",
     "encoding": "decode encode",
     "errors": "CompcollError",
@@ -78,6 +81,7 @@ _HOMES = {
     "progress": "Request",
     "registry": "get_codec list_codecs",
     "stats": "Stats",
+    "tools.check": "check_codec",
 }
 
 

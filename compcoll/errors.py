@@ -21,10 +21,13 @@
     ├── HookTaken (RuntimeError)            something else reduces this model's gradients already
     ├── GradientsPending (RuntimeError)     gradients are used, or added to, while they are being averaged
     ├── WireCorrupted (ValueError)          received bytes that no encoder writes
+    ├── CodecError (RuntimeError)           a codec of the caller's does not do what collectives need of it
     └── ProfileError (ValueError)           a stored profile that cannot be read, used or written
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class CompcollError(Exception):
@@ -130,6 +133,20 @@ class GradientsPending(CompcollError, RuntimeError):
 
 class WireCorrupted(CompcollError, ValueError):
     """Received bytes that no encoder writes."""
+
+
+class CodecError(CompcollError, RuntimeError):
+    """A codec does not do what collectives need of it: see `compcoll.check_codec`.
+
+    Attributes
+    ----------
+    broken : mapping of str to str
+        The promises of codecs that it breaks, by name, and what was found; empty if a collective found it out.
+    """
+
+    def __init__(self, message: str, broken: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.broken = dict(broken or {})
 
 
 class ProfileError(CompcollError, ValueError):

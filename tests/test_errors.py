@@ -271,7 +271,7 @@ def test_encode_and_decode_refuse() -> None:
         compcoll.decode(wire[:-1], 1000, np.float32, codec="zfp", rate=8)
     with pytest.raises(InvalidBuffer, match="1000 bytes"):
         compcoll.decode(wire, 1004, np.float32, codec="zfp", rate=8)
-    with pytest.raises(WireCorrupted, match="neither a stream nor raw values"):
+    with pytest.raises(WireCorrupted, match="holds neither encoded nor raw values"):
         compcoll.decode(np.full(10, 7, np.uint8), 1000, np.float32, codec="zfp", tolerance=0.1)
 
 

@@ -13,9 +13,9 @@ import compcoll
 
 PACKAGE = Path(compcoll.__file__).parent
 
-PUBLIC = """FP8 QSGD ZFP Cast Codec Communicator CompcollError ErrorFeedback Int8 IntSum MinMax OneBit Request Sign
-Stats TernGrad allgather allgatherv allreduce alltoall bcast decode encode errors get_codec get_communicator iallreduce
-list_codecs reduce_scatter"""
+PUBLIC = """FP8 QSGD ZFP Cast Codec Communicator CompcollError ErrorFeedback Int8 IntSum MinMax NumpyCodec OneBit
+Request Sign Stats TernGrad allgather allgatherv allreduce alltoall bcast check_codec decode encode errors get_codec
+get_communicator iallreduce list_codecs reduce_scatter"""
 
 # A room is a folder of the package, or a file at its top. What stands on a floor imports from the floors below it only.
 FLOORS = [

@@ -6,6 +6,7 @@ from .cast import Cast
 from .fp8 import FP8
 from .int8 import Int8
 from .minmax import MinMax
+from .numpy_codec import NumpyCodec
 from .onebit import OneBit
 from .qsgd import QSGD, TernGrad
 from .zfp import ZFP
@@ -24,6 +25,7 @@ __all__ = [
     "Int8",
     "IntSum",
     "MinMax",
+    "NumpyCodec",
     "OneBit",
     "Sign",
     "TernGrad",

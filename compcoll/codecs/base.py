@@ -55,7 +55,8 @@ class Coder(Protocol):
     def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, how: EncodeOptions = PLAIN) -> int:
         """Write the wire of ``add · scale + D(wires[0]) + …`` and return its length in bytes.
 
-        ``how`` tells the factor ``scale``, where losses and decoded values go, and which random numbers to take.
+        ``how`` tells the factor ``scale`` and which random numbers to take, and where the coder must store the decoded
+        wire (``how.decoded``) and what encoding loses (``how.residual``), unless they are None.
         """
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
@@ -182,8 +183,10 @@ class Throughput(NamedTuple):
 
 class Codec(ABC):
     """A compression method and its configuration: an immutable, hashable value without buffers or state, whose ``repr``
-    tells its whole configuration and is the same on all ranks. Subclasses are frozen dataclasses, as a rule; what they
-    must have is a name and `coder`.
+    tells its whole configuration and is the same on all ranks. Subclasses are frozen dataclasses, as a rule.
+
+    To write one in NumPy, derive it from `NumpyCodec`. A class that derives from this one must have a name and `coder`,
+    and its coder must do all that `compcoll.codecs.Coder` says. `check_codec` tells whether that is so.
 
     Attributes
     ----------

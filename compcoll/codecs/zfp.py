@@ -93,9 +93,9 @@ class ZFP(Codec):
 
     def coder(self, device: Device, dtype: str) -> Coder:
         if self.rate is None:
-            from .zfpy_coder import ZfpyCoder
+            from .zfpy_coder import zfpy_coder
 
-            return ZfpyCoder(dtype, tolerance=self.tolerance, precision=self.precision)
+            return zfpy_coder(dtype, tolerance=self.tolerance, precision=self.precision)
         computed = computed_on(dtype).name
         maxbits = math.floor(4 * self.rate + 0.5)
         if maxbits < _LOWEST_MAXBITS[computed] or self.rate > _HIGHEST_RATE[computed]:

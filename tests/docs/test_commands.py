@@ -176,13 +176,13 @@ def test_code_compiles_and_knows_the_names(block: Block) -> None:
 
 
 def test_first_examples_print_what_they_say(tmp_path: Path, mpirun: Callable[..., Completed]) -> None:
-    """Both in one start of ranks."""
-    pages = ["README.md", "docs/start/mpi.md"]
+    """All in one start of ranks."""
+    pages = ["README.md", "docs/start/mpi.md", "docs/algorithms.md"]
     first = [next(block.text for block in blocks() if block[:2] == (page, "python")) for page in pages]
     program = tmp_path / "program.py"
     program.write_text("\n".join(first))
     said = mpirun(2, program, timeout=100).stdout.strip().splitlines()
-    assert len(said) == 2
+    assert len(said) == len(pages)
     for page, line in zip(pages, said, strict=True):
         assert f"`{line}`" in re.sub(r"\s+", " ", (TOP / page).read_text())
 
