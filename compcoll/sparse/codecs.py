@@ -171,11 +171,6 @@ class _NeedsVariance(Sparsifier):
 
     state: ClassVar[type[ErrorFeedback]] = VarianceFeedback
 
-    @property
-    def conserves(self) -> str:
-        """What is below a power of two, or beyond a threshold, is forgotten, as in the papers."""
-        return "none"
-
     def check_call(self, feedback: ErrorFeedback | None, out: Any) -> None:
         super().check_call(feedback, out)
         if not isinstance(feedback, VarianceFeedback):
@@ -225,6 +220,11 @@ class Variance(_NeedsVariance):
 
     name: ClassVar[str] = "variance"
     value_format: ClassVar[int] = POWER
+
+    @property
+    def conserves(self) -> str:
+        """Values become powers of two, and what that changes is forgotten, as in the paper."""
+        return "none"
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
         indices = kernels.unambiguous(values, _variance(kernels, values, feedback), self.alpha, 0.0)

@@ -86,8 +86,10 @@ def _like(parameter: Tensor) -> Tensor:
     for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
         dense &= size == 1 or stride == step
         step *= size
-    order = torch.preserve_format if dense else torch.contiguous_format
-    return torch.empty_like(parameter, device="cpu", dtype=loss_dtype(parameter.dtype), memory_format=order).detach()
+    dtype = loss_dtype(parameter.dtype)
+    if not dense:
+        return torch.empty(parameter.shape, dtype=dtype)
+    return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
 
 
 def state_of(rank: int, size: int, residuals: Mapping[str, Any], **more: Mapping[str, Any]) -> dict[str, Any]:

@@ -183,18 +183,18 @@ def test_states_of_compressions_that_are_foreign_are_refused() -> None:
 
     _, own = whole(3)
     low = ("steps", "step", "factors")
-    assert (residuals_of(own[1], 1, 2, {"weight": 300}, low)["weight"] == 3.5).all()
+    assert (residuals_of(own[1], 1, 2, {"weight": (300,)}, low)["weight"] == 3.5).all()
     spoiled = {"weight": torch.tensor([np.nan] * 300)}
     for wrong, said in (
-        ({**own[0], "version": 2}, "version 2: this release reads 1"),
+        ({**own[0], "version": 1}, "version 1, and this release reads 2: leave it out"),
         ({name: value for name, value in own[0].items() if name != "factors"}, "no state of such a compression"),
         ({**own[0], "residuals": spoiled}, "'weight' hold NaN or Inf"),
-        ({**own[0], "residuals": {"weight": torch.ones(299)}}, "299 elements of 'weight'"),
+        ({**own[0], "residuals": {"weight": torch.ones(299)}}, r"\[299\] elements of 'weight'"),
         ({**own[0], "residuals": {"bias": torch.ones(300)}}, "'bias', which is no compressed parameter"),
         (own[1], "rank 1 of 2, but here is rank 0 of 2"),
         (own[:1], "those of all ranks are needed"),
     ):
         with pytest.raises(InvalidArgument, match=said):
-            residuals_of(wrong, 0, 2, {"weight": 300}, low)
+            residuals_of(wrong, 0, 2, {"weight": (300,)}, low)
     with pytest.raises(InvalidArgument, match="no state of such a compression"):
-        residuals_of(own[0], 0, 2, {"weight": 300})  # a low-rank method's, given to another
+        residuals_of(own[0], 0, 2, {"weight": (300,)})  # a low-rank method's, given to another

@@ -170,6 +170,10 @@ class Bucket:
             communicator.allreduce(exact, op="mean", out=exact, codec=None)
             _count(communicator, account, least)
         self.put_back(values)
+        for span in self.spans:
+            for name, begin, end in span.parts:
+                if name in unused:  # some of it may be noise of its neighbours
+                    values[begin:end] = 0
 
     def remember(self) -> None:
         """Copy what feedback keeps, for `restore`."""

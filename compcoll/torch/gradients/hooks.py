@@ -118,6 +118,7 @@ class GradientCompression:
         self._others = {logical_name(name) for name in parameters}
         self._dense = [name for name, p in parameters.items() if p.requires_grad and id(p) not in of_sparse]
         self._parameters = {name: parameters[name] for name in self._dense if not self.exact[name]}
+        self._frozen = {name: p for name, p in parameters.items() if not p.requires_grad and not self.exact[name]}
         self._arrays = () if told is None else told.arrays
         self._kept: Kept = {kind: {} for kind in self._arrays}
         self._needs_moments = isinstance(told, VarianceFeedback)
@@ -229,14 +230,14 @@ class GradientCompression:
         model, by every rank its own.
         """
         self._settle()
-        fetched = {
-            kind: {
-                logical_name(name): from_memory(self._place.fetched(kept[name]) if name in kept else None, parameter)
-                / self._scale ** _POWERS.get(kind, 1)
-                for name, parameter in self._parameters.items()
+        fetched: dict[str, dict[str, Tensor]] = {}
+        for kind, kept in self._kept.items():
+            unit = self._scale ** _POWERS.get(kind, 1)
+            held = self._parameters | {name: p for name, p in self._frozen.items() if name in kept}
+            fetched[kind] = {
+                logical_name(name): from_memory(self._place.fetched(kept[name]) if name in kept else None, p) / unit
+                for name, p in held.items()
             }
-            for kind, kept in self._kept.items()
-        }
         state = state_of(self._communicator.rank, self._communicator.size, fetched.pop(_RESIDUAL, {}), **fetched)
         layout = [tuple(map(logical_name, names)) for names in self._restored or self._layout]
         return state | {BUCKETS: layout, STEPS: self._steps}
@@ -261,7 +262,8 @@ class GradientCompression:
             If they belong to another number of ranks, rank, or model.
         """
         rank, size, more = self._communicator.rank, self._communicator.size, self._arrays[1:]
-        shapes = {logical_name(name): parameter.shape for name, parameter in self._parameters.items()}
+        known = {logical_name(name): (name, p) for name, p in (self._parameters | self._frozen).items()}
+        shapes = {name: parameter.shape for name, (_, parameter) in known.items()}
         read = partial(residuals_of, states, rank, size, shapes, more, optional=OPTIONAL, others=self._others)
         found = {_RESIDUAL: added(read(), read(BETWEEN)), **{kind: read(kind) for kind in more}}
         if found[_RESIDUAL] and self._make is None:
@@ -271,7 +273,7 @@ class GradientCompression:
         self._restored = layout and [[names[name] for name in bucket] for bucket in layout]
         self._steps = (states if isinstance(states, Mapping) else states[0]).get(STEPS, 0)
         self._kept = {
-            kind: {names[name]: to_memory(kept, self._parameters[names[name]]) for name, kept in found[kind].items()}
+            kind: {known[name][0]: to_memory(kept, known[name][1]) for name, kept in found[kind].items()}
             for kind in self._arrays
         }
         self._scale, self._finite = 1.0, []

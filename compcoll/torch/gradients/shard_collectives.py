@@ -275,6 +275,11 @@ class GatheredParameters(_Allocating, AllGather):
 class ScatteredGradients(Lossy, ReduceScatter):
     """Adds up a module's gradients; each rank keeps its row.
 
+    Parameters
+    ----------
+    owner, known, feedback
+        As of `Lossy`.
+
     Attributes
     ----------
     present : Columns
@@ -282,6 +287,11 @@ class ScatteredGradients(Lossy, ReduceScatter):
     """
 
     present: Columns
+
+    def __init__(self, owner: ShardCompression, known: Columns, *, feedback: bool) -> None:
+        shards = owner.communicator
+        super().__init__(owner, known, shards, range(shards.size), feedback=feedback)
+        self.present = known
 
     @property
     def factor(self) -> int:  # type: ignore[override]
@@ -299,7 +309,7 @@ class ScatteredGradients(Lossy, ReduceScatter):
         owner, communicator, place = self.owner, self._communicator, self.owner.place
         width, columns = output_tensor.numel(), self.present
         exact = None if owner.codec is None else columns.exact(width, input_tensor)
-        skippable = owner.begin()
+        skippable = owner.begin(self)
         reduction = linear(op)
         if reduction.factor is not None:
             input_tensor.mul_(reduction.factor)
@@ -360,7 +370,7 @@ class AveragedReplicas(Lossy):
 
     def __call__(self, tensor: Tensor, op: Any) -> None:
         owner, communicator, place = self.owner, self._communicator, self.owner.place
-        columns, skippable = self._scattered.present, owner.begin()
+        columns, skippable = self._scattered.present, owner.begin(self)
         exact = None if owner.codec is None else columns.exact(tensor.numel(), tensor)
         reduction = linear(op)
         if reduction.factor is not None:

@@ -93,7 +93,7 @@ class ShardCompression:
             check_alike(ranks, device, lines)
             return communicator_of(*(ranks, device, timeout, over), measured=algorithm == choose.AUTO)
 
-        self.communicator = shards = joined(process_group)
+        self.communicator = joined(process_group)
         self.between: Communicator | None = joined(between) if (between := next(iter(replicas), None)) else None
         self._jobs = JobQueue("shards")
         self._scatters: list[ScatteredGradients] = []
@@ -103,13 +103,12 @@ class ShardCompression:
         self._feeds_back, self._device = feedback, device
         self._try(feedback, {parameter.dtype for name, parameter in model.named_parameters() if not exact[name]})
         self.loss_scale, self.scale = LossScale(model.parameters()), 1.0
-        self._finite: list[Tensor] = []
-        self._watched: list[Lossy] = []
-        self._begun = False
+        self._step, self._begun = -1, set[Lossy]()
+        self._watched: list[tuple[Lossy, Tensor]] = []
         columns = partial(Columns, names=names, exact=exact)
         for group in groups:
             known = columns(group.fsdp_params)
-            scattered = ScatteredGradients(self, known, shards, range(shards.size), feedback=feedback)
+            scattered = ScatteredGradients(self, known, feedback=feedback)
             self._scatters.append(scattered)
             self._gathers.append(GatheredParameters(self, known))
             group._reduce_scatter_comm = self._scatters[-1]
@@ -129,6 +128,7 @@ class ShardCompression:
 
     def state_dict(self) -> dict[str, Any]:
         """Copy what this rank's compression has lost so far, to be saved with the model: every rank's own."""
+        self._settle()
         residuals, between = _joined(self._scatters), _joined(self._averages)
         state = state_of(*self._place(), residuals) | {BEGUN: [each.begun for each in self._communicators()]}
         if self.between is None:
@@ -146,6 +146,7 @@ class ShardCompression:
         every = [states] if isinstance(states, Mapping) else states
         if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(size, self.replicas)}:
             residuals, between = added(residuals, between), {}
+        self._watched = []
         for collective in self._scatters:
             collective.restore(residuals)
         for average in self._averages:
@@ -158,40 +159,36 @@ class ShardCompression:
         """How many replicas of the shards there are."""
         return 1 if self.between is None else self.between.size
 
-    def begin(self) -> bool:
+    def begin(self, collective: Lossy) -> bool:
         """Begin a collective of a step: tells whether a GradScaler may skip that step."""
-        if self.codec is None or not self._feeds_back:
+        if not self._feeds_back:
             return False
-        if not self._begun:
-            self._begun = True
+        step = torch._C._current_graph_task_id()
+        if step != self._step or collective in self._begun:
+            self._settle()
             self._follow(self.loss_scale.now())
-            torch.autograd.Variable._execution_engine.queue_callback(self._settle)  # type: ignore[attr-defined]
+            self._step = step
+        self._begun.add(collective)
         return self.loss_scale.possible
 
     def watch(self, collective: Lossy, job: Callable[[], None], result: Tensor) -> None:
-        """Run a job of a step that may be skipped."""
-        self._watched.append(collective)
+        """Run a job of a step that may be skipped. All ranks learn whether its result is finite on all."""
         job()
-        self._finite.append(result.isfinite().all())
+        found = (~result.isfinite().all()).to(torch.float32).reshape(1)
+        for communicator in self._communicators():
+            communicator.allreduce(self.place.array(found), out=self.place.array(found), codec=None)
+        self._watched.append((collective, found))
 
     def _settle(self) -> None:
-        """Undo what the step changed if a gradient is not finite on any rank: a GradScaler skips it. Collective, at the
-        end of back-propagation.
-        """
-        self._begun = False
-        if not self.loss_scale.possible:
+        """Undo what the last step changed if not all its gradients are finite: a GradScaler skips such a step."""
+        self._begun.clear()
+        if not self._watched:
             return
 
         def settle() -> None:
-            watched, finite = self._watched, self._finite
-            self._watched, self._finite = [], []
-            found = torch.zeros(1, device=self._device)
-            for each in finite:
-                found += ~each
-            for communicator in self._communicators():
-                communicator.allreduce(self.place.array(found), out=self.place.array(found), codec=None)
-            if bool(found):
-                for collective in reversed(watched):  # of two backward passes of one step, the first is the last word
+            watched, self._watched = self._watched, []
+            if any(bool(found) for _, found in watched):
+                for collective, _ in watched:
                     collective.undo()
 
         self.place.run(self._jobs, settle)

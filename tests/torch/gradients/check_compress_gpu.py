@@ -61,6 +61,7 @@ class Model(DistributedDataParallel):
         self.module = module
         self.process_group = dist.group.WORLD
         self._comm_hooks: list[Any] = []
+        self.find_unused_parameters = self.static_graph = False
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         self.hook = hook

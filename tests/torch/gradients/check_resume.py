@@ -66,9 +66,8 @@ def check_same_bits(comm: MPI.Intracomm) -> None:
         early = {name: kept for name, kept in state.items() if name != "steps"}
         resumed.load_state_dict(early)
         assert resumed.state_dict()["steps"] == 0
-        foreign = {**state, "buckets": [["late.weight"]]}
-        error = raised(lambda resumed=resumed, foreign=foreign: resumed.load_state_dict(foreign))
-        assert isinstance(error, InvalidArgument) and "buckets" in str(error), error
+        resumed.load_state_dict({**state, "buckets": [["late.weight"]]})  # of other parameters: they are made anew
+        assert not resumed.state_dict()["buckets"]
         compression.free()
         resumed.free()
 
