@@ -32,7 +32,6 @@ from osu_like_bench.training.processes import start
 
 SHAPES = {"first": (30, 20), "bias": (20,), "kernels": (12, 6, 3, 3), "last": (18, 33)}
 FORMATS = {"rows": torch.contiguous_format, "channels_last": torch.channels_last}
-WRAPPERS = ("ddp", "fsdp", "plain")
 SEQUENCES = int(os.environ.get("COMPCOLL_SEQUENCES", "25"))
 MOMENTUM = 0.5
 
@@ -41,14 +40,15 @@ ALL: dict[str, Any] = {"exclude": (), "smallest": 1, "timeout": 30.0}
 
 
 def compressing(codec: Any) -> Make:
-    algorithm = ("sparse_ring" if isinstance(codec, Sparsifier) else "direct",)
-    return lambda model, optimizer: compcoll.torch.compress(
-        model, codec, algorithm="direct" if isinstance(model, FSDPModule) else algorithm[0], **ALL
-    )
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        sparse = isinstance(codec, Sparsifier) and not isinstance(model, FSDPModule)
+        return compcoll.torch.compress(model, codec, algorithm="sparse_ring" if sparse else "direct", **ALL)
+
+    return make
 
 
 METHODS: dict[str, tuple[tuple[str, ...], Make]] = {
-    f"compress {codec.name}": (("ddp", "fsdp"), compressing(codec))
+    f"compress {codec.name}": (("ddp", "fsdp", "hsdp"), compressing(codec))
     for codec in one_of_each(EVERY)
     if codec.conserves == "exact" and not isinstance(codec, IntSum) and codec.feedback_converges("float32")
 }
@@ -92,6 +92,8 @@ class Run:
         self.make = METHODS[method][1]
         self.mean = method in ("ACPSGD", "PowerSGD")
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+        if self.scaler is not None:
+            self.scaler.scale(torch.zeros(()))  # makes its scale
         self.due = {name: np.zeros(shape) for name, shape in SHAPES.items()}
         self.size = dict.fromkeys(SHAPES, 0.0)
         self.frozen: list[str] = []
@@ -103,14 +105,19 @@ class Run:
         self, wrapper: str, ranks: int, memory_format: str, bucket_mb: float, view: bool, dim: int, frozen: list[str]
     ) -> None:
         """Go on under another wrapper, on other ranks: with the states of those before."""
+        if wrapper == "hsdp":
+            ranks = self.comm.size
         self.close()
+        self.due, self.size = self.comm.bcast((self.due, self.size))  # to ranks that took no part
+        if self.scaler is not None:
+            self.scaler.update(self.comm.bcast(self.scaler.get_scale()))
         self.ranks = ranks
         self.mine = self.sub(ranks)
         self.frozen = frozen
         if self.comm.rank >= ranks:
             return
         group = GROUPS[ranks]
-        model: nn.Module = Model(self.dtype, "rows" if wrapper == "fsdp" else memory_format)
+        model: nn.Module = Model(self.dtype, "rows" if wrapper in ("fsdp", "hsdp") else memory_format)
         for name in frozen:
             getattr(model, name).requires_grad_(False)
         if wrapper == "ddp":
@@ -121,13 +128,15 @@ class Run:
                 bucket_cap_mb=bucket_mb,
                 gradient_as_bucket_view=view,
             )
-        elif wrapper == "fsdp":
-            mesh = dist.DeviceMesh.from_group(group, "cpu")
-            model = fully_shard(
-                model,
-                mesh=mesh,
-                shard_placement_fn=lambda p: Shard(dim) if p.ndim > dim and not p.shape[dim] % ranks else None,
-            )
+        elif wrapper in ("fsdp", "hsdp"):
+            shards = ranks if wrapper == "fsdp" else 2
+
+            def placement(p: nn.Parameter) -> Shard | None:
+                return Shard(dim) if p.ndim > dim and not p.shape[dim] % shards else None
+
+            mesh = dist.DeviceMesh.from_group(group, "cpu") if wrapper == "fsdp" else MESHES[0]
+            model = fully_shard(model, mesh=mesh, shard_placement_fn=placement)
+        self.deferred = wrapper == "hsdp"
         trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=0.0, momentum=MOMENTUM)
         self.model = model
@@ -161,6 +170,7 @@ class Run:
         passes: int,
         joined: int,
         to_none: bool,
+        defer: bool = False,
     ) -> None:
         """One step of the optimizer; with what overflows in it: a parameter and a rank."""
         self.steps += 1
@@ -171,6 +181,9 @@ class Run:
         joins = isinstance(model, DistributedDataParallel) and passes == 1 and joined
         active = ranks - min(joined, ranks - 1) if joins else ranks
         live = [name for name in SHAPES if name not in self.frozen]
+        for each in range(ranks):  # PyTorch needs one on every rank
+            if not any(used[name][each] for name in live):
+                used[live[0]] = [True] * self.comm.size
         if sharded:  # its ranks must use the same parameters, one at least
             used = {name: [used[name][0]] * self.comm.size for name in SHAPES}
             if not any(used[name][0] for name in live):
@@ -198,15 +211,13 @@ class Run:
                 stack.enter_context(Join([model]))
             if rank < active:
                 for number, each in enumerate(gradients, 1):
-                    self.backward(each, last=number == passes, sharded=sharded)
+                    self.backward(each, last=number == passes, sharded=sharded, defer=defer and self.deferred)
         given: dict[str, np.ndarray] = {}
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         for name, p in inner.named_parameters():
             if p.grad is not None and rank < active:
                 whole = p.grad.full_tensor() if sharded else p.grad
                 given[name] = whole.double().numpy() / scale
-        if joins and rank >= active and self.scaler is not None:  # it saw no gradients: it goes by what others found
-            self.scaler.scale(torch.zeros(()))
         skipped = self.stepped(rank < active)
         infinite = not all(np.isfinite(values).all() for values in given.values())  # a cast may overflow by itself
         assert skipped or not bad, f"step {self.steps}: {overflow} overflowed, but the step was not skipped"
@@ -232,9 +243,11 @@ class Run:
             self.size[name] = max(self.size[name], float(np.abs(mean).max()), float(np.abs(self.due[name]).max()))
         self.check()
 
-    def backward(self, gradients: dict[str, torch.Tensor], *, last: bool, sharded: bool) -> None:
+    def backward(self, gradients: dict[str, torch.Tensor], *, last: bool, sharded: bool, defer: bool) -> None:
         with ExitStack() as stack:
-            if sharded:
+            if sharded and defer:
+                self.model.set_requires_all_reduce(last)
+            elif sharded:
                 self.model.set_requires_gradient_sync(last)
             elif not last:
                 stack.enter_context(self.model.no_sync())
@@ -273,7 +286,7 @@ class Run:
 
 GROUPS: dict[int, dist.ProcessGroup] = {}
 SUBS: dict[int, MPI.Intracomm] = {}
-DONE: list[str] = []
+MESHES: list[dist.DeviceMesh] = []
 
 
 def on_all(comm: MPI.Intracomm, command: tuple[Any, ...] | None, run: list[Run]) -> bool:
@@ -302,7 +315,7 @@ def on_all(comm: MPI.Intracomm, command: tuple[Any, ...] | None, run: list[Run])
 NAMES = st.sampled_from(sorted(SHAPES))
 PLACES = st.fixed_dictionaries(
     {
-        "ranks": st.integers(2, 3),
+        "ranks": st.integers(2, 4),
         "memory_format": st.sampled_from(sorted(FORMATS)),
         "bucket_mb": st.sampled_from([0.001, 25.0]),
         "view": st.booleans(),
@@ -316,7 +329,9 @@ def check_given_and_kept_are_all(comm: MPI.Intracomm) -> None:
     if not dist.is_initialized():
         start("gloo")
     torch.set_num_threads(1)
-    for ranks in (2, 3):
+    if not MESHES and comm.size == 4:
+        MESHES.append(dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+    for ranks in range(2, comm.size + 1):
         GROUPS[ranks] = dist.new_group(list(range(ranks)))
         SUBS[ranks] = comm.Split(0 if comm.rank < ranks else MPI.UNDEFINED, comm.rank)
     run: list[Run] = []
@@ -343,18 +358,19 @@ def check_given_and_kept_are_all(comm: MPI.Intracomm) -> None:
             self.do("wrap", data.draw(st.sampled_from(METHODS[self.method][0])), **place)
 
         @rule(
-            used=st.fixed_dictionaries({name: st.lists(st.booleans(), min_size=3, max_size=3) for name in SHAPES}),
-            overflow=st.none() | st.tuples(NAMES, st.integers(0, 2)),
+            used=st.fixed_dictionaries({name: st.lists(st.booleans(), min_size=4, max_size=4) for name in SHAPES}),
+            overflow=st.none() | st.tuples(NAMES, st.integers(0, 3)),
             passes=st.integers(1, 2),
-            joined=st.integers(0, 2),
+            joined=st.integers(0, 3),
             to_none=st.booleans(),
+            defer=st.booleans(),
         )
         def step(self, **drawn: Any) -> None:
             self.do("step", **drawn)
 
         @rule()
         def full_step(self) -> None:
-            everywhere = {name: [True] * 3 for name in SHAPES}
+            everywhere = {name: [True] * 4 for name in SHAPES}
             self.do("step", used=everywhere, overflow=None, passes=1, joined=0, to_none=True)
 
         def do(self, name: str, *arguments: Any, **options: Any) -> None:
