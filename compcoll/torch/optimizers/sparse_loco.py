@@ -95,6 +95,8 @@ class _SparseExchange:
     the rest. All ranks add all wires, in the ranks' order. The mean of an element is over those that sent it.
     """
 
+    of_mean = False
+
     def __init__(self, density: float, beta: float, flat: Flat, vector: Tensor) -> None:
         self._code, self._beta = ChunkedTopK(density), np.float32(beta)
         self._padded = -(-vector.numel() // CHUNK) * CHUNK
