@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -113,6 +113,9 @@ class DiLoCo:
     >>> model(torch.ones(1, 64)).sum().backward()
     >>> inner.step()
     """
+
+    conserves: ClassVar[str] = "exact"
+    """Whether values that were sent and residuals add up to those that were to be sent: "exact", "decay" or "none"."""
 
     def __init__(
         self,

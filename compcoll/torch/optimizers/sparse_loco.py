@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -180,6 +180,8 @@ class SparseLoCo(DiLoCo):
     >>> model(torch.ones(1, 64)).sum().backward()
     >>> inner.step()
     """
+
+    conserves: ClassVar[str] = "decay"
 
     def __init__(
         self,
