@@ -232,7 +232,7 @@ class DiLoCo:
         parameters: Residuals = {}
         outer: Residuals = {}
         under_way: Residuals = {}
-        due = {}
+        due: dict[str, int] = {}
         for fragment in self._fragments:
             self._settle(fragment)
             parameters |= fragment.own()
