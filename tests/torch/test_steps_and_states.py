@@ -45,7 +45,12 @@ def model_of(rank: int = 0, memory_format: torch.memory_format = torch.contiguou
 
 
 def made(
-    kind: Any, model: nn.Module, comm: Communicator | None, fused: bool = True, **more: Any
+    kind: Any,
+    model: nn.Module,
+    comm: Communicator,
+    fused: bool = True,
+    inner_kind: Any = torch.optim.AdamW,
+    **more: Any,
 ) -> tuple[torch.optim.Optimizer, Any]:
     """The optimizer that is stepped, and that of compcoll."""
     torch.set_num_threads(1)
@@ -54,7 +59,7 @@ def made(
     if issubclass(kind, CompressedAdam):
         optimizer = kind(model, 1e-2, **options)
         return optimizer, optimizer
-    inner = torch.optim.AdamW(trained, 1e-2, fused=fused)
+    inner = inner_kind(trained, 1e-2, fused=fused)
     return inner, kind(model, inner, **{"every": 3, "delay": 1, "fragments": 2, **options})
 
 
@@ -79,15 +84,17 @@ def tensors_in(state: Any) -> Iterator[torch.Tensor]:
 
 
 @pytest.mark.parametrize("unscaled_before", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("warmup", [0, 6])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "warmup", "fused"),
+    [
+        *((kind, warmup, fused) for kind in LOCAL for warmup, fused in ((0, False), (6, False), (6, True))),
+        *((kind, 3, False) for kind in KINDS if kind not in LOCAL),
+    ],
+)
 def test_ranks_skip_steps_that_overflow_together(kind: Any, warmup: int, fused: bool, unscaled_before: bool) -> None:
     """An Adam's ranks all skip; of local steps the rank's own changes nothing, but counts; in the warm-up all do."""
     adam = issubclass(kind, CompressedAdam)
-    if adam and fused:
-        pytest.skip("it is its own")
-    options = {"warmup": warmup} if warmup and kind is not compcoll.torch.ZeroOneAdam else {}
+    options = {} if adam else {"warmup": warmup}
     overflows = {(2, 1), (7, 0), (8, 1), (8, 2)}  # iterations and ranks
 
     def run(scaled: bool, comm: Communicator) -> tuple[np.ndarray, int]:
@@ -147,9 +154,8 @@ def test_a_failed_step_leaves_nothing_of_the_scaler(kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_steps_are_uncompiled_ones(kind: Any) -> None:
     def run(compiled: bool, comm: Communicator) -> np.ndarray:
-        torch.compiler.reset()
         model = model_of()
-        optimizer, kept = made(kind, model, comm, fused=False)
+        optimizer, kept = made(kind, model, comm, False, torch.optim.SGD)  # which is traced in a second
         step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
         for at in range(8):
             set_gradients(model, at, comm.rank)
@@ -257,11 +263,30 @@ def test_states_of_different_steps_are_found_out(kind: Any) -> None:
         if loads[comm.rank]:
             kept.load_state_dict(states[loads[comm.rank]])
         set_gradients(model, 0, comm.rank)
-        with pytest.raises(CollectiveMismatch, match="from a state of"):
+        with pytest.raises(CollectiveMismatch, match="goes on from a state of step"):
             _ = [optimizer.step() for _ in range(3)]
 
     on_ranks(2, partial(run, (3, 5)))
     on_ranks(2, partial(run, (0, 5)))
+
+
+@pytest.mark.parametrize("every_one", [False, True])
+@pytest.mark.parametrize("kind", LOCAL)
+def test_ranks_synchronize_after_the_same_step(kind: Any, every_one: bool) -> None:
+    def run(comm: Communicator) -> None:
+        model = model_of()
+        inner, kept = made(kind, model, comm)
+        for step in range(4 + comm.rank):
+            set_gradients(model, step, comm.rank)
+            if step < 4 or every_one:
+                inner.step()
+        if not every_one:
+            kept.synchronize()
+            return
+        with pytest.raises(CollectiveMismatch, match="synchronize after step 4"):
+            kept.synchronize()
+
+    on_ranks(2, run)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -362,3 +387,45 @@ def test_parameters_that_come_to_be_trained_are_refused(kind: Any) -> None:
             inner.step()
 
     on_ranks(2, run)
+
+
+def flat(tensors: dict[str, torch.Tensor]) -> np.ndarray:
+    return torch.cat([each.double().flatten() for each in tensors.values()]).numpy()
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_what_is_sent_and_residuals_add_up(kind: Any) -> None:
+    """By SGD at a rate of 1 the outer gradient is the sum of the gradients since the last outer step."""
+    beta = 0.9 if kind.conserves == "decay" else 1.0
+    options = {"beta": beta, "density": 0.01} if kind.conserves == "decay" else {"codec": "onebit"}
+
+    def run(comm: Communicator) -> list[tuple[np.ndarray, ...]]:
+        model = model_of()
+        inner = torch.optim.SGD(model.parameters(), 1.0)
+        kept = kind(model, inner, every=2, group=comm, **options)
+        given: list[np.ndarray] = []
+        vector = kept.outer.param_groups[0]["params"][0]
+        kept.outer.register_step_pre_hook(lambda *_: given.append(vector.grad.double().numpy().copy()))
+        rounds, before, total = [], flat(kept.state_dict()["residuals"]), 0.0
+        for step in range(10):
+            set_gradients(model, step, comm.rank, 0.1)
+            total = total + flat({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+            inner.step()
+            if step % 2:
+                after = flat(kept.state_dict()["residuals"])
+                rounds.append((given[-1], total, before, after))
+                before, total = after, 0.0
+        return rounds
+
+    for rounds in zip(*on_ranks(3, run), strict=True):
+        (mean, *_), *_ = rounds
+        assert all(np.array_equal(given, mean) for given, *_ in rounds)
+        if kind.conserves == "exact":
+            lost = [sum(each[at] for each in rounds) for at in (2, 3)]
+            np.testing.assert_allclose(mean + lost[1], np.mean([each[1] for each in rounds], 0) + lost[0], atol=1e-5)
+            assert np.abs(lost[1]).max() > 0.01
+        else:
+            sent = np.array([beta * before + total - after for _, total, before, after in rounds])
+            sent[np.abs(sent) < 1e-5] = 0
+            np.testing.assert_allclose(mean, sent.sum(0) / np.maximum((sent != 0).sum(0), 1), atol=1e-5)
+            assert 0 < np.count_nonzero(sent[0]) <= 41

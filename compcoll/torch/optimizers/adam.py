@@ -20,7 +20,7 @@ from ..states import residuals_of, state_of
 from .exchange import CodedExchange, exact_mean
 from .flat import Flat
 from .named import check_groups, check_trained, fitted, groups_of, parameters_of, untrained
-from .ranks import Ranks, any_rank, check_hook_free, check_resumed, join, keep_gradients, module_of, told_by
+from .ranks import Ranks, any_rank, check_hook_free, check_together, join, keep_gradients, module_of, told_by
 from .scaling import scaling_of
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -133,7 +133,7 @@ class CompressedAdam(torch.optim.Optimizer):
         with scaling_of(self) as scaling:
             self._check()
             if self._resumed:
-                check_resumed(self._communicator, f"{type(self).__name__}, step {self.steps}")
+                check_together(self._communicator, f"{type(self).__name__} goes on from a state of step {self.steps}")
                 self._resumed = False
             if scaling is not None and any_rank(self._communicator, [scaling.overflowed])[0]:
                 return

@@ -24,7 +24,7 @@ from .flat import Flat
 from .fragments import Fragment, Schedule, UnderWay, check_inner, strided
 from .named import check_groups, check_trained, fitted, load_by_name, state_by_name, untrained
 from .outer_state import load_outer_state, outer_state
-from .ranks import Ranks, any_rank, check_hook_free, check_resumed, join, keep_gradients, module_of, told_by
+from .ranks import Ranks, any_rank, check_hook_free, check_together, join, keep_gradients, module_of, told_by
 from .scaling import SUPPORTED, scaling_of, unscale
 
 Outer = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -97,6 +97,12 @@ class DiLoCo:
     Notes
     -----
     The outer parameters, and what is sent, are in host memory.
+
+    All means that were given to the outer optimizer plus the residuals of all ranks equal the sum of the exact means of
+    the outer gradients, up to rounding; with ``feedback=False`` no residuals are kept.
+
+    With a GradScaler a local step that overflows leaves this rank's parameters as they are, and counts, so that all
+    ranks stay in the same step without a message. In the warm-up all ranks skip it together.
 
     When ranks die, ``inner.step()`` raises what the average did. Set `group` to one of those that are left, and go on.
 
@@ -214,9 +220,15 @@ class DiLoCo:
     def synchronize(self) -> None:
         """Average all fragments now, and have all ranks go on from the outer parameters, as at the end of a training.
         Collective.
+
+        Raises
+        ------
+        CollectiveMismatch
+            If not all ranks call this after the same step.
         """
         self._check_resumed()
         self._finish(self._fragments)
+        check_together(self.communicator, f"{type(self).__name__}.synchronize after step {self.steps}")
         for fragment in (f for f in self._fragments if f.sent != self.steps):  # nothing new: momentum alone would move
             self._begin(fragment, self.steps)
         self._finish(self._fragments)
@@ -328,7 +340,7 @@ class DiLoCo:
     def _check_resumed(self) -> None:
         """Make sure that all ranks go on from the same state, if this one does. Collective."""
         if self._resumed:
-            check_resumed(self.communicator, f"{type(self).__name__}, step {self.steps}")
+            check_together(self.communicator, f"{type(self).__name__} goes on from a state of step {self.steps}")
             self._resumed = False
 
     @torch.compiler.disable
@@ -337,6 +349,7 @@ class DiLoCo:
         """Unscale gradients, average those of the first steps, and hide those that overflow: a step without gradients
         changes nothing, and is counted.
         """
+        self._hidden = []
         with scaling_of(self._inner) as scaling:
             check_trained(self._inner, self._trained)
             self._check_resumed()

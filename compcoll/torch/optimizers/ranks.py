@@ -81,17 +81,17 @@ def any_rank(communicator: Communicator, flags: Sequence[bool]) -> list[bool]:
     return [bool(flag) for flag in communicator.allreduce(np.array(flags, np.int64), op="max", codec=None)]
 
 
-def check_resumed(communicator: Communicator, told: str) -> None:
-    """Make sure that all ranks go on from the same state. Collective.
+def check_together(communicator: Communicator, line: str) -> None:
+    """Make sure that all ranks do the same, such as to go on from a state of the same step. Collective.
 
     Raises
     ------
     CollectiveMismatch
-        On every rank, if not all go on from a state, or what they tell of theirs differs.
+        On every rank, if a rank has another line, or makes another call.
     """
     begun = communicator.begun
-    communicator.handshake(Signature(f"go on from a state of {told}"))
-    communicator.begun = begun  # by which codecs draw: as without the interruption
+    communicator.handshake(Signature(line))
+    communicator.begun = begun  # codecs draw by it: as without this call
 
 
 def module_of(model: nn.Module) -> nn.Module:
