@@ -77,7 +77,7 @@ class CompressedAdam(torch.optim.Optimizer):
         if any(id(p) not in names for p in self._parameters):
             raise InvalidArgument("params has parameters that are none of the model's, or frozen there")
         self._trained = {id(p): names[id(p)] for p in self._parameters}
-        self._check()
+        self._check_groups()
         if (self._betas, self._eps) != (tuple(betas), eps):
             raise InvalidArgument("betas and eps are of all groups: they are arguments of their own")
         check_hook_free(model)
@@ -131,7 +131,7 @@ class CompressedAdam(torch.optim.Optimizer):
     @torch.compiler.disable
     def _step(self) -> None:
         with scaling_of(self) as scaling:
-            self._check()
+            self._check_groups()
             if self._resumed:
                 check_together(self._communicator, f"{type(self).__name__} goes on from a state of step {self.steps}")
                 self._resumed = False
@@ -217,7 +217,7 @@ class CompressedAdam(torch.optim.Optimizer):
     def _restored(self, alike: bool) -> None:
         """Find what follows from a state that was read, of as many ranks if they are alike."""
 
-    def _check(self) -> None:
+    def _check_groups(self) -> None:
         """Refuse what has become of the parameters and groups, if this optimizer cannot do it."""
         check_trained(self, self._trained)
         if len({(tuple(each["betas"]), each["eps"]) for each in self.param_groups}) > 1:
