@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
-from typing import Any
+from copy import copy, deepcopy
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,9 @@ from ..account import Account
 from ..states import residuals_of, state_of
 from .exchange import CodedExchange, exact_mean
 from .flat import Flat
-from .ranks import Ranks, check_hook_free, join, keep_gradients, module_of
+from .named import check_groups, check_trained, fitted, groups_of, parameters_of, untrained
+from .ranks import Ranks, any_rank, check_hook_free, check_together, join, keep_gradients, module_of, told_by
+from .scaling import scaling_of
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
@@ -33,6 +36,10 @@ def algorithm_for(codec: Codec | None, algorithm: str | None) -> str:
 class CompressedAdam(torch.optim.Optimizer):
     """The base of `OneBitAdam` and `ZeroOneAdam`: AdamW on one vector of all parameters, and its state."""
 
+    conserves: ClassVar[str] = "exact"
+    """Whether values that were sent and residuals add up to those that were to be sent: "exact", "decay" or "none"."""
+    _step_supports_amp_scaling = True
+    """Read by `torch.amp.GradScaler`: see `compcoll.torch.optimizers.scaling`."""
     _kinds: tuple[str, ...] = ("momentum", "variance")
     """Vectors that are saved, the attributes of these names; of `_own` those that differ between the ranks."""
     _own: tuple[str, ...] = ()
@@ -64,14 +71,16 @@ class CompressedAdam(torch.optim.Optimizer):
         by_name = {name: p for name, p in module_of(model).named_parameters() if p.requires_grad}
         given = list(by_name.values() if params is None else params)
         super().__init__(given, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self._parameters = [p for each in self.param_groups for p in each["params"]]
+        self._module = module_of(model)
+        self._parameters = parameters_of(self)
         names = {id(p): name for name, p in by_name.items()}
         if any(id(p) not in names for p in self._parameters):
             raise InvalidArgument("params has parameters that are none of the model's, or frozen there")
-        if {(tuple(each["betas"]), each["eps"]) for each in self.param_groups} != {(tuple(betas), eps)}:
-            raise InvalidArgument("betas and eps must be the same in all groups: lr and weight_decay may differ")
+        self._trained = {id(p): names[id(p)] for p in self._parameters}
+        self._check_groups()
+        if (self._betas, self._eps) != (tuple(betas), eps):
+            raise InvalidArgument("betas and eps are of all groups: they are arguments of their own")
         check_hook_free(model)
-        self._betas, self._eps = betas, eps
         self._flat = Flat({names[id(p)]: p for p in self._parameters})
         self.momentum, self.variance, self._gradient = (self._flat.zeros() for _ in range(3))
         self._momenta = self._flat.views(self.momentum)
@@ -79,6 +88,7 @@ class CompressedAdam(torch.optim.Optimizer):
         self._denominators: list[Tensor] = []
         self._dead = torch.empty(0)
         self.steps = self.frozen_at = 0
+        self._resumed = False
         self._settings = f"{settings}, codec {chosen!r}, algorithm {algorithm_for(chosen, algorithm)}"
         self._settings += f", gradient_codec {of_gradients!r}"
         self._exchange = CodedExchange(chosen, algorithm_for(chosen, algorithm), True, self.momentum)
@@ -103,6 +113,9 @@ class CompressedAdam(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Average what is to be averaged of this step, and move the parameters. Collective.
 
+        With a GradScaler all ranks skip a step in which the gradients of one overflow: ``scaler.step(optimizer)`` is
+        collective, too.
+
         Parameters
         ----------
         closure : callable, optional
@@ -112,14 +125,27 @@ class CompressedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        before = self.account.wire_nbytes
-        self._flat.pack((p.grad for p in self._parameters), self._gradient)
-        self.steps += 1
-        self._advance()
-        self.account.steps += 1
-        sent = self.account.wire_nbytes - before
-        self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, sent)
+        self._step()
         return loss
+
+    @torch.compiler.disable
+    def _step(self) -> None:
+        with scaling_of(self) as scaling:
+            self._check_groups()
+            if self._resumed:
+                check_together(self._communicator, f"{type(self).__name__} goes on from a state of step {self.steps}")
+                self._resumed = False
+            if scaling is not None and any_rank(self._communicator, [scaling.overflowed])[0]:
+                return
+            before = self.account.wire_nbytes
+            self._flat.pack((p.grad for p in self._parameters), self._gradient)
+            if scaling is not None:
+                self._gradient.div_(scaling.scale)
+            self.steps += 1
+            self._advance()
+            self.account.steps += 1
+            sent = self.account.wire_nbytes - before
+            self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, sent)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "_flat"):
@@ -132,8 +158,7 @@ class CompressedAdam(torch.optim.Optimizer):
         losses = self._exchange.losses
         kept = {} if losses is None else self._flat.by_name(torch.from_numpy(losses))
         state = state_of(self._communicator.rank, self._communicator.size, kept, **vectors)
-        groups = [{k: v for k, v in each.items() if k != "params"} for each in self.param_groups]
-        return state | {name: copy(getattr(self, name)) for name in self._counters} | {"groups": groups}
+        return state | {name: copy(getattr(self, name)) for name in self._counters} | {"groups": groups_of(self)}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where an earlier run ended.
@@ -143,24 +168,22 @@ class CompressedAdam(torch.optim.Optimizer):
         states : dict, or sequence of dict
             What this rank's `state_dict` gave; or all ranks' ones of then, whatever their number was: the mean over
             the ranks of what was lost is kept. After a state that lacks what codecs drew that round at random, as early
-            ones do, they draw on from where they are.
+            ones do, they draw on from where they are. Values of parameters that are trained no more are dropped, with
+            a warning.
 
         Raises
         ------
         InvalidArgument
-            If they belong to another number of ranks, rank, optimizer, or model. Nothing is changed then.
+            If they belong to another number of ranks, rank, optimizer, or model. Nothing is changed then. That all
+            ranks go on from the same step is found out in the next `step`, which raises `CollectiveMismatch`.
         """
         rank, size = self._communicator.rank, self._communicator.size
         more = (*self._kinds, *self._counters, "groups")
+        states = fitted(states, self._kinds, ("residuals",), self._flat.shapes, self._module)
         residuals = residuals_of(states, rank, size, self._flat.sizes, more, drawn="begun")
         every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
         for state in every:
-            for kind in self._kinds:
-                self._flat.check(state[kind], kind)
-        if len(every[0]["groups"]) != len(self.param_groups):
-            raise InvalidArgument(
-                f"this state has {len(every[0]['groups'])} groups of parameters, but here are {len(self.param_groups)}"
-            )
+            check_groups(state["groups"], len(self.param_groups))
         alike = every[0]["size"] == size
         mine = every[rank] if alike and len(every) > 1 else every[0]
         for kind in self._kinds:
@@ -172,10 +195,11 @@ class CompressedAdam(torch.optim.Optimizer):
         for name in (name for name in self._counters if name in mine):
             setattr(self, name, copy(mine[name]))
         for group, kept in zip(self.param_groups, mine["groups"], strict=True):
-            group.update(kept)
+            group.update(deepcopy(kept))
         if self._exchange.losses is not None:
-            kept_losses = {name: torch.from_numpy(values) for name, values in residuals.items()}
+            kept_losses = {name: torch.from_numpy(np.asarray(values)) for name, values in residuals.items()}
             self._flat.load(kept_losses, torch.from_numpy(self._exchange.losses))
+        self._resumed = True
         self._restored(alike)
 
     def free(self) -> None:
@@ -193,16 +217,36 @@ class CompressedAdam(torch.optim.Optimizer):
     def _restored(self, alike: bool) -> None:
         """Find what follows from a state that was read, of as many ranks if they are alike."""
 
+    def _check_groups(self) -> None:
+        """Refuse what has become of the parameters and groups, if this optimizer cannot do it."""
+        check_trained(self, self._trained)
+        if len({(tuple(each["betas"]), each["eps"]) for each in self.param_groups}) > 1:
+            raise InvalidArgument("betas and eps must be the same in all groups: lr and weight_decay may differ")
+
     def _start_alike(self) -> None:
-        """Give all ranks rank 0's parameters."""
+        """Give all ranks rank 0's parameters and buffers."""
         values = self._flat.pack(self._parameters, self._flat.zeros())
         self._communicator.bcast(values.numpy(), 0, out=values.numpy(), codec=None)
         self._put(values)
+        others = untrained(self._module, self._trained)
+        told = told_by(0, self._communicator, {"values": [each.detach().cpu() for each in others]})
+        for each, value in zip(others, told["values"], strict=True):
+            each.detach().copy_(value)
 
     def _put(self, values: Tensor) -> None:
         """Set the parameters."""
         for parameter, view in zip(self._parameters, self._flat.views(values), strict=True):
             parameter.detach().copy_(view)
+
+    @property
+    def _betas(self) -> tuple[float, float]:
+        """The present ones: schedulers such as OneCycleLR change them."""
+        first, second = self.param_groups[0]["betas"]
+        return float(first), float(second)
+
+    @property
+    def _eps(self) -> float:
+        return float(self.param_groups[0]["eps"])
 
     @property
     def begun(self) -> int:

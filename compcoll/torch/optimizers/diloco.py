@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,15 +22,18 @@ from .adam import algorithm_for
 from .exchange import CodedExchange, Exchange
 from .flat import Flat
 from .fragments import Fragment, Schedule, UnderWay, check_inner, strided
-from .ranks import Ranks, check_hook_free, join, keep_gradients, module_of, told_by
+from .named import check_groups, check_trained, fitted, load_by_name, state_by_name, untrained
+from .outer_state import load_outer_state, outer_state
+from .ranks import Ranks, any_rank, check_hook_free, check_together, join, keep_gradients, module_of, told_by
+from .scaling import SUPPORTED, scaling_of, unscale
 
 Outer = Callable[[list[Tensor]], torch.optim.Optimizer]
 NESTEROV: Outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True, fused=True)
 """The paper's outer optimizer."""
 
 _STATE = (
-    *("settings", "steps", "rounds", "begun"),
-    *("parameters", "outer", "outer_optimizer", "inner", "versions", "under_way"),
+    *("settings", "steps", "rounds", "begun", "versions", "due"),
+    *("parameters", "outer", "under_way", "outer_state", "inner_state"),
 )
 
 
@@ -95,6 +98,12 @@ class DiLoCo:
     -----
     The outer parameters, and what is sent, are in host memory.
 
+    All means that were given to the outer optimizer plus the residuals of all ranks equal the sum of the exact means of
+    the outer gradients, up to rounding; with ``feedback=False`` no residuals are kept.
+
+    With a GradScaler a local step that overflows leaves this rank's parameters as they are, and counts, so that all
+    ranks stay in the same step without a message. In the warm-up all ranks skip it together.
+
     When ranks die, ``inner.step()`` raises what the average did. Set `group` to one of those that are left, and go on.
 
     References
@@ -110,6 +119,9 @@ class DiLoCo:
     >>> model(torch.ones(1, 64)).sum().backward()
     >>> inner.step()
     """
+
+    conserves: ClassVar[str] = "exact"
+    """Whether values that were sent and residuals add up to those that were to be sent: "exact", "decay" or "none"."""
 
     def __init__(
         self,
@@ -157,6 +169,8 @@ class DiLoCo:
         check_inner(inner, parameters)
         check_hook_free(model)
         self._inner, self._schedule = inner, schedule
+        self._names = {id(p): name for name, p in self._module.named_parameters()}
+        self._trained = {id(p): name for name, p in parameters.items()}
         dealt = strided(parameters, schedule.fragments)
         self._fragments = [Fragment(each, phase, make) for each, phase in zip(dealt, schedule.phases, strict=True)]
         self.outer = outer([fragment.outer for fragment in self._fragments])
@@ -172,7 +186,11 @@ class DiLoCo:
         self._recent = RecentSteps(max(schedule.delay, 1))
         self._communicator: Communicator | None = None
         self._join(group)
+        self._resumed = False
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._handles = inner.register_step_pre_hook(self._before), inner.register_step_post_hook(self._stepped)
+        self._inner_scales = vars(inner).get(SUPPORTED)
+        setattr(inner, SUPPORTED, True)
         keep_gradients(model, f"compcoll {type(self).__name__}")
 
     @property
@@ -197,12 +215,20 @@ class DiLoCo:
             fragment.abandon()
         self._jobs.close()
         self._join(ranks)
+        self._resumed = False
 
     def synchronize(self) -> None:
         """Average all fragments now, and have all ranks go on from the outer parameters, as at the end of a training.
         Collective.
+
+        Raises
+        ------
+        CollectiveMismatch
+            If not all ranks call this after the same step.
         """
+        self._check_resumed()
         self._finish(self._fragments)
+        check_together(self.communicator, f"{type(self).__name__}.synchronize after step {self.steps}")
         for fragment in (f for f in self._fragments if f.sent != self.steps):  # nothing new: momentum alone would move
             self._begin(fragment, self.steps)
         self._finish(self._fragments)
@@ -217,21 +243,25 @@ class DiLoCo:
         residuals: Residuals = {}
         parameters: Residuals = {}
         outer: Residuals = {}
+        under_way: Residuals = {}
+        due: dict[str, int] = {}
         for fragment in self._fragments:
             self._settle(fragment)
             parameters |= fragment.own()
             outer |= fragment.flat.by_name(fragment.outer)
             residuals |= fragment.lost()
-        state = state_of(self.communicator.rank, self.communicator.size, residuals, parameters=parameters, outer=outer)
-        return state | {
+            under_way |= fragment.waiting()
+            due |= dict.fromkeys(fragment.waiting(), 0 if fragment.under_way is None else fragment.under_way.due)
+        by_name = {"parameters": parameters, "outer": outer, "under_way": under_way}
+        return state_of(self.communicator.rank, self.communicator.size, residuals, **by_name) | {
             "settings": asdict(self._schedule),
             "steps": self.steps,
             "rounds": self._rounds,
             "begun": self.communicator.begun,
-            "outer_optimizer": self.outer.state_dict(),
-            "inner": self._inner.state_dict(),
+            "outer_state": outer_state(self.outer, self._fragments),
+            "inner_state": state_by_name(self._inner, self._names),
             "versions": [fragment.version for fragment in self._fragments],
-            "under_way": [fragment.waiting() for fragment in self._fragments],
+            "due": due,
         }
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -242,39 +272,45 @@ class DiLoCo:
         states : dict, or sequence of dict
             What this rank's `state_dict` gave; or all ranks' ones of then. On another number of ranks each starts from
             the outer parameters, with the inner optimizer's state of a rank of then. After a state that lacks what
-            codecs drew that round at random, as early ones do, they draw on from where they are.
+            codecs drew that round at random, as early ones do, they draw on from where they are. Values of parameters
+            that are trained no more are dropped, with a warning.
 
         Raises
         ------
         InvalidArgument
             If they belong to another number of ranks, rank, or model, or to other settings, such as another
-            ``every``. Nothing is changed then.
+            ``every``. Nothing is changed then. That all ranks go on from the same step is found out in the next step,
+            which raises `CollectiveMismatch`.
         """
         rank, size = self.communicator.rank, self.communicator.size
-        sizes = {name: n for fragment in self._fragments for name, n in fragment.flat.sizes.items()}
+        shapes = {name: shape for fragment in self._fragments for name, shape in fragment.flat.shapes.items()}
+        sizes = {name: shape.numel() for name, shape in shapes.items()}
+        states = fitted(states, ("parameters", "outer"), ("residuals", "under_way"), shapes, self._module)
         residuals = residuals_of(states, rank, size, sizes, _STATE, drawn="begun")
         every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
         mine = every[rank % len(every)]
         if (settings := {"warmup": 0, **mine["settings"]}) != (here := asdict(self._schedule)):
             raise InvalidArgument(f"this state is of {settings}, but here are {here}")
-        held = {kind: {name: values.numel() for name, values in mine[kind].items()} for kind in ("parameters", "outer")}
-        if held["parameters"] != sizes or held["outer"] != sizes:
-            raise InvalidArgument("this state is of a model with other parameters")
+        check_groups(mine["inner_state"]["groups"], len(self._inner.param_groups))
+        check_groups(mine["outer_state"]["groups"], len(self.outer.param_groups))
+        dues = [fragment.due(mine["due"]) for fragment in self._fragments]
         for fragment in self._fragments:
             fragment.abandon()
-        self._inner.load_state_dict(mine["inner"])
-        self.outer.load_state_dict(mine["outer_optimizer"])
+        load_by_name(self._inner, self._names, mine["inner_state"])
+        load_outer_state(self.outer, self._fragments, mine["outer_state"])
         self.steps, self._rounds = mine["steps"], mine["rounds"]
         self.communicator.begun = mine.get("begun", self.communicator.begun)
-        kept = {name: torch.from_numpy(values) for name, values in residuals.items()}
-        for fragment, version, waiting in zip(self._fragments, mine["versions"], mine["under_way"], strict=True):
+        kept = {name: torch.from_numpy(np.asarray(values)) for name, values in residuals.items()}
+        for fragment, version, due in zip(self._fragments, mine["versions"], dues, strict=True):
             fragment.load(mine["outer"], mine["parameters"] if mine["size"] == size else {}, kept)
-            fragment.resume(version, self.steps if self._turn_of(fragment) else -1, waiting)
+            if not fragment.exchange.of_mean and fragment.exchange.losses is not None:
+                fragment.exchange.losses *= size / mine["size"]
+            fragment.resume(version, self.steps if self._turn_of(fragment) else -1, due, mine["under_way"])
+        self._resumed = True
 
     def free(self) -> None:
         """Take the hook off the inner optimizer, and give back what it has. Collective; DDP keeps its hook."""
-        for handle in self._handles:
-            handle.remove()
+        self._let_go()
         for fragment in self._fragments:
             fragment.abandon()
         self._jobs.close()
@@ -288,24 +324,68 @@ class DiLoCo:
         if kind is None:
             self.free()
         else:  # other ranks may be gone
-            for handle in self._handles:
-                handle.remove()
+            self._let_go()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._told})"
 
+    def _let_go(self) -> None:
+        """Leave the inner optimizer as it was."""
+        for handle in self._handles:
+            handle.remove()
+        vars(self._inner).pop(SUPPORTED, None)
+        if self._inner_scales is not None:
+            setattr(self._inner, SUPPORTED, self._inner_scales)
+
+    def _check_resumed(self) -> None:
+        """Make sure that all ranks go on from the same state, if this one does. Collective."""
+        if self._resumed:
+            check_together(self.communicator, f"{type(self).__name__} goes on from a state of step {self.steps}")
+            self._resumed = False
+
+    @torch.compiler.disable
     @torch.no_grad()
     def _before(self, _: object, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Average the gradients of the first steps."""
-        if self.steps < self._schedule.warmup:
-            if any(each is not None for each in (*args[1:], *given.values())):  # the first is the optimizer
-                raise InvalidArgument("the first steps average gradients: compute them before step(), not in a closure")
-            nbytes = sum(fragment.average_gradients(self.communicator, self.account) for fragment in self._fragments)
-            self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, nbytes)
+        """Unscale gradients, average those of the first steps, and hide those that overflow: a step without gradients
+        changes nothing, and is counted.
+        """
+        self._hidden = []
+        with scaling_of(self._inner) as scaling:
+            check_trained(self._inner, self._trained)
+            self._check_resumed()
+            overflowed, scale = scaling or (False, 1.0)
+            parameters = {name: p for fragment in self._fragments for name, p in fragment.parameters.items()}
+            warming = self.steps < self._schedule.warmup
+            if warming:
+                if any(each is not None for each in (*args[1:], *given.values())):  # the first is the optimizer
+                    raise InvalidArgument(
+                        "the first steps average gradients: compute them before step(), not in a closure"
+                    )
+                flags = [overflowed, *(p.grad is not None for p in parameters.values())]
+                overflowed, *used = any_rank(self.communicator, flags)
+            if scaling is not None:
+                unscale(parameters.values(), scale)
+                self._inner.found_inf = self._inner.grad_scale = None  # all is done: the inner one has no part in it
+            if overflowed:
+                self._hidden = [(p, p.grad) for p in parameters.values() if p.grad is not None]
+                for parameter, _gradient in self._hidden:
+                    parameter.grad = None
+            elif warming:
+                names = {name for name, wanted in zip(parameters, used, strict=True) if wanted}
+                nbytes = sum(f.average_gradients(self.communicator, self.account, names) for f in self._fragments)
+                self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, nbytes)
 
+    @torch.compiler.disable
     @torch.no_grad()
     def _stepped(self, *_: object) -> None:
         """Count a step of the inner optimizer, mix in what is due, and send what is its turn."""
+        for parameter, gradient in self._hidden:
+            parameter.grad = gradient
+        self._hidden = []
+        with scaling_of(self._inner):
+            self._count()
+
+    def _count(self) -> None:
         self.steps += 1
         self.account.steps += 1
         self._recent.begin()
@@ -382,8 +462,9 @@ class DiLoCo:
                 fragment.version = version
                 if behind:
                     fragment.mix(0.0)
-            for buffer, value in zip(self._module.buffers() if behind else (), common["buffers"], strict=behind):
-                buffer.copy_(value)
+            others = untrained(self._module, self._trained) if behind else ()
+            for each, value in zip(others, common["others"], strict=behind):
+                each.detach().copy_(value)
         self._rounds = max(int(rounds[root]), 0)
 
     def _common(self) -> dict[str, Any]:
@@ -393,5 +474,5 @@ class DiLoCo:
             "outer": [fragment.outer for fragment in self._fragments],
             "versions": [fragment.version for fragment in self._fragments],
             "outer_optimizer": self.outer.state_dict(),
-            "buffers": [buffer.detach().cpu() for buffer in self._module.buffers()],
+            "others": [each.detach().cpu() for each in untrained(self._module, self._trained)],
         }

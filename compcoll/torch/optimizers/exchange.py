@@ -25,9 +25,12 @@ class Exchange(Protocol):
     ----------
     losses : array or None
         What compression has lost so far of each element; None if that is not kept.
+    of_mean : bool
+        Whether losses are parts of the mean, of which the ranks' sum counts; else of this rank's values.
     """
 
     losses: HostArray | None
+    of_mean: bool
 
     def mean(self, vector: Tensor, communicator: Communicator, account: Account) -> int:
         """Have a vector in host memory be the ranks' mean; returns the bytes sent. Collective."""
@@ -65,6 +68,8 @@ class CodedExchange:
     InvalidArgument
         If the codec needs second moments of samples.
     """
+
+    of_mean = True
 
     def __init__(self, codec: Codec | None, algorithm: str, feedback: bool, vector: Tensor) -> None:
         self._codec, self._algorithm = codec, algorithm

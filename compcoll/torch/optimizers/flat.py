@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import reduce
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +25,8 @@ class Flat:
     ----------
     names : tuple of str
         Of the parameters.
-    sizes : dict
-        Their elements, by name.
+    shapes, sizes : dict
+        Their shapes and numbers of elements, by name.
     dtype : torch.dtype
         In which vectors are computed on: float64 if a parameter is, else float32.
 
@@ -47,9 +46,9 @@ class Flat:
                 known = ", ".join(map(str, COMPRESSIBLE))
                 raise UnsupportedDType(f"parameter {name!r} is of {parameter.dtype}: it must be of {known}")
         self.names = tuple(parameters)
-        self.sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self.sizes = {name: shape.numel() for name, shape in self.shapes.items()}
         self.dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
-        self._shapes = [parameter.shape for parameter in parameters.values()]
 
     def zeros(self) -> Tensor:
         """Make a vector of zeros."""
@@ -58,7 +57,7 @@ class Flat:
     def views(self, vector: Tensor) -> list[Tensor]:
         """View a vector's memory in the parameters' shapes."""
         parts = vector.split(list(self.sizes.values()))
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(parts, self.shapes.values(), strict=True)]
 
     def pack(self, tensors: Iterable[Tensor | None], vector: Tensor) -> Tensor:
         """Copy tensors of the parameters' shapes into a vector; zeros for None."""
@@ -70,28 +69,13 @@ class Flat:
         return vector
 
     def by_name(self, vector: Tensor) -> Residuals:
-        """Split a vector into arrays that share its memory, by name of the parameter."""
-        parts = np.split(vector.numpy(), np.cumsum(list(self.sizes.values()))[:-1])
-        return dict(zip(self.names, parts, strict=True))
-
-    def check(self, arrays: Mapping[str, Tensor], kind: str) -> None:
-        """Refuse what a state holds of other parameters.
-
-        Raises
-        ------
-        InvalidArgument
-            If names or sizes differ.
-        """
-        found = {name: values.numel() for name, values in arrays.items()}
-        differing = sorted(n for n in found | self.sizes if found.get(n) != self.sizes.get(n))
-        if differing:
-            name = differing[0]
-            raise InvalidArgument(
-                f"this state's {kind} has {found.get(name, 'no')} elements of {name!r}, but here are "
-                f"{self.sizes.get(name, 'none')}"
-            )
+        """Split a vector into arrays of the parameters' shapes that share its memory, by name."""
+        return {name: view.numpy() for name, view in zip(self.names, self.views(vector), strict=True)}
 
     def load(self, arrays: Mapping[str, Tensor], vector: Tensor) -> None:
         """Copy what a state holds of the parameters into a vector; zeros where it holds nothing."""
-        for name, values in self.by_name(vector).items():
-            values[...] = np.asarray(arrays[name].reshape(-1)) if name in arrays else 0
+        for name, view in zip(self.names, self.views(vector), strict=True):
+            if name in arrays:
+                view.copy_(arrays[name].reshape(view.shape))
+            else:
+                view.zero_()

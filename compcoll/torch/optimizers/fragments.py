@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -126,7 +126,9 @@ class Fragment:
         gradient = torch.empty_like(self.outer)
         views = zip(self.flat.views(self.outer), self.flat.views(gradient), strict=True)
         for parameter, (common, difference) in zip(self.parameters.values(), views, strict=True):
-            torch.sub(common, parameter.detach().to(common), out=difference)
+            own = parameter.detach()
+            # In the parameter's precision: what `mix` rounded away is no step of this rank's.
+            torch.sub(common.to(own.dtype).to(common.dtype), own.to(common), out=difference)
         return gradient
 
     def mix(self, alpha: float) -> None:
@@ -139,15 +141,16 @@ class Fragment:
             own = target.to(common.dtype)  # itself, if it is of that type
             target.copy_(torch.lerp(common.to(target.device), own, alpha, out=own))
 
-    def average_gradients(self, communicator: Communicator, account: Account) -> int:
-        """Have the parameters' gradients be the ranks' mean, exactly; returns the bytes sent. Collective."""
-        parameters = self.parameters.values()
-        mean = self.flat.pack((p.grad for p in parameters), self.flat.zeros())
+    def average_gradients(self, communicator: Communicator, account: Account, used: Container[str]) -> int:
+        """Have the gradients of the parameters that some rank uses be the ranks' mean, exactly; returns the bytes sent.
+        Collective.
+        """
+        mean = self.flat.pack((p.grad for p in self.parameters.values()), self.flat.zeros())
         nbytes = exact_mean(mean, communicator, account)
-        for parameter, values in zip(parameters, self.flat.views(mean), strict=True):
-            if parameter.grad is None or parameter.grad.is_sparse:
-                parameter.grad = values.to(parameter)
-            else:
+        for (name, parameter), values in zip(self.parameters.items(), self.flat.views(mean), strict=True):
+            if name in used:
+                if parameter.grad is None or parameter.grad.is_sparse:
+                    parameter.grad = torch.empty_like(parameter)  # in its memory format, as fused steps want it
                 parameter.grad.copy_(values)
         return nbytes
 
@@ -165,23 +168,39 @@ class Fragment:
         """Give what compression has lost, by name; nothing if that is not kept."""
         return {} if self.exchange.losses is None else self.flat.by_name(torch.from_numpy(self.exchange.losses))
 
-    def waiting(self) -> tuple[int, Tensor] | None:
-        """Copy the mean that has come and is still to be mixed in, if there is one, and when that is due."""
-        return None if self.under_way is None else (self.under_way.due, self.under_way.gradient.clone())
+    def waiting(self) -> Residuals:
+        """Give the mean that has come and is still to be mixed in, by name; nothing if there is none."""
+        return {} if self.under_way is None else self.flat.by_name(self.under_way.gradient)
+
+    def due(self, due: Mapping[str, int]) -> int | None:
+        """Find when a mean that is still to be mixed in is due, of all that a state has; None if there is none.
+
+        Raises
+        ------
+        InvalidArgument
+            If they are means of other fragments.
+        """
+        found = {due.get(name) for name in self.flat.names}
+        if len(found) > 1:
+            raise InvalidArgument("this state has averages under way of other fragments than those here")
+        return found.pop()
 
     def load(self, outer: Mapping[str, Tensor], parameters: Mapping[str, Tensor], losses: Mapping[str, Tensor]) -> None:
         """Take the common parameters and what was lost from a state, and this rank's parameters, if it has them."""
-        self.flat.load({name: outer[name] for name in self.flat.names}, self.outer)
+        self.flat.load(outer, self.outer)
         if self.exchange.losses is not None:
             self.flat.load(losses, torch.from_numpy(self.exchange.losses))
         self.mix(0.0)
         for name, parameter in self.parameters.items() if parameters else ():
-            parameter.detach().copy_(parameters[name].view(parameter.shape))
+            parameter.detach().copy_(parameters[name].reshape(parameter.shape))
 
-    def resume(self, version: int, sent: int, waiting: tuple[int, Tensor] | None) -> None:
-        """Go on after so many outer steps, with a mean that is still to be mixed in if there is one."""
+    def resume(self, version: int, sent: int, due: int | None, waiting: Mapping[str, Tensor]) -> None:
+        """Go on after so many outer steps, with a mean that is still to be mixed in if one is due."""
         self.version, self.sent = version, sent
-        self.under_way = None if waiting is None else UnderWay(waiting[0], waiting[1].clone(), None, None)
+        if due is not None:
+            mean = torch.empty_like(self.outer)
+            self.flat.load(waiting, mean)
+            self.under_way = UnderWay(due, mean, None, None)
 
     def keep_losses(self) -> HostArray | None:
         """Copy what compression has lost."""

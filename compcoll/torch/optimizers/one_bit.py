@@ -84,6 +84,11 @@ class OneBitAdam(CompressedAdam):
     The variance that is held, and the momentum, are without the bias of their start (``1 - β^t``), so that nothing
     jumps when the warm-up ends; the paper's long warm-up leaves none.
 
+    After the warm-up the new momentum plus the residuals of all ranks equals the mean of the ranks' own momenta plus
+    the residuals before, up to rounding, in all elements that move.
+
+    A parameter without a gradient counts as one with a gradient of zeros, as after ``zero_grad(set_to_none=False)``.
+
     References
     ----------
     H. Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021,

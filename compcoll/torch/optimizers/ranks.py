@@ -14,6 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ...collectives import choose
+from ...collectives.signature import Signature
 from ...communicator import Communicator
 from ...errors import HookTaken, InvalidArgument
 from ..groups.membership import check_group, communicator_of, device_of
@@ -73,6 +74,24 @@ def told_by(root: int, communicator: Communicator, value: dict[str, Any]) -> dic
     data = communicator.bcast(data if communicator.rank == root else np.empty(nbytes, np.uint8), root, codec=None)
     told: dict[str, Any] = torch.load(io.BytesIO(data.tobytes()), weights_only=True)
     return told
+
+
+def any_rank(communicator: Communicator, flags: Sequence[bool]) -> list[bool]:
+    """Find which of some flags any rank has set. Collective."""
+    return [bool(flag) for flag in communicator.allreduce(np.array(flags, np.int64), op="max", codec=None)]
+
+
+def check_together(communicator: Communicator, line: str) -> None:
+    """Make sure that all ranks do the same, such as to go on from a state of the same step. Collective.
+
+    Raises
+    ------
+    CollectiveMismatch
+        On every rank, if a rank has another line, or makes another call.
+    """
+    begun = communicator.begun
+    communicator.handshake(Signature(line))
+    communicator.begun = begun  # codecs draw by it: as without this call
 
 
 def module_of(model: nn.Module) -> nn.Module:

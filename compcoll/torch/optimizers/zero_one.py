@@ -57,6 +57,9 @@ class ZeroOneAdam(CompressedAdam):
     The variance is updated where the ranks are together only, at the first average when it is due. Weight decay shrinks
     what was added up, too, so that an exact average gives the mean of the ranks' parameters.
 
+    The mean of u that moves the parameters plus the residuals of all ranks equals the mean of the ranks' own u plus the
+    residuals before, up to rounding, in all elements that move.
+
     References
     ----------
     Y. Lu, C. Li, M. Zhang, C. De Sa, Y. He, "Maximizing Communication Efficiency for Large-scale Training via 0/1
