@@ -15,9 +15,6 @@ from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 from .buffers import array_of
 
-Residuals = dict[str, Tensor]
-"""What was lost, by name of the parameter."""
-
 _VERSION = 2
 _LOSSES = "residuals"
 _KEYS = {"version", "rank", "size", _LOSSES}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -180,7 +179,7 @@ class CompressedAdam(torch.optim.Optimizer):
         rank, size = self._communicator.rank, self._communicator.size
         more = (*self._kinds, *self._counters, "groups")
         states = fitted(states, self._kinds, ("residuals",), self._flat.shapes, self._module)
-        residuals = residuals_of(states, rank, size, self._flat.sizes, more, drawn="begun")
+        residuals = residuals_of(states, rank, size, self._flat.shapes, more, optional=("begun",))
         every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
         for state in every:
             check_groups(state["groups"], len(self.param_groups))
@@ -197,8 +196,7 @@ class CompressedAdam(torch.optim.Optimizer):
         for group, kept in zip(self.param_groups, mine["groups"], strict=True):
             group.update(deepcopy(kept))
         if self._exchange.losses is not None:
-            kept_losses = {name: torch.from_numpy(np.asarray(values)) for name, values in residuals.items()}
-            self._flat.load(kept_losses, torch.from_numpy(self._exchange.losses))
+            self._flat.load(residuals, torch.from_numpy(self._exchange.losses))
         self._resumed = True
         self._restored(alike)
 

@@ -17,7 +17,7 @@ from ...errors import InvalidArgument
 from ...registry import as_codec
 from ..account import Account, RecentSteps
 from ..job_queue import JobQueue
-from ..states import Residuals, residuals_of, state_of
+from ..states import residuals_of, state_of
 from .adam import algorithm_for
 from .exchange import CodedExchange, Exchange
 from .flat import Flat
@@ -240,10 +240,10 @@ class DiLoCo:
         """Copy what is to be saved: this rank's parameters, the outer ones, both optimizers' states, losses, and
         averages under way, for which it waits. By every rank its own, or by `WholeState` as one.
         """
-        residuals: Residuals = {}
-        parameters: Residuals = {}
-        outer: Residuals = {}
-        under_way: Residuals = {}
+        residuals: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
+        outer: dict[str, Any] = {}
+        under_way: dict[str, Any] = {}
         due: dict[str, int] = {}
         for fragment in self._fragments:
             self._settle(fragment)
@@ -284,9 +284,8 @@ class DiLoCo:
         """
         rank, size = self.communicator.rank, self.communicator.size
         shapes = {name: shape for fragment in self._fragments for name, shape in fragment.flat.shapes.items()}
-        sizes = {name: shape.numel() for name, shape in shapes.items()}
         states = fitted(states, ("parameters", "outer"), ("residuals", "under_way"), shapes, self._module)
-        residuals = residuals_of(states, rank, size, sizes, _STATE, drawn="begun")
+        residuals = residuals_of(states, rank, size, shapes, _STATE, optional=("begun",))
         every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
         mine = every[rank % len(every)]
         if (settings := {"warmup": 0, **mine["settings"]}) != (here := asdict(self._schedule)):
@@ -300,9 +299,8 @@ class DiLoCo:
         load_outer_state(self.outer, self._fragments, mine["outer_state"])
         self.steps, self._rounds = mine["steps"], mine["rounds"]
         self.communicator.begun = mine.get("begun", self.communicator.begun)
-        kept = {name: torch.from_numpy(np.asarray(values)) for name, values in residuals.items()}
         for fragment, version, due in zip(self._fragments, mine["versions"], dues, strict=True):
-            fragment.load(mine["outer"], mine["parameters"] if mine["size"] == size else {}, kept)
+            fragment.load(mine["outer"], mine["parameters"] if mine["size"] == size else {}, residuals)
             if not fragment.exchange.of_mean and fragment.exchange.losses is not None:
                 fragment.exchange.losses *= size / mine["size"]
             fragment.resume(version, self.steps if self._turn_of(fragment) else -1, due, mine["under_way"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import InvalidArgument, UnsupportedDType
 from ..buffers import COMPRESSIBLE
-from ..states import Residuals
 
 
 class Flat:
@@ -68,7 +68,7 @@ class Flat:
                 view.copy_(tensor.detach().to_dense() if tensor.is_sparse else tensor.detach())
         return vector
 
-    def by_name(self, vector: Tensor) -> Residuals:
+    def by_name(self, vector: Tensor) -> dict[str, Any]:
         """Split a vector into arrays of the parameters' shapes that share its memory, by name."""
         return {name: view.numpy() for name, view in zip(self.names, self.views(vector), strict=True)}
 

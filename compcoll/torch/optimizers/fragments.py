@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from ...errors import InvalidArgument
 from ..account import Account
 from ..arrays import HostArray
 from ..handles import Handle
-from ..states import Residuals
 from .exchange import Exchange, exact_mean
 from .flat import Flat
 
@@ -160,15 +159,15 @@ class Fragment:
         communicator.bcast(values, 0, out=values, codec=None)
         self.mix(0.0)
 
-    def own(self) -> Residuals:
+    def own(self) -> dict[str, Any]:
         """Copy this rank's parameters, by name."""
         return self.flat.by_name(self.flat.pack(self.parameters.values(), self.flat.zeros()))
 
-    def lost(self) -> Residuals:
+    def lost(self) -> dict[str, Any]:
         """Give what compression has lost, by name; nothing if that is not kept."""
         return {} if self.exchange.losses is None else self.flat.by_name(torch.from_numpy(self.exchange.losses))
 
-    def waiting(self) -> Residuals:
+    def waiting(self) -> dict[str, Any]:
         """Give the mean that has come and is still to be mixed in, by name; nothing if there is none."""
         return {} if self.under_way is None else self.flat.by_name(self.under_way.gradient)
 

@@ -49,8 +49,7 @@ def fitted(
             values = given.get(name)
             if values is None and kind in complete:
                 raise InvalidArgument(f"this state's {kind} has no elements of {name!r}")
-            # Releases up to 0.2 kept vectors.
-            if values is not None and values.shape not in (shape, (shape.numel(),)):
+            if values is not None and values.shape != shape:
                 there = list(values.shape)
                 raise InvalidArgument(
                     f"this state's {kind} has {name!r} in shape {there}, but here it is {list(shape)}"

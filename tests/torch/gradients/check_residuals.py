@@ -48,7 +48,10 @@ def compressing(codec: Any) -> Make:
 
 
 METHODS: dict[str, tuple[tuple[str, ...], Make]] = {
-    f"compress {codec.name}": (("ddp", "fsdp", "hsdp"), compressing(codec))
+    f"compress {codec.name}": (
+        ("ddp", "fsdp") if isinstance(codec, Sparsifier) else ("ddp", "fsdp", "hsdp"),
+        compressing(codec),
+    )
     for codec in one_of_each(EVERY)
     if codec.conserves == "exact" and not isinstance(codec, IntSum) and codec.feedback_converges("float32")
 }
