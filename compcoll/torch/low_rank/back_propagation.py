@@ -41,9 +41,15 @@ class BucketHook:
         self._kind = kind
         self._gradients = {gradient.name: gradient for gradient in averaging.gradients}
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-        # DDP leaves alone what no rank has a gradient of, though it hands over zeros: nothing may be given to it.
-        self._some_unused = bool(model.find_unused_parameters)
+        # DDP discards means of parameters that no rank used, though it hands over their memory: these must be left out.
+        # A parameter counts as used, as in DDP, from its first accumulation until the next averaging.
+        self._some_unused = bool(model.find_unused_parameters or model.static_graph)
         self._used: set[str] = set()
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(_note_use(self._used, name))
+            for name, parameter in model.module.named_parameters()
+            if self._some_unused and name in self._gradients
+        ]
         self._buffers: dict[tuple[Kind, int], Buffer] = {}
         self._under_way: list[tuple[Future[Tensor], Tensor]] = []
         self._targets: dict[str, Tensor] = {}
@@ -58,7 +64,10 @@ class BucketHook:
         model.register_comm_hook(None, hook)
 
     def remove(self) -> None:
-        """DDP cannot lose its hook."""
+        """Take the hooks off parameters. DDP cannot lose its hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def restore(self, layout: Layout) -> None:
         """Have the next step's buffers hold what those of an earlier run did, though DDP's buckets are others."""
@@ -68,15 +77,13 @@ class BucketHook:
         averaging = self._averaging
         if bucket.index() == 0:
             averaging.begin()
-            self._under_way, self._targets, self._used, self._now = [], {}, set(), self._kind()
+            self._under_way, self._targets, self._now = [], {}, self._kind()
             self.layout = []
         named = {
-            self._names[id(parameter)]: values
+            self._names[id(parameter)]: _in_order_of(parameter, values)
             for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True)
         }
         self._targets |= named
-        if self._some_unused:
-            self._used |= {name for name, values in named.items() if bool(values.any())}
         self.layout = [*self.layout, list(named)]
         moved: dict[str, Tensor] = {}
         if self._restored is None:
@@ -95,6 +102,7 @@ class BucketHook:
             if self._some_unused:
                 last = self._buffers[self._now, len(self.layout) - 1]
                 used = dict(zip(self._gradients, last.get_flags(), strict=True))
+                self._used.clear()
                 self._targets = {name: values for name, values in self._targets.items() if used[name]}
             averaging.finish(self._targets)
             for name in moved:
@@ -120,6 +128,28 @@ class BucketHook:
         for gradient in buffer.gradients:
             self._averaging.put(buffer, gradient, self._targets[gradient.name])
         self._averaging.send(self._flags if flagged else tuple)
+
+
+def _note_use(used: set[str], name: str) -> Callable[[Tensor], None]:
+    """Make a hook that holds nothing but a set: parameters outlive their wrapper."""
+
+    def note(parameter: Tensor) -> None:
+        used.add(name)
+
+    return note
+
+
+def _in_order_of(parameter: Tensor, values: Tensor) -> Tensor:
+    """View a gradient in a bucket by its parameter's strides: DDP stores it in the memory order of the parameter, if that
+    has neither gaps nor overlaps, but hands it over as if it were row-major.
+    """
+    covered = 1
+    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if length != 1:
+            if stride != covered:
+                return values
+            covered *= length
+    return values.as_strided(parameter.shape, parameter.stride())
 
 
 def _side_by_side(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -178,6 +208,7 @@ class GradientHooks:
         self._layouts: dict[Kind, list[Buffer]] = {}
         self._homes: dict[str, Buffer] = {}
         self._ready: set[str] = set()
+        self._used: set[str] = set()
         self._under_way = False
         root = dist.get_global_rank(group, 0)
         with torch.no_grad():
@@ -202,11 +233,13 @@ class GradientHooks:
 
     def put(self, parameter: Tensor) -> None:
         """Take a gradient that is there; called by back-propagation."""
+        name = self._names[id(parameter)]
+        # What is accumulated without being averaged is part of the next average, even if that pass does not use it.
+        self._used.add(name)
         if not self.enabled:
             return
         if not self._under_way:
             self._begin()
-        name = self._names[id(parameter)]
         buffer = self._homes[name]
         if buffer.sent:
             raise GradientsPending(
@@ -236,7 +269,7 @@ class GradientHooks:
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _flags(self) -> list[bool]:
-        return [name in self._ready for name in self._gradients]
+        return [name in self._used for name in self._gradients]
 
     def _finish(self) -> None:
         """Average what is there: back-propagation calls this at its end."""
@@ -253,6 +286,7 @@ class GradientHooks:
                     parameter.grad = torch.zeros_like(parameter)
                 targets[name] = parameter.grad
         averaging.finish(targets)
+        self._used.clear()
         self._under_way = False
 
     def _forget_interrupted(self, model: nn.Module, arguments: Any) -> None:

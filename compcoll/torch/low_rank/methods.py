@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -35,8 +36,16 @@ _STATE = ("steps", "step", "factors", "buckets")
 
 
 class LowRank:
-    """The base of `ACPSGD` and `PowerSGD`."""
+    """The base of `ACPSGD` and `PowerSGD`.
 
+    Attributes
+    ----------
+    conserves : str
+        "exact": with feedback, all gradients given so far and the mean over the ranks of their residuals add up to the
+        sum of the mean gradients, but for rounding. Backward passes with NaN or Inf on any rank are not counted.
+    """
+
+    conserves: ClassVar[str] = "exact"
     _method: type[Averaging]
 
     def __init__(
@@ -97,6 +106,7 @@ class LowRank:
             ],
         )
         self.exact = {name: not low for name, low in ranks.items()}
+        self._names = [name for name, _ in module.named_parameters()]
         self._rank, self._size = group.rank(), group.size()
         # Gradients become ready in about the reverse order of the forward pass.
         nbytes = sum(p.numel() * p.element_size() for p in parameters.values())
@@ -146,9 +156,12 @@ class LowRank:
             self._hooks.enabled = before
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what is to be saved with the model: this rank's losses, the factors, and how many steps were made."""
+        """Copy what is to be saved with the model: this rank's residuals, the factors, and how many steps were made.
+
+        Residuals have the shapes of their parameters, whatever wrapper and memory format the model has.
+        """
         low = self._averaging.low
-        residuals = {g.name: g.losses().cpu().reshape(-1).numpy() for g in low if g.feedback}
+        residuals = {g.name: g.losses().cpu().reshape(g.shape).numpy() for g in low if g.feedback}
         return state_of(self._rank, self._size, residuals) | {
             "steps": self._steps,
             "step": self._averaging.step,
@@ -158,6 +171,9 @@ class LowRank:
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where an earlier run ended.
+
+        A parameter of the model that is no longer compressed, since it was frozen or excluded, is left out, with a
+        warning. One that the state does not hold starts with residuals of zero and new factors.
 
         Parameters
         ----------
@@ -171,26 +187,35 @@ class LowRank:
             If they belong to another number of ranks, rank, or model. Nothing is changed then.
         """
         low = {gradient.name: gradient for gradient in self._averaging.low}
+        states = _without(states, set(self._names).difference(low))
         sizes = {name: gradient.size for name, gradient in low.items()}
         residuals = residuals_of(states, self._rank, self._size, sizes, _STATE)
         first = states if isinstance(states, Mapping) else states[0]
-        shapes = {name: (tuple(left.shape), tuple(right.shape)) for name, (left, right) in first["factors"].items()}
-        expected = {name: (tuple(g.left.shape), tuple(g.right.shape)) for name, g in low.items()}
-        if shapes != expected:
-            differing = sorted(name for name in shapes | expected if shapes.get(name) != expected.get(name))
-            raise InvalidArgument(
-                f"this state's factors are of other parameters or another rank: {differing[0]!r} has "
-                f"{shapes.get(differing[0])} there, {expected.get(differing[0])} here"
-            )
+        for name, (left, right) in first["factors"].items():
+            there = tuple(left.shape), tuple(right.shape)
+            here = (tuple(low[name].left.shape), tuple(low[name].right.shape)) if name in low else None
+            if there != here:
+                raise InvalidArgument(
+                    f"this state's factors are of other parameters or another rank: {name!r} has {there} there, {here} "
+                    "here"
+                )
+        for name, kept in residuals.items():
+            if kept.shape != low[name].shape:
+                raise InvalidArgument(
+                    f"this state's residuals of {name!r} have the shape {kept.shape}, the parameter "
+                    f"{tuple(low[name].shape)}: leave the state out, and training goes on with residuals of zero"
+                )
         if residuals and not all(gradient.feedback for gradient in low.values()):
             raise InvalidArgument("this state has losses to feed back, but here is feedback=False")
-        layout = layout_of(states, self.exact)
+        # With other trained parameters than then, buckets are others, too.
+        same = {name for bucket in first["buckets"] for name in bucket} == set(self.exact)
+        layout = layout_of(states, self.exact) if same else None
         self.reset()
         if layout is not None and isinstance(self._hooks, BucketHook):
             self._hooks.restore(layout)
         self._steps, self._averaging.step = first["steps"], first["step"]
         for name, gradient in low.items():
-            for factor, kept in zip((gradient.left, gradient.right), first["factors"][name], strict=True):
+            for factor, kept in zip((gradient.left, gradient.right), first["factors"].get(name, ()), strict=False):
                 factor.copy_(kept)
             # A rank that got none of the earlier ranks' losses begins with zeros.
             if name in residuals:
@@ -328,6 +353,27 @@ class PowerSGD(LowRank):
     """
 
     _method = Power
+
+
+def _without(states: Any, names: Collection[str]) -> Any:
+    """Leave out of states what they hold of some parameters, with a warning; what is no state stays as it is."""
+
+    def of(state: Any) -> Any:
+        if not isinstance(state, Mapping):
+            return state
+        parts = {key: state[key] for key in ("residuals", "factors") if isinstance(state.get(key), Mapping)}
+        left_out.update(name for part in parts.values() for name in part if name in names)
+        return {**state} | {key: {n: v for n, v in part.items() if n not in names} for key, part in parts.items()}
+
+    left_out: set[str] = set()
+    kept = of(states) if isinstance(states, Mapping) else [of(state) for state in states]
+    if left_out:
+        warnings.warn(
+            f"the state's residuals and factors of {', '.join(sorted(left_out))} are left out: these parameters are not "
+            "compressed now",
+            stacklevel=3,
+        )
+    return kept
 
 
 def _check(rank: int, rate: float, exact_steps: int, buffer_mb: float | None, seed: int) -> None:
