@@ -151,6 +151,7 @@ class Averaging(ABC):
         products, more = self._products(self._buffers)
         finite = all(bool(b.wire.isfinite().all()) for b in (*self._buffers, *more) if b.kind is not Kind.EXACT)
         products = [product for product in products if product.gradient.name in targets]
+        finite = finite and all(p.gradient.can_hold(p.left, p.right, targets[p.gradient.name].dtype) for p in products)
         for gradient, left, right, sent in products:
             gradient.finish(targets[gradient.name], left, right, sent if finite else None)
         for buffer in self._buffers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,10 +79,7 @@ class BucketHook:
             averaging.begin()
             self._under_way, self._targets, self._now = [], {}, self._kind()
             self.layout = []
-        named = {
-            self._names[id(parameter)]: _in_order_of(parameter, values)
-            for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True)
-        }
+        named = {self._names[id(parameter)]: values for parameter, values in _gradients_in(bucket)}
         self._targets |= named
         self.layout = [*self.layout, list(named)]
         moved: dict[str, Tensor] = {}
@@ -139,17 +136,30 @@ def _note_use(used: set[str], name: str) -> Callable[[Tensor], None]:
     return note
 
 
-def _in_order_of(parameter: Tensor, values: Tensor) -> Tensor:
-    """View a gradient in a bucket by its parameter's strides: DDP stores it in the memory order of the parameter, if that
-    has neither gaps nor overlaps, but hands it over as if it were row-major.
+def _gradients_in(bucket: dist.GradBucket) -> Iterator[tuple[Tensor, Tensor]]:
+    """View the gradients in a bucket's memory, each with its parameter.
+
+    DDP stores a gradient with the strides of its parameter, if that has neither gaps nor overlaps, and complex numbers
+    as pairs. `GradBucket.gradients` knows of neither: only its offsets are right.
     """
+    memory = bucket.buffer()
+    for parameter, found in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        paired = parameter.is_complex() and not memory.is_complex()
+        values = torch.view_as_complex(memory.view(-1, 2)) if paired else memory
+        offset = values.storage_offset() + found.storage_offset() - memory.storage_offset()
+        strides = parameter.stride() if _is_dense(parameter) else found.stride()
+        yield parameter, values.as_strided(parameter.shape, strides, offset)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Tell whether a tensor's memory has neither gaps nor overlaps, in whatever order."""
     covered = 1
-    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1:
             if stride != covered:
-                return values
+                return False
             covered *= length
-    return values.as_strided(parameter.shape, parameter.stride())
+    return True
 
 
 def _side_by_side(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -213,7 +223,12 @@ class GradientHooks:
         root = dist.get_global_rank(group, 0)
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.detach(), root, group=group)
+                # Backends send memory as it lies, which may be in another order on another rank.
+                values = tensor.detach().contiguous()
+                dist.broadcast(values, root, group=group)
+                if not tensor.is_contiguous():
+                    once = tuple(slice(None if stride else 1) for stride in tensor.stride())  # of expanded dimensions
+                    tensor[once].copy_(values[once])
         me = weakref.ref(self)
 
         def check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:

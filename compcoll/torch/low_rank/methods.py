@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
@@ -79,6 +81,7 @@ class LowRank:
         choose.check("allreduce", algorithm)
         module = model.module if wrapped else model
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        _check_whole(model, type(self).__name__)
         _check_free(model, parameters)
         exact = exact_parameters(module, exclude, smallest=0)
         ranks = {
@@ -387,6 +390,20 @@ def _check(rank: int, rate: float, exact_steps: int, buffer_mb: float | None, se
         raise InvalidArgument(f"seed={seed!r}: an integer of 0 or more is needed")
     if buffer_mb is not None and not 0 <= buffer_mb < float("inf"):
         raise InvalidArgument(f"buffer_mb={buffer_mb!r}: a number of 0 or more is needed")
+
+
+def _check_whole(model: nn.Module, method: str) -> None:
+    for name, part in model.named_modules():
+        if isinstance(part, FullyShardedDataParallel) or (name and isinstance(part, DistributedDataParallel)):
+            raise InvalidArgument(
+                f"{name or 'the model'!r} is a {type(part).__name__}, which averages gradients itself: {method} takes "
+                "DistributedDataParallel, before torch.compile, or a module without it"
+            )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise InvalidArgument(
+                f"{name!r} is sharded: {method} takes whole parameters, compcoll.torch.compress() those of fully_shard"
+            )
 
 
 def _check_free(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
