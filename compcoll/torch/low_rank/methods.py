@@ -372,8 +372,8 @@ def _without(states: Any, names: Collection[str]) -> Any:
     kept = of(states) if isinstance(states, Mapping) else [of(state) for state in states]
     if left_out:
         warnings.warn(
-            f"the state's residuals and factors of {', '.join(sorted(left_out))} are left out: these parameters are not "
-            "compressed now",
+            f"this state's residuals of {', '.join(sorted(left_out))} are left out: the gradients of these parameters "
+            "are not compressed now",
             stacklevel=3,
         )
     return kept
