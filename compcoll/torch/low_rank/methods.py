@@ -38,14 +38,7 @@ _STATE = ("steps", "step", "factors", "buckets")
 
 
 class LowRank:
-    """The base of `ACPSGD` and `PowerSGD`.
-
-    Attributes
-    ----------
-    conserves : str
-        "exact": with feedback, all gradients given so far and the mean over the ranks of their residuals add up to the
-        sum of the mean gradients, but for rounding. Backward passes with NaN or Inf on any rank are not counted.
-    """
+    """The base of `ACPSGD` and `PowerSGD`."""
 
     conserves: ClassVar[str] = "exact"
     _method: type[Averaging]
@@ -299,11 +292,15 @@ class ACPSGD(LowRank):
     ----------
     exact : dict
         Whether a parameter's gradient is sent exactly, by name.
+    conserves : str
+        "exact": with feedback, the gradients given so far and the mean over the ranks of the residuals add up to the
+        sum of the mean gradients, but for rounding. Backward passes with NaN or Inf are not counted.
 
     Raises
     ------
     InvalidArgument
-        If an option is not allowed, no parameter can be compressed at this rank, or there are sparse gradients.
+        If an option is not allowed, no parameter can be compressed at this rank, gradients are sparse, parameters are
+        sharded, or a part of the model averages gradients itself.
     HookTaken
         If something else reduces this model's gradients already.
     CollectiveMismatch
@@ -315,8 +312,9 @@ class ACPSGD(LowRank):
     Notes
     -----
     A rank that has no gradient of a parameter that others have takes part with zeros; where no rank has one, it stays
-    as it is (with DistributedDataParallel: ``find_unused_parameters=True``). A step with a gradient that is not finite
-    gives all ranks gradients that are not finite, so that a GradScaler skips it everywhere, and changes nothing here.
+    as it is (with DistributedDataParallel: ``find_unused_parameters=True``). A gradient that is not finite on one rank
+    is not finite on all ranks, so that a GradScaler skips the step everywhere, and residuals and factors of all
+    parameters stay as they are.
 
     References
     ----------
