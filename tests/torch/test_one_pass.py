@@ -180,18 +180,19 @@ def test_not_finite(bad: float, left_side: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_strided_gradients(dtype: torch.dtype) -> None:
-    """Convolutions' gradients may lie in another order of dimensions."""
+    """Convolutions' gradients may lie in another order of dimensions, or be negated lazily."""
     random = np.random.default_rng(4)
     shape = torch.Size((12, 5, 3, 3))
     plain = normal(random, dtype, *shape)
     strided = plain.to(memory_format=torch.channels_last)
     assert not strided.is_contiguous()
     results = []
-    for gradient in (plain, strided):
+    for gradient in (plain.clone(), strided, torch._neg_view(-plain)):
         one = OnePassGradient("weight", shape, dtype, 2, LARGE)
         left, right = torch.empty(12, 2), torch.ones(2, 45)
         one.project_left(gradient, right, left)
         one.finish(gradient, left, right, (left, right))
         results.append((gradient, left, one.losses()))
-    for one_result, other in zip(*results, strict=True):
-        assert torch.equal(one_result, other)
+    for of_plain, *others in zip(*results, strict=True):
+        for other in others:
+            assert torch.equal(of_plain, other)

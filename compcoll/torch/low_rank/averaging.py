@@ -151,6 +151,7 @@ class Averaging(ABC):
         products, more = self._products(self._buffers)
         finite = all(bool(b.wire.isfinite().all()) for b in (*self._buffers, *more) if b.kind is not Kind.EXACT)
         products = [product for product in products if product.gradient.name in targets]
+        finite = finite and all(p.gradient.can_hold(p.left, p.right, targets[p.gradient.name].dtype) for p in products)
         for gradient, left, right, sent in products:
             gradient.finish(targets[gradient.name], left, right, sent if finite else None)
         for buffer in self._buffers:
@@ -286,10 +287,15 @@ class Power(Averaging):
 
     def _fill(self, right: Buffer, buffer: Buffer) -> None:
         """Project to the orthonormalised means of left factors."""
-        means = [buffer.mean_factor(gradient) for gradient in right.gradients]
-        sound = bool(buffer.wire.isfinite().all())
-        for gradient, left in zip(right.gradients, orthonormalize(means) if sound else means, strict=True):
-            self._lefts[gradient.name] = left
+        lefts = {gradient.name: buffer.mean_factor(gradient) for gradient in right.gradients}
+        sound = list(lefts)
+        if not bool(buffer.wire[: buffer.factors].isfinite().all()):
+            # NaN and Inf stay with their parameter: they go on to its right factor, and so to its product.
+            sound = [name for name, left in lefts.items() if bool(left.isfinite().all())]
+        lefts.update(zip(sound, orthonormalize([lefts[name] for name in sound]), strict=True))
+        self._lefts.update(lefts)
+        for gradient in right.gradients:
+            left = lefts[gradient.name]
             gradient.project_right(self._values[gradient.name], left, right.own_factor(gradient))
 
     def _products(self, buffers: Sequence[Buffer]) -> tuple[list[Product], list[Buffer]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,9 +41,15 @@ class BucketHook:
         self._kind = kind
         self._gradients = {gradient.name: gradient for gradient in averaging.gradients}
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
-        # DDP leaves alone what no rank has a gradient of, though it hands over zeros: nothing may be given to it.
-        self._some_unused = bool(model.find_unused_parameters)
+        # DDP discards means of parameters that no rank used, though it hands over their memory: these must be left out.
+        # A parameter counts as used, as in DDP, from its first accumulation until the next averaging.
+        self._some_unused = bool(model.find_unused_parameters or model.static_graph)
         self._used: set[str] = set()
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(_note_use(self._used, name))
+            for name, parameter in model.module.named_parameters()
+            if self._some_unused and name in self._gradients
+        ]
         self._buffers: dict[tuple[Kind, int], Buffer] = {}
         self._under_way: list[tuple[Future[Tensor], Tensor]] = []
         self._targets: dict[str, Tensor] = {}
@@ -58,7 +64,10 @@ class BucketHook:
         model.register_comm_hook(None, hook)
 
     def remove(self) -> None:
-        """DDP cannot lose its hook."""
+        """Take the hooks off parameters. DDP cannot lose its hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def restore(self, layout: Layout) -> None:
         """Have the next step's buffers hold what those of an earlier run did, though DDP's buckets are others."""
@@ -68,15 +77,10 @@ class BucketHook:
         averaging = self._averaging
         if bucket.index() == 0:
             averaging.begin()
-            self._under_way, self._targets, self._used, self._now = [], {}, set(), self._kind()
+            self._under_way, self._targets, self._now = [], {}, self._kind()
             self.layout = []
-        named = {
-            self._names[id(parameter)]: values
-            for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True)
-        }
+        named = {self._names[id(parameter)]: values for parameter, values in _gradients_in(bucket)}
         self._targets |= named
-        if self._some_unused:
-            self._used |= {name for name, values in named.items() if bool(values.any())}
         self.layout = [*self.layout, list(named)]
         moved: dict[str, Tensor] = {}
         if self._restored is None:
@@ -95,6 +99,7 @@ class BucketHook:
             if self._some_unused:
                 last = self._buffers[self._now, len(self.layout) - 1]
                 used = dict(zip(self._gradients, last.get_flags(), strict=True))
+                self._used.clear()
                 self._targets = {name: values for name, values in self._targets.items() if used[name]}
             averaging.finish(self._targets)
             for name in moved:
@@ -120,6 +125,41 @@ class BucketHook:
         for gradient in buffer.gradients:
             self._averaging.put(buffer, gradient, self._targets[gradient.name])
         self._averaging.send(self._flags if flagged else tuple)
+
+
+def _note_use(used: set[str], name: str) -> Callable[[Tensor], None]:
+    """Make a hook that holds nothing but a set: parameters outlive their wrapper."""
+
+    def note(parameter: Tensor) -> None:
+        used.add(name)
+
+    return note
+
+
+def _gradients_in(bucket: dist.GradBucket) -> Iterator[tuple[Tensor, Tensor]]:
+    """View the gradients in a bucket's memory, each with its parameter.
+
+    DDP stores a gradient with the strides of its parameter, if that has neither gaps nor overlaps, and complex numbers
+    as pairs. `GradBucket.gradients` knows of neither: only its offsets are right.
+    """
+    memory = bucket.buffer()
+    for parameter, found in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        paired = parameter.is_complex() and not memory.is_complex()
+        values = torch.view_as_complex(memory.view(-1, 2)) if paired else memory
+        offset = values.storage_offset() + found.storage_offset() - memory.storage_offset()
+        strides = parameter.stride() if _is_dense(parameter) else found.stride()
+        yield parameter, values.as_strided(parameter.shape, strides, offset)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Tell whether a tensor's memory has neither gaps nor overlaps, in whatever order."""
+    covered = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1:
+            if stride != covered:
+                return False
+            covered *= length
+    return True
 
 
 def _side_by_side(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -178,11 +218,17 @@ class GradientHooks:
         self._layouts: dict[Kind, list[Buffer]] = {}
         self._homes: dict[str, Buffer] = {}
         self._ready: set[str] = set()
+        self._used: set[str] = set()
         self._under_way = False
         root = dist.get_global_rank(group, 0)
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
-                dist.broadcast(tensor.detach(), root, group=group)
+                # Backends send memory as it lies, which may be in another order on another rank.
+                values = tensor.detach().contiguous()
+                dist.broadcast(values, root, group=group)
+                if not tensor.is_contiguous():
+                    once = tuple(slice(None if stride else 1) for stride in tensor.stride())  # of expanded dimensions
+                    tensor[once].copy_(values[once])
         me = weakref.ref(self)
 
         def check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
@@ -202,11 +248,13 @@ class GradientHooks:
 
     def put(self, parameter: Tensor) -> None:
         """Take a gradient that is there; called by back-propagation."""
+        name = self._names[id(parameter)]
+        # What is accumulated without being averaged is part of the next average, even if that pass does not use it.
+        self._used.add(name)
         if not self.enabled:
             return
         if not self._under_way:
             self._begin()
-        name = self._names[id(parameter)]
         buffer = self._homes[name]
         if buffer.sent:
             raise GradientsPending(
@@ -236,7 +284,7 @@ class GradientHooks:
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _flags(self) -> list[bool]:
-        return [name in self._ready for name in self._gradients]
+        return [name in self._used for name in self._gradients]
 
     def _finish(self) -> None:
         """Average what is there: back-propagation calls this at its end."""
@@ -253,6 +301,7 @@ class GradientHooks:
                     parameter.grad = torch.zeros_like(parameter)
                 targets[name] = parameter.grad
         averaging.finish(targets)
+        self._used.clear()
         self._under_way = False
 
     def _forget_interrupted(self, model: nn.Module, arguments: Any) -> None:

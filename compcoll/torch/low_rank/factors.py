@@ -148,6 +148,10 @@ class Gradient:
             else:
                 part.copy_(torch.mm(left[rows], right).view(part.shape))
 
+    def can_hold(self, left: Tensor, right: Tensor, dtype: torch.dtype) -> bool:
+        """Tell whether an element type can hold a product of finite factors: float16 ends at 65504."""
+        return dtype is not torch.float16 or bool(torch.mm(left, right).to(dtype).isfinite().all())
+
     def _matrix(self, gradient: Tensor) -> Tensor:
         return gradient.reshape(self.rows, self.columns).to(self.dtype)
 

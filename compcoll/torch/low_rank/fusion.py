@@ -113,7 +113,7 @@ class Buffer:
         if values is None:
             part.zero_()
             return
-        part.copy_(torch.view_as_real(values) if gradient.parts == 2 else values)
+        part.copy_(torch.view_as_real(values.resolve_conj()) if gradient.parts == 2 else values)
         part.div_(ranks)
 
     def get(self, gradient: Gradient, values: Tensor) -> None:

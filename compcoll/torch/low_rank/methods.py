@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
@@ -37,6 +40,7 @@ _STATE = ("steps", "step", "factors", "buckets")
 class LowRank:
     """The base of `ACPSGD` and `PowerSGD`."""
 
+    conserves: ClassVar[str] = "exact"
     _method: type[Averaging]
 
     def __init__(
@@ -70,6 +74,7 @@ class LowRank:
         choose.check("allreduce", algorithm)
         module = model.module if wrapped else model
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        _check_whole(model, type(self).__name__)
         _check_free(model, parameters)
         exact = exact_parameters(module, exclude, smallest=0)
         ranks = {
@@ -97,6 +102,7 @@ class LowRank:
             ],
         )
         self.exact = {name: not low for name, low in ranks.items()}
+        self._names = [name for name, _ in module.named_parameters()]
         self._rank, self._size = group.rank(), group.size()
         # Gradients become ready in about the reverse order of the forward pass.
         nbytes = sum(p.numel() * p.element_size() for p in parameters.values())
@@ -146,9 +152,12 @@ class LowRank:
             self._hooks.enabled = before
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what is to be saved with the model: this rank's losses, the factors, and how many steps were made."""
+        """Copy what is to be saved with the model: this rank's residuals, the factors, and how many steps were made.
+
+        Residuals have the shapes of their parameters, whatever wrapper and memory format the model has.
+        """
         low = self._averaging.low
-        residuals = {g.name: g.losses().cpu().reshape(-1).numpy() for g in low if g.feedback}
+        residuals = {g.name: g.losses().cpu().reshape(g.shape).numpy() for g in low if g.feedback}
         return state_of(self._rank, self._size, residuals) | {
             "steps": self._steps,
             "step": self._averaging.step,
@@ -158,6 +167,9 @@ class LowRank:
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where an earlier run ended.
+
+        A parameter of the model that is no longer compressed, since it was frozen or excluded, is left out, with a
+        warning. One that the state does not hold starts with residuals of zero and new factors.
 
         Parameters
         ----------
@@ -171,26 +183,35 @@ class LowRank:
             If they belong to another number of ranks, rank, or model. Nothing is changed then.
         """
         low = {gradient.name: gradient for gradient in self._averaging.low}
+        states = _without(states, set(self._names).difference(low))
         sizes = {name: gradient.size for name, gradient in low.items()}
         residuals = residuals_of(states, self._rank, self._size, sizes, _STATE)
         first = states if isinstance(states, Mapping) else states[0]
-        shapes = {name: (tuple(left.shape), tuple(right.shape)) for name, (left, right) in first["factors"].items()}
-        expected = {name: (tuple(g.left.shape), tuple(g.right.shape)) for name, g in low.items()}
-        if shapes != expected:
-            differing = sorted(name for name in shapes | expected if shapes.get(name) != expected.get(name))
-            raise InvalidArgument(
-                f"this state's factors are of other parameters or another rank: {differing[0]!r} has "
-                f"{shapes.get(differing[0])} there, {expected.get(differing[0])} here"
-            )
+        for name, (left, right) in first["factors"].items():
+            there = tuple(left.shape), tuple(right.shape)
+            here = (tuple(low[name].left.shape), tuple(low[name].right.shape)) if name in low else None
+            if there != here:
+                raise InvalidArgument(
+                    f"this state's factors are of other parameters or another rank: {name!r} has {there} there, {here} "
+                    "here"
+                )
+        for name, kept in residuals.items():
+            if kept.shape != low[name].shape:
+                raise InvalidArgument(
+                    f"this state's residuals of {name!r} have the shape {kept.shape}, the parameter "
+                    f"{tuple(low[name].shape)}: leave the state out, and training goes on with residuals of zero"
+                )
         if residuals and not all(gradient.feedback for gradient in low.values()):
             raise InvalidArgument("this state has losses to feed back, but here is feedback=False")
-        layout = layout_of(states, self.exact)
+        # With other trained parameters than then, buckets are others, too.
+        same = {name for bucket in first["buckets"] for name in bucket} == set(self.exact)
+        layout = layout_of(states, self.exact) if same else None
         self.reset()
         if layout is not None and isinstance(self._hooks, BucketHook):
             self._hooks.restore(layout)
         self._steps, self._averaging.step = first["steps"], first["step"]
         for name, gradient in low.items():
-            for factor, kept in zip((gradient.left, gradient.right), first["factors"][name], strict=True):
+            for factor, kept in zip((gradient.left, gradient.right), first["factors"].get(name, ()), strict=False):
                 factor.copy_(kept)
             # A rank that got none of the earlier ranks' losses begins with zeros.
             if name in residuals:
@@ -271,11 +292,15 @@ class ACPSGD(LowRank):
     ----------
     exact : dict
         Whether a parameter's gradient is sent exactly, by name.
+    conserves : str
+        "exact": with feedback, the gradients given so far and the mean over the ranks of the residuals add up to the
+        sum of the mean gradients, but for rounding. Backward passes with NaN or Inf are not counted.
 
     Raises
     ------
     InvalidArgument
-        If an option is not allowed, no parameter can be compressed at this rank, or there are sparse gradients.
+        If an option is not allowed, no parameter can be compressed at this rank, gradients are sparse, parameters are
+        sharded, or a part of the model averages gradients itself.
     HookTaken
         If something else reduces this model's gradients already.
     CollectiveMismatch
@@ -287,8 +312,9 @@ class ACPSGD(LowRank):
     Notes
     -----
     A rank that has no gradient of a parameter that others have takes part with zeros; where no rank has one, it stays
-    as it is (with DistributedDataParallel: ``find_unused_parameters=True``). A step with a gradient that is not finite
-    gives all ranks gradients that are not finite, so that a GradScaler skips it everywhere, and changes nothing here.
+    as it is (with DistributedDataParallel: ``find_unused_parameters=True``). A gradient that is not finite on one rank
+    is not finite on all ranks, so that a GradScaler skips the step everywhere, and residuals and factors of all
+    parameters stay as they are.
 
     References
     ----------
@@ -330,6 +356,27 @@ class PowerSGD(LowRank):
     _method = Power
 
 
+def _without(states: Any, names: Collection[str]) -> Any:
+    """Leave out of states what they hold of some parameters, with a warning; what is no state stays as it is."""
+
+    def of(state: Any) -> Any:
+        if not isinstance(state, Mapping):
+            return state
+        parts = {key: state[key] for key in ("residuals", "factors") if isinstance(state.get(key), Mapping)}
+        left_out.update(name for part in parts.values() for name in part if name in names)
+        return {**state} | {key: {n: v for n, v in part.items() if n not in names} for key, part in parts.items()}
+
+    left_out: set[str] = set()
+    kept = of(states) if isinstance(states, Mapping) else [of(state) for state in states]
+    if left_out:
+        warnings.warn(
+            f"this state's residuals of {', '.join(sorted(left_out))} are left out: the gradients of these parameters "
+            "are not compressed now",
+            stacklevel=3,
+        )
+    return kept
+
+
 def _check(rank: int, rate: float, exact_steps: int, buffer_mb: float | None, seed: int) -> None:
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise InvalidArgument(f"rank={rank!r}: an integer of 1 or more is needed")
@@ -341,6 +388,20 @@ def _check(rank: int, rate: float, exact_steps: int, buffer_mb: float | None, se
         raise InvalidArgument(f"seed={seed!r}: an integer of 0 or more is needed")
     if buffer_mb is not None and not 0 <= buffer_mb < float("inf"):
         raise InvalidArgument(f"buffer_mb={buffer_mb!r}: a number of 0 or more is needed")
+
+
+def _check_whole(model: nn.Module, method: str) -> None:
+    for name, part in model.named_modules():
+        if isinstance(part, FullyShardedDataParallel) or (name and isinstance(part, DistributedDataParallel)):
+            raise InvalidArgument(
+                f"{name or 'the model'!r} is a {type(part).__name__}, which averages gradients itself: {method} takes "
+                "DistributedDataParallel, before torch.compile, or a module without it"
+            )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise InvalidArgument(
+                f"{name!r} is sharded: {method} takes whole parameters, compcoll.torch.compress() those of fully_shard"
+            )
 
 
 def _check_free(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:

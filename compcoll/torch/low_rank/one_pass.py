@@ -105,6 +105,7 @@ class OnePassGradient(Gradient):
 
     def _plain(self, gradient: Tensor) -> Tensor:
         """Give a gradient as kernels take it: itself, or a copy."""
-        if gradient.is_contiguous() and gradient.dtype in _PRECISION:
+        if gradient.is_contiguous() and gradient.dtype in _PRECISION and not gradient.is_neg():
             return gradient
-        return gradient.to(self.dtype if gradient.dtype not in _PRECISION else gradient.dtype).contiguous()
+        dtype = gradient.dtype if gradient.dtype in _PRECISION else self.dtype
+        return gradient.to(dtype).resolve_neg().contiguous()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from given import SHAPES, Reference, backward, draw, gradients_of, group, mean, model
+from given import METHODS, SHAPES, Reference, backward, draw, gradients_of, group, mean, model
 from mpi.tensors import assert_same_bits, digest
 from mpi4py import MPI
 from torch import nn
@@ -17,8 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from compcoll.errors import InvalidArgument
 from compcoll.torch import ACPSGD, PowerSGD
-
-METHODS = (ACPSGD, PowerSGD)
 
 
 def compare(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from given import SHAPES, backward, draw, gradients_of, group, mean, model
+from given import METHODS, SHAPES, backward, draw, gradients_of, group, mean, model
 from mpi.tensors import assert_same_bits, digest
 from mpi.world import raised
 from mpi4py import MPI
@@ -18,8 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 import compcoll.torch
 from compcoll.errors import CollectiveMismatch, GradientsPending, HookTaken, InvalidArgument
 from compcoll.torch import ACPSGD, PowerSGD
-
-METHODS = (ACPSGD, PowerSGD)
 
 
 def tensors_of(state: dict[str, Any]) -> list[torch.Tensor]:

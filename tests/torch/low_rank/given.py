@@ -11,8 +11,10 @@ from mpi4py import MPI
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from compcoll.torch.low_rank.methods import LowRank
 from osu_like_bench.training.processes import start
 
+METHODS = tuple(LowRank.__subclasses__())
 SHAPES = {
     "first": (40, 60),
     "bias": (60,),
@@ -24,12 +26,13 @@ SHAPES = {
 
 
 class Given(nn.Module):
-    """Its parameters' gradients are what is given."""
+    """Its parameters' gradients are what is given. In memory their first dimension comes last, if they are reversed."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64, shapes: dict[str, tuple[int, ...]] = SHAPES) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64, reverse: bool = False) -> None:
         super().__init__()
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype)))
+        for name, shape in SHAPES.items():
+            values = torch.zeros(shape[::-1], dtype=dtype).permute(*reversed(range(len(shape))))
+            self.register_parameter(name, nn.Parameter(values if reverse else values.contiguous()))
 
     def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
         return sum((p * gradients[name]).sum() for name, p in self.named_parameters() if name in gradients)
@@ -41,9 +44,9 @@ def group() -> None:
     torch.set_num_threads(1)
 
 
-def model(wrap: bool, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
+def model(wrap: bool, dtype: torch.dtype = torch.float64, reverse: bool = False, **options: Any) -> nn.Module:
     group()
-    net = Given(dtype)
+    net = Given(dtype, reverse)
     return DistributedDataParallel(net, bucket_cap_mb=0.02, **options) if wrap else net
 
 
