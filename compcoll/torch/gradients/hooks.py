@@ -23,6 +23,7 @@ from ..account import Account
 from ..arrays import HostArray, arrays_on, device_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..job_queue import JobQueue
+from ..loss_scale import LossScale
 from ..membership import check_alike
 from ..policy import has_sparse_gradient
 from ..states import (
@@ -40,7 +41,6 @@ from ..states import (
     to_memory,
 )
 from .bucket import Bucket, Feedback, Kept, average_sparse, maker_of
-from .loss_scale import LossScale
 from .moments import Loss, back_propagate, moments_of, observed
 
 _RESIDUAL = "residual"

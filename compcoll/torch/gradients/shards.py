@@ -24,9 +24,9 @@ from ..account import Account
 from ..arrays import arrays_on
 from ..groups.membership import communicator_of
 from ..job_queue import JobQueue, Work
+from ..loss_scale import LossScale
 from ..membership import check_alike
 from ..states import BEGUN, BETWEEN, OPTIONAL, REPLICAS, added, logical_name, residuals_of, state_of
-from .loss_scale import LossScale
 from .replicas import Replicas
 from .shard_collectives import AveragedReplicas, Columns, GatheredParameters, Lossy, ScatteredGradients
 

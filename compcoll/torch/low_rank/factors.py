@@ -100,6 +100,10 @@ class Gradient:
         """Replace what was lost."""
         self.losses().copy_(values)
 
+    def multiply(self, factor: float) -> None:
+        """Have what was lost in other units."""
+        self.losses().mul_(factor)
+
     def forget(self) -> None:
         """Forget what was lost."""
         if self.feedback:

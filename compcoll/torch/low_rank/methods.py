@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from ...errors import HookTaken, InvalidArgument
 from ...registry import as_codec
 from ..account import Account
 from ..arrays import device_of
+from ..loss_scale import LossScale
 from ..membership import check_alike
 from ..policy import exact_parameters, has_sparse_gradient
 from ..states import layout_of, residuals_of, state_of
@@ -122,6 +122,7 @@ class LowRank:
         self._averaging = self._method(gradients, sums, self._size, reuse=reuse, seed=seed)
         self._exact_steps = exact_steps
         self._steps = 0
+        self._loss_scale, self._scale = LossScale(parameters.values()), 1.0
         self._hooks: BucketHook | GradientHooks
         if wrapped:
             self._hooks = BucketHook(self._averaging, self._kind, model, repr(self))
@@ -157,7 +158,7 @@ class LowRank:
         Residuals have the shapes of their parameters, whatever wrapper and memory format the model has.
         """
         low = self._averaging.low
-        residuals = {g.name: g.losses().cpu().reshape(g.shape).numpy() for g in low if g.feedback}
+        residuals = {g.name: g.losses().cpu().reshape(g.shape) / self._scale for g in low if g.feedback}
         return state_of(self._rank, self._size, residuals) | {
             "steps": self._steps,
             "step": self._averaging.step,
@@ -183,11 +184,12 @@ class LowRank:
             If they belong to another number of ranks, rank, or model. Nothing is changed then.
         """
         low = {gradient.name: gradient for gradient in self._averaging.low}
-        states = _without(states, set(self._names).difference(low))
-        sizes = {name: gradient.size for name, gradient in low.items()}
-        residuals = residuals_of(states, self._rank, self._size, sizes, _STATE)
+        shapes = {name: gradient.shape for name, gradient in low.items()}
+        residuals = residuals_of(states, self._rank, self._size, shapes, _STATE, others=self._names)
         first = states if isinstance(states, Mapping) else states[0]
         for name, (left, right) in first["factors"].items():
+            if name not in low and name in self._names:
+                continue
             there = tuple(left.shape), tuple(right.shape)
             here = (tuple(low[name].left.shape), tuple(low[name].right.shape)) if name in low else None
             if there != here:
@@ -195,17 +197,9 @@ class LowRank:
                     f"this state's factors are of other parameters or another rank: {name!r} has {there} there, {here} "
                     "here"
                 )
-        for name, kept in residuals.items():
-            if kept.shape != low[name].shape:
-                raise InvalidArgument(
-                    f"this state's residuals of {name!r} have the shape {kept.shape}, the parameter "
-                    f"{tuple(low[name].shape)}: leave the state out, and training goes on with residuals of zero"
-                )
         if residuals and not all(gradient.feedback for gradient in low.values()):
             raise InvalidArgument("this state has losses to feed back, but here is feedback=False")
-        # With other trained parameters than then, buckets are others, too.
-        same = {name for bucket in first["buckets"] for name in bucket} == set(self.exact)
-        layout = layout_of(states, self.exact) if same else None
+        layout = layout_of(states, self.exact)
         self.reset()
         if layout is not None and isinstance(self._hooks, BucketHook):
             self._hooks.restore(layout)
@@ -215,17 +209,18 @@ class LowRank:
                 factor.copy_(kept)
             # A rank that got none of the earlier ranks' losses begins with zeros.
             if name in residuals:
-                values = torch.from_numpy(residuals[name]).view(gradient.rows, gradient.columns)
+                values = residuals[name].view(gradient.rows, gradient.columns)
                 gradient.set_losses(values * (self._size / first["size"]) if self._size != first["size"] else values)
 
     def reset(self) -> None:
         """Forget what was lost, factors, and what was counted. Not during a backward pass."""
         self.account = Account()
-        self._steps = 0
+        self._steps, self._scale = 0, 1.0
         self._averaging.reset()
 
     def free(self) -> None:
         """Take the hooks off, and give back threads and communicators. Collective; DDP keeps its hook."""
+        self._loss_scale.free()
         self._hooks.remove()
         self._averaging.sums.free()
 
@@ -235,6 +230,12 @@ class LowRank:
     def _kind(self) -> Kind:
         """Count the step that begins now, and tell what it sends."""
         self._steps += 1
+        scale = self._loss_scale.now()
+        if scale != self._scale:
+            for gradient in self._averaging.low:
+                if gradient.feedback:
+                    gradient.multiply(scale / self._scale)
+            self._scale = scale
         return Kind.EXACT if self._steps <= self._exact_steps else self._averaging.kind()
 
 
@@ -354,27 +355,6 @@ class PowerSGD(LowRank):
     """
 
     _method = Power
-
-
-def _without(states: Any, names: Collection[str]) -> Any:
-    """Leave out of states what they hold of some parameters, with a warning; what is no state stays as it is."""
-
-    def of(state: Any) -> Any:
-        if not isinstance(state, Mapping):
-            return state
-        parts = {key: state[key] for key in ("residuals", "factors") if isinstance(state.get(key), Mapping)}
-        left_out.update(name for part in parts.values() for name in part if name in names)
-        return {**state} | {key: {n: v for n, v in part.items() if n not in names} for key, part in parts.items()}
-
-    left_out: set[str] = set()
-    kept = of(states) if isinstance(states, Mapping) else [of(state) for state in states]
-    if left_out:
-        warnings.warn(
-            f"this state's residuals of {', '.join(sorted(left_out))} are left out: the gradients of these parameters "
-            "are not compressed now",
-            stacklevel=3,
-        )
-    return kept
 
 
 def _check(rank: int, rate: float, exact_steps: int, buffer_mb: float | None, seed: int) -> None:

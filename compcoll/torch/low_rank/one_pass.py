@@ -67,6 +67,10 @@ class OnePassGradient(Gradient):
         self._sent_left.zero_()
         self._sent_right.zero_()
 
+    def multiply(self, factor: float) -> None:
+        self._kept.mul_(factor)
+        self._sent_left.mul_(factor)
+
     def project_left(self, gradient: Tensor | None, right: Tensor, out: Tensor) -> None:
         self._project(gradient, _Side.LEFT, right, out)
 
