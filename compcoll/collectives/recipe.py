@@ -80,6 +80,11 @@ class Buffers(NamedTuple):
     feedback: ErrorFeedback | None = None
     order: Order | None = None
 
+    @property
+    def apart(self) -> bool:
+        """Tell whether ``out`` is not the memory of the result, which is not aligned, and is copied to it in the end."""
+        return self.order is None and self.out is not None and not self.result.flags.aligned
+
     def flat(self) -> Buffers:
         """Flatten the arrays of a call that was found to be like another, and whose arrays nobody has looked at."""
         x = self.x.reshape(-1)

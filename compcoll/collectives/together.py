@@ -37,7 +37,10 @@ class _Working:
         self._seconds = seconds
         self._started = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"{THREADS}join", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system gives no more
+            self.error = error
 
     def _run(self) -> None:
         try:
@@ -46,6 +49,8 @@ class _Working:
             self.error = error
 
     def Test(self) -> bool:
+        if self.error is not None:
+            return True
         self._thread.join(0.001)  # who looks again and again leaves it the GIL
         if self._thread.is_alive() and time.monotonic() > self._started + self._seconds:
             self.error = TimeoutError(f"not all ranks joined within {self._seconds:g} s")

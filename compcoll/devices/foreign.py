@@ -54,6 +54,8 @@ def as_numpy(x: Any, what: str) -> Array:
         if not hasattr(x, "__dlpack__"):
             return np.asarray(memoryview(x))
         return np.asarray(x) if str(getattr(x, "dtype", "")) == "bfloat16" else np.from_dlpack(x)
+    except MemoryError:
+        raise
     except Exception as error:
         raise InvalidBuffer(f"{what}, a {type(x).__module__}.{type(x).__qualname__}: {error}") from error
 

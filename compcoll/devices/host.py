@@ -200,7 +200,8 @@ class HostDevice:
 
     def buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Array, Array, Array]:
         """The element type, the flat input, the result and the flat result of a collective, whose result has ``shape``
-        (x's if None); the flat result is the flat input where they share memory.
+        (x's if None); the flat result is the flat input where they share memory, and the flat ones are copies where
+        arrays are not aligned.
         """
         dtype = self._names.get(x.dtype) if type(x) is ndarray and x.flags.c_contiguous else None
         if dtype is None:
@@ -247,8 +248,12 @@ class HostDevice:
 
     @staticmethod
     def flat(x: Array, dtype: str) -> Array:
-        """The memory of an array, one-dimensional, as kernels take it: halves as uint16."""
+        """The memory of an array, one-dimensional, as kernels take it: halves as uint16; of one that is not aligned, which
+        MPI does not take, a copy.
+        """
         flat = x if x.ndim == 1 else x.ravel()  # a view, as reshape is: three times as fast
+        if not flat.flags.aligned:
+            flat = flat.copy()
         return flat.view(np.uint16) if dtype in HALVES else flat
 
     @staticmethod
