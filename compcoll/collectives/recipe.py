@@ -82,7 +82,7 @@ class Buffers(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Tell whether ``out`` is not the memory of the result, which is not aligned, and is copied to it in the end."""
+        """Tell whether ``out`` is to be copied to the result, which is not aligned, in the end."""
         return self.order is None and self.out is not None and not self.result.flags.aligned
 
     def flat(self) -> Buffers:

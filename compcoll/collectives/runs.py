@@ -194,7 +194,7 @@ class Runs(Calls):
         self._engine.follow(body, recipe.plan.signature, recipe.timeout)
 
     def _failed(self, error: BaseException, *parts: Any) -> NoReturn:
-        """Break the communicator by what a collective ended with, unless nothing is under way after it, and raise it."""
+        """Raise what a collective ended with, and break the communicator by it if it must be."""
         failure = self._ended(error, *parts)
         if failure is error or failure is None:
             raise error

@@ -92,7 +92,13 @@ def unmade(collective: str, error: Exception) -> str:
 
 
 def told_apart(calls: list[str], own: int) -> CompcollError:
-    """The error of ranks that do not make the same call: equal calls on one line, this rank's marked."""
+    """The error of ranks that do not make the same call."""
+    kind = CollectiveFailed if any(map(_FAILED.match, calls)) else CollectiveMismatch
+    return kind(table(calls, own))
+
+
+def table(calls: list[str], own: int) -> str:
+    """The error's text: equal calls on one line, this rank's marked."""
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         callers.setdefault(call, []).append(rank)
@@ -100,7 +106,6 @@ def told_apart(calls: list[str], own: int) -> CompcollError:
         f"  rank {', '.join(map(str, ranks))}{' (this one)' if own in ranks else ''}: {call}"
         for call, ranks in callers.items()
     ]
-    text = "\n".join(lines)
-    if any(_FAILED.match(call) for call in calls):
-        return CollectiveFailed(f"not every rank could make its call:\n{text}")
-    return CollectiveMismatch(f"the ranks' calls do not belong together:\n{text}")
+    unmade = any(map(_FAILED.match, calls))
+    head = "not every rank could make its call" if unmade else "the ranks' calls do not belong together"
+    return "\n".join([f"{head}:", *lines])

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from struct import Struct
 
 from ..algorithms.gather import gather
+from ..dtypes import DTYPES
 from ..model import gpu
 from ..progress import THREADS, Pending, Steps, keep_forever, wait_for
 from ..sparse.contract import Sparsifier
@@ -220,7 +221,13 @@ class Together:
     def concerns(mixed: Plan) -> bool:
         """Tell whether a call may have another plan where all arrays are on GPUs, from its plan where some are not."""
         call = mixed.call
-        if call.collective not in _COLLECTIVES or call.tolerance is not None or call.checksum or not call.movable:
+        if (
+            call.dtype not in DTYPES
+            or call.collective not in _COLLECTIVES
+            or call.tolerance is not None
+            or call.checksum
+            or not call.movable
+        ):
             return False
         if mixed.algorithm in (choose.COPY, choose.DISSEMINATION) or mixed.setting.world.size == 1:
             return False

@@ -248,8 +248,8 @@ class HostDevice:
 
     @staticmethod
     def flat(x: Array, dtype: str) -> Array:
-        """The memory of an array, one-dimensional, as kernels take it: halves as uint16; of one that is not aligned, which
-        MPI does not take, a copy.
+        """The memory of an array, one-dimensional, as kernels take it: halves as uint16; a copy, if it is not
+        aligned, since MPI does not take that.
         """
         flat = x if x.ndim == 1 else x.ravel()  # a view, as reshape is: three times as fast
         if not flat.flags.aligned:

@@ -101,7 +101,9 @@ def _wait(
         raise
 
 
-def in_time(call: Callable[[], Result], seconds: float, late: str, gave_up: Callable[[], None] = lambda: None) -> Result:
+def in_time(
+    call: Callable[[], Result], seconds: float, late: str, gave_up: Callable[[], None] = lambda: None
+) -> Result:
     """The result of what blocks in MPI, of which all ranks have just agreed that they call it: in a thread where MPI
     allows that, so that it can be given up; ``gave_up`` raises if some rank has.
 
