@@ -116,7 +116,7 @@ class Option(NamedTuple):
 def check(collective: str, algorithm: str) -> None:
     """Refuse a name that the collective does not have."""
     allowed = (AUTO, *NAMES[collective], *(LIMITED if collective == "allreduce" else ()))
-    if algorithm not in allowed:
+    if not isinstance(algorithm, str) or algorithm not in allowed:
         asked = f"{algorithm!r}{meant(algorithm, allowed)}"
         raise UnknownAlgorithm(f"{collective} has no algorithm {asked}: there are {', '.join(allowed)}")
 

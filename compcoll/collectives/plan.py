@@ -193,8 +193,8 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
     elif not call.movable and algorithm != choose.DISSEMINATION:
         without = " and without checksums" * call.checksum
         raise UnsupportedDType(
-            f"algorithm {algorithm!r} takes {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not {call.op} of "
-            f'{call.dtype}: use codec=None with algorithm="native", under MPI{without}'
+            f"algorithm {algorithm!r} takes {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
+            f'{call.op} of {call.dtype}: use codec=None with algorithm="native", under MPI{without}'
         )
     elif algorithm in choose.BY_MPI and not setting.library:
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
