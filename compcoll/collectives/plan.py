@@ -106,6 +106,8 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     """
     choose.check(call.collective, call.algorithm)
     _check_operation(call)
+    if call.codec is not None and choose.summands_of(call, setting) is None:
+        call.codec.coder(setting.device, call.dtype)  # refuses what no algorithm can do, before any is looked at
     algorithm, codec, unblocked = _chosen(call, setting)
     device, world = setting.device, setting.world
     summands = None if codec is None else choose.summands_of(call, setting)
@@ -171,7 +173,7 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
         )
     if algorithm in choose.SPARSE and call.n > MOST_ELEMENTS:
         raise InvalidBuffer(f"{call.n} elements: sparse wires hold at most {MOST_ELEMENTS}, send parts")
-    if call.checksum and algorithm in choose.BY_MPI:
+    if call.checksum and algorithm in choose.BY_MPI and setting.library:
         other = "another algorithm, or " if call.movable else ""
         raise InvalidArgument(
             f"checksum=True: {setting.own} {call.collective} of {call.dtype} carries none: use {other}a communicator "
@@ -256,6 +258,9 @@ def _check_operation(call: Call) -> None:
 
 
 def _check_native(call: Call, setting: Setting, codec: Codec | None) -> None:
+    if not setting.library:
+        other = ": use another algorithm" * call.movable
+        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none{other}")
     if codec is not None:
         others = [
             name
@@ -267,8 +272,6 @@ def _check_native(call: Call, setting: Setting, codec: Codec | None) -> None:
             f'algorithm="native" is {setting.own} and uncompressed, but codec={codec!r} was given: '
             f"use codec=None, or algorithm {', '.join(others)}"
         )
-    if not setting.library:
-        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none")
     if not setting.countable(call):
         most, counted = native.MOST, setting.counted(call)
         other = "use another algorithm, or parts" if call.movable else "use parts"
