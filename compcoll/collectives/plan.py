@@ -258,20 +258,20 @@ def _check_operation(call: Call) -> None:
 
 
 def _check_native(call: Call, setting: Setting, codec: Codec | None) -> None:
-    if not setting.library:
-        other = ": use another algorithm" * call.movable
-        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none{other}")
     if codec is not None:
         others = [
             name
             for name in choose.NAMES[call.collective]
-            if name != choose.NATIVE
+            if (name != choose.NATIVE if setting.library else name not in choose.BY_MPI)
             and (call.collective != "allreduce" or (name in choose.SPARSE) == isinstance(codec, Sparsifier))
         ]
         raise UnknownAlgorithm(
             f'algorithm="native" is {setting.own} and uncompressed, but codec={codec!r} was given: '
             f"use codec=None, or algorithm {', '.join(others)}"
         )
+    if not setting.library:
+        other = ": use another algorithm" * call.movable
+        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none{other}")
     if not setting.countable(call):
         most, counted = native.MOST, setting.counted(call)
         other = "use another algorithm, or parts" if call.movable else "use parts"
