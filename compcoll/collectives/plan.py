@@ -106,8 +106,6 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     """
     choose.check(call.collective, call.algorithm)
     _check_operation(call)
-    if call.codec is not None and choose.summands_of(call, setting) is None:
-        call.codec.coder(setting.device, call.dtype)  # refuses what no algorithm can do, before any is looked at
     algorithm, codec, unblocked = _chosen(call, setting)
     device, world = setting.device, setting.world
     summands = None if codec is None else choose.summands_of(call, setting)
@@ -173,7 +171,7 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
         )
     if algorithm in choose.SPARSE and call.n > MOST_ELEMENTS:
         raise InvalidBuffer(f"{call.n} elements: sparse wires hold at most {MOST_ELEMENTS}, send parts")
-    if call.checksum and algorithm in choose.BY_MPI and setting.library:
+    if call.checksum and algorithm in choose.BY_MPI:
         other = "another algorithm, or " if call.movable else ""
         raise InvalidArgument(
             f"checksum=True: {setting.own} {call.collective} of {call.dtype} carries none: use {other}a communicator "
