@@ -89,9 +89,9 @@ def allreduce(
     ----------
     x : numpy.ndarray, torch.Tensor, jax.Array, memoryview, cupy.ndarray …
         This rank's values: C-contiguous, of any shape. On the host, arrays of NumPy and of whatever has DLPack or the
-        buffer protocol, whose memory is used as it is; or on a GPU, see docs/gpu.md. Compressed: float16,
-        bfloat16 (ml_dtypes), float32 or float64; halves are added in float32, see docs/algorithms.md. Uncompressed:
-        every type that MPI knows, and halves.
+        buffer protocol, whose memory is used as it is (what is not aligned is copied); or on a GPU, see docs/gpu.md.
+        Compressed: float16, bfloat16 (ml_dtypes), float32 or float64; halves are added in float32, see
+        docs/algorithms.md. Uncompressed: every type that MPI knows, and halves.
     op : str or mpi4py.MPI.Op
         ``"sum"`` or ``"mean"``; without a codec also ``"max"``, ``"min"``, ``"prod"``, the logical and bitwise ones
         and MPI's predefined operations.
@@ -240,7 +240,8 @@ def allgatherv(
 ) -> Any:
     """Join the arrays of all ranks along the first axis, whose extent may differ from rank to rank.
 
-    Parameters are those of `allreduce`. Algorithms: ``"ring"``, ``"direct"``, ``"native"``.
+    Parameters are those of `allreduce`. Algorithms: ``"ring"``, ``"direct"``, ``"native"``, in whose
+    place ``"ring"`` takes more elements than MPI counts: 2³¹ - 1 in all.
 
     Returns
     -------

@@ -29,6 +29,7 @@ DEFAULT_SEGMENT_ON_GPUS = 8 << 20
 DEFAULT_SEGMENT_BETWEEN_NODES = 1 << 19  # a network idles while the first one is encoded and the last one decoded
 _LONGEST_SEGMENT = 1 << 21
 _LARGEST = 1e15
+_LARGEST_SEGMENT = 1 << 28  # of wires that codecs lengthen, MPI counts the bytes by an int
 _MOST_THREADS = 4096
 _MESSAGES_BETWEEN_NODES = (
     1 << 17,
@@ -87,7 +88,7 @@ def segment_nbytes(nodes: int = 1, ratio: float = 1.0, *, blocks: bool = False) 
     """
     shortest, longest = _MESSAGES_OF_GROUPS if blocks else _MESSAGES_BETWEEN_NODES
     between = int(min(max(DEFAULT_SEGMENT_BETWEEN_NODES, ratio * shortest), ratio * longest, _LONGEST_SEGMENT))
-    return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else between, 1))
+    return int(_number(SEGMENT, DEFAULT_SEGMENT if nodes == 1 else between, 1, _LARGEST_SEGMENT))
 
 
 def segment_nbytes_on_gpus() -> int:
@@ -95,7 +96,7 @@ def segment_nbytes_on_gpus() -> int:
 
     COMPCOLL_SEGMENT; by default 8 MiB, since each segment costs the host launches and copies.
     """
-    return int(_number(SEGMENT, DEFAULT_SEGMENT_ON_GPUS, 1))
+    return int(_number(SEGMENT, DEFAULT_SEGMENT_ON_GPUS, 1, _LARGEST_SEGMENT))
 
 
 def profile() -> str:

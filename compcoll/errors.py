@@ -13,7 +13,7 @@
     ├── PeerTimeout (TimeoutError)          a rank did not send what it should have in time
     ├── PeerFailed (RuntimeError)           a rank has died
     ├── CommunicatorBroken (RuntimeError)   used after a collective had failed halfway
-    ├── CollectiveFailed (RuntimeError)     MPI, the system or memory failed this rank halfway: see the error's cause
+    ├── CollectiveFailed (RuntimeError)     MPI, the system or memory failed this rank: see the error's cause
     ├── UnsupportedRecovery (RuntimeError)  MPI cannot go on without a rank that has died
     ├── MPIMissing (RuntimeError)           there is no MPI library
     ├── NotUnderMPI (RuntimeError)          processes are not the ranks of one MPI job
@@ -104,7 +104,9 @@ class CommunicatorBroken(CompcollError, RuntimeError):
 
 
 class CollectiveFailed(CompcollError, RuntimeError):
-    """MPI, the system or memory failed this rank in a collective: its ``__cause__`` is what they raised."""
+    """MPI, the system or memory failed this rank in a collective: its ``__cause__`` is what they raised. It has none on
+    the other ranks, whose calls this kept from beginning: there it names that rank.
+    """
 
 
 class UnsupportedRecovery(CompcollError, RuntimeError):

@@ -96,7 +96,7 @@ def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str =
 
 def meant(name: str, known: Iterable[str]) -> str:
     """Ask whether a name like it was meant; empty if there is none."""
-    close = get_close_matches(name.lower(), known, 1)
+    close = get_close_matches(str(name).lower(), known, 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -16,6 +16,9 @@ from .record import Algorithm
 UNKNOWN = -1
 """Bytes that MPI sent, since it does not tell."""
 
+MOST = 2**31 - 1
+"""The most elements of all parts that MPI's own take: it has an int for counts and displacements."""
+
 
 def move(start: Callable[[Array, Array], Pending], x: Array, out: Array, turn: Turn, stats: Stats) -> Steps:
     """Start one of MPI's nonblocking collectives, whose turn it is, and wait for it."""

@@ -28,9 +28,12 @@ from ..sparse.coder import Chosen, SparseCoder
 from ..sparse.contract import SparseSum
 from ..stats import Stats
 from ..transports.base import Group, Wire
+from . import native
 from .costs import Costs, overlap
 from .gather import gather, ring
 from .record import Algorithm, Encodings
+
+SPARSE_RING = "sparse_ring"
 
 _LENGTH = struct.Struct("<Q")
 
@@ -143,7 +146,11 @@ class SparseJob:
 
 def sparse_ring(job: SparseJob) -> Steps:
     """Sum by an allgatherv around a ring."""
-    own, lengths = yield from _contribute(job)
+    return (yield from _around(job, *(yield from _contribute(job, job.select()))))
+
+
+def _around(job: SparseJob, own: Wire, lengths: Sequence[int]) -> Steps:
+    """Sum all ranks' wires, which go around a ring in blocks."""
     wires = [own if rank == job.group.rank else Wire(job.take(nbytes)) for rank, nbytes in enumerate(lengths)]
     yield from ring(
         job.group.next_phase(),
@@ -158,10 +165,13 @@ def sparse_ring(job: SparseJob) -> Steps:
 
 def sparse_native(job: SparseJob) -> Steps:
     """Sum by MPI's allgatherv."""
-    own, lengths = yield from _contribute(job)
-    everybody, begin = job.take(sum(lengths)), 0
+    own, lengths = yield from _contribute(job, job.select())
     start = job.start
     assert start is not None and job.turn is not None
+    if sum(lengths) > native.MOST:
+        job.turn.used, job.stats.algorithm = True, SPARSE_RING
+        return (yield from _around(job, own, lengths))
+    everybody, begin = job.take(sum(lengths)), 0
     started = start(own.content, everybody, lengths)
     over = False
 
@@ -182,9 +192,9 @@ def sparse_native(job: SparseJob) -> Steps:
     return job.finish()
 
 
-def _contribute(job: SparseJob) -> Steps:
+def _contribute(job: SparseJob, chosen: Chosen) -> Steps:
     """The own wire, and the lengths of all."""
-    own = job.wire(job.select())
+    own = job.wire(chosen)
     job.read(job.group.rank, own, job.n)
     job.settle(job.parts[job.group.rank])
     lengths = yield from _lengths(job, job.group, own.nbytes, [job.coder.longest(job.n)] * job.group.size)
@@ -208,6 +218,9 @@ def sparse_direct(job: SparseJob) -> Steps:
     count = int(chosen.indices.size)
     bounds, counts = yield from _regions(job, chosen)
     lengths = [end - begin for begin, end in bounds]
+    if max(coder.longest(length, max(counts)) for length in lengths) > native.MOST:  # to be one message
+        job.stats.algorithm = SPARSE_RING
+        return (yield from _around(job, *(yield from _contribute(job, chosen))))
 
     # Every rank's elements of each region to its owner.
     parts_group = group.next_phase()
@@ -344,7 +357,7 @@ def _twice(collective: str, ranks: int, nodes: int) -> Encodings:
 
 
 ALL = (
-    Algorithm("sparse_ring", ("allreduce",), _ring_cost, {"allreduce": sparse_ring}, _once),
+    Algorithm(SPARSE_RING, ("allreduce",), _ring_cost, {"allreduce": sparse_ring}, _once),
     Algorithm(
         "sparse_native", ("allreduce",), _native_cost, {"allreduce": sparse_native}, _once, by_mpi=True, in_turn=True
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
+from ..algorithms import native
 from ..codecs.base import Codec
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES
@@ -92,8 +93,8 @@ class Call(NamedTuple):
 
     @property
     def movable(self) -> bool:
-        """Tell whether our own algorithms can run it."""
-        return self.dtype in DTYPES and self.op in (*SUMS, MOVED)
+        """Tell whether our own algorithms can run it: they move everything, but reduce values that codecs know."""
+        return self.collective not in REDUCTIONS or (self.dtype in DTYPES and self.op in (*SUMS, MOVED))
 
 
 class Setting(NamedTuple):
@@ -130,6 +131,14 @@ class Setting(NamedTuple):
     streamed: tuple[str, ...] = ()
     blocks: bool = False
     between_gpus: Profile | None = None
+
+    def counted(self, call: Call) -> int:
+        """Tell how many elements of a call MPI's own must count, as far as all ranks know; 0 where it is not MPI's."""
+        return 0 if self.streamed else call.n * (self.world.size if call.collective == "allgather" else 1)
+
+    def countable(self, call: Call) -> bool:
+        """Tell whether MPI's own can."""
+        return self.counted(call) <= native.MOST
 
     @property
     def own(self) -> str:

@@ -13,7 +13,7 @@ from ..algorithms import SPARSE as OF_SPARSIFIERS
 from ..algorithms.dissemination import largest
 from ..algorithms.job import Job
 from ..codecs.base import Codec, Summands
-from ..dtypes import HALVES
+from ..dtypes import DTYPES, HALVES
 from ..errors import UnknownAlgorithm
 from ..layout import in_pairs
 from ..model.accuracy import affordable, relative_error
@@ -30,6 +30,7 @@ NATIVE = "native"
 HIERARCHICAL = "hierarchical"
 DISSEMINATION = "dissemination"
 SHARED_MEMORY = "shared_memory"
+RING = "ring"
 DIRECT = "direct"
 
 COPY = "copy"
@@ -115,7 +116,7 @@ class Option(NamedTuple):
 def check(collective: str, algorithm: str) -> None:
     """Refuse a name that the collective does not have."""
     allowed = (AUTO, *NAMES[collective], *(LIMITED if collective == "allreduce" else ()))
-    if algorithm not in allowed:
+    if not isinstance(algorithm, str) or algorithm not in allowed:
         asked = f"{algorithm!r}{meant(algorithm, allowed)}"
         raise UnknownAlgorithm(f"{collective} has no algorithm {asked}: there are {', '.join(allowed)}")
 
@@ -168,7 +169,7 @@ def small(call: Call, setting: Setting) -> list[Codec | None]:
 def _codecs(call: Call) -> list[Codec]:
     """The codecs that may compress."""
     if call.tolerance is not None:
-        return affordable(call.dtype) if call.movable else []
+        return affordable(call.dtype) if call.movable and call.dtype in DTYPES else []
     return [] if call.codec is None else [call.codec]
 
 
@@ -209,7 +210,7 @@ class _Known(NamedTuple):
 
 def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     mpi = "no MPI for it" if not setting.library else "carries no checksums" * call.checksum
-    summands, native = summands_of(call, setting), mpi
+    summands, native = summands_of(call, setting), mpi or "too many elements" * (not setting.countable(call))
     if summands is not None and not summands.is_sum:
         native = mpi or "adds, and does not vote"
     plain = not native or call.codec is None  # Without MPI, what was asked for is done.

@@ -22,7 +22,7 @@ from ..codecs.base import Array
 from ..codecs.cast import uncompressed
 from ..devices.cuda_selection import Exchange, SparseDevice
 from ..devices.streams import Timeline
-from ..dtypes import HALVES, numpy_dtype
+from ..dtypes import DTYPES, HALVES, numpy_dtype
 from ..errors import InvalidArgument, UnsupportedDevice
 from ..feedback import ErrorFeedback
 from ..progress import Steps
@@ -203,6 +203,8 @@ class DeviceCollectives(Collectives):
 
     def _on_device(self, plan: Plan, dtype: str) -> Plan | None:
         """The plan with coders of the device; None where it has no kernels for them."""
+        if dtype not in DTYPES:
+            return None
         raw = uncompressed(self._here, dtype)
         coder = raw if plan.codec is None else plan.codec.coder(self._here, dtype)
         if not self._here.owns(coder):

@@ -19,11 +19,12 @@ def as_failure(error: BaseException, rank: int, *parts: Any) -> BaseException:
     rank : int
         Of this process.
     *parts
-        What belongs to the call: its recipe, among others.
+        What belongs to the call: its recipe, or the collective's name, among others.
     """
     if isinstance(error, CompcollError) or not isinstance(error, Exception):
         return error
-    call = next((part.plan.signature.call for part in parts if isinstance(part, Recipe)), "a collective")
+    calls = [part.plan.signature.call if isinstance(part, Recipe) else part for part in parts]
+    call = next((call for call in calls if isinstance(call, str)), "a collective")
     kind = "MPI" if type(error).__module__.startswith("mpi4py") else type(error).__name__
     said = str(error).partition("\n")[0].removesuffix(", error stack:")
     failure = CollectiveFailed(f"rank {rank}, {call}: {kind}: {said}")

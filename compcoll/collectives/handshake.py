@@ -29,13 +29,13 @@ from functools import cache
 from typing import NamedTuple, Protocol
 
 from ..algorithms.dissemination import largest
-from ..errors import CollectiveMismatch, WireCorrupted
+from ..errors import CompcollError, WireCorrupted
 from ..kernels._host import Along, Exchange, SharedMessage
 from ..layout import SIGNATURE_NBYTES, in_pairs, longest_message, shares
 from ..progress import Patience, Pending, Steps
 from ..transports.base import Persistent, Transport, Wire
 from ..transports.shared import Mail
-from .signature import BUSY, FREE, LEVELS, NBYTES, TEXT_NBYTES, Signature, table
+from .signature import BUSY, FREE, LEVELS, NBYTES, TEXT_NBYTES, Signature, told_apart
 
 _BEGIN = SIGNATURE_NBYTES  # of what travels along
 _MOST_KEPT = 256
@@ -199,9 +199,11 @@ class Opening:
         The exchange with arrays of so many bytes.
     messages : list of Pending
         Others that are under way.
+    apart : CompcollError or None
+        What was raised when ranks last did not make the same call: nothing is under way after it.
     """
 
-    __slots__ = ("arrays", "exchanges", "level", "messages", "tag", "transport")
+    __slots__ = ("apart", "arrays", "exchanges", "level", "messages", "tag", "transport")
 
     def __init__(self, transport: Transport, tag: int, mail: Mail | None = None) -> None:
         self.transport = transport
@@ -210,6 +212,7 @@ class Opening:
         self.arrays = bytearray(places(transport.rank, transport.size).rows * largest(transport.size))
         self.exchanges = _Exchanges(transport, tag, mail, self.arrays)
         self.messages: list[Pending] = []
+        self.apart: CompcollError | None = None
 
 
 def _wire(memory: bytearray, length: int | None = None, *, exact: bool = True) -> Wire:
@@ -233,8 +236,8 @@ def agree(opening: Opening, own: Signature, level: int, along: Along | None = No
 
     Raises
     ------
-    CollectiveMismatch
-        On every rank, if they do not.
+    CollectiveMismatch, CollectiveFailed
+        On every rank, if they do not, since some rank could not: then the latter, if its system or memory failed it.
     """
     if not agreed(opening, own, level, along, (1, 0)):
         yield from settle(opening, own, level, along)
@@ -265,7 +268,8 @@ def settle(opening: Opening, own: Signature, level: int, along: Along | None, ah
         if mismatch or (own.ahead and opening.level == BUSY):
             calls = yield from _withdraw(opening, own.call, ahead)
         if mismatch:
-            raise CollectiveMismatch(table(calls, opening.transport.rank))
+            opening.apart = told_apart(calls, opening.transport.rank)
+            raise opening.apart
 
 
 _SENT = struct.Struct("<qqq")  # ahead: how many messages, under which tag, and the bytes of the longest

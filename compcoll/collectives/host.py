@@ -203,7 +203,7 @@ class Collectives(PlannedSteps):
             flat.itemsize,
             operation_name(op) if collective in REDUCTIONS else MOVED,
             chosen,
-            algorithm or self._ranks.algorithm,
+            self._ranks.algorithm if algorithm is None else algorithm,
             root=root,
             rows=rows,
             tolerance=tolerance,

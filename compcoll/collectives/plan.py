@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
+from ..algorithms import native
 from ..algorithms.dissemination import largest
 from ..codecs.base import Codec, Coder, Summands, bits_of
 from ..codecs.cast import uncompressed
 from ..codecs.checksum import CheckedCoder
 from ..devices.host import HostDevice
+from ..devices.host_summands import NumberCoder
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
 from ..sparse.coder import SparseCoder
-from ..sparse.contract import Sparsifier
+from ..sparse.contract import MOST_ELEMENTS, Sparsifier
 from . import choose, explanation
 from .call import MOVED, SUMS, Call, Setting
 from .signature import Signature
@@ -109,7 +113,9 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     coder, raw, block, ratio = None, None, 1, 1.0
     if algorithm not in (choose.NATIVE, *choose.LIMITED) or (codec is not None and not summands):
         if codec is None or summands:
-            coder = uncompressed(device, call.dtype)
+            coder = (
+                uncompressed(device, call.dtype) if call.dtype in DTYPES else NumberCoder(np.dtype(call.dtype), "sum")
+            )
         else:
             coder = codec.coder(device, call.dtype)
             ratio = 8 * call.itemsize / bits_of(coder)
@@ -163,10 +169,13 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
             f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
             f"choose from whole buffers, go by {', '.join(choose.SPARSE)}, and no other codec does"
         )
+    if algorithm in choose.SPARSE and call.n > MOST_ELEMENTS:
+        raise InvalidBuffer(f"{call.n} elements: sparse wires hold at most {MOST_ELEMENTS}, send parts")
     if call.checksum and algorithm in choose.BY_MPI:
+        other = "another algorithm, or " if call.movable else ""
         raise InvalidArgument(
-            f"checksum=True: {setting.own} {call.collective} of {call.dtype} carries none: use another algorithm, on "
-            f"{', '.join(DTYPES)}, or a communicator without checksums"
+            f"checksum=True: {setting.own} {call.collective} of {call.dtype} carries none: use {other}a communicator "
+            "without checksums"
         )
     if algorithm == choose.NATIVE:
         _check_native(call, setting, None if summands else codec)
@@ -182,9 +191,10 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
             f"checksums, among ranks of one node that can open each other's memory: not {_line(call, algorithm)}"
         )
     elif not call.movable and algorithm != choose.DISSEMINATION:
+        without = " and without checksums" * call.checksum
         raise UnsupportedDType(
-            f"algorithm {algorithm!r} moves {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
-            f'{call.op or "values"} of {call.dtype}: use codec=None with algorithm="native", under MPI'
+            f"algorithm {algorithm!r} takes {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
+            f'{call.op} of {call.dtype}: use codec=None with algorithm="native", under MPI{without}'
         )
     elif algorithm in choose.BY_MPI and not setting.library:
         raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
@@ -225,11 +235,9 @@ _KINDS = {
 }
 """The kinds of elements that MPI can reduce by each operation (MPI-4.1, section 6.9.2)."""
 
-_MOST_BY_MPI = 2**31 - 1
-
 
 def _may_be_native(call: Call, setting: Setting) -> bool:
-    return not setting.gpus and call.n <= _MOST_BY_MPI and not choose.why_not_native(call, setting)
+    return not setting.gpus and not choose.why_not_native(call, setting)
 
 
 def _check_operation(call: Call) -> None:
@@ -249,15 +257,20 @@ def _check_operation(call: Call) -> None:
 
 def _check_native(call: Call, setting: Setting, codec: Codec | None) -> None:
     if codec is not None:
-        others = [name for name in choose.NAMES[call.collective] if name != choose.NATIVE]
+        others = [
+            name
+            for name in choose.NAMES[call.collective]
+            if (name != choose.NATIVE if setting.library else name not in choose.BY_MPI)
+            and (call.collective != "allreduce" or (name in choose.SPARSE) == isinstance(codec, Sparsifier))
+        ]
         raise UnknownAlgorithm(
             f'algorithm="native" is {setting.own} and uncompressed, but codec={codec!r} was given: '
             f"use codec=None, or algorithm {', '.join(others)}"
         )
     if not setting.library:
-        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none")
-    if call.n > _MOST_BY_MPI:
-        raise InvalidBuffer(
-            f"{setting.own} {call.collective} takes at most {_MOST_BY_MPI} elements, not {call.n}: "
-            "use another algorithm, or parts"
-        )
+        other = ": use another algorithm" * call.movable
+        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none{other}")
+    if not setting.countable(call):
+        most, counted = native.MOST, setting.counted(call)
+        other = "use another algorithm, or parts" if call.movable else "use parts"
+        raise InvalidBuffer(f"{setting.own} {call.collective} takes at most {most} elements, not {counted}: {other}")

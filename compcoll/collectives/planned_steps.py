@@ -23,7 +23,7 @@ from ..transports.base import Native
 from ..transports.shared import Shared
 from . import choose
 from .choose import COPY
-from .plan import Plan, with_checksum
+from .plan import Plan, make_plan, with_checksum
 from .recipe import Buffers, Run
 from .replay import Recordings
 
@@ -153,6 +153,10 @@ class PlannedSteps:
         counts = [count * math.prod(x.shape[1:]) for count in rows]
         result = self._empty(buffers, run, (sum(rows), *x.shape[1:]))
         buffers = buffers._replace(out=device.flat(result, device.dtype_name(x)))
+        if plan.algorithm == choose.NATIVE and sum(counts) > native.MOST:
+            # Of which all ranks know only now.
+            plan = make_plan(plan.call._replace(algorithm=choose.RING, codec=None, tolerance=None), plan.setting)
+            run.turn.used, run.stats.algorithm = True, plan.algorithm
         if plan.algorithm == choose.NATIVE:
             start = partial(self._native.iallgatherv, counts=counts)
             yield from native.move(start, buffers.x, buffers.out, run.turn, run.stats)

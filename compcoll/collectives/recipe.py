@@ -80,6 +80,11 @@ class Buffers(NamedTuple):
     feedback: ErrorFeedback | None = None
     order: Order | None = None
 
+    @property
+    def apart(self) -> bool:
+        """Tell whether ``out`` is to be copied to the result, which is not aligned, in the end."""
+        return self.order is None and self.out is not None and not self.result.flags.aligned
+
     def flat(self) -> Buffers:
         """Flatten the arrays of a call that was found to be like another, and whose arrays nobody has looked at."""
         x = self.x.reshape(-1)

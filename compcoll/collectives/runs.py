@@ -12,12 +12,7 @@ from ..devices.cores import Contention, usable_cores
 from ..devices.foreign import as_numpy, is_foreign, like
 from ..devices.host import HostDevice, ndarray
 from ..devices.memory import cuda_device, gpu_memory
-from ..errors import (
-    CollectiveMismatch,
-    CommunicatorBroken,
-    CompcollError,
-    InvalidArgument,
-)
+from ..errors import CommunicatorBroken, CompcollError, InvalidArgument
 from ..feedback import ErrorFeedback
 from ..kernels._host import Body, Executor
 from ..layout import World
@@ -36,7 +31,7 @@ from .missing import RollCall
 from .planned_steps import Ranks
 from .recipe import Asked, Buffers, Recipe, Run, driven, named_codec
 from .replay import Recordings
-from .signature import BUSY, ON_GPU, Signature
+from .signature import BUSY, ON_GPU, Signature, unmade
 
 _OPENING_TAG = 0  # and the next
 
@@ -133,8 +128,11 @@ class Runs(Calls):
         recipe, buffers = self._check(collective, x, param, out, feedback, asked)
         body = recipe.body if buffers.residual is None else recipe.with_feedback
         if body is None:
-            body = self._recordings.body_for(recipe, buffers.residual is not None)
-        if body is None or buffers.order is not None:
+            try:
+                body = self._recordings.body_for(recipe, buffers.residual is not None)
+            except Exception as error:  # no memory for its wires
+                self._refuse(collective, error)
+        if body is None or buffers.order is not None or buffers.apart:
             return self._wait(self._begin(collective, recipe, buffers))
         if self._turn is not None:
             self._openings_before(recipe.timeout, buffers)
@@ -166,7 +164,7 @@ class Runs(Calls):
 
     def _settle_opening(self, recipe: Recipe, level: int) -> int:
         """End an opening that the executor could not, and tell the highest level of all ranks: it takes longer, some
-        rank must not block, or the calls differ, which raises CollectiveMismatch.
+        rank must not block, or the calls differ, which raises an error.
         """
         signature = recipe.plan.signature.here() if self._debug else recipe.plan.signature
         settling = settle(self._opening, signature, level, recipe.along, self._recordings.sent_ahead(recipe))
@@ -196,9 +194,9 @@ class Runs(Calls):
         self._engine.follow(body, recipe.plan.signature, recipe.timeout)
 
     def _failed(self, error: BaseException, *parts: Any) -> NoReturn:
-        """Break the communicator by what a collective ended with, unless that is a mismatch, and raise it."""
-        failure = error if isinstance(error, CollectiveMismatch) else self._break(error, *parts)
-        if failure is error:
+        """Raise what a collective ended with, and break the communicator by it if it must be."""
+        failure = self._ended(error, *parts)
+        if failure is error or failure is None:
             raise error
         raise failure from error
 
@@ -240,7 +238,7 @@ class Runs(Calls):
         self._check_usable()
         try:
             return as_numpy(x, "x"), as_numpy(out, "out") if is_foreign(out) else out
-        except CompcollError as error:
+        except Exception as error:
             self._refuse(collective, error)
 
     def _check_usable(self) -> None:
@@ -262,7 +260,7 @@ class Runs(Calls):
         return self._gpu
 
     def _refuse(self, collective: str, error: Exception) -> NoReturn:
-        signature = Signature(f"{collective} refused: {type(error).__name__}: {error}", f"by rank {self.rank}")
+        signature = Signature(unmade(collective, error), f"by rank {self.rank}")
         self._executor.begun += 1
         turn = self._next_turn()
 
@@ -276,11 +274,13 @@ class Runs(Calls):
 
         request = Request(steps(), Stats(collective, None, "refused"), self._engine, release=release)
         self._engine.start(request)
+        told: Exception | None = None
         try:
             self._wait(request)
-        except CompcollError as told:
-            raise error from told
-        raise error
+        except CompcollError as heard:
+            told = heard
+        failure = as_failure(error, self.rank, collective)
+        raise failure from told if failure is error else error
 
     def _begin(self, collective: str, recipe: Recipe, buffers: Buffers) -> Request:
         """Start a collective in its lane."""
@@ -332,6 +332,8 @@ class Runs(Calls):
         used = run.lane.arena.fresh_nbytes
         result = yield from self._after_opening(recipe, buffers, run)
         run.stats.fresh_nbytes += run.lane.arena.fresh_nbytes - used
+        if buffers.apart:
+            buffers.result.reshape(-1)[:] = buffers.out.view(buffers.result.dtype)
         return buffers.result if result is None else result
 
     def _after_opening(self, recipe: Recipe, buffers: Buffers, run: Run) -> Steps:
@@ -343,10 +345,10 @@ class Runs(Calls):
         return recipe.steps(buffers, run)
 
     def _ended(self, error: BaseException | None, *parts: Any) -> BaseException | None:
-        """Break the communicator by an error with which a collective ended, and return what to raise; a mismatch leaves
-        it usable.
+        """Break the communicator by an error with which a collective ended, and return what to raise; ranks that found
+        out that they do not make the same call leave it usable.
         """
-        return error if error is None or isinstance(error, CollectiveMismatch) else self._break(error, *parts)
+        return error if error is None or error is self._opening.apart else self._break(error, *parts)
 
     def _break(self, error: BaseException, *parts: Any) -> BaseException:
         """Make the communicator unusable: tell the other ranks, and end all that is under way. What MPI may still write

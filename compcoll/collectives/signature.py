@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from hashlib import blake2b
+
+from ..errors import CollectiveFailed, CollectiveMismatch, CompcollError
 
 NBYTES = 8
 """Bytes of a fingerprint, the most significant one first."""
@@ -79,6 +82,21 @@ class Signature:
         return made
 
 
+_FAILED = re.compile(r"\w+ failed: ")
+
+
+def unmade(collective: str, error: Exception) -> str:
+    """What a rank tells instead of a call that it cannot make: it refuses its arguments, or memory, say, fails it."""
+    how = "refused" if isinstance(error, CompcollError) else "failed"
+    return f"{collective} {how}: {type(error).__name__}: {error}"
+
+
+def told_apart(calls: list[str], own: int) -> CompcollError:
+    """The error of ranks that do not make the same call."""
+    kind = CollectiveFailed if any(map(_FAILED.match, calls)) else CollectiveMismatch
+    return kind(table(calls, own))
+
+
 def table(calls: list[str], own: int) -> str:
     """The error's text: equal calls on one line, this rank's marked."""
     callers: dict[str, list[int]] = {}
@@ -88,4 +106,6 @@ def table(calls: list[str], own: int) -> str:
         f"  rank {', '.join(map(str, ranks))}{' (this one)' if own in ranks else ''}: {call}"
         for call, ranks in callers.items()
     ]
-    return "the ranks' calls do not belong together:\n" + "\n".join(lines)
+    unmade = any(map(_FAILED.match, calls))
+    head = "not every rank could make its call" if unmade else "the ranks' calls do not belong together"
+    return "\n".join([f"{head}:", *lines])

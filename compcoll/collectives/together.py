@@ -9,6 +9,7 @@ from collections.abc import Callable
 from struct import Struct
 
 from ..algorithms.gather import gather
+from ..dtypes import DTYPES
 from ..model import gpu
 from ..progress import THREADS, Pending, Steps, keep_forever, wait_for
 from ..sparse.contract import Sparsifier
@@ -37,7 +38,10 @@ class _Working:
         self._seconds = seconds
         self._started = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"{THREADS}join", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system gives no more
+            self.error = error
 
     def _run(self) -> None:
         try:
@@ -46,6 +50,8 @@ class _Working:
             self.error = error
 
     def Test(self) -> bool:
+        if self.error is not None:
+            return True
         self._thread.join(0.001)  # who looks again and again leaves it the GIL
         if self._thread.is_alive() and time.monotonic() > self._started + self._seconds:
             self.error = TimeoutError(f"not all ranks joined within {self._seconds:g} s")
@@ -215,7 +221,13 @@ class Together:
     def concerns(mixed: Plan) -> bool:
         """Tell whether a call may have another plan where all arrays are on GPUs, from its plan where some are not."""
         call = mixed.call
-        if call.collective not in _COLLECTIVES or call.tolerance is not None or call.checksum or not call.movable:
+        if (
+            call.dtype not in DTYPES
+            or call.collective not in _COLLECTIVES
+            or call.tolerance is not None
+            or call.checksum
+            or not call.movable
+        ):
             return False
         if mixed.algorithm in (choose.COPY, choose.DISSEMINATION) or mixed.setting.world.size == 1:
             return False

@@ -206,7 +206,7 @@ class CudaDevice:
         if memory.data.ptr == flat.data.ptr and memory.nbytes == flat.nbytes:
             return flat
         if memory.data.ptr < flat.data.ptr + flat.nbytes and flat.data.ptr < memory.data.ptr + memory.nbytes:
-            raise InvalidBuffer("out overlaps x without being x: give x itself, or memory of its own")
+            raise InvalidBuffer("out overlaps x without being x: give memory of its own")
         return memory
 
     def empty_like(self, x: Any, shape: tuple[int, ...], caller: cupy.cuda.Stream, dtype: str | None = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
 from typing import Any
 
@@ -27,7 +28,7 @@ def is_torch(x: Any) -> bool:
 
 def is_foreign(x: Any) -> bool:
     """Tell whether an object is an array in host memory, but none of NumPy's."""
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, np.ndarray | np.generic) or _is_mpi_constant(x):
         return False
     try:
         if hasattr(x, "__dlpack_device__"):
@@ -36,6 +37,26 @@ def is_foreign(x: Any) -> bool:
     except Exception:  # what cannot even tell where it is will be refused as no array
         return False
     return True
+
+
+def _is_mpi_constant(x: Any) -> bool:
+    """Tell whether an object is MPI.IN_PLACE or the like, which show a buffer of nothing."""
+    return type(x).__module__ == "mpi4py.MPI" and hasattr(x, "__int__")
+
+
+def remedy(x: Any) -> str:
+    """Say what to give instead of something that is no array; empty where nobody knows."""
+    if _is_mpi_constant(x):
+        return "; to have the result in place of x, give x as out, too"
+    if x is None:
+        return "; every rank gives one, in a broadcast, too, where it tells shape and type"
+    if isinstance(x, list | tuple) and any(hasattr(part, "dtype") and part.ndim for part in x):
+        return "; give the array alone: its type and size are known"
+    if isinstance(x, np.ma.MaskedArray):
+        return "; x.filled() makes one"
+    if isinstance(x, str):
+        return "; numpy.frombuffer(x.encode(), numpy.uint8) makes one"
+    return "; numpy.asarray(x) makes one" if isinstance(x, list | tuple | numbers.Number | np.ndarray) else ""
 
 
 def as_numpy(x: Any, what: str) -> Array:
@@ -54,6 +75,8 @@ def as_numpy(x: Any, what: str) -> Array:
         if not hasattr(x, "__dlpack__"):
             return np.asarray(memoryview(x))
         return np.asarray(x) if str(getattr(x, "dtype", "")) == "bfloat16" else np.from_dlpack(x)
+    except MemoryError:
+        raise
     except Exception as error:
         raise InvalidBuffer(f"{what}, a {type(x).__module__}.{type(x).__qualname__}: {error}") from error
 

@@ -17,6 +17,7 @@ from ..errors import InvalidBuffer, UnsupportedDType
 from ..kernels import _host
 from .arrays import load, store
 from .encode_options import PLAIN, EncodeOptions
+from .foreign import remedy
 from .host_selection import HostSelection
 from .host_summands import Integers, NumberCoder, Votes
 
@@ -187,9 +188,8 @@ class HostDevice:
         """Refuse what is not a C-contiguous NumPy array in native byte order."""
         if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray | np.matrix):
             name = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-            raise InvalidBuffer(
-                f"{what} is a {name}: a numpy.ndarray is needed, or an array with DLPack or the buffer protocol"
-            )
+            kinds = "a numpy.ndarray is needed, or an array with DLPack or the buffer protocol"
+            raise InvalidBuffer(f"{what} is a {name}: {kinds}{remedy(x)}")
         if not x.flags.c_contiguous:
             raise InvalidBuffer(
                 f"{what} of shape {x.shape} and strides {x.strides} is not C-contiguous: "
@@ -200,7 +200,8 @@ class HostDevice:
 
     def buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Array, Array, Array]:
         """The element type, the flat input, the result and the flat result of a collective, whose result has ``shape``
-        (x's if None); the flat result is the flat input where they share memory.
+        (x's if None); the flat result is the flat input where they share memory, and the flat ones are copies where
+        arrays are not aligned.
         """
         dtype = self._names.get(x.dtype) if type(x) is ndarray and x.flags.c_contiguous else None
         if dtype is None:
@@ -234,7 +235,7 @@ class HostDevice:
         if not out.flags.writeable:
             raise InvalidBuffer("out is read-only")
         if np.may_share_memory(out, x) and (out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes):
-            raise InvalidBuffer("out overlaps x without being x: give x itself, or memory of its own")
+            raise InvalidBuffer("out overlaps x without being x: give memory of its own")
 
     def dtype_name(self, x: Array) -> str:
         """The element type's name: "float32", "bfloat16", "int64" …"""
@@ -247,8 +248,12 @@ class HostDevice:
 
     @staticmethod
     def flat(x: Array, dtype: str) -> Array:
-        """The memory of an array, one-dimensional, as kernels take it: halves as uint16."""
+        """The memory of an array, one-dimensional, as kernels take it: halves as uint16; a copy, if it is not
+        aligned, since MPI does not take that.
+        """
         flat = x if x.ndim == 1 else x.ravel()  # a view, as reshape is: three times as fast
+        if not flat.flags.aligned:
+            flat = flat.copy()
         return flat.view(np.uint16) if dtype in HALVES else flat
 
     @staticmethod

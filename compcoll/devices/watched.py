@@ -69,7 +69,11 @@ class WatchedCarrier(ABC):
             self._at_the_end(self._abort)
             return
         leaving = threading.Thread(target=self._at_the_end, args=(self._leave,), name=f"{THREADS}free", daemon=True)
-        leaving.start()
+        try:
+            leaving.start()
+        except RuntimeError:  # the system gives no more
+            self._at_the_end(self._abort)
+            return
         leaving.join(seconds)
 
     def _at_the_end(self, work: Any) -> None:

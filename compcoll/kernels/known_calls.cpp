@@ -30,7 +30,7 @@ struct Array {
     }
 };
 
-constexpr int contiguous = 0x1, writeable = 0x400;  // NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_WRITEABLE
+constexpr int contiguous = 0x1 | 0x100, writeable = 0x400;  // NPY_ARRAY_C_CONTIGUOUS and _ALIGNED, NPY_ARRAY_WRITEABLE
 
 // Whether NumPy says the same of an array.
 bool as_numpy_says(nb::handle object, const Array& array) {

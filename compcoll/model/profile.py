@@ -114,6 +114,8 @@ def load(path: Path) -> Stored:
         If the file cannot be read, is no profile, or one of another version.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe could be waited for, for ever
+            raise OSError("it is no regular file")
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ProfileError(f"profile {path} cannot be read: {error.strerror or error}") from error

@@ -64,7 +64,11 @@ class Watch:
                 self._lock.notify_all()
                 return
             self._running = True
-        threading.Thread(target=self._run, name=f"{THREADS}watch", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name=f"{THREADS}watch", daemon=True).start()
+        except RuntimeError:  # the system gives no more: nobody looks
+            self._running = False
+            raise
 
     def finish(self, seconds: float) -> bool:
         """Wait until nothing is under way and nobody looks any more, for so many seconds; tell whether that is so."""

@@ -17,7 +17,7 @@ from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
 from ..progress import NeedsLooks, Pending, end_all, keep_forever
 from . import forgotten
 from .base import Native, Persistent, Result, Wire
-from .construction import compare_versions, duplicate, gather, in_time, together
+from .construction import agreed_in_time, compare_versions, duplicate, gather, in_time, together
 from .gpu_aware import gpu_awareness
 from .job_end import end_job_with_uncaught_errors, survives_failures
 from .library import MPI, check_process, warn_if_alone
@@ -214,7 +214,7 @@ class MPITransport:
             found = find_nodes(0, 0, 1, 1, partial(gather, self), lambda: None)
         else:
             split = partial(self.comm.Split_type, MPI.COMM_TYPE_SHARED, key=self.rank)
-            node = in_time(split, self.seconds, "not all ranks told MPI their node")
+            node = agreed_in_time(self, split, "not all ranks told MPI their node")
             here, everybody = node.Get_group(), self.comm.Get_group()
             first = here.Translate_ranks([0], everybody)[0]
             place, ranks = node.rank, node.size

@@ -11,6 +11,7 @@ import json
 import os
 import struct
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -105,19 +106,53 @@ def no_memory() -> str:
 
 
 def no_thread() -> str:
-    """One rank can start no thread for progress."""
+    """One rank can start no thread: of each that is started while a communicator is made."""
     start = threading.Thread.start
+    names: list[str] = []
 
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "compcoll-progress":
-            raise RuntimeError("can't start new thread")
+    def noting(thread: threading.Thread) -> None:
+        names.append(thread.name)
         start(thread)
 
-    with only_on(LAST, threading.Thread, "start", refuse):
-        kind = CollectiveFailed if WORLD.rank == LAST else CommunicatorBroken
-        text = told(lambda: Communicator(WORLD, progress="thread"), kind)
-    assert "can't start new thread" in text and f"rank {LAST}" in text, text
+    def refusing(name: str) -> Callable[[threading.Thread], None]:
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == name:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        return refuse
+
+    with mock.patch.object(threading.Thread, "start", noting):
+        Communicator(WORLD, progress="thread").free()
+    assert {"compcoll-progress", "compcoll-construction"} <= set(names), names
+    for name in sorted(set(names)):
+        with only_on(LAST, threading.Thread, "start", refusing(name)):
+            kind = CollectiveFailed if WORLD.rank == LAST else CommunicatorBroken
+            text = told(lambda: Communicator(WORLD, progress="thread", timeout=60), kind)
+        assert "can't start new thread" in text and f"rank {LAST}" in text, text
     return text
+
+
+def no_node() -> str:
+    """MPI fails one rank where it blocks, in a thread of its own."""
+    with only_on(LAST, construction, "in_time", raising(RuntimeError("no node"))):
+        kind = CollectiveFailed if WORLD.rank == LAST else CommunicatorBroken
+        text = told(lambda: Communicator(WORLD, timeout=60), kind)
+    assert "RuntimeError: no node" in text and f"rank {LAST}" in text, text
+    return text
+
+
+def profile_that_is_no_file() -> str:
+    """A pipe that nobody writes to is not waited for."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "profile.json")
+        os.mkfifo(path)
+        with mock.patch.dict(os.environ, COMPCOLL_PROFILE=path), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            Communicator(WORLD, timeout=60).free()
+    texts = [str(warning.message) for warning in warned]
+    assert WORLD.rank or any(f"profile {path} cannot be read: it is no regular file" in text for text in texts), texts
+    return "a warning"
 
 
 def other_version() -> str:
@@ -253,6 +288,8 @@ CONSTRUCTION = (
     profile_that_raises,
     no_memory,
     no_thread,
+    no_node,
+    profile_that_is_no_file,
     other_version,
 )
 

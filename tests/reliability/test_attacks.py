@@ -38,6 +38,8 @@ CONSTRUCTION = [
     "profile_that_raises",
     "no_memory",
     "no_thread",
+    "no_node",
+    "profile_that_is_no_file",
     "other_version",
 ]
 
