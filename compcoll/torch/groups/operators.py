@@ -1,12 +1,14 @@
 """The collectives as PyTorch operators, for compiled functions, which import this module as torch.compile traces them.
 
-An operator returns new tensors and has an effect, so that the compiler does not reorder, merge or drop calls: other
-ranks wait for them. The schemas take tensors, numbers and text: the operators find a group by its name, and a codec by
-its repr. A call that no operator can do breaks the graph, and runs as without torch.compile.
+The operators return new tensors. They find a group by its name, and a codec by its repr, since their schemas take only
+tensors, numbers and text. Each takes and returns a tensor that counts calls: so no compiler reorders, merges or drops
+calls, for which the other ranks wait. (PyTorch's effect tokens do not keep the order in Inductor 2.13.) A call that no
+operator can do breaks the graph, and runs as without torch.compile.
 """
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
@@ -14,7 +16,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._library.effects import EffectType
 from torch.library import custom_op
 
 from ...codecs.base import Codec
@@ -31,8 +32,8 @@ _Asked: TypeAlias = tuple[str, str, str, str]
 """Operation, group, codec and algorithm."""
 
 _REASON = (
-    "compcoll runs these calls outside of the graph: with async_op=True, with feedback=, with a premultiplied sum, with "
-    "a codec that is not a dataclass, and with arguments that the call refuses"
+    "compcoll runs these calls outside of the graph: with async_op=True, with feedback=, with a premultiplied sum, "
+    "with a codec that is not a dataclass, and with arguments that the call refuses"
 )
 
 
@@ -58,13 +59,14 @@ def _options_of(kind: type) -> tuple[str, ...] | None:
 
 
 @torch.compiler.assume_constant_result
-def _as_text(op: Any, group: Group, codec: str | type[Codec], **options: Any) -> tuple[str, str, str] | None:
+def _as_text(op: Any, group: Group, codec: str | type[Codec], **told: str) -> tuple[str, str, str] | None:
     """Names of operation, group and codec; None if no operator can do the call, or if the call refuses them."""
     try:
+        options = {name: literal_eval(text) for name, text in told.items()}
         operation = linear(op)
         name = check_group(group).group_name
         made = coding(codec, options) if isinstance(codec, str) else codec(**options)
-    except CompcollError:
+    except (CompcollError, ValueError, SyntaxError):
         return None
     _codecs[repr(made)] = made
     return None if operation.factor is not None else (operation.name, name, repr(made))
@@ -90,7 +92,7 @@ def _asked(
         if options or names is None:
             return None
         kind, values = type(codec), {name: getattr(codec, name) for name in names}
-    text = _as_text(op, group, kind, **values)
+    text = _as_text(op, group, kind, **{name: f"{value!r}" for name, value in values.items()})  # guards each value
     return None if text is None else (*text, algorithm)
 
 
@@ -103,71 +105,82 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 @custom_op("compcoll::all_reduce", mutates_args=())
-def _all_reduce(tensors: list[Tensor], op: str, group: str, codec: str, algorithm: str) -> list[Tensor]:
+def _all_reduce(
+    turn: Tensor, tensors: list[Tensor], op: str, group: str, codec: str, algorithm: str
+) -> tuple[Tensor, list[Tensor]]:
     sums = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
     collectives.all_reduce_coalesced(sums, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
-    return sums
+    return turn + 1, sums
 
 
 @_all_reduce.register_fake
-def _(tensors: list[Tensor], op: str, group: str, codec: str, algorithm: str) -> list[Tensor]:
-    return [_like(tensor) for tensor in tensors]
+def _(turn: Tensor, tensors: list[Tensor], *_: str) -> tuple[Tensor, list[Tensor]]:
+    return _like(turn), [_like(tensor) for tensor in tensors]
 
 
 @custom_op("compcoll::reduce_scatter", mutates_args=())
-def _reduce_scatter(output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str) -> Tensor:
+def _reduce_scatter(
+    turn: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
+) -> tuple[Tensor, Tensor]:
     result = _like(output)
     collectives.reduce_scatter_tensor(result, input, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
-    return result
-
-
-@_reduce_scatter.register_fake
-def _(output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str) -> Tensor:
-    return _like(output)
+    return turn + 1, result
 
 
 @custom_op("compcoll::all_gather", mutates_args=())
-def _all_gather(output: Tensor, input: Tensor, group: str, codec: str, algorithm: str) -> Tensor:
+def _all_gather(
+    turn: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
+) -> tuple[Tensor, Tensor]:
     result = _like(output)
     collectives.all_gather_into_tensor(result, input, _group(group), codec=_codecs[codec], algorithm=algorithm)
-    return result
-
-
-@_all_gather.register_fake
-def _(output: Tensor, input: Tensor, group: str, codec: str, algorithm: str) -> Tensor:
-    return _like(output)
+    return turn + 1, result
 
 
 @custom_op("compcoll::all_to_all", mutates_args=())
 def _all_to_all(
-    output: Tensor, input: Tensor, coming: Sequence[int], going: Sequence[int], group: str, codec: str, back: str
-) -> Tensor:
+    turn: Tensor,
+    output: Tensor,
+    input: Tensor,
+    coming: Sequence[int],
+    going: Sequence[int],
+    group: str,
+    codec: str,
+    backward_codec: str,
+) -> tuple[Tensor, Tensor]:
     result = _like(output)
     all_to_all.all_to_all_single(result, input.contiguous(), coming, going, _group(group), codec=_codecs[codec])
-    return result
+    return turn + 1, result
 
 
-@_all_to_all.register_fake
-def _(
-    output: Tensor, input: Tensor, coming: Sequence[int], going: Sequence[int], group: str, codec: str, back: str
-) -> Tensor:
-    return _like(output)
+for _operator in (_reduce_scatter, _all_gather, _all_to_all):
+    _operator.register_fake(lambda turn, output, *_: (_like(turn), _like(output)))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, rows, *ctx.how = inputs
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.turn, _, rows, *ctx.how = inputs
     ctx.shape = rows.shape
 
 
-def _exchange_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    coming, going, group, codec, back = ctx.how
-    rows = gradient.new_empty(ctx.shape)
-    return None, _all_to_all(rows, gradient, going, coming, group, back, codec), *[None] * 5
+def _exchange_back(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Any, ...]:
+    coming, going, group, codec, backward_codec = ctx.how
+    output = gradient.new_empty(ctx.shape)
+    turn, rows = _all_to_all(ctx.turn, output, gradient, going, coming, group, backward_codec, codec)
+    ctx.turn.copy_(turn)
+    return None, None, rows, *[None] * len(ctx.how)
 
 
 _all_to_all.register_autograd(_exchange_back, setup_context=_keep)
-for _operator in (_all_reduce, _reduce_scatter, _all_gather, _all_to_all):
-    _operator.register_effect(EffectType.ORDERED)
+
+with torch.inference_mode(False):
+    _turn = torch.zeros((), dtype=torch.int64, device="cpu")
+"""What each call reads and then changes."""
+
+
+def _in_turn(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> Any:
+    """Call an operator after those that were called before: the compiler sees that each needs the one before it."""
+    turn, result = operator(_turn, *arguments)
+    _turn.copy_(turn)
+    return result
 
 
 def all_reduce(tensor: Tensor, op: Any, group: Group, async_op: bool, **call: Any) -> Any:
@@ -185,7 +198,7 @@ def all_reduce_coalesced(tensors: Sequence[Tensor], op: Any, group: Group, async
 
 def _sum(tensors: Sequence[Tensor], asked: _Asked) -> None:
     own = [tensor.detach() for tensor in tensors]
-    for tensor, result in zip(own, _all_reduce(own, *asked), strict=True):
+    for tensor, result in zip(own, _in_turn(_all_reduce, own, *asked), strict=True):
         tensor.copy_(result)
 
 
@@ -193,7 +206,7 @@ def reduce_scatter_tensor(output: Tensor, input: Tensor, op: Any, group: Group, 
     asked = _asked(op, group, async_op, **call)
     if asked is None:
         return _reduce_scatter_outside(output, input, op, group, async_op, **call)
-    output.detach().copy_(_reduce_scatter(output.detach(), input.detach(), *asked))
+    output.detach().copy_(_in_turn(_reduce_scatter, output.detach(), input.detach(), *asked))
     return None
 
 
@@ -201,7 +214,7 @@ def all_gather_into_tensor(output: Tensor, input: Tensor, group: Group, async_op
     asked = _asked("sum", group, async_op, **call)
     if asked is None:
         return _all_gather_outside(output, input, group, async_op, **call)
-    output.detach().copy_(_all_gather(output.detach(), input.detach(), *asked[1:]))
+    output.detach().copy_(_in_turn(_all_gather, output.detach(), input.detach(), *asked))
     return None
 
 
@@ -212,7 +225,8 @@ def all_to_all_single(
     if asked is None:
         return _all_to_all_outside(output, input, coming, going, group, async_op, **call)
     _, name, codec, _ = asked
-    output.detach().copy_(_all_to_all(output.detach(), input.detach(), coming or (), going or (), name, codec, codec))
+    splits = coming or (), going or ()
+    output.detach().copy_(_in_turn(_all_to_all, output.detach(), input.detach(), *splits, name, codec, codec))
     return None
 
 
@@ -224,4 +238,4 @@ def all_to_all_single_autograd(
     if asked is None or back is None:
         return _exchange_outside(input, coming, going, group, backward_codec=backward_codec, **call)
     output = input.new_empty(sum(coming) if coming else len(input), *input.shape[1:])
-    return _all_to_all(output, input, coming or (), going or (), asked[1], asked[2], back[2])
+    return _in_turn(_all_to_all, output, input, coming or (), going or (), asked[1], asked[2], back[2])
