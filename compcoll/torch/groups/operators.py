@@ -8,7 +8,6 @@ operator can do breaks the graph, and runs as without torch.compile.
 
 from __future__ import annotations
 
-from ast import literal_eval
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 from torch.library import custom_op
 
 from ...codecs.base import Codec
@@ -59,17 +59,21 @@ def _options_of(kind: type) -> tuple[str, ...] | None:
 
 
 @torch.compiler.assume_constant_result
-def _as_text(op: Any, group: Group, codec: str | type[Codec], **told: str) -> tuple[str, str, str] | None:
+def _as_text(op: Any, group: Group, codec: str | type[Codec], **options: Any) -> tuple[str, str, str] | None:
     """Names of operation, group and codec; None if no operator can do the call, or if the call refuses them."""
     try:
-        options = {name: literal_eval(text) for name, text in told.items()}
         operation = linear(op)
         name = check_group(group).group_name
         made = coding(codec, options) if isinstance(codec, str) else codec(**options)
-    except (CompcollError, ValueError, SyntaxError):
+    except CompcollError:
         return None
     _codecs[repr(made)] = made
     return None if operation.factor is not None else (operation.name, name, repr(made))
+
+
+def _guarded(value: Any) -> Any:
+    """A number of which torch.compile knows the value, and not only a symbol."""
+    return guard_scalar(value) if isinstance(value, (int, float)) else value
 
 
 def _asked(
@@ -92,7 +96,7 @@ def _asked(
         if options or names is None:
             return None
         kind, values = type(codec), {name: getattr(codec, name) for name in names}
-    text = _as_text(op, group, kind, **{name: f"{value!r}" for name, value in values.items()})  # guards each value
+    text = _as_text(op, group, kind, **{name: _guarded(value) for name, value in values.items()})
     return None if text is None else (*text, algorithm)
 
 
@@ -147,6 +151,7 @@ def _all_to_all(
     codec: str,
     backward_codec: str,
 ) -> tuple[Tensor, Tensor]:
+    all_to_all.check_fixed(_codecs[backward_codec])
     result = _like(output)
     all_to_all.all_to_all_single(result, input.contiguous(), coming, going, _group(group), codec=_codecs[codec])
     return turn + 1, result

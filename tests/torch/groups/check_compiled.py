@@ -125,17 +125,18 @@ def check_groups_operations_and_objects_in_a_graph() -> None:
         {"codec": "int8", "block": 64},
     ]
 
-    def step(x: torch.Tensor, given: Any) -> list[torch.Tensor]:
+    def step(x: torch.Tensor, given: Any, bits: int) -> list[torch.Tensor]:
         found = [x * (2 + number) for number in range(len(calls) + 2)]
         for one, call in zip(found, calls, strict=False):
             compcoll.torch.all_reduce(one, **{"codec": "int8", "algorithm": "direct", **call})
         compcoll.torch.all_reduce(found[-2], codec=given, algorithm="direct")
         compcoll.torch.all_reduce(found[-1], codec=Int8(block=96), algorithm="direct")
+        compcoll.torch.all_reduce(found[-1], codec="minmax", bits=bits, algorithm="direct")
         return found
 
     function = compiled(step, "eager")
-    for given in (codec, Int8(block=128), MinMax(bits=3), codec):
-        assert_alike(function(values(), given), step(values(), given))
+    for bits, given in enumerate((codec, Int8(block=128), Int8(block=192), MinMax(bits=3), codec), 3):
+        assert_alike(function(values(), given, bits), step(values(), given, bits))
     # A tensor of the caller's, and one that back-propagation goes through.
     leaf, given = values().requires_grad_(), values()
     for found in (given, other := values()):
@@ -259,14 +260,8 @@ def check_errors_are_those_of_eager() -> None:
         (UnknownAlgorithm, "rang", lambda x: compcoll.torch.all_reduce(x, codec="int8", algorithm="rang")),
         (InvalidBuffer, "outputs of", lambda x: compcoll.torch.reduce_scatter_tensor(x, x, codec="int8")),
         (InvalidArgument, "sizes that other ranks", lambda x: exchange(x, codec="int8", backward_codec="topk")),
-        (InvalidArgument, "of both", lambda x: exchange(x, None, [2] * standing()[1], codec="int8")),
+        (InvalidArgument, "of both", lambda x: exchange(x, None, [N // standing()[1]] * standing()[1], codec="int8")),
     ):
         for function in (call, compiled(call, fullgraph=False)):
             with pytest.raises(error, match=text):
                 function(x)
-
-
-def check_inductor_has_the_bits_of_eager() -> None:
-    bits_are_those_of_eager("inductor")
-    calls_keep_their_number_and_order("inductor")
-    gradients_go_back_the_same_way("inductor")
