@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -124,6 +125,8 @@ def compress(
     --------
     compcoll.torch.DGC : Deep Gradient Compression, which changes the optimizer, too.
     """
+    model = getattr(model, "_orig_mod", model)  # which torch.compile has wrapped
+    _check_hooks_run(model)
     if isinstance(model, DistributedDataParallel):
         module = model.module
         if parameters is not None:
@@ -155,3 +158,16 @@ def compress(
     return GradientCompression(
         *(model, chosen, algorithm, exact), feedback=feedback, selection=selection, timeout=timeout, over=over
     )
+
+
+def _check_hooks_run(model: nn.Module) -> None:
+    """Refuse what PyTorch gives no gradients to compress, or not as it gives them without torch.compile."""
+    reason = ""
+    if getattr(model, "_use_python_reducer", False):
+        reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model with another'
+    elif isinstance(model, ReplicateModule):
+        reason = "replicate() has no reduce-scatter; wrap the model in DistributedDataParallel"
+    elif isinstance(model, FSDPModule) and torch._dynamo.config.compiled_autograd:
+        reason = "with torch._dynamo.config.compiled_autograd FSDP2 does not reduce gradients; turn it off"
+    if reason:
+        raise InvalidArgument(f"{type(model).__name__} cannot be compressed: {reason}")

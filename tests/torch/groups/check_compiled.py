@@ -1,4 +1,4 @@
-"""Collectives in compiled functions give what they give without torch.compile, in one graph where they can."""
+"""Collectives in compiled functions do what they do without torch.compile, in one graph where they can."""
 
 from __future__ import annotations
 
