@@ -48,7 +48,8 @@ def compress(
     Parameters
     ----------
     model : DistributedDataParallel, or a module that `fully_shard` was applied to
-        Before its first backward pass. Of FSDP2's modules, the reduce-scatter of gradients is compressed.
+        Before its first backward pass; torch.compile may have wrapped it. Of FSDP2's modules, the reduce-scatter of
+        gradients is compressed.
     codec : str or Codec, optional
         As for `compcoll.allreduce`; None sends gradients as they are.
     feedback : bool or callable
@@ -88,7 +89,8 @@ def compress(
     Raises
     ------
     InvalidArgument
-        If the model is not wrapped, or an option is not allowed, also by the codec: it is tried on a few zeros.
+        If the model is not wrapped, or PyTorch gives its hooks no gradients, or an option is not allowed, also by the
+        codec: it is tried on a few zeros.
     HookTaken
         If something else reduces this model's gradients already.
     NotUnderMPI, MPIMissing

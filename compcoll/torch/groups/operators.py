@@ -59,7 +59,7 @@ def _options_of(kind: type) -> tuple[str, ...] | None:
 
 
 @torch.compiler.assume_constant_result
-def _as_text(op: Any, group: Group, codec: str | type[Codec], **options: Any) -> tuple[str, str, str] | None:
+def _as_text(op: Any, group: Group, codec: str | type[Codec], /, **options: Any) -> tuple[str, str, str] | None:
     """Names of operation, group and codec; None if no operator can do the call, or if the call refuses them."""
     try:
         operation = linear(op)
@@ -86,17 +86,16 @@ def _asked(
     feedback: ErrorFeedback | None = None,
     **options: Any,
 ) -> _Asked | None:
-    """What an operator is told; None if the call is to run outside of the graph. Values of a codec guard the graph."""
+    """Describe a call to an operator, or return None if it is to run outside of the graph. Values of a codec guard it."""
     if outside or feedback is not None:
         return None
-    if isinstance(codec, str):
-        kind, values = codec, options
-    else:
+    kind: str | type[Codec] = codec if isinstance(codec, str) else type(codec)
+    if not isinstance(codec, str):
         names = _options_of(type(codec))
         if options or names is None:
             return None
-        kind, values = type(codec), {name: getattr(codec, name) for name in names}
-    text = _as_text(op, group, kind, **{name: _guarded(value) for name, value in values.items()})
+        options = {name: getattr(codec, name) for name in names}
+    text = _as_text(op, group, kind, **{name: _guarded(value) for name, value in options.items()})
     return None if text is None else (*text, algorithm)
 
 

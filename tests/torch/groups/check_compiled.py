@@ -20,7 +20,7 @@ from compcoll.registry import codec_classes, get_codec
 
 Call = Callable[..., Any]
 N = 600
-NATIVE_BACKENDS = ("eager", "aot_eager")
+BACKENDS = ("eager", "aot_eager")
 
 
 def values(n: int = N) -> torch.Tensor:
@@ -109,7 +109,7 @@ def bits_are_those_of_eager(backend: str) -> None:
 
 
 def check_every_codec_has_the_bits_of_eager() -> None:
-    for backend in NATIVE_BACKENDS:
+    for backend in BACKENDS:
         bits_are_those_of_eager(backend)
 
 
@@ -170,7 +170,8 @@ def calls_keep_their_number_and_order(backend: str) -> None:
 
 
 def check_calls_keep_their_number_and_order() -> None:
-    calls_keep_their_number_and_order("aot_eager")
+    for backend in BACKENDS:
+        calls_keep_their_number_and_order(backend)
 
 
 class Experts(torch.nn.Module):
@@ -209,7 +210,7 @@ def gradients_go_back_the_same_way(backend: str) -> None:
 
 
 def check_gradients_go_back_the_same_way() -> None:
-    for backend in NATIVE_BACKENDS:
+    for backend in BACKENDS:
         gradients_go_back_the_same_way(backend)
 
 

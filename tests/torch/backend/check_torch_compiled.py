@@ -1,0 +1,19 @@
+"""Collectives of compcoll.torch in compiled functions over the backend "compcoll" on MPI."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from groups import world
+from mpi4py import MPI
+
+sys.path.append(str(Path(__file__).parents[1] / "groups"))
+
+
+def check_compiled_collectives(comm: MPI.Intracomm) -> None:
+    from check_compiled import bits_are_those_of_eager, check_groups_operations_and_objects_in_a_graph
+
+    with world():
+        bits_are_those_of_eager("aot_eager")
+        check_groups_operations_and_objects_in_a_graph()
