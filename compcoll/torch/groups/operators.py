@@ -86,7 +86,7 @@ def _asked(
     feedback: ErrorFeedback | None = None,
     **options: Any,
 ) -> _Asked | None:
-    """Describe a call to an operator, or return None if it is to run outside of the graph. Values of a codec guard it."""
+    """Describe a call to an operator; None if it is to run outside of the graph. Values of a codec guard the graph."""
     if outside or feedback is not None:
         return None
     kind: str | type[Codec] = codec if isinstance(codec, str) else type(codec)
