@@ -19,7 +19,7 @@ MODULES = {
     "on nodes": ("check_nodes", "check_gpus_on_nodes"),
     "long": ("check_tuning", "check_endings"),
     "compiled": ("check_compiled", "check_compiled_models"),
-    "by inductor": ("check_inductor",),
+    "by all compilers": ("check_compilers",),
 }
 """By the job whose ranks run them."""
 
