@@ -12,8 +12,8 @@ sys.path.append(str(Path(__file__).parents[1] / "groups"))
 
 
 def check_compiled_collectives(comm: MPI.Intracomm) -> None:
-    from check_compiled import bits_are_those_of_eager, check_groups_operations_and_objects_in_a_graph
+    from check_compiled import calls_keep_their_number_and_order, gradients_go_back_the_same_way
 
     with world():
-        bits_are_those_of_eager("aot_eager")
-        check_groups_operations_and_objects_in_a_graph()
+        calls_keep_their_number_and_order("aot_eager")
+        gradients_go_back_the_same_way("aot_eager")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from check_collectives import standing
 from torch.distributed.device_mesh import init_device_mesh
 
 import compcoll.torch
@@ -20,6 +19,10 @@ from compcoll.registry import codec_classes, get_codec
 
 Call = Callable[..., Any]
 N = 600
+
+
+def standing() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
 
 
 def values(n: int = N) -> torch.Tensor:
