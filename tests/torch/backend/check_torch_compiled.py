@@ -12,8 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "groups"))
 
 
 def check_compiled_collectives(comm: MPI.Intracomm) -> None:
-    from check_compiled import calls_keep_their_number_and_order, gradients_go_back_the_same_way
+    from check_compiled import calls_keep_their_number_and_order
 
     with world():
         calls_keep_their_number_and_order("aot_eager")
-        gradients_go_back_the_same_way("aot_eager")
