@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
+from .untraced import untraced
+
 Value = TypeVar("Value")
 
 
@@ -120,6 +122,7 @@ class Followed(_Work):
         self._made: list[Tensor] = []
         self._lock = threading.Lock()
 
+    @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._work.wait(*() if timeout is None else (timeout,))
         self._finished()
@@ -128,6 +131,7 @@ class Followed(_Work):
     def is_completed(self) -> bool:
         return self._finish is None
 
+    @untraced
     def get_future(self) -> Future[list[Tensor]]:
         """Make a future of the result."""
         future: Future[list[Tensor]] = self._work.get_future().then(self._finished)

@@ -34,6 +34,7 @@ from ..errors import CommunicatorBroken, PeerTimeout
 from ..progress import THREADS
 from .handles import Handle
 from .streams import Ordered
+from .untraced import untraced
 
 _SECONDS_AT_THE_END = 2.0
 _SHORTEST_NAP, _LONGEST_NAP, _LOOKS = 100e-6, 2e-3, 20
@@ -88,6 +89,7 @@ class Work(Handle[Any]):
         self.job = None
         self._end()
 
+    @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the end of the job.
 
@@ -125,6 +127,7 @@ class Work(Handle[Any]):
         self.wait()
         return self.value
 
+    @untraced
     def get_future(self) -> Future[Any]:
         future = super().get_future()
         if not self.done:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.with_torch
 
 HERE = Path(__file__).resolve().parent / "backend"
 CHECKS = expand([], HERE)
-LONG_ONES = {"check_torch_training.check_compiled_ddp"}
+LONG_ONES = {"check_torch_compiled.check_compiled_collectives", "check_torch_training.check_compiled_ddp"}
 ON_MPICH = [
     "check_torch_reductions.check_allreduce",
     "check_torch_data_movement.check_moving",

@@ -22,6 +22,7 @@ TESTS = HERE.parents[1]
 TRAIN = TESTS.parent / "launch" / "train_ddp.py"
 RANKS = 3  # neither a power of two nor few
 PRETENDING = 4  # on two nodes of two
+COMPILING = 2
 SECONDS = 300.0
 
 sys.path.insert(0, str(HERE))
@@ -111,6 +112,16 @@ def outcomes_on_nodes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 
 
 @pytest.fixture(scope="module")
+def compiled_outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run("compiled", COMPILING, tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_compilers(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run("by all compilers", COMPILING, tmp_path_factory.mktemp("compilers"))
+
+
+@pytest.fixture(scope="module")
 def long_outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return run("long", RANKS, tmp_path_factory.mktemp("long"))
 
@@ -125,6 +136,27 @@ def test_check(outcomes: Outcomes, check: str) -> None:
 @pytest.mark.parametrize("check", checks("on nodes"))
 def test_check_on_nodes(outcomes_on_nodes: Outcomes, check: str) -> None:
     assert_passed(outcomes_on_nodes, check)
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("check", checks("compiled"))
+def test_check_in_compiled_functions(compiled_outcomes: Outcomes, check: str) -> None:
+    assert_passed(compiled_outcomes, check)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("check", checks("by all compilers"))
+def test_check_by_all_compilers(outcomes_of_compilers: Outcomes, check: str) -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    if check == "check_compilers.check_inductor":
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            pytest.skip("Inductor finds no C++ compiler")
+    assert_passed(outcomes_of_compilers, check)
 
 
 @pytest.mark.slow

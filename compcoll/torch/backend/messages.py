@@ -17,6 +17,7 @@ from ...progress import THREADS, keep_forever
 from ...transports.library import MPI
 from ..buffers import Packed, check, nbytes_of, on_host
 from ..handles import Handle
+from ..untraced import untraced
 from .channel import poll
 from .gpu_aware import GPUPacked, gpu_for_mpi, streams
 from .gpu_copies import StagedTensor, gpu_of, staging_streams
@@ -72,6 +73,7 @@ class Message(Handle[list[Tensor]]):
 
     is_completed = test
 
+    @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the message is through.
 

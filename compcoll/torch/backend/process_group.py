@@ -18,6 +18,7 @@ from ..handles import CoalescedWork, CompletedWork
 from ..job_queue import JobQueue, Work
 from ..options import Options
 from ..streams import Ordered
+from ..untraced import untraced
 from .channel import Channel, Collective, create_channel, signature
 from .data_movement import DataMovement
 from .gpu_copies import StagedCall, gpu_of, staging_streams
@@ -25,7 +26,6 @@ from .messages import Message, Messages
 from .monitored_barrier import monitored_barrier
 from .reductions import Reductions
 from .splitting import SplittingGroup
-from .untraced import untraced
 
 
 class _Options(Protocol):

@@ -29,9 +29,9 @@ from ..groups import collectives, member
 from ..handles import CoalescedWork, CompletedWork, Followed
 from ..linear import linear
 from ..options import Options
+from ..untraced import untraced
 from .autoload import NAME
 from .splitting import SplittingGroup
-from .untraced import untraced
 
 
 def _left(name: str) -> Callable[..., Any]:

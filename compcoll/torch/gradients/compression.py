@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,7 +48,8 @@ def compress(
     Parameters
     ----------
     model : DistributedDataParallel, or a module that `fully_shard` was applied to
-        Before its first backward pass. Of FSDP2's modules, the reduce-scatter of gradients is compressed.
+        Before its first backward pass; torch.compile may have wrapped it. Of FSDP2's modules, the reduce-scatter of
+        gradients is compressed.
     codec : str or Codec, optional
         As for `compcoll.allreduce`; None sends gradients as they are.
     feedback : bool or callable
@@ -87,7 +89,8 @@ def compress(
     Raises
     ------
     InvalidArgument
-        If the model is not wrapped, or an option is not allowed, also by the codec: it is tried on a few zeros.
+        If the model is not wrapped, or PyTorch gives its hooks no gradients, or an option is not allowed, also by the
+        codec: it is tried on a few zeros.
     HookTaken
         If something else reduces this model's gradients already.
     NotUnderMPI, MPIMissing
@@ -124,6 +127,8 @@ def compress(
     --------
     compcoll.torch.DGC : Deep Gradient Compression, which changes the optimizer, too.
     """
+    model = getattr(model, "_orig_mod", model)  # which torch.compile has wrapped
+    _check_hooks_run(model)
     if isinstance(model, DistributedDataParallel):
         module = model.module
         if parameters is not None:
@@ -155,3 +160,16 @@ def compress(
     return GradientCompression(
         *(model, chosen, algorithm, exact), feedback=feedback, selection=selection, timeout=timeout, over=over
     )
+
+
+def _check_hooks_run(model: nn.Module) -> None:
+    """Refuse what PyTorch gives no gradients to compress, or not as it gives them without torch.compile."""
+    reason = ""
+    if getattr(model, "_use_python_reducer", False):
+        reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model with another'
+    elif isinstance(model, ReplicateModule):
+        reason = "replicate() has no reduce-scatter; wrap the model in DistributedDataParallel"
+    elif isinstance(model, FSDPModule) and torch._dynamo.config.compiled_autograd:
+        reason = "with torch._dynamo.config.compiled_autograd FSDP2 does not reduce gradients; turn it off"
+    if reason:
+        raise InvalidArgument(f"{type(model).__name__} cannot be compressed: {reason}")

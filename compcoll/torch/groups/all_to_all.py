@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ...codecs.base import Codec
 from ...devices.host import HostDevice
@@ -67,6 +68,13 @@ def all_to_all_single(
     >>> bool((received == 1).all())
     True
     """
+    if is_dynamo_compiling():
+        from . import operators
+
+        call = {"codec": codec, **codec_options}
+        return operators.all_to_all_single(
+            output, input, output_split_sizes, input_split_sizes, group, async_op, **call
+        )
     group, chosen = check_tensors(group, output, input), check_fixed(coding(codec, codec_options))
     if not (output.is_contiguous() and input.is_contiguous()) or overlap(output, input):
         raise InvalidBuffer("all_to_all_single: contiguous tensors are needed that share no memory")
@@ -154,6 +162,11 @@ def all_to_all_single_autograd(
     >>> tokens.grad.shape == tokens.shape
     True
     """
+    if is_dynamo_compiling():
+        from . import operators
+
+        call = {"backward_codec": backward_codec, "codec": codec, **codec_options}
+        return operators.all_to_all_single_autograd(input, output_split_sizes, input_split_sizes, group, **call)
     group, chosen = check_tensors(group, input), check_fixed(coding(codec, codec_options))
     back = chosen if backward_codec is None else check_fixed(coding(backward_codec, {}))
     if not input.dim():

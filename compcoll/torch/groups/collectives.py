@@ -9,6 +9,7 @@ from weakref import ref
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from ...codecs.base import Codec
 from ...collectives import choose
@@ -83,6 +84,11 @@ def all_reduce(
     >>> bool((tensor == 1).all())
     True
     """
+    if is_dynamo_compiling():
+        from . import operators
+
+        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
+        return operators.all_reduce(tensor, op, group, async_op, **call)
     # Beside calls that wait for a network all of this is out of the caches: each look at an object costs, and adds up.
     member, decision, key = None, None, None
     if feedback is None:
@@ -127,6 +133,11 @@ def all_reduce_coalesced(
     >>> bool((tensors[1] == 1).all())
     True
     """
+    if is_dynamo_compiling():
+        from . import operators
+
+        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
+        return operators.all_reduce_coalesced(tensors, op, group, async_op, **call)
     if not tensors:
         raise InvalidBuffer("no tensor was given")
     return _all_reduce(list(tensors), list(tensors), op, group, async_op, (codec, algorithm, codec_options), feedback)
@@ -253,6 +264,11 @@ def reduce_scatter_tensor(
     >>> bool((part == 1).all())
     True
     """
+    if is_dynamo_compiling():
+        from . import operators
+
+        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
+        return operators.reduce_scatter_tensor(output, input, op, group, async_op, **call)
     group, operation = check_tensors(group, output, input), linear(op)
     codec = coding(codec, codec_options)
     choose.check("reduce_scatter", algorithm)
@@ -303,6 +319,11 @@ def all_gather_into_tensor(
     >>> bool((whole == 1).all())
     True
     """
+    if is_dynamo_compiling():
+        from . import operators
+
+        call = {"codec": codec, "algorithm": algorithm, **codec_options}
+        return operators.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, **call)
     group = check_tensors(group, output_tensor, input_tensor)
     codec = coding(codec, codec_options)
     choose.check("allgather", algorithm)

@@ -22,6 +22,7 @@ from ...stats import Stats
 from ..arrays import GPUArrays, HostArrays, arrays_on
 from ..buffers import COMPRESSIBLE
 from ..job_queue import JobQueue, Work
+from ..untraced import untraced
 from .membership import Group, check_group, communicator_of
 
 
@@ -107,6 +108,7 @@ def member_of(group: dist.ProcessGroup, device: torch.device) -> Member:
     return made
 
 
+@untraced
 def stats(group: Group = None) -> Stats | None:
     """Tell what the compressed collective of a group that ended last did on this rank: codec, algorithm and bytes.
 

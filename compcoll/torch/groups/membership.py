@@ -23,6 +23,7 @@ from ...tools.timing import Bar, Stopwatch
 from ...tools.tune import describe
 from ...tools.tune import tune as _tune
 from ..membership import gathered, timeout_of
+from ..untraced import untraced
 from .transport import GroupTransport, node_name
 
 WAYS = ("auto", "mpi", "group")
@@ -170,6 +171,7 @@ def _measure(group: dist.ProcessGroup, device: torch.device, seconds: float) -> 
     remember(transport, HostDevice().name, lambda: estimate(Communicator(transport, timeout=seconds), transport))
 
 
+@untraced
 def tune(group: Group = None, seconds: float = 30.0) -> str:
     """Measure codecs and what a group's links carry, and store a profile by which ``algorithm="auto"`` chooses from
     then on, in this user's settings: that of these hosts and this backend. Collective in the group.

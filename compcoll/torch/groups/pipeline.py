@@ -11,11 +11,13 @@ from torch import Tensor
 
 from ...codecs.base import Codec
 from ...errors import CollectiveMismatch, InvalidArgument
+from ..untraced import untraced
 from .all_to_all import check_fixed, decoded, encoded, wire_nbytes
 from .member import check_tensors, coding
 from .membership import Group
 
 
+@untraced
 def send(
     tensor: Tensor,
     dst: int,
@@ -63,6 +65,7 @@ def send(
         dist.send(wire, dst, group, tag)
 
 
+@untraced
 def recv(
     tensor: Tensor,
     src: int,

@@ -18,6 +18,8 @@ MODULES = {
     "alike": ("check_collectives", "check_errors", "check_experts", "check_training", "check_optimizers", "check_gpus"),
     "on nodes": ("check_nodes", "check_gpus_on_nodes"),
     "long": ("check_tuning", "check_endings"),
+    "compiled": ("check_compiled", "check_compiled_models"),
+    "by all compilers": ("check_compilers",),
 }
 """By the job whose ranks run them."""
 

@@ -1,0 +1,245 @@
+"""The collectives as PyTorch operators, for compiled functions, which import this module as torch.compile traces them.
+
+The operators return new tensors. They find a group by its name, and a codec by its repr, since their schemas take only
+tensors, numbers and text. Each takes and returns a tensor that counts calls: so no compiler reorders, merges or drops
+calls, for which the other ranks wait. (PyTorch's effect tokens do not keep the order in Inductor 2.13.) A call that no
+operator can do breaks the graph, and runs as without torch.compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_scalar
+from torch.library import custom_op
+
+from ...codecs.base import Codec
+from ...collectives import choose
+from ...errors import CompcollError
+from ...feedback import ErrorFeedback
+from ..linear import linear
+from . import all_to_all, collectives
+from .member import coding
+from .membership import Group, check_group
+
+_Splits: TypeAlias = Sequence[int] | None
+_Asked: TypeAlias = tuple[str, str, str, str]
+"""Operation, group, codec and algorithm."""
+
+_REASON = (
+    "compcoll runs these calls outside of the graph: with async_op=True, with feedback=, with a premultiplied sum, "
+    "with a codec that is not a dataclass, and with arguments that the call refuses"
+)
+
+
+def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compiler.disable(function, reason=_REASON)
+
+
+_all_reduce_outside = _outside(collectives.all_reduce)
+_all_reduce_coalesced_outside = _outside(collectives.all_reduce_coalesced)
+_reduce_scatter_outside = _outside(collectives.reduce_scatter_tensor)
+_all_gather_outside = _outside(collectives.all_gather_into_tensor)
+_all_to_all_outside = _outside(all_to_all.all_to_all_single)
+_exchange_outside = _outside(all_to_all.all_to_all_single_autograd)
+
+_codecs: dict[str, Codec] = {}
+"""The codecs that operators were traced with, by their reprs."""
+
+
+@torch.compiler.assume_constant_result
+def _options_of(kind: type) -> tuple[str, ...] | None:
+    """Names of the options of a class of codecs; None if it is not a dataclass."""
+    return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else None
+
+
+@torch.compiler.assume_constant_result
+def _as_text(op: Any, group: Group, codec: str | type[Codec], /, **options: Any) -> tuple[str, str, str] | None:
+    """Names of operation, group and codec; None if no operator can do the call, or if the call refuses them."""
+    try:
+        operation = linear(op)
+        name = check_group(group).group_name
+        made = coding(codec, options) if isinstance(codec, str) else codec(**options)
+    except CompcollError:
+        return None
+    _codecs[repr(made)] = made
+    return None if operation.factor is not None else (operation.name, name, repr(made))
+
+
+def _guarded(value: Any) -> Any:
+    """A number of which torch.compile knows the value, and not only a symbol."""
+    return guard_scalar(value) if isinstance(value, (int, float)) else value
+
+
+def _asked(
+    op: Any,
+    group: Group,
+    outside: bool,
+    *,
+    codec: str | Codec,
+    algorithm: str = choose.AUTO,
+    feedback: ErrorFeedback | None = None,
+    **options: Any,
+) -> _Asked | None:
+    """Describe a call to an operator; None if it is to run outside of the graph. Values of a codec guard the graph."""
+    if outside or feedback is not None:
+        return None
+    kind: str | type[Codec] = codec if isinstance(codec, str) else type(codec)
+    if not isinstance(codec, str):
+        names = _options_of(type(codec))
+        if options or names is None:
+            return None
+        options = {name: getattr(codec, name) for name in names}
+    text = _as_text(op, group, kind, **{name: _guarded(value) for name, value in options.items()})
+    return None if text is None else (*text, algorithm)
+
+
+def _group(name: str) -> dist.ProcessGroup:
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+@custom_op("compcoll::all_reduce", mutates_args=())
+def _all_reduce(
+    turn: Tensor, tensors: list[Tensor], op: str, group: str, codec: str, algorithm: str
+) -> tuple[Tensor, list[Tensor]]:
+    sums = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+    collectives.all_reduce_coalesced(sums, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
+    return turn + 1, sums
+
+
+@_all_reduce.register_fake
+def _(turn: Tensor, tensors: list[Tensor], *_: str) -> tuple[Tensor, list[Tensor]]:
+    return _like(turn), [_like(tensor) for tensor in tensors]
+
+
+@custom_op("compcoll::reduce_scatter", mutates_args=())
+def _reduce_scatter(
+    turn: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
+) -> tuple[Tensor, Tensor]:
+    result = _like(output)
+    collectives.reduce_scatter_tensor(result, input, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
+    return turn + 1, result
+
+
+@custom_op("compcoll::all_gather", mutates_args=())
+def _all_gather(
+    turn: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
+) -> tuple[Tensor, Tensor]:
+    result = _like(output)
+    collectives.all_gather_into_tensor(result, input, _group(group), codec=_codecs[codec], algorithm=algorithm)
+    return turn + 1, result
+
+
+@custom_op("compcoll::all_to_all", mutates_args=())
+def _all_to_all(
+    turn: Tensor,
+    output: Tensor,
+    input: Tensor,
+    coming: Sequence[int],
+    going: Sequence[int],
+    group: str,
+    codec: str,
+    backward_codec: str,
+) -> tuple[Tensor, Tensor]:
+    all_to_all.check_fixed(_codecs[backward_codec])
+    result = _like(output)
+    all_to_all.all_to_all_single(result, input.contiguous(), coming, going, _group(group), codec=_codecs[codec])
+    return turn + 1, result
+
+
+for _operator in (_reduce_scatter, _all_gather, _all_to_all):
+    _operator.register_fake(lambda turn, output, *_: (_like(turn), _like(output)))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.turn, _, rows, *ctx.how = inputs
+    ctx.shape = rows.shape
+
+
+def _exchange_back(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Any, ...]:
+    coming, going, group, codec, backward_codec = ctx.how
+    output = gradient.new_empty(ctx.shape)
+    turn, rows = _all_to_all(ctx.turn, output, gradient, going, coming, group, backward_codec, codec)
+    ctx.turn.copy_(turn)
+    return None, None, rows, *[None] * len(ctx.how)
+
+
+_all_to_all.register_autograd(_exchange_back, setup_context=_keep)
+
+with torch.inference_mode(False):
+    _turn = torch.zeros((), dtype=torch.int64, device="cpu")
+"""What each call reads and then changes."""
+
+
+def _in_turn(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> Any:
+    """Call an operator after those that were called before: the compiler sees that each needs the one before it."""
+    turn, result = operator(_turn, *arguments)
+    _turn.copy_(turn)
+    return result
+
+
+def all_reduce(tensor: Tensor, op: Any, group: Group, async_op: bool, **call: Any) -> Any:
+    """`compcoll.torch.all_reduce` as torch.compile traces it: so are the other functions' namesakes."""
+    asked = _asked(op, group, async_op, **call)
+    return _all_reduce_outside(tensor, op, group, async_op, **call) if asked is None else _sum([tensor], asked)
+
+
+def all_reduce_coalesced(tensors: Sequence[Tensor], op: Any, group: Group, async_op: bool, **call: Any) -> Any:
+    asked = _asked(op, group, async_op, **call) if tensors else None
+    if asked is None:
+        return _all_reduce_coalesced_outside(tensors, op, group, async_op, **call)
+    return _sum(tensors, asked)
+
+
+def _sum(tensors: Sequence[Tensor], asked: _Asked) -> None:
+    own = [tensor.detach() for tensor in tensors]
+    for tensor, result in zip(own, _in_turn(_all_reduce, own, *asked), strict=True):
+        tensor.copy_(result)
+
+
+def reduce_scatter_tensor(output: Tensor, input: Tensor, op: Any, group: Group, async_op: bool, **call: Any) -> Any:
+    asked = _asked(op, group, async_op, **call)
+    if asked is None:
+        return _reduce_scatter_outside(output, input, op, group, async_op, **call)
+    output.detach().copy_(_in_turn(_reduce_scatter, output.detach(), input.detach(), *asked))
+    return None
+
+
+def all_gather_into_tensor(output: Tensor, input: Tensor, group: Group, async_op: bool, **call: Any) -> Any:
+    asked = _asked("sum", group, async_op, **call)
+    if asked is None:
+        return _all_gather_outside(output, input, group, async_op, **call)
+    output.detach().copy_(_in_turn(_all_gather, output.detach(), input.detach(), *asked))
+    return None
+
+
+def all_to_all_single(
+    output: Tensor, input: Tensor, coming: _Splits, going: _Splits, group: Group, async_op: bool, **call: Any
+) -> Any:
+    asked = _asked("sum", group, async_op, **call)
+    if asked is None:
+        return _all_to_all_outside(output, input, coming, going, group, async_op, **call)
+    _, name, codec, _ = asked
+    splits = coming or (), going or ()
+    output.detach().copy_(_in_turn(_all_to_all, output.detach(), input.detach(), *splits, name, codec, codec))
+    return None
+
+
+def all_to_all_single_autograd(
+    input: Tensor, coming: _Splits, going: _Splits, group: Group, backward_codec: str | Codec | None, **call: Any
+) -> Any:
+    asked = _asked("sum", group, bool(coming) != bool(going) or not input.dim(), **call)
+    back = asked if backward_codec is None else _asked("sum", group, False, codec=backward_codec)
+    if asked is None or back is None:
+        return _exchange_outside(input, coming, going, group, backward_codec=backward_codec, **call)
+    output = input.new_empty(sum(coming) if coming else len(input), *input.shape[1:])
+    return _in_turn(_all_to_all, output, input, coming or (), going or (), asked[1], asked[2], back[2])
