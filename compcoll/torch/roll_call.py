@@ -11,7 +11,8 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
 from functools import lru_cache
 
 import torch.distributed as dist
@@ -44,6 +45,11 @@ class Board:
         Of nothing else. Without one nobody is asked.
     rank, size : int
         Of this process in the group, and of all.
+
+    Attributes
+    ----------
+    waiting : dict
+        What this rank waits for at the moment, each under a key of its own.
     """
 
     def __init__(self, store: dist.Store | None, rank: int, size: int) -> None:
@@ -51,7 +57,7 @@ class Board:
         self._store = store
         self._heard: dict[int, tuple[str, str]] = {}
         self._read = 0
-        self._waits: dict[object, str] = {}
+        self.waiting: dict[object, str] = {}
         self._own: tuple[str, str] | None = None
         self._own_since = 0.0
         self._written = False
@@ -59,8 +65,14 @@ class Board:
         if store is not None:
             _clerk().boards.add(self)
 
+    def under_way(self, what: str) -> UnderWay:
+        """Note that an operation has begun, for which somebody may wait from now on."""
+        return UnderWay(self, what)
+
     @contextmanager
-    def waits(self, what: str, peer: int | None = None, *, asks: bool = True) -> Iterator[None]:
+    def waits(
+        self, what: str, peer: int | None = None, *, asks: bool = True, started: float | None = None
+    ) -> Iterator[None]:
         """Wait in here for an operation of PyTorch's: an error of its own becomes one of `compcoll.errors`.
 
         Parameters
@@ -71,6 +83,8 @@ class Board:
             The one rank that is waited for.
         asks : bool
             Whether nothing more comes of the operation once the wait ends with an error: then the others are asked.
+        started : float, optional
+            When it began, by `time.monotonic`; by default now.
 
         Raises
         ------
@@ -81,8 +95,8 @@ class Board:
         CollectiveFailed
             If it failed otherwise.
         """
-        me, started = object(), time.monotonic()
-        self._waits[me] = what
+        me, started = object(), time.monotonic() if started is None else started
+        self.waiting[me] = what
         try:
             yield
         except RuntimeError as error:
@@ -90,7 +104,7 @@ class Board:
                 raise
             raise self._error(error, what, peer, time.monotonic() - started, asks=asks) from error
         finally:
-            del self._waits[me]
+            del self.waiting[me]
 
     def _error(self, error: RuntimeError, what: str, peer: int | None, seconds: float, *, asks: bool) -> CompcollError:
         said = str(error).partition("\n")[0]
@@ -151,7 +165,7 @@ class Board:
         """Write and read what is to be told and heard; answer for who waits. Only the clerk calls this."""
         store = self._store
         telling = self._own is not None and not self._written
-        if store is None or not (self._waits or self._wanted or telling):
+        if store is None or not (self.waiting or self._wanted or telling):
             return
         self._wanted = False
         if telling:
@@ -163,10 +177,27 @@ class Board:
             rank, how, text = unpacked(store.get(str(self._read)))
             if rank != self.rank:
                 self._heard[rank] = how, text
-        waits = next(iter(tuple(self._waits.values())), None)
+        waits = next(iter(tuple(self.waiting.values())), None)
         if self._heard and self._own is None and waits is not None:
             self._own, self._own_since = (_WAITS, f"waits: {waits}"), time.monotonic()
             self.look()
+
+
+class UnderWay:
+    """An operation that has begun (the contract is `compcoll.torch.handles.Waiting`)."""
+
+    def __init__(self, board: Board, what: str) -> None:
+        self._board, self._what = board, what
+        self._started = time.monotonic()
+
+    def within(self, timeout: timedelta | None) -> AbstractContextManager[None]:
+        return self._board.waits(self._what, asks=timeout is None, started=self._started)
+
+    def from_now_on(self) -> None:
+        self._board.waiting[self] = self._what
+
+    def no_more(self) -> None:
+        self._board.waiting.pop(self, None)
 
 
 class _Clerk:
