@@ -62,8 +62,12 @@ class Board:
         self._own_since = 0.0
         self._written = False
         self._wanted = False
-        if store is not None:
-            _clerk().boards.add(self)
+        if store is None:
+            return
+        # An earlier group of these ranks may have had this one's name, and so the same place in the store.
+        while store.check([str(self._read + 1)]):
+            self._read += 1
+        _clerk().boards.add(self)
 
     def under_way(self, what: str) -> UnderWay:
         """Note that an operation has begun, for which somebody may wait from now on."""

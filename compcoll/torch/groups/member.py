@@ -22,7 +22,7 @@ from ...stats import Stats
 from ..arrays import GPUArrays, HostArrays, arrays_on
 from ..buffers import COMPRESSIBLE
 from ..job_queue import JobQueue, Work
-from ..roll_call import board_of
+from ..roll_call import Board
 from .membership import Group, check_group, communicator_of
 
 
@@ -65,7 +65,7 @@ class Member:
         self.communicator: Communicator = communicator_of(group, device, over="group", measured=True)
         self.stats: Stats | None = None
         self.decided: dict[tuple[Any, ...], Decision] = {}
-        self.board = board_of(group)
+        self.board: Board = self.communicator._transport.board  # type: ignore[attr-defined]  # of this group, over it
         self.in_one_node = len(set(self.communicator.nodes)) == 1
         kind: Any = type(group)
         self.own_allreduce: Callable[..., dist.Work] = getattr(kind, "uncompressed_allreduce", kind.allreduce)

@@ -83,6 +83,11 @@ class GroupTransport:
     ------
     CollectiveMismatch
         If the ranks run different versions of compcoll.
+
+    Attributes
+    ----------
+    board : Board
+        Where the ranks find out who is silent.
     """
 
     blocks = True
@@ -109,8 +114,8 @@ class GroupTransport:
                 "ranks could make connections for compressed wires"
             )
         self._store = dist.PrefixStore(f"compcoll/{told[0][-1]}", store)
-        self._board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
-        with self._board.waits("the making of connections"):
+        self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
+        with self.board.waits("the making of connections"):
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
         here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
         found = find_nodes(here[0], here.index(self.rank), len(here), self.size, self.gather, lambda: None)
@@ -161,7 +166,7 @@ class GroupTransport:
         PeerTimeout, PeerFailed, CollectiveFailed
             As `Board.waits` does.
         """
-        with self._board.waits(what, peer):
+        with self.board.waits(what, peer):
             work.wait(self.limit)
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
@@ -233,10 +238,10 @@ class GroupTransport:
         return way
 
     def announce(self, text: str) -> None:
-        self._board.announce(text)
+        self.board.announce(text)
 
     def announced(self) -> Mapping[int, str]:
-        return self._board.announced()
+        return self.board.announced()
 
     def failure(self, error: BaseException) -> CompcollError | None:
         return None
