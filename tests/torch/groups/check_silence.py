@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
-from compcoll.collectives.choose import NAMES, SPARSE
+from compcoll.collectives.choose import AUTO, NAMES, SPARSE
 from compcoll.errors import CollectiveFailed, PeerFailed, PeerTimeout
 from compcoll.torch.roll_call import Board
 
@@ -44,7 +44,7 @@ def check_silent_in_every_algorithm() -> None:
         known = compcoll.torch.groups.transport.host_name
         if hosts == "apart":
             compcoll.torch.groups.transport.host_name = lambda: f"host {rank}"
-        groups = groups_of("gloo", sorted(NAMES["allreduce"]))
+        groups = groups_of("gloo", [AUTO, *NAMES["allreduce"]])
 
         def call(name: str, groups: dict[str, dist.ProcessGroup] = groups) -> Any:
             coding = {"codec": "topk", "density": 0.1} if name in SPARSE else {"codec": "zfp", "rate": 8}
@@ -57,7 +57,7 @@ def check_silent_in_every_algorithm() -> None:
                 call(name).wait()
             except (compcoll.errors.InvalidArgument, compcoll.errors.CollectiveMismatch):
                 del groups[name]  # such as one that only MPI has
-        assert {"auto", "ring", "direct"} <= set(groups)
+        assert {AUTO, "ring", "direct", "sparse_ring"} <= set(groups)
         if hosts == "apart":
             stats = compcoll.torch.stats(groups["auto"])
             assert stats is not None and stats.algorithm == "native", stats  # the group's own
