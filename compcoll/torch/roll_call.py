@@ -118,14 +118,14 @@ class Board:
         if not asks or self._store is None:
             if not lost:
                 return PeerTimeout(f" Timed out after {seconds:.3g} s: {what}: {said}")
-            missing, told = (), said
+            missing, told = tuple[int, ...](), said
         else:
             self._announce(_LOST if lost else _GAVE_UP, f"waits: {what}")
             found = RollCall(self, _SECONDS_TO_ANSWER).ask(what, round(seconds, 1))
             if not lost or not isinstance(found, PeerTimeout) or self._some_gave_up():
                 return found
             missing, told = found.missing, str(found)
-        failed = (peer,) if peer in missing else missing if len(missing) == 1 else ()
+        failed = tuple(rank for rank in missing if len(missing) == 1 or rank == peer)
         which = "another" if not failed else f"rank {failed[0]}"
         return PeerFailed(
             f"rank {self.rank} of {self.size} lost the connection to {which}, which has died or left: {told}", failed
