@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compcoll.torch
 from compcoll.collectives.choose import AUTO, NAMES, SPARSE
 from compcoll.errors import CollectiveFailed, PeerFailed, PeerTimeout
+from compcoll.torch.groups import transport
 from compcoll.torch.roll_call import Board
 
 LIMIT = timedelta(seconds=4)
@@ -41,9 +42,9 @@ def groups_of(backend: str, names: list[str]) -> dict[str, dist.ProcessGroup]:
 def check_silent_in_every_algorithm() -> None:
     rank = dist.get_rank()
     for hosts in ("shared", "apart"):
-        known = compcoll.torch.groups.transport.host_name
+        known = transport.host_name
         if hosts == "apart":
-            compcoll.torch.groups.transport.host_name = lambda: f"host {rank}"
+            transport.host_name = lambda: f"host {rank}"
         groups = groups_of("gloo", [AUTO, *NAMES["allreduce"]])
 
         def call(name: str, groups: dict[str, dist.ProcessGroup] = groups) -> Any:
@@ -62,7 +63,7 @@ def check_silent_in_every_algorithm() -> None:
             stats = compcoll.torch.stats(groups["auto"])
             assert stats is not None and stats.algorithm == "native", stats  # the group's own
         only_the_silent_rank_is_named({name: (lambda name=name, call=call: call(name)) for name in groups})
-        compcoll.torch.groups.transport.host_name = known
+        transport.host_name = known
 
 
 def check_silent_in_the_backend() -> None:
