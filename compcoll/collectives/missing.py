@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 from ..errors import CommunicatorBroken, CompcollError, PeerTimeout
-from ..transports.base import Connection
 from .failures import as_failure
 
 _SECONDS_TO_ANSWER = 0.5
 _WAITS = "waits: "
+
+
+class Caller(Protocol):
+    """The part of a `Connection` by which ranks tell each other that they give up."""
+
+    rank: int
+    size: int
+
+    def announce(self, text: str) -> None: ...
+
+    def announced(self) -> Mapping[int, str]: ...
+
+    def failure(self, error: BaseException) -> CompcollError | None: ...
+
+    def abandon(self) -> None: ...
 
 
 class RollCall:
@@ -19,12 +34,14 @@ class RollCall:
 
     Parameters
     ----------
-    transport : Connection
+    transport : Caller
         Between the ranks.
+    seconds : float
+        For which an answer is waited for.
     """
 
-    def __init__(self, transport: Connection) -> None:
-        self._transport = transport
+    def __init__(self, transport: Caller, seconds: float = _SECONDS_TO_ANSWER) -> None:
+        self._transport, self._seconds = transport, seconds
         self._failure: CompcollError | None = None
         self._told = False
 
@@ -52,7 +69,7 @@ class RollCall:
         if not self._told:
             self._told = True
             self._transport.announce(f"{_WAITS}{waiting}")
-        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        deadline = time.monotonic() + self._seconds
         others = self._transport.size - 1
         while self._failure is None and len(self._heard()) < others and time.monotonic() < deadline:
             time.sleep(0.001)

@@ -1,12 +1,18 @@
-"""PyTorch's handles of operations: what they have in common, those that have ended, and several as one."""
+"""PyTorch's handles of operations: what they have in common, those that have ended, and several as one.
+
+C++ that is given one of ours, as the reducer of DDP is in `Join`, keeps its C++ half alive only, which can do nothing
+without the other. So one that Python lets go before anybody has waited for it, or asked for its future, is kept here.
+"""
 
 from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -17,8 +23,38 @@ from .untraced import untraced
 
 Value = TypeVar("Value")
 
+_unasked: deque[_Work] = deque(maxlen=64)
+"""The last ones that nobody had waited for: C++ has them, or nobody. More than there are models that join at a time."""
+_waited: deque[_Work] = deque(maxlen=2)
+"""The last ones that only C++ had waited for, which may ask for the future next. Few: they keep tensors alive."""
 
-class Handle(_Work, Generic[Value]):
+
+class Lasting(_Work):
+    """The base of all handles of ours, which live on as long as C++ may have them.
+
+    Attributes
+    ----------
+    asked : bool
+        Whether Python has waited for it, or somebody has its future.
+    waited : bool
+        Whether C++ has waited for it.
+    """
+
+    asked = waited = False
+
+    def __del__(self) -> None:
+        if not self.asked:
+            (_waited if self.waited else _unasked).append(self)  # alive again; this runs once (PEP 442)
+
+    def note_wait(self, timeout: timedelta | None) -> None:
+        """Note that somebody waits: C++, if there is a time-out (of 0 without one)."""
+        if timeout is None:
+            self.asked = True
+        else:
+            self.waited = True
+
+
+class Handle(Lasting, Generic[Value]):
     """An operation under way: whoever ends it sets `error`, then calls `_end`.
 
     Parameters
@@ -77,6 +113,7 @@ class Handle(_Work, Generic[Value]):
 
         Callbacks run in the thread that ends the operation.
         """
+        self.asked = True
         with self._lock:
             fresh = self._future is None
             if fresh:
@@ -104,50 +141,109 @@ class Handle(_Work, Generic[Value]):
         """Wake those that wait in other threads."""
 
 
-class Followed(_Work):
-    """PyTorch's handle of an operation whose result is made, of what came, by who waits.
+class Waiting(Protocol):
+    """The waits for one operation of a backend's, which end with errors of ours."""
+
+    def within(self, timeout: timedelta | None) -> AbstractContextManager[None]:
+        """Give the context of a wait, which may have a time-out of its own."""
+
+    def from_now_on(self) -> None:
+        """Note that somebody waits in C++, by a future."""
+
+    def no_more(self) -> None:
+        """Note that this has ended."""
+
+
+class Followed(Lasting):
+    """PyTorch's handle of an operation of a backend of its own, with errors of ours.
 
     Parameters
     ----------
     work : torch.distributed.Work
         The operation.
-    finish : callable
-        Makes the result, once, and returns its tensors.
+    waiting : Waiting
+        The waits for it.
+    finish : callable, optional
+        Makes the result of what came, once, when somebody waits, and returns its tensors.
     """
 
-    def __init__(self, work: dist.Work, finish: Callable[[], list[Tensor]]) -> None:
+    def __init__(
+        self,
+        work: dist.Work,
+        waiting: Waiting,
+        finish: Callable[[], list[Tensor]] | None = None,
+    ) -> None:
         super().__init__()
         self._work = work
-        self._finish: Callable[[], list[Tensor]] | None = finish
-        self._made: list[Tensor] = []
+        self._waiting = waiting
+        self._finish = finish
+        self._made: list[Tensor] | None = None
+        self._error: BaseException | None = None
         self._lock = threading.Lock()
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._work.wait(*() if timeout is None else (timeout,))
+        self.note_wait(timeout)
+        own = timeout or None  # C++ gives 0 for none
+        try:
+            with self._waiting.within(own):
+                self._work.wait(*() if own is None else (own,))
+        except Exception as error:
+            self._error = error
+            raise
         self._finished()
         return True
 
     def is_completed(self) -> bool:
-        return self._finish is None
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self._work.result() if self._made is None else self._made
+
+    def source_rank(self) -> int:
+        return self._work._source_rank()
+
+    _source_rank = source_rank
 
     @untraced
-    def get_future(self) -> Future[list[Tensor]]:
+    def get_future(self) -> Future[Any]:
         """Make a future of the result."""
-        future: Future[list[Tensor]] = self._work.get_future().then(self._finished)
-        return future
+        self.asked = True
 
-    def _finished(self, _: object = None) -> list[Tensor]:
+        future = self._work.get_future()
+
+        def ended(future: Future[Any]) -> Any:
+            self._waiting.no_more()
+            with self._waiting.within(None):
+                value = future.value()
+            made = self._finished()
+            return value if made is None else made
+
+        self._waiting.from_now_on()
+        return future.then(ended)
+
+    def _finished(self) -> list[Tensor] | None:
         with self._lock:
             if self._finish is not None:
                 self._made, self._finish = self._finish(), None
             return self._made
 
 
-class CompletedWork(_Work):
+class CompletedWork(Lasting):
     """PyTorch's handle of operations that have ended, and well."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self.note_wait(timeout)
         return True
 
     def is_completed(self) -> bool:
@@ -164,12 +260,13 @@ class CompletedWork(_Work):
 
     def get_future(self) -> Future[None]:
         """Make a future of nothing, which has ended."""
+        self.asked = True
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
 
-class CoalescedWork(_Work):
+class CoalescedWork(Lasting):
     """Several operations as one.
 
     Parameters
@@ -183,6 +280,7 @@ class CoalescedWork(_Work):
         self._works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self.note_wait(timeout)
         for work in self._works:
             work.wait(*() if timeout is None else (timeout,))
         return True
@@ -200,4 +298,5 @@ class CoalescedWork(_Work):
         self.wait()
 
     def get_future(self) -> Future[list[Future[list[Tensor]]]]:
+        self.asked = True
         return collect_all([work.get_future() for work in self._works])

@@ -105,6 +105,7 @@ class Work(Handle[Any]):
         Exception
             What the job raised.
         """
+        self.note_wait(timeout)
         if not self.done:
             self._jobs.finish(self, -1.0 if timeout is None else timeout.total_seconds())
         if self.error is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from ..errors import CollectiveMismatch
+from .roll_call import board_of
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
@@ -79,5 +80,6 @@ def gathered(data: bytes, group: dist.ProcessGroup, device: torch.device) -> lis
 
 def _gathered(values: Tensor, group: dist.ProcessGroup, device: torch.device) -> list[Tensor]:
     parts = [torch.empty_like(values, device=device) for _ in range(group.size())]
-    dist.all_gather(parts, values.to(device), group=group)
-    return [part.cpu() for part in parts]
+    with board_of(group).waits("what the ranks tell each other"):
+        dist.all_gather(parts, values.to(device), group=group)
+        return [part.cpu() for part in parts]

@@ -84,6 +84,47 @@ def test_gradients_are_not_waited_for_longer(
         figure(f"{name}, {'timeout=2' if seconds == '1800' else 'a group of 2 s'}: {float(after):.2f} s")
 
 
+STOPS = """
+import os, signal, sys, threading, time, torch, torch.distributed as dist
+from datetime import timedelta
+
+dist.init_process_group("compcoll", timeout=timedelta(seconds=2))
+rank, tensor = dist.get_rank(), torch.ones(1 << 22)
+dist.broadcast(tensor, 0)
+if sys.argv[1] == "stops":  # inside of MPI, as likely as not, or between two calls
+    if rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    while True:
+        dist.broadcast(tensor, 0)
+if rank == 1:
+    time.sleep(5)
+else:
+    try:
+        dist.broadcast(tensor, 0)
+    except Exception as error:
+        print("gave up:", type(error).__name__, error.missing, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.with_torch
+@pytest.mark.only_on("openmpi")
+@pytest.mark.timeout(120)
+def test_a_rank_that_does_not_come_is_named_and_one_that_stops_in_mpi_ends_the_job(
+    mpirun: Callable[..., Completed], tmp_path: Path
+) -> None:
+    """No rank can leave a blocking call of MPI's: then the job ends with a message, in time."""
+    script = tmp_path / "stops.py"
+    script.write_text(STOPS)
+    done = mpirun(2, script, "late", timeout=60, check=False)
+    assert "gave up: PeerTimeout (1,)" in done.ranks[0].stdout, done.report
+    started = time.monotonic()
+    done = mpirun(2, script, "stops", timeout=60, check=False)
+    assert done.returncode != 0 and time.monotonic() - started < 40, done.report
+    assert "did not end within 2 s" in done.report or "PeerTimeout" in done.report
+
+
 def test_the_clock_is_looked_at_in_every_wait() -> None:
     """However long a look takes: on busy cores a core that was lent comes back late."""
     pytest.importorskip("torch")

@@ -84,6 +84,7 @@ class Message(Handle[list[Tensor]]):
         InvalidBuffer
             If what came does not fit.
         """
+        self.note_wait(timeout)
         given = 0.0 if timeout is None else timeout.total_seconds()
         seconds = given if given > 0 else self._seconds
         if not self.done and not poll(self.test, seconds):

@@ -29,6 +29,7 @@ from ..groups import collectives, member
 from ..handles import CoalescedWork, CompletedWork, Followed
 from ..linear import linear
 from ..options import Options
+from ..roll_call import board_of
 from ..untraced import untraced
 from .autoload import NAME
 from .splitting import SplittingGroup
@@ -44,9 +45,11 @@ def _left(name: str) -> Callable[..., Any]:
     @untraced
     def collective(self: WrappingGroup, *arguments: Any, **more: Any) -> Any:
         first = arguments[0]
+        if not isinstance(first, Tensor) and not first:  # what a gather has but at the root
+            first = arguments[1]
         while not isinstance(first, Tensor):
             first = first[0]
-        return getattr(self._get_backend(first.device), name)(*arguments, **more)
+        return self._followed(getattr(self._get_backend(first.device), name)(*arguments, **more), name)
 
     return collective
 
@@ -101,25 +104,31 @@ class WrappingGroup(SplittingGroup):
         opts = opts or AllreduceOptions()
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if not self._compresses(given, opts.reduceOp):
-            return self.uncompressed_allreduce(given, opts)
+            return self._followed(self.uncompressed_allreduce(given, opts), "allreduce")
         return self._started(collectives.all_reduce, given[0], op=opts.reduceOp, opts=opts)
 
     def uncompressed_allreduce(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Any:
         """Have PyTorch's own backend do it; the base class's method would come back here."""
         return self._get_backend(tensors[0].device).allreduce(list(tensors), opts)
 
+    def _followed(self, work: dist.Work, name: str, finish: Callable[[], list[Tensor]] | None = None) -> Followed:
+        """Give a backend's handle errors of ours."""
+        return Followed(work, board_of(self).under_way(f"the process group's {name.strip('_')}"), finish)
+
     @untraced
     def allreduce_coalesced(self, tensors: Any, opts: AllreduceCoalescedOptions | None = None) -> Any:
         opts = opts or AllreduceCoalescedOptions()
         if not self._compresses(list(tensors), opts.reduceOp):
-            return self._get_backend(tensors[0].device).allreduce_coalesced(list(tensors), opts)
+            work = self._get_backend(tensors[0].device).allreduce_coalesced(list(tensors), opts)
+            return self._followed(work, "allreduce_coalesced")
         return self._started(collectives.all_reduce_coalesced, list(tensors), op=opts.reduceOp, opts=opts)
 
     @untraced
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: ReduceScatterOptions | None = None) -> Any:
         opts = opts or ReduceScatterOptions()
         if not self._compresses([source], opts.reduceOp):
-            return self._get_backend(source.device)._reduce_scatter_base(output, source, opts)
+            work = self._get_backend(source.device)._reduce_scatter_base(output, source, opts)
+            return self._followed(work, "reduce_scatter")
         return self._started(collectives.reduce_scatter_tensor, output, source, op=opts.reduceOp, opts=opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -127,7 +136,8 @@ class WrappingGroup(SplittingGroup):
     broadcast, allgather, reduce_scatter = map(_left, ("broadcast", "allgather", "reduce_scatter"))
     all_gather_single = _allgather_base = _left("_allgather_base")
     all_to_all_single = alltoall_base = _left("alltoall_base")
-    send, recv = _left("send"), _left("recv")
+    reduce, gather, scatter = map(_left, ("reduce", "gather", "scatter"))
+    send, recv, recv_anysource = map(_left, ("send", "recv", "recv_anysource"))
 
     @untraced
     def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
@@ -148,14 +158,14 @@ class WrappingGroup(SplittingGroup):
     @untraced
     def barrier(self, opts: BarrierOptions | None = None) -> Any:
         opts = opts or BarrierOptions()
-        return self._get_backend(opts.device or torch.device("cpu")).barrier(opts)
+        return self._followed(self._get_backend(opts.device or torch.device("cpu")).barrier(opts), "barrier")
 
     @untraced
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: AllToAllOptions | None = None) -> Any:
         """Exchange a tensor with each rank. gloo has it for one tensor only: there their bytes are one."""
         opts, backend = opts or AllToAllOptions(), self._get_backend(outputs[0].device)
         if not outputs[0].is_cpu:
-            return backend.alltoall(list(outputs), list(inputs), opts)
+            return self._followed(backend.alltoall(list(outputs), list(inputs), opts), "alltoall")
         arrived = torch.empty(sum(map(nbytes_of, outputs)), dtype=torch.uint8)
         sent = torch.cat([tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in inputs])
         sizes = [[nbytes_of(tensor) for tensor in tensors] for tensors in (outputs, inputs)]
@@ -166,7 +176,7 @@ class WrappingGroup(SplittingGroup):
                 tensor.detach().copy_(part.view(tensor.dtype).view(tensor.shape))
             return list(outputs)
 
-        return Followed(work, unpacked)
+        return self._followed(work, "alltoall", unpacked)
 
     def _compresses(self, tensors: Sequence[Tensor], op: Any) -> bool:
         options = self.options

@@ -22,6 +22,7 @@ from ...sparse import Sparsifier, VarianceFeedback
 from ..account import Account
 from ..arrays import HostArray, arrays_on, device_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
+from ..hook_errors import HookErrors
 from ..job_queue import JobQueue
 from ..loss_scale import LossScale
 from ..membership import check_alike
@@ -59,6 +60,8 @@ class GradientCompression:
         What was sent so far. Replace it by a new one to count from zero.
     exact : dict
         Whether a parameter's gradient stays exact, by name.
+    error : BaseException or None
+        What ended the averaging of the last backward pass, which raised it; None if that went well.
 
     Examples
     --------
@@ -135,6 +138,7 @@ class GradientCompression:
         if model.find_unused_parameters or model.static_graph:
             self._used = used = set()
             self._noting = [parameters[name].register_hook(partial(_note, used, name)) for name in self._dense]
+        self._errors = HookErrors()
 
         def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
             return self._start(bucket)
@@ -154,6 +158,10 @@ class GradientCompression:
     def group(self, group: dist.ProcessGroup) -> None:
         self._communicators = self._join(check_group(group))
         self._group = group
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._errors.error
 
     @property
     def _communicator(self) -> Communicator:
@@ -318,7 +326,7 @@ class GradientCompression:
         return communicators
 
     def _try(self, communicator: Communicator) -> None:
-        """Refuse what the hook would: there errors reach the caller as text."""
+        """Refuse what the hook would."""
         algorithm = self._algorithm
         if algorithm == choose.AUTO:  # which would not compress so little
             algorithm = "sparse_ring" if isinstance(self._codec, Sparsifier) else "direct"
@@ -341,6 +349,7 @@ class GradientCompression:
         if self._needs_moments and moments is None:
             raise InvalidArgument(f"{self._codec!r} needs second moments: use backward() of the compression")
         if number == 0:
+            self._errors.begin()
             self._layout, self._waiting = [], []
             self._steps += 1
             if self._make is not None:
@@ -352,7 +361,7 @@ class GradientCompression:
         communicator, jobs = self._communicators[which], self._jobs[which]
         if gradients.is_sparse:  # of one parameter
             job = partial(self._average_sparse, gradients, communicator)
-            future = self._place.submit(jobs, job, gradients).get_future()
+            future = self._place.submit(jobs, self._errors.instead(job, gradients), gradients).get_future()
         else:
             names = tuple(map(self._names.__getitem__, map(id, bucket.parameters())))
             first = self._first_draw(self._layout)
@@ -360,7 +369,7 @@ class GradientCompression:
             used = None if self._used is None else frozenset(self._used)
             if self._restored is None:
                 job = partial(self._average, communicator, number, names, gradients, moments, first, used)
-                future = self._place.submit(jobs, job, gradients).get_future()
+                future = self._place.submit(jobs, self._errors.instead(job, gradients), gradients).get_future()
             else:
                 future = Future(devices=[gradients.device] if gradients.is_cuda else [])
                 self._waiting.append((future, gradients))
@@ -368,6 +377,7 @@ class GradientCompression:
             self._moments = None
             if self._restored is not None:
                 self._average_as_restored(self._restored, moments)
+            self._errors.end()
             if self._used is not None:
                 self._used.clear()
         return future
@@ -461,7 +471,7 @@ class GradientCompression:
                 for name, part in zip(names, whole.split([self._sizes[name] for name in names]), strict=True):
                     parts[name].copy_(part)
 
-        self._place.submit(self._jobs[0], average, *memories).wait()
+        self._place.submit(self._jobs[0], self._errors.instead(average, None), *memories).wait()
         self._layout, self._restored = [tuple(names) for names in layout], None
         for future, memory in self._waiting:
             future.set_result(memory)

@@ -24,10 +24,18 @@ class Replicas(dist.ProcessGroup):
 
     def __init__(self, group: dist.ProcessGroup, average: Callable[[Tensor, Any], None]) -> None:
         super().__init__(group.rank(), group.size())
+        self._group = group
         self._average = average
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> CompletedWork:
         """Average one tensor; it has ended, or its stream is ordered, when this returns."""
         (tensor,) = tensors
-        self._average(tensor, dist.ReduceOp.SUM if options is None else options.reduceOp)
+        try:
+            self._average(tensor, dist.ReduceOp.SUM if options is None else options.reduceOp)
+        except Exception:
+            # PyTorch's log of exceptions asks for the backend of every group, and this rank in it.
+            world = dist.distributed_c10d._world
+            for known in (world.pg_map, world.pg_group_ranks):
+                known[self] = known[self._group]
+            raise
         return CompletedWork()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
 from ...communicator import Communicator
 from ...errors import InvalidArgument
@@ -125,8 +126,8 @@ class Lossy(_Allocating):
         Whether losses are fed back.
     """
 
-    factor = 1
-    """How many times the mean gradient's losses what is kept here is, but for the loss's scale."""
+    unit = 1.0
+    """How many times larger values are here than in the gradient that an optimizer gets, but for the loss's scale."""
 
     def __init__(
         self, owner: ShardCompression, known: Columns, communicator: Communicator, rows: range, *, feedback: bool
@@ -153,7 +154,7 @@ class Lossy(_Allocating):
             for c in self._laid_out:
                 whole = rows.new_zeros(shards, c.end - c.begin)
                 whole[self._rows.start : self._rows.stop] = rows[:, c.begin : c.end]
-                found[c.name] = c.from_rows(whole) / (self.factor * self.owner.scale)
+                found[c.name] = c.from_rows(whole) / (self.unit * self.owner.scale)
         return {**found, **self._restored}
 
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
@@ -205,7 +206,7 @@ class Lossy(_Allocating):
         kept = self._kept().reshape(rows.shape)
         for c in wanted:
             lost = c.to_rows(self._restored.pop(c.name), self.owner.communicator.size)[self._rows]
-            lost = (lost * (self.factor * self.owner.scale)).numpy()
+            lost = (lost * (self.unit * self.owner.scale)).numpy()
             place.put(lost.astype(kept.dtype) if isinstance(kept, np.ndarray) else lost, kept[:, c.begin : c.end])
 
     def _add(
@@ -279,24 +280,36 @@ class ScatteredGradients(Lossy, ReduceScatter):
     ----------
     owner, known, feedback
         As of `Lossy`.
+    group : FSDPParamGroup
+        PyTorch's, of the module's parameters.
 
     Attributes
     ----------
+    averaged : AveragedReplicas or None
+        What comes after, between replicas.
     present : Columns
         Of the parameters that have gradients in the step that comes next.
     """
 
     present: Columns
 
-    def __init__(self, owner: ShardCompression, known: Columns, *, feedback: bool) -> None:
+    def __init__(self, owner: ShardCompression, group: Any, known: Columns, *, feedback: bool) -> None:
         shards = owner.communicator
         super().__init__(owner, known, shards, range(shards.size), feedback=feedback)
         self.present = known
+        self.averaged: AveragedReplicas | None = None
+        self._group = group
 
-    @property
-    def factor(self) -> int:  # type: ignore[override]
-        """The replicas average afterwards what is added here."""
-        return self.owner.replicas
+    def _units(self, gradients: Tensor) -> tuple[float, float]:
+        """Find the units here, and between replicas: of halves and float64, PyTorch divides a part after the sums."""
+        group = self._group
+        replicas = group._all_reduce_process_group if self.owner.between is not None else None
+        _, after, _, between = _get_gradient_divide_factors(
+            *(group._reduce_scatter_process_group, replicas, gradients.dtype, gradients.device.type),
+            *(group.gradient_divide_factor, group.force_sum_reduction_for_comms),
+        )
+        divided = 1.0 if after is None else float(after)
+        return divided * (self.owner.replicas if linear(between).name == "mean" else 1), divided
 
     def __call__(
         self,
@@ -308,6 +321,9 @@ class ScatteredGradients(Lossy, ReduceScatter):
     ) -> Work | None:
         owner, communicator, place = self.owner, self._communicator, self.owner.place
         width, columns = output_tensor.numel(), self.present
+        self.unit, between = self._units(input_tensor)
+        if self.averaged is not None:
+            self.averaged.unit = between
         exact = None if owner.codec is None else columns.exact(width, input_tensor)
         skippable = owner.begin(self)
         reduction = linear(op)
@@ -367,6 +383,7 @@ class AveragedReplicas(Lossy):
         rows = range(rank, rank + 1)
         super().__init__(scattered.owner, scattered.known, communicator, rows, feedback=feedback)
         self._scattered = scattered
+        scattered.averaged = self
 
     def __call__(self, tensor: Tensor, op: Any) -> None:
         owner, communicator, place = self.owner, self._communicator, self.owner.place

@@ -40,6 +40,8 @@ class ShardCompression:
         What was sent so far. Replace it by a new one to count from zero.
     exact : dict
         Whether a parameter and its gradient stay exact whatever the codecs, by name.
+    error : BaseException or None
+        What ended the last collective, out of which it came; None if that went well.
 
     Examples
     --------
@@ -75,6 +77,7 @@ class ShardCompression:
         if replicas:
             choose.check("allreduce", algorithm)
         self.account = Account()
+        self.error: BaseException | None = None
         self.exact = dict(exact)
         self.algorithm = algorithm
         self.codec = codec
@@ -108,7 +111,7 @@ class ShardCompression:
         columns = partial(Columns, names=names, exact=exact)
         for group in groups:
             known = columns(group.fsdp_params)
-            scattered = ScatteredGradients(self, known, feedback=feedback)
+            scattered = ScatteredGradients(self, group, known, feedback=feedback)
             self._scatters.append(scattered)
             self._gathers.append(GatheredParameters(self, known))
             group._reduce_scatter_comm = self._scatters[-1]
@@ -244,9 +247,18 @@ class ShardCompression:
 
     def start(self, job: Callable[[], Any], wait: bool, *tensors: Tensor) -> Work | None:
         """Put a collective on some tensors in the line; PyTorch gets a handle unless it wants to wait."""
+
+        def run() -> None:
+            self.error = None
+            try:
+                job()
+            except Exception as error:
+                self.error = error
+                raise
+
         if not wait:
-            return self.place.submit(self._jobs, job, *tensors)
-        self.place.run(self._jobs, job, *tensors)
+            return self.place.submit(self._jobs, run, *tensors)
+        self.place.run(self._jobs, run, *tensors)
         return None
 
     def count(self, communicator: Communicator, least: float) -> None:

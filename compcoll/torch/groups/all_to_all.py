@@ -18,6 +18,7 @@ from ...encoding import decode, encode
 from ...errors import CollectiveMismatch, InvalidArgument, InvalidBuffer
 from ..buffers import array_of, overlap, split_counts
 from ..handles import Followed
+from ..roll_call import board_of
 from .member import check_tensors, coding
 from .membership import Group
 
@@ -86,6 +87,7 @@ def all_to_all_single(
     wires = [encoded(part, chosen) for part in input.reshape(-1).split(rows_out)]
     lengths = [wire_nbytes(n, output, chosen) for n in rows_in]
     arrived = torch.empty(sum(lengths), dtype=torch.uint8, device=output.device)
+    waiting = board_of(group).under_way("all_to_all_single")
     work = dist.all_to_all_single(
         arrived, torch.cat(wires), lengths, [wire.numel() for wire in wires], group=group, async_op=True
     )
@@ -96,7 +98,7 @@ def all_to_all_single(
                 part.copy_(decoded(wire, part, chosen))
         return [output]
 
-    handle = Followed(work, finish)
+    handle = Followed(work, waiting, finish)
     if async_op:
         return handle
     handle.wait()
@@ -220,7 +222,8 @@ def _check_alike(group: dist.ProcessGroup, call: str, rows_out: list[int], rows_
     """Make sure that all ranks make this call, and expect what the others send. Collective."""
     own = torch.tensor([zlib.crc32(call.encode()), *rows_out, *rows_in])
     every = [torch.empty_like(own) for _ in range(group.size())]
-    dist.all_gather(every, own, group=group)
+    with board_of(group).waits("all_to_all_single"):
+        dist.all_gather(every, own, group=group)
     told = [each.tolist() for each in every]
     ranks = len(told)
     if len({each[0] for each in told}) > 1:

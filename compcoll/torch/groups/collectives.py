@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 from weakref import ref
@@ -27,6 +27,7 @@ from .membership import Group
 
 _Key = tuple[Any, ...]
 _MOST_KEPT = 1024
+_OWN = "the group's own all_reduce"
 
 
 def all_reduce(
@@ -75,7 +76,7 @@ def all_reduce(
     ------
     CompcollError
         See `compcoll.errors`. What is refused on one rank only is refused on all where the others call the same
-        algorithm; ``tensor`` is unchanged. The group's own all_reduce fails as it does by itself.
+        algorithm; ``tensor`` is unchanged.
 
     Examples
     --------
@@ -172,7 +173,7 @@ def _all_reduce(
             member.decided[key] = decision
         if by_group is not None:
             whole = packed if packed.shared else Packed(tensors, filled=True)
-            return _unpacked(whole, result, _by_group(decision, member, group, whole.memory, async_op))
+            return _by_group(decision, member, group, whole.memory, async_op, partial(_unpacked, whole, result))
 
     def run() -> None:
         whole = packed if packed.shared else Packed(tensors, filled=True)
@@ -203,16 +204,24 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -
 
 
 def _by_group(
-    decision: Decision, member: Member, group: dist.ProcessGroup, memory: Tensor, async_op: bool
+    decision: Decision,
+    member: Member,
+    group: dist.ProcessGroup,
+    memory: Tensor,
+    async_op: bool,
+    finish: Callable[[], list[Tensor]] | None = None,
 ) -> dist.Work | None:
     """Have the group's own all_reduce do it."""
     if decision.op == "mean":
         memory.detach().div_(group.size())
-    work = member.own_allreduce(group, [memory], _options(async_op))
-    member.stats = decision.by_group  # while the network works
-    if async_op:
-        return work
-    work.wait()
+    with member.board.waits(_OWN):
+        work = member.own_allreduce(group, [memory], _options(async_op))
+        member.stats = decision.by_group  # while the network works
+        if async_op:
+            return Followed(work, member.board.under_way(_OWN), finish)
+        work.wait()
+    if finish is not None:
+        finish()
     return None
 
 
@@ -224,17 +233,10 @@ def _options(async_op: bool) -> dist.AllreduceOptions:
     return options
 
 
-def _unpacked(packed: Packed, result: list[Tensor], work: dist.Work | None) -> dist.Work | None:
-    """Put what was summed where it belongs: now, or when that has ended."""
-    if work is None:
-        packed.unpack()
-        return None
-
-    def finish() -> list[Tensor]:
-        packed.unpack()
-        return result
-
-    return work if packed.shared else Followed(work, finish)
+def _unpacked(packed: Packed, result: list[Tensor]) -> list[Tensor]:
+    """Put what was summed where it belongs."""
+    packed.unpack()
+    return result
 
 
 def reduce_scatter_tensor(

@@ -22,6 +22,7 @@ from ...stats import Stats
 from ..arrays import GPUArrays, HostArrays, arrays_on
 from ..buffers import COMPRESSIBLE
 from ..job_queue import JobQueue, Work
+from ..roll_call import Board
 from ..untraced import untraced
 from .membership import Group, check_group, communicator_of
 
@@ -55,6 +56,8 @@ class Member:
         How sums of one contiguous tensor run, by all their arguments. Those need no other look.
     in_one_node : bool
         Whether all ranks are in one node, and open collectives through memory that they share.
+    board : Board
+        Where those that wait in the group's own all_reduce find out who is silent.
     own_allreduce : callable
         The group's, without compression, as a function of the group: a method of it would keep it alive.
     """
@@ -63,6 +66,7 @@ class Member:
         self.communicator: Communicator = communicator_of(group, device, over="group", measured=True)
         self.stats: Stats | None = None
         self.decided: dict[tuple[Any, ...], Decision] = {}
+        self.board: Board = self.communicator._transport.board  # type: ignore[attr-defined]  # of this group, over it
         self.in_one_node = len(set(self.communicator.nodes)) == 1
         kind: Any = type(group)
         self.own_allreduce: Callable[..., dist.Work] = getattr(kind, "uncompressed_allreduce", kind.allreduce)

@@ -15,7 +15,7 @@ from ...errors import InvalidArgument
 from ...kernels._host import Function
 from ...progress import Pending
 
-Waiting = Callable[[dist.Work], None]
+Waiting = Callable[[dist.Work, str], None]
 
 _UNKNOWN = -1  # bytes that gloo sent
 _OPERATIONS = {
@@ -33,15 +33,15 @@ _OPERATIONS = {
 class _Started:
     """One of gloo's collectives under way, which can only be waited for."""
 
-    __slots__ = ("_end", "_waiting", "_work")
+    __slots__ = ("_end", "_waiting", "_what", "_work")
 
-    def __init__(self, work: dist.Work, waiting: Waiting, end: Callable[[], object] | None = None) -> None:
+    def __init__(self, work: dist.Work, waiting: Waiting, what: str, end: Callable[[], object] | None = None) -> None:
         self._work: dist.Work | None = work
-        self._waiting, self._end = waiting, end
+        self._waiting, self._what, self._end = waiting, f"gloo's {what}", end
 
     def Test(self) -> bool:
         if self._work is not None:
-            self._waiting(self._work)
+            self._waiting(self._work, self._what)
             self._work = None
             if self._end is not None:
                 self._end()
@@ -77,13 +77,13 @@ class GlooCollectives:
             out[...] = x
         options = dist.AllreduceOptions()
         options.reduceOp = op
-        return _Started(self._gloo.allreduce([torch.from_numpy(out)], options), self._waiting)
+        return _Started(self._gloo.allreduce([torch.from_numpy(out)], options), self._waiting, "allreduce")
 
     def _ireduce_scatter(self, op: Any, x: Any, out: Any) -> Pending:
         options = dist.ReduceScatterOptions()
         options.reduceOp = op
         given = torch.from_numpy(out).view(-1), torch.from_numpy(x).view(-1)
-        return _Started(self._gloo._reduce_scatter_base(*given, options), self._waiting)
+        return _Started(self._gloo._reduce_scatter_base(*given, options), self._waiting, "reduce_scatter")
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         itemsize = x.itemsize
@@ -95,16 +95,16 @@ class GlooCollectives:
         def joined() -> None:
             torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)], out=_bytes(out))
 
-        return _Started(self._gloo.allgather([parts], [padded]), self._waiting, joined)
+        return _Started(self._gloo.allgather([parts], [padded]), self._waiting, "allgather", joined)
 
     def ibcast(self, x: Any, root: int) -> Pending:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        return _Started(self._gloo.broadcast([_bytes(x)], options), self._waiting)
+        return _Started(self._gloo.broadcast([_bytes(x)], options), self._waiting, "broadcast")
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
         work = self._gloo.alltoall_base(_bytes(out), _bytes(x), [], [])
-        return _Started(work, self._waiting)
+        return _Started(work, self._waiting, "alltoall")
 
 
 def _bytes(array: Any) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...codecs.base import Codec
 from ...errors import CollectiveMismatch, InvalidArgument
+from ..roll_call import board_of
 from ..untraced import untraced
 from .all_to_all import check_fixed, decoded, encoded, wire_nbytes
 from .member import check_tensors, coding
@@ -59,10 +61,11 @@ def send(
     """
     group, chosen = _checked(tensor, dst, group, codec, codec_options)
     wire = encoded(tensor.detach().reshape(-1), chosen) if tensor.numel() else None
-    if tensor.is_cpu:
-        dist.send(_head(tensor, chosen, 0 if wire is None else wire.numel()), dst, group, tag)
-    if wire is not None:
-        dist.send(wire, dst, group, tag)
+    with board_of(group).waits(f"a message to rank {dst}", dist.get_group_rank(group, dst)):
+        if tensor.is_cpu:
+            dist.send(_head(tensor, chosen, 0 if wire is None else wire.numel()), dst, group, tag)
+        if wire is not None:
+            dist.send(wire, dst, group, tag)
 
 
 @untraced
@@ -101,20 +104,24 @@ def recv(
     group, chosen = _checked(tensor, src, group, codec, codec_options)
     n = tensor.numel()
     wire = torch.empty(wire_nbytes(n, tensor, chosen) if n else 0, dtype=torch.uint8, device=tensor.device)
+    waits = partial(board_of(group).waits, f"a message from rank {src}", dist.get_group_rank(group, src))
     if tensor.is_cpu:
         own = _head(tensor, chosen, wire.numel())
         came = torch.empty_like(own)
-        dist.recv(came, src, group, tag)
+        with waits():
+            dist.recv(came, src, group, tag)
         if not torch.equal(came, own):
             if came[1]:
-                dist.recv(torch.empty(int(came[1]), dtype=torch.uint8), src, group, tag)  # so that the next one fits
+                with waits():  # so that the next one fits
+                    dist.recv(torch.empty(int(came[1]), dtype=torch.uint8), src, group, tag)
             raise CollectiveMismatch(
                 f"rank {src} sent other values than the {n} of {tensor.dtype} by {chosen!r} that are received here: "
                 f"{int(came[1])} bytes on the wire instead of {wire.numel()}"
             )
     if not n:
         return
-    dist.recv(wire, src, group, tag)
+    with waits():
+        dist.recv(wire, src, group, tag)
     with torch.no_grad():
         tensor.copy_(decoded(wire, tensor.new_empty(n), chosen).view(tensor.shape))
 

@@ -30,8 +30,6 @@ from ...errors import (
     CommunicatorBroken,
     CompcollError,
     InvalidArgument,
-    PeerFailed,
-    PeerTimeout,
     WireCorrupted,
 )
 from ...progress import Pending
@@ -40,11 +38,11 @@ from ...transports.nodes import find_nodes
 from ...transports.streamed import Joining
 from ...transports.told import packed, unpacked
 from ..membership import gathered
+from ..roll_call import Board, store_of
 from .native import GlooCollectives
 from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # in front of what may be shorter than its memory: gloo does not tell how many bytes came
-_GONE = ("Connection closed by peer", "Connection reset", "Broken pipe", "pair closure")
 
 
 def host_name() -> str:
@@ -67,24 +65,6 @@ def node_name() -> str:
     return f"{host_name()} {rank - local}" if 0 <= local < neighbours and local <= rank else host_name()
 
 
-def store_of(group: dist.ProcessGroup) -> dist.Store:
-    """Find the store by which a group's ranks found each other.
-
-    Raises
-    ------
-    InvalidArgument
-        If the group has none.
-    """
-    known = dist.distributed_c10d._world.pg_map.get(group)
-    store = known[1] if known is not None else getattr(group, "store", None)
-    if not isinstance(store, dist.Store):
-        raise InvalidArgument(
-            f"group={group!r} is no group of init_process_group or new_group, and has no store: over which its ranks "
-            "could make connections for compressed wires"
-        )
-    return store
-
-
 class GroupTransport:
     """Point-to-point messages among the ranks of a process group (the contract is `transports.base.Connection`).
 
@@ -103,6 +83,11 @@ class GroupTransport:
     ------
     CollectiveMismatch
         If the ranks run different versions of compcoll.
+
+    Attributes
+    ----------
+    board : Board
+        Where the ranks find out who is silent.
     """
 
     blocks = True
@@ -122,8 +107,16 @@ class GroupTransport:
         hosts = [host for _, host, *_ in told]
         self._hosts = tuple(sorted({name for *_, name, _ in told}))
         # Another group of these ranks, made when this one is gone, gets its name, but not this key.
-        self._store = dist.PrefixStore(f"compcoll/{told[0][-1]}", store_of(group))
-        self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
+        store = store_of(group)
+        if store is None:
+            raise InvalidArgument(
+                f"group={group!r} is no group of init_process_group or new_group, and has no store: over which its "
+                "ranks could make connections for compressed wires"
+            )
+        self._store = dist.PrefixStore(f"compcoll/{told[0][-1]}", store)
+        self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
+        with self.board.waits("the making of connections"):
+            self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
         here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
         found = find_nodes(here[0], here.index(self.rank), len(here), self.size, self.gather, lambda: None)
         self.nodes: Sequence[int]
@@ -137,12 +130,13 @@ class GroupTransport:
             memory[:_LENGTH_NBYTES].view(torch.int64)[0] = wire.nbytes
             memory[_LENGTH_NBYTES : _LENGTH_NBYTES + wire.nbytes] = sent[: wire.nbytes]
             sent = memory[: _LENGTH_NBYTES + wire.nbytes]
-        return _Message(self, self._gloo.send([sent], dest, tag))
+        return _Message(self, self._gloo.send([sent], dest, tag), f"a message to rank {dest}", dest)
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
+        what = f"a message from rank {source}"
         if wire.exact or wire.discarded:
-            return _Message(self, self._gloo.recv([_memory(wire)], source, tag))
-        return _Arrival(self, self._gloo.recv([self._with_length(wire)], source, tag), wire)
+            return _Message(self, self._gloo.recv([_memory(wire)], source, tag), what, source)
+        return _Arrival(self, self._gloo.recv([self._with_length(wire)], source, tag), what, source, wire)
 
     def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
         return Reposted(lambda: self.isend(wire, dest, tag))
@@ -164,25 +158,16 @@ class GroupTransport:
     def free(self) -> None:
         """Give nothing back: connections end with this object, when nobody has it any more."""
 
-    def waiting(self, work: dist.Work) -> None:
+    def waiting(self, work: dist.Work, what: str, peer: int | None = None) -> None:
         """Wait for one of gloo's operations, as long as the group's time-out lets.
 
         Raises
         ------
-        PeerTimeout, PeerFailed
-            If what was waited for did not come in time, or a connection has ended.
+        PeerTimeout, PeerFailed, CollectiveFailed
+            As `Board.waits` does.
         """
-        try:
+        with self.board.waits(what, peer):
             work.wait(self.limit)
-        except RuntimeError as error:
-            text = str(error).partition("\n")[0]
-            if any(sign in text for sign in _GONE):
-                raise PeerFailed(
-                    f"rank {self.rank} of {self.size} lost the connection to another, which has died or left: {text}"
-                ) from error
-            if "imed out" in text:
-                raise PeerTimeout(f" Timed out after {self.limit.total_seconds():g} s: {text}") from error
-            raise
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
         """Gather what some work gives on each rank, of what JSON has: tuples come as lists. Collective.
@@ -211,12 +196,12 @@ class GroupTransport:
         """Gather bytes, as `membership.gathered` does."""
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self.waiting(self._gloo.allgather([sizes], [torch.tensor([own.numel()])]))
+        self.waiting(self._gloo.allgather([sizes], [torch.tensor([own.numel()])]), "what the ranks tell each other")
         longest = max(int(size) for size in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: own.numel()] = own
         parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        self.waiting(self._gloo.allgather([parts], [padded]))
+        self.waiting(self._gloo.allgather([parts], [padded]), "what the ranks tell each other")
         return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
@@ -226,7 +211,7 @@ class GroupTransport:
         return self.gather(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def barrier(self) -> None:
-        self.waiting(self._gloo.barrier())
+        self.waiting(self._gloo.barrier(), "a barrier")
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -253,31 +238,31 @@ class GroupTransport:
         return way
 
     def announce(self, text: str) -> None:
-        """Tell nobody: others that wait for this rank are in gloo, whose time-out ends that."""
+        self.board.announce(text)
 
     def announced(self) -> Mapping[int, str]:
-        return {}
+        return self.board.announced()
 
     def failure(self, error: BaseException) -> CompcollError | None:
         return None
 
     def abandon(self) -> None:
-        """Wake nobody."""
+        """Wake nobody: who waits in gloo does so as long as the time-out lets."""
 
 
 class _Message:
     """A message under way; gloo's work keeps its tensor."""
 
-    __slots__ = ("_transport", "_work")
+    __slots__ = ("_peer", "_transport", "_what", "_work")
 
-    def __init__(self, transport: GroupTransport, work: dist.Work) -> None:
-        self._transport = transport
+    def __init__(self, transport: GroupTransport, work: dist.Work, what: str, peer: int) -> None:
+        self._transport, self._what, self._peer = transport, what, peer
         self._work: dist.Work | None = work
 
     def Test(self) -> bool:
         """Wait until it has left or come."""
         if self._work is not None:
-            self._transport.waiting(self._work)
+            self._transport.waiting(self._work, self._what, self._peer)
             self._work = None
         return True
 
@@ -287,8 +272,8 @@ class _Arrival(_Message):
 
     __slots__ = ("_wire",)
 
-    def __init__(self, transport: GroupTransport, work: dist.Work, wire: Wire) -> None:
-        super().__init__(transport, work)
+    def __init__(self, transport: GroupTransport, work: dist.Work, what: str, peer: int, wire: Wire) -> None:
+        super().__init__(transport, work, what, peer)
         self._wire = wire
 
     def Test(self) -> bool:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import GradientsPending
+from ..hook_errors import HookErrors
 from ..states import Layout
 from .averaging import Averaging
 from .fusion import Buffer, Kind, fuse
@@ -56,6 +57,7 @@ class BucketHook:
         self._now = Kind.EXACT
         self.layout: Layout = []
         self._restored: Layout | None = None
+        self.errors = HookErrors()
 
         def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
             return self._start(bucket)
@@ -76,6 +78,7 @@ class BucketHook:
     def _start(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         averaging = self._averaging
         if bucket.index() == 0:
+            self.errors.begin()
             averaging.begin()
             self._under_way, self._targets, self._now = [], {}, self._kind()
             self.layout = []
@@ -95,19 +98,25 @@ class BucketHook:
         future: Future[Tensor] = Future(devices=[memory.device] if memory.is_cuda else [])
         self._under_way.append((future, memory))
         if bucket.is_last():
-            averaging.wait()
-            if self._some_unused:
-                last = self._buffers[self._now, len(self.layout) - 1]
-                used = dict(zip(self._gradients, last.get_flags(), strict=True))
-                self._used.clear()
-                self._targets = {name: values for name, values in self._targets.items() if used[name]}
-            averaging.finish(self._targets)
-            for name in moved:
-                if name in self._targets:
-                    moved[name].copy_(self._targets[name])
+            self.errors.instead(lambda: self._finish(moved), None)()
             for done, values in self._under_way:
                 done.set_result(values)
+            self.errors.end()
         return future
+
+    def _finish(self, moved: Mapping[str, Tensor]) -> None:
+        """Make means of the gradients of all buckets."""
+        averaging = self._averaging
+        averaging.wait()
+        if self._some_unused:
+            last = self._buffers[self._now, len(self.layout) - 1]
+            used = dict(zip(self._gradients, last.get_flags(), strict=True))
+            self._used.clear()
+            self._targets = {name: values for name, values in self._targets.items() if used[name]}
+        averaging.finish(self._targets)
+        for name in moved:
+            if name in self._targets:
+                moved[name].copy_(self._targets[name])
 
     def _flags(self) -> list[bool]:
         return [name in self._used for name in self._gradients]
@@ -220,6 +229,7 @@ class GradientHooks:
         self._ready: set[str] = set()
         self._used: set[str] = set()
         self._under_way = False
+        self.errors = HookErrors()
         root = dist.get_global_rank(group, 0)
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
@@ -267,6 +277,7 @@ class GradientHooks:
             self._averaging.send(self._flags)
 
     def _begin(self) -> None:
+        self.errors.begin()
         kind = self._kind()
         if kind not in self._layouts:
             # Memory for exact steps is not kept beyond them.
@@ -281,13 +292,20 @@ class GradientHooks:
                 self._homes[gradient.name] = buffer
         self._ready = set()
         self._under_way = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _flags(self) -> list[bool]:
         return [name in self._used for name in self._gradients]
 
+    def _end(self) -> None:
+        """Average what is there: back-propagation calls this at its end, and raises what this does."""
+        try:
+            self._finish()
+        except Exception as error:
+            self.errors.error = error
+            raise
+
     def _finish(self) -> None:
-        """Average what is there: back-propagation calls this at its end."""
         averaging = self._averaging
         for name, gradient in self._gradients.items():
             if name not in self._ready:

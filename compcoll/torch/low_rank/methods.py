@@ -141,6 +141,11 @@ class LowRank:
     def account(self, account: Account) -> None:
         self._averaging.account = account
 
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the averaging of the last backward pass, which raised it; None if that went well."""
+        return self._hooks.errors.error
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients in this context without averaging them, as DistributedDataParallel's `no_sync` does."""

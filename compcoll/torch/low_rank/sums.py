@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,10 @@ from ...feedback import ErrorFeedback
 from ..account import Account
 from ..buffers import array_of
 from ..groups.membership import communicator_of
+from ..handles import Followed
 from ..job_queue import JobQueue
+from ..membership import timeout_of
+from ..roll_call import board_of
 from ..states import draw_as_begun
 from .fusion import Buffer, Wait
 
@@ -60,7 +64,8 @@ def _line_beside(group: dist.ProcessGroup, device: torch.device) -> _Line:
     backend, lines = backends[device.type], _lines.setdefault(group, {})
     if backend not in lines:
         ranks = dist.get_process_group_ranks(group)
-        other = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+        limit = timedelta(seconds=timeout_of(group, device))
+        other = dist.new_group(ranks, backend=backend, timeout=limit, use_local_synchronization=True)
         lines[backend] = _Line(JobQueue("low-rank"), other)
     return lines[backend]
 
@@ -86,7 +91,10 @@ class GroupSums:
         """There is nothing to be drawn."""
 
     def start(self, buffer: Buffer, account: Account) -> Wait:
-        work = dist.all_reduce(buffer.wire, group=self._group, async_op=True)
+        work = Followed(
+            dist.all_reduce(buffer.wire, group=self._group, async_op=True),
+            board_of(self._group).under_way("the group's all_reduce of factors"),
+        )
         account.calls["all_reduce"] += 1
         nbytes = buffer.wire.numel() * buffer.wire.element_size()
         account.wire_nbytes += round(2 * (self._group.size() - 1) / self._group.size() * nbytes)

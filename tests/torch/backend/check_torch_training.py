@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import tempfile
 from typing import Any
 
@@ -14,6 +15,7 @@ from mpi.tensors import assert_same_bits
 from mpi.world import raised
 from mpi4py import MPI
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from compcoll.torch import ACPSGD, Options, PowerSGD, compress
@@ -301,3 +303,20 @@ def check_different_models(comm: MPI.Intracomm) -> None:
         if comm.rank != 0 and "appears not to match" in text:
             # PyTorch tells these ranks only; whatever they call next frees rank 0, which waits for its parameters.
             assert "rank 0: broadcast" in str(raised(dist.barrier))
+
+
+def check_joining_ranks_divide_by_those_that_have_not(comm: MPI.Intracomm) -> None:
+    """The reducer waits for a handle that C++ alone holds, and asks for its future."""
+    with world():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        model = DistributedDataParallel(nn.Linear(8, 8))
+        seen = []
+        with Join([model], divide_by_initial_world_size=False):
+            for _ in range(1 + rank):
+                model.zero_grad()
+                loss = model((rank + 1) * torch.ones(1, 8)).sum()
+                gc.collect()
+                loss.backward()
+                seen.append(float(model.module.weight.grad[0, 0]))
+        expected = [np.mean(range(step + 1, size + 1)) for step in range(1 + rank)]
+        np.testing.assert_allclose(seen, expected, rtol=1e-6)  # each is divided before they are added

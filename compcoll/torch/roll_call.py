@@ -1,0 +1,255 @@
+"""The roll call of a process group that no MPI knows: who waits, and who is silent, when something goes wrong.
+
+Who gives up writes that into the group's store, and who waits meanwhile answers there. A thread does both, since gloo
+cannot be left while it waits: and a store that does not answer keeps nobody from an error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from functools import lru_cache
+
+import torch.distributed as dist
+
+from ..collectives.missing import RollCall
+from ..errors import CollectiveFailed, CompcollError, PeerFailed, PeerTimeout
+from ..progress import THREADS
+from ..transports.told import packed, unpacked
+
+_GONE = ("onnection closed", "onnection reset", "Broken pipe", "pair closure", "onnection refused")
+_LATE = ("imed out", "imeout")
+_OWN = "Application timeout"
+"""What gloo says of connections that it ended itself, since this rank had waited for too long."""
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_TO_ANSWER = 2.0
+_SECONDS_OF_THE_STORE = 0.4
+"""The longest time that the store may take; less than any roll call."""
+_SECONDS_AT_THE_END = 1.0
+
+_GAVE_UP, _LOST, _WAITS = "gave up", "lost a connection", "waits"
+
+
+class Board:
+    """What the ranks of a group tell each other by its store when something goes wrong.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store or None
+        Of nothing else. Without one nobody is asked.
+    rank, size : int
+        Of this process in the group, and of all.
+
+    Attributes
+    ----------
+    waiting : dict
+        What this rank waits for at the moment, each under a key of its own.
+    """
+
+    def __init__(self, store: dist.Store | None, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._store = store
+        self._heard: dict[int, tuple[str, str]] = {}
+        self._read = 0
+        self.waiting: dict[object, str] = {}
+        self._own: tuple[str, str] | None = None
+        self._own_since = 0.0
+        self._written = False
+        self._wanted = False
+        if store is None:
+            return
+        # An earlier group of these ranks may have had this one's name, and so the same place in the store.
+        while store.check([str(self._read + 1)]):
+            self._read += 1
+        _clerk().boards.add(self)
+
+    def under_way(self, what: str) -> UnderWay:
+        """Note that an operation has begun, for which somebody may wait from now on."""
+        return UnderWay(self, what)
+
+    @contextmanager
+    def waits(
+        self, what: str, peer: int | None = None, *, asks: bool = True, started: float | None = None
+    ) -> Iterator[None]:
+        """Wait in here for an operation of PyTorch's: an error of its own becomes one of `compcoll.errors`.
+
+        Parameters
+        ----------
+        what : str
+            The operation, for people.
+        peer : int, optional
+            The one rank that is waited for.
+        asks : bool
+            Whether nothing more comes of the operation once the wait ends with an error: then the others are asked.
+        started : float, optional
+            When it began, by `time.monotonic`; by default now.
+
+        Raises
+        ------
+        PeerTimeout
+            If what was waited for did not come in time, with the ranks that do not wait themselves.
+        PeerFailed
+            If a connection has ended, and no rank gave up before.
+        CollectiveFailed
+            If it failed otherwise.
+        """
+        me, started = object(), time.monotonic() if started is None else started
+        self.waiting[me] = what
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, CompcollError):
+                raise
+            raise self._error(error, what, peer, time.monotonic() - started, asks=asks) from error
+        finally:
+            del self.waiting[me]
+
+    def _error(self, error: RuntimeError, what: str, peer: int | None, seconds: float, *, asks: bool) -> CompcollError:
+        said = str(error).partition("\n")[0]
+        lost = any(sign in said for sign in _GONE) and _OWN not in said
+        if not lost and not any(sign in said for sign in _LATE):
+            return CollectiveFailed(f"rank {self.rank}, {what}: {said}")
+        if not asks or self._store is None:
+            if not lost:
+                return PeerTimeout(f" Timed out after {seconds:.3g} s: {what}: {said}")
+            missing, told = tuple[int, ...](), said
+        else:
+            self._announce(_LOST if lost else _GAVE_UP, f"waits: {what}")
+            found = RollCall(self, _SECONDS_TO_ANSWER).ask(what, round(seconds, 1))
+            if not lost or not isinstance(found, PeerTimeout) or self._some_gave_up():
+                return found
+            missing, told = found.missing, str(found)
+        failed = tuple(rank for rank in missing if len(missing) == 1 or rank == peer)
+        which = "another" if not failed else f"rank {failed[0]}"
+        return PeerFailed(
+            f"rank {self.rank} of {self.size} lost the connection to {which}, which has died or left: {told}", failed
+        )
+
+    def announce(self, text: str) -> None:
+        self._announce(_GAVE_UP, text)
+
+    def announced(self) -> Mapping[int, str]:
+        """Read what others have announced by now.
+
+        Raises
+        ------
+        PeerTimeout
+            If the store does not answer.
+        """
+        self._wanted = True
+        late = not self._written and time.monotonic() > self._own_since + _SECONDS_OF_THE_STORE
+        if self._own is not None and late:
+            raise PeerTimeout(
+                f"rank {self.rank} gave up, {self._own[1]}; who is missing is not known: the process group's store "
+                "does not answer"
+            )
+        return {rank: text for rank, (_, text) in tuple(self._heard.items())}
+
+    def failure(self, error: BaseException) -> CompcollError | None:
+        return None
+
+    def abandon(self) -> None:
+        """Wake nobody: who waits in gloo does so as long as the time-out lets."""
+
+    def _announce(self, how: str, text: str) -> None:
+        if self._own is None and self._store is not None:
+            self._own, self._own_since = (how, text), time.monotonic()
+            _clerk().bell.set()
+
+    def _some_gave_up(self) -> bool:
+        return any(how == _GAVE_UP for how, _ in tuple(self._heard.values()))
+
+    def look(self) -> None:
+        """Write and read what is to be told and heard; answer for who waits. Only the clerk calls this."""
+        store = self._store
+        telling = self._own is not None and not self._written
+        if store is None or not (self.waiting or self._wanted or telling):
+            return
+        self._wanted = False
+        if telling:
+            assert self._own is not None
+            store.set(str(store.add("announcements", 1)), packed((self.rank, *self._own)).decode())
+            self._written = True
+        while store.check([str(self._read + 1)]):
+            self._read += 1
+            rank, how, text = unpacked(store.get(str(self._read)))
+            if rank != self.rank:
+                self._heard[rank] = how, text
+        waits = next(iter(tuple(self.waiting.values())), None)
+        if self._heard and self._own is None and waits is not None:
+            self._own, self._own_since = (_WAITS, f"waits: {waits}"), time.monotonic()
+            self.look()
+
+
+class UnderWay:
+    """An operation that has begun (the contract is `compcoll.torch.handles.Waiting`)."""
+
+    def __init__(self, board: Board, what: str) -> None:
+        self._board, self._what = board, what
+        self._started = time.monotonic()
+
+    def within(self, timeout: timedelta | None) -> AbstractContextManager[None]:
+        return self._board.waits(self._what, asks=timeout is None, started=self._started)
+
+    def from_now_on(self) -> None:
+        self._board.waiting[self] = self._what
+
+    def no_more(self) -> None:
+        self._board.waiting.pop(self, None)
+
+
+class _Clerk:
+    """The thread that looks at all boards of this process."""
+
+    def __init__(self) -> None:
+        self.boards: weakref.WeakSet[Board] = weakref.WeakSet()
+        self.bell = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._serve, name=f"{THREADS}roll-call", daemon=True)
+        self._thread.start()
+        # The interpreter must not end while this thread is in the store, in C++.
+        atexit.register(self._end)
+
+    def _serve(self) -> None:
+        while not self._ended:
+            self.bell.wait(_SECONDS_BETWEEN_LOOKS)
+            self.bell.clear()
+            for board in tuple(self.boards):
+                with suppress(Exception):
+                    board.look()
+
+    def _end(self) -> None:
+        self._ended = True
+        self.bell.set()
+        self._thread.join(_SECONDS_AT_THE_END)
+
+
+@lru_cache(maxsize=1)
+def _clerk() -> _Clerk:
+    return _Clerk()
+
+
+_boards: weakref.WeakKeyDictionary[dist.ProcessGroup, Board] = weakref.WeakKeyDictionary()
+
+
+def board_of(group: dist.ProcessGroup) -> Board:
+    """The board of a process group, for what its own backends do."""
+    if (known := _boards.get(group)) is None:
+        store = store_of(group)
+        if store is not None:
+            store = dist.PrefixStore("compcoll roll call", store)
+        known = _boards[group] = Board(store, group.rank(), group.size())
+    return known
+
+
+def store_of(group: dist.ProcessGroup) -> dist.Store | None:
+    """Find the store by which a group's ranks found each other, if it has one."""
+    known = dist.distributed_c10d._world.pg_map.get(group)
+    store = known[1] if known is not None else getattr(group, "store", None)
+    return store if isinstance(store, dist.Store) else None
