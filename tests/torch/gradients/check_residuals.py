@@ -26,13 +26,14 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
-from compcoll import IntSum
+from compcoll import ErrorFeedback, IntSum
 from compcoll.sparse.contract import Sparsifier
+from compcoll.torch.low_rank.methods import LowRank
 from osu_like_bench.training.processes import start
 
 SHAPES = {"first": (30, 20), "bias": (20,), "kernels": (12, 6, 3, 3), "last": (18, 33)}
 FORMATS = {"rows": torch.contiguous_format, "channels_last": torch.channels_last}
-SEQUENCES = int(os.environ.get("COMPCOLL_SEQUENCES", "25"))
+SEQUENCES = int(os.environ.get("COMPCOLL_SEQUENCES", "10"))
 MOMENTUM = 0.5
 
 Make = Callable[[nn.Module, torch.optim.Optimizer], Any]
@@ -47,13 +48,29 @@ def compressing(codec: Any) -> Make:
     return make
 
 
+def wrappers(codec: Any) -> tuple[str, ...]:
+    if not isinstance(codec, Sparsifier):
+        return ("ddp", "fsdp", "hsdp")
+    return ("ddp", "fsdp") if codec.state is ErrorFeedback else ("ddp",)
+
+
+def low_rank(method: type[LowRank]) -> Make:
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        group = {} if isinstance(model, DistributedDataParallel) else {"process_group": GROUPS[model.ranks]}
+        return method(model, rank=2, min_compression_rate=1, exclude=(), **group)
+
+    return make
+
+
 METHODS: dict[str, tuple[tuple[str, ...], Make]] = {
-    f"compress {codec.name}": (
-        ("ddp", "fsdp") if isinstance(codec, Sparsifier) else ("ddp", "fsdp", "hsdp"),
-        compressing(codec),
-    )
+    f"compress {codec.name}": (wrappers(codec), compressing(codec))
     for codec in one_of_each(EVERY)
     if codec.conserves == "exact" and not isinstance(codec, IntSum) and codec.feedback_converges("float32")
+}
+METHODS |= {
+    method.__name__: (("ddp", "plain"), low_rank(method))
+    for method in LowRank.__subclasses__()
+    if method.conserves == "exact"
 }
 METHODS["DGC"] = (("ddp",), lambda model, optimizer: compcoll.torch.DGC(model, optimizer, density=0.1, **ALL))
 """Under which wrappers each method that conserves runs, and what makes it."""
@@ -93,7 +110,7 @@ class Run:
     def __init__(self, comm: MPI.Intracomm, method: str, dtype: torch.dtype, scale: float | None) -> None:
         self.comm, self.dtype, self.steps = comm, dtype, 0
         self.make = METHODS[method][1]
-        self.mean = method in ("ACPSGD", "PowerSGD")
+        self.mean = not method.startswith("compress") and method != "DGC"
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
         if self.scaler is not None:
             self.scaler.scale(torch.zeros(()))  # makes its scale
@@ -140,6 +157,7 @@ class Run:
             mesh = dist.DeviceMesh.from_group(group, "cpu") if wrapper == "fsdp" else MESHES[0]
             model = fully_shard(model, mesh=mesh, shard_placement_fn=placement)
         self.deferred = wrapper == "hsdp"
+        model.ranks = ranks
         trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=0.0, momentum=MOMENTUM)
         self.model = model
@@ -227,7 +245,7 @@ class Run:
         assert rank >= active or skipped == infinite, f"step {self.steps}: skipped: {skipped}, but not {infinite}"
         after = self.compression.state_dict()
         if skipped:
-            for kind in ("residuals", "velocity", "variance"):
+            for kind in ("residuals", "between", "velocity", "variance"):
                 for name, kept in before.get(kind, {}).items():
                     np.testing.assert_array_equal(after[kind][name], kept, f"a skipped step changed {kind} of {name}")
             return
@@ -253,7 +271,8 @@ class Run:
             elif sharded:
                 self.model.set_requires_gradient_sync(last)
             elif not last:
-                stack.enter_context(self.model.no_sync())
+                plain = not isinstance(self.model, DistributedDataParallel)
+                stack.enter_context((self.compression if plain else self.model).no_sync())
             loss = self.model(gradients)
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
@@ -274,8 +293,10 @@ class Run:
     def check(self) -> None:
         if self.compression is None:
             return
-        kept = self.compression.state_dict()["residuals"]
-        assert set(SHAPES) - set(self.frozen) <= set(kept), sorted(kept)
+        state = self.compression.state_dict()
+        kept = {name: values + state.get("between", {}).get(name, 0) for name, values in state["residuals"].items()}
+        exact = {name for name in SHAPES if self.compression.exact.get(name)}
+        assert set(SHAPES) - set(self.frozen) - exact <= set(kept), sorted(kept)
         room = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 4 * 2.0**-8}[self.dtype]
         for name, shape in SHAPES.items():
             values = kept.get(name, torch.zeros(shape))
