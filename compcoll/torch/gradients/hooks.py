@@ -136,7 +136,7 @@ class GradientCompression:
         self._used: set[str] | None = None
         self._noting: list[RemovableHandle] = []
         if model.find_unused_parameters or model.static_graph:
-            self._used = used = set()
+            self._used = used = set[str]()
             self._noting = [parameters[name].register_hook(partial(_note, used, name)) for name in self._dense]
         self._errors = HookErrors()
 

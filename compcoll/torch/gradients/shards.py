@@ -133,10 +133,11 @@ class ShardCompression:
         """Copy what this rank's compression has lost so far, to be saved with the model: every rank's own."""
         self._settle()
         residuals, between = _joined(self._scatters), _joined(self._averages)
-        state = state_of(*self._place(), residuals) | {BEGUN: [each.begun for each in self._communicators()]}
+        rank, size = self._place()
+        state = state_of(rank, size, residuals) | {BEGUN: [each.begun for each in self._communicators()]}
         if self.between is None:
             return state
-        return state_of(*self._place(), residuals, **{BETWEEN: between}) | state | {REPLICAS: self.replicas}
+        return state | state_of(rank, size, residuals, **{BETWEEN: between}) | {REPLICAS: self.replicas}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on with the losses of an earlier run; as `GradientCompression.load_state_dict` does, whose states may be
