@@ -96,6 +96,8 @@ class DeviceTransport:
         self._timeline = timeline
         self._sealing = sealing
         self._departures: deque[_Departure] = deque()
+        if (leaving := getattr(host, "leaving", None)) is not None:
+            leaving.add(self)
         self.rank: int = host.rank
         self.size: int = host.size
         self.nodes: Sequence[int] = host.nodes
@@ -104,6 +106,11 @@ class DeviceTransport:
         """Send the wires that can leave."""
         while self._departures and self._departures[0].leave(self._host):
             self._departures.popleft()
+
+    def depart_all(self) -> None:
+        """Send all wires: each waits for kernels and a copy, but for no other rank."""
+        while self._departures:
+            self.depart()
 
     def seal(self, wire: Wire) -> None:
         """Complete a wire that has come from the device: once, however often it leaves."""

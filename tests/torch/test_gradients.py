@@ -54,6 +54,15 @@ def test_check(job: CheckJob, check: str) -> None:
     job.report(check)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_given_and_kept_are_all_between_replicas_too(mpi: MPI, tmp_path: Path) -> None:
+    """On four ranks: two replicas of two shards."""
+    check = "check_residuals.check_given_and_kept_are_all"
+    with closing(CheckJob(4, [check], tmp_path, mpi.prefix, checks=HERE, timeout=400.0)) as job:
+        job.report(check)
+
+
 def test_policy() -> None:
     tied = nn.Linear(40, 50, bias=False)
     model = nn.ModuleDict(

@@ -10,10 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 from mpi.environments import MPI, Completed
+
+from compcoll.transports.device import DeviceTransport
 
 pytest.importorskip("torch", "2.13")
 
@@ -212,3 +218,24 @@ def test_the_wrapping_backend_leaves_no_collective_to_the_base_class() -> None:
     called = {name for pair in names for name in pair if name} - {"get_future"}
     assert {"allgather", "broadcast", "barrier", "all_to_all_single", "send"} <= called
     assert called <= set(vars(WrappingGroup))
+
+
+def test_wires_leave_before_a_wait_that_blocks() -> None:
+    """Kernels write them, so they leave later than they are sent; gloo's waits let nothing else go on."""
+    from compcoll.torch.groups.transport import GroupTransport
+
+    looks, sent, seen = [False, False, True], [], []
+    transport = GroupTransport.__new__(GroupTransport)
+    transport.leaving = WeakSet()
+    transport.limit = timedelta(seconds=1)
+    transport.board = SimpleNamespace(waits=lambda *_: contextlib.nullcontext())  # type: ignore[assignment]
+    host: Any = SimpleNamespace(
+        rank=0, size=2, nodes=[0, 0], leaving=transport.leaving, isend=lambda *w: sent.append(w)
+    )
+    timeline: Any = SimpleNamespace(departing=lambda wire: SimpleNamespace(Test=lambda: looks.pop(0)))
+    device = DeviceTransport(host, timeline)
+    device.isend(SimpleNamespace(staging=None, ready=None), 1, 0)  # type: ignore[arg-type]
+    assert not sent
+    work: Any = SimpleNamespace(wait=lambda limit: seen.append(len(sent)))
+    transport.waiting(work, "a message from rank 1", 1)
+    assert seen == [1] and not looks

@@ -284,7 +284,7 @@ class GradientCompression:
             kind: {known[name][0]: to_memory(kept, known[name][1]) for name, kept in found[kind].items()}
             for kind in self._arrays
         }
-        self._scale, self._finite = 1.0, []
+        self._scale, self._finite, self._layout = 1.0, [], []
         self._buckets.clear()
 
     def __repr__(self) -> str:

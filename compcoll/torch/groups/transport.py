@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from ...errors import (
 )
 from ...progress import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
+from ...transports.device import DeviceTransport
 from ...transports.nodes import find_nodes
 from ...transports.streamed import Joining
 from ...transports.told import packed, unpacked
@@ -88,6 +90,8 @@ class GroupTransport:
     ----------
     board : Board
         Where the ranks find out who is silent.
+    leaving : set of DeviceTransport
+        Those whose wires in device memory this carries.
     """
 
     blocks = True
@@ -114,6 +118,7 @@ class GroupTransport:
                 "ranks could make connections for compressed wires"
             )
         self._store = dist.PrefixStore(f"compcoll/{told[0][-1]}", store)
+        self.leaving: WeakSet[DeviceTransport] = WeakSet()
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
         with self.board.waits("the making of connections"):
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
@@ -159,13 +164,16 @@ class GroupTransport:
         """Give nothing back: connections end with this object, when nobody has it any more."""
 
     def waiting(self, work: dist.Work, what: str, peer: int | None = None) -> None:
-        """Wait for one of gloo's operations, as long as the group's time-out lets.
+        """Wait for one of gloo's operations, as long as the group's time-out lets. Nothing else goes on meanwhile, so
+        all wires leave first: other ranks may wait for them.
 
         Raises
         ------
         PeerTimeout, PeerFailed, CollectiveFailed
             As `Board.waits` does.
         """
+        for device in tuple(self.leaving):
+            device.depart_all()
         with self.board.waits(what, peer):
             work.wait(self.limit)
 

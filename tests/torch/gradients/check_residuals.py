@@ -33,7 +33,7 @@ from osu_like_bench.training.processes import start
 
 SHAPES = {"first": (30, 20), "bias": (20,), "kernels": (12, 6, 3, 3), "last": (18, 33)}
 FORMATS = {"rows": torch.contiguous_format, "channels_last": torch.channels_last}
-SEQUENCES = int(os.environ.get("COMPCOLL_SEQUENCES", "10"))
+SEQUENCES = int(os.environ.get("COMPCOLL_SEQUENCES", "6"))
 MOMENTUM = 0.5
 
 Make = Callable[[nn.Module, torch.optim.Optimizer], Any]
@@ -111,7 +111,7 @@ class Run:
         self.comm, self.dtype, self.steps = comm, dtype, 0
         self.make = METHODS[method][1]
         self.mean = not method.startswith("compress") and method != "DGC"
-        self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=3)
+        self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10**9)
         if self.scaler is not None:
             self.scaler.scale(torch.zeros(()))  # makes its scale
         self.due = {name: np.zeros(shape) for name, shape in SHAPES.items()}
@@ -287,7 +287,7 @@ class Run:
             self.scaler.update()
         now = self.mine.bcast(self.scaler.get_scale(), 0)
         assert not active or self.scaler.get_scale() == now, "ranks have other scales"
-        self.scaler.update(now)
+        self.scaler.update(now * (2 if self.steps % 3 == 0 else 1))
         return bool(now < before)
 
     def check(self) -> None:
@@ -337,9 +337,10 @@ def on_all(comm: MPI.Intracomm, command: tuple[Any, ...] | None, run: list[Run])
 
 
 NAMES = st.sampled_from(sorted(SHAPES))
+MOST = min(MPI.COMM_WORLD.size, 4)
 PLACES = st.fixed_dictionaries(
     {
-        "ranks": st.integers(2, 4),
+        "ranks": st.integers(2, MOST),
         "memory_format": st.sampled_from(sorted(FORMATS)),
         "bucket_mb": st.sampled_from([0.001, 25.0]),
         "view": st.booleans(),
@@ -379,7 +380,8 @@ def check_given_and_kept_are_all(comm: MPI.Intracomm) -> None:
 
         @rule(place=PLACES, data=st.data())
         def move(self, place: dict[str, Any], data: Any) -> None:
-            self.do("wrap", data.draw(st.sampled_from(METHODS[self.method][0])), **place)
+            able = [each for each in METHODS[self.method][0] if MOST == 4 or each != "hsdp"]
+            self.do("wrap", data.draw(st.sampled_from(able)), **place)
 
         @rule(
             used=st.fixed_dictionaries({name: st.lists(st.booleans(), min_size=4, max_size=4) for name in SHAPES}),

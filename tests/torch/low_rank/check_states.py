@@ -117,7 +117,7 @@ def check_states_of_something_else_are_refused(comm: MPI.Intracomm) -> None:
         state = compression.state_dict()
         flat = {name: kept.reshape(-1) for name, kept in state["residuals"].items()}
         for wrong, words in (
-            ({**state, "residuals": flat}, "leave the state out"),
+            ({**state, "residuals": flat}, "no compressed parameter of that shape"),
             ({**state, "residuals": {"nobody": torch.zeros(3)}}, "nobody"),
             ({**state, "factors": {**state["factors"], "nobody": state["factors"]["first"]}}, "nobody"),
             ({**state, "version": state["version"] - 1}, "version"),
