@@ -51,6 +51,13 @@ class Column(NamedTuple):
         padded[: values.numel()] = torch.cat(values.chunk(ranks, self.dim)).reshape(-1)
         return padded.view(ranks, -1)
 
+    def own(self, values: Tensor, shards: Communicator) -> Tensor:
+        """Copy values of the parameter's shape, with zeros where they are not in this rank's row."""
+        rows = self.to_rows(values, shards.size)
+        own = torch.zeros_like(rows)
+        own[shards.rank] = rows[shards.rank]
+        return self.from_rows(own)
+
     def from_rows(self, rows: Tensor) -> Tensor:
         """Give what `to_rows` laid out its shape again."""
         flat = rows.reshape(-1)[: self.shape.numel()]

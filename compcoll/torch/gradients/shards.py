@@ -150,6 +150,10 @@ class ShardCompression:
         every = [states] if isinstance(states, Mapping) else states
         if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(size, self.replicas)}:
             residuals, between = added(residuals, between), {}
+        else:  # with another placement than then, this rank adds up other elements between replicas
+            columns = {c.name: c for average in self._averages for c in average.known.compressed}
+            own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
+            residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
         self._watched = []
         for collective in self._scatters:
             collective.restore(residuals)
