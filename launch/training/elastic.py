@@ -79,14 +79,15 @@ class Averaging:
 
     def state_dict(self) -> dict[str, Any]:
         """Copy what this rank's compression has lost so far, as `GradientCompression.state_dict` does."""
-        return state_of(self.communicator.rank, self.communicator.size, self._kept["residual"])
+        shaped = {name: kept.reshape(self._parameters[name].shape) for name, kept in self._kept["residual"].items()}
+        return state_of(self.communicator.rank, self.communicator.size, shaped)
 
     def load_state_dict(self, states: Any) -> None:
         """Go on with the losses of an earlier run, or with those before a step that did not end."""
-        sizes = {name: self._parameters[name].numel() for name, kept in self._exact.items() if not kept}
-        restored = residuals_of(states, self.communicator.rank, self.communicator.size, sizes)
+        shapes = {name: self._parameters[name].shape for name, kept in self._exact.items() if not kept}
+        restored = residuals_of(states, self.communicator.rank, self.communicator.size, shapes)
         if self._make is not None:
-            self._kept = {"residual": restored}
+            self._kept = {"residual": {name: kept.reshape(-1).numpy() for name, kept in restored.items()}}
             self._bucket = self._laid_out()
 
     def __repr__(self) -> str:
