@@ -87,6 +87,17 @@ def array_of(tensor: Tensor) -> Any:
     return np.frombuffer(_view(tensor.data_ptr(), nbytes, _WRITABLE), _ARRAY_TYPES[tensor.dtype])
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Tell whether a tensor's memory has neither gaps nor overlaps, in whatever order."""
+    covered = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1:
+            if stride != covered:
+                return False
+            covered *= length
+    return True
+
+
 def compressible(tensor: Tensor) -> bool:
     """Tell whether compcoll's codecs know a tensor's element type."""
     return tensor.dtype in COMPRESSIBLE

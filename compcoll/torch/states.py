@@ -13,7 +13,7 @@ from torch import Tensor
 from ..communicator import Communicator
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
-from .buffers import array_of
+from .buffers import array_of, is_dense
 
 _VERSION = 2
 _LOSSES = "residuals"
@@ -79,12 +79,8 @@ def to_memory(values: Tensor, parameter: Tensor) -> npt.NDArray[Any]:
 
 def _like(parameter: Tensor) -> Tensor:
     # As DistributedDataParallel's buckets do: elements that overlap, or leave gaps, are laid out row by row.
-    step, dense = 1, True
-    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
-        dense &= size == 1 or stride == step
-        step *= size
     dtype = loss_dtype(parameter.dtype)
-    if not dense:
+    if not is_dense(parameter):
         return torch.empty(parameter.shape, dtype=dtype)
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
 
@@ -197,7 +193,6 @@ def layout_of(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Co
         Of one rank, or of all: `residuals_of` has looked at them.
     names : collection of str
         Those of all parameters that are in buckets.
-
     """
     layout: Layout = (states if isinstance(states, Mapping) else states[0]).get(BUCKETS, ())
     held = [name for bucket in layout for name in bucket]

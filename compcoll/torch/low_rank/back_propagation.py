@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import GradientsPending
+from ..buffers import is_dense
 from ..hook_errors import HookErrors
 from ..states import Layout
 from .averaging import Averaging
@@ -156,19 +157,8 @@ def _gradients_in(bucket: dist.GradBucket) -> Iterator[tuple[Tensor, Tensor]]:
         paired = parameter.is_complex() and not memory.is_complex()
         values = torch.view_as_complex(memory.view(-1, 2)) if paired else memory
         offset = values.storage_offset() + found.storage_offset() - memory.storage_offset()
-        strides = parameter.stride() if _is_dense(parameter) else found.stride()
+        strides = parameter.stride() if is_dense(parameter) else found.stride()
         yield parameter, values.as_strided(parameter.shape, strides, offset)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Tell whether a tensor's memory has neither gaps nor overlaps, in whatever order."""
-    covered = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length != 1:
-            if stride != covered:
-                return False
-            covered *= length
-    return True
 
 
 def _side_by_side(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
