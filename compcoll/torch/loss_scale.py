@@ -1,4 +1,4 @@
-"""The scale of a loss (automatic mixed precision): which GradScaler has it, and what it is now."""
+"""The scale of a loss (automatic mixed precision): which GradScaler has it, and in which unit residuals are."""
 
 from __future__ import annotations
 
@@ -11,24 +11,38 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..errors import InvalidArgument
+
 
 class LossScale:
     """Finds the `torch.amp.GradScaler` that scales the loss of some parameters, without being told.
 
     A scaler keeps which optimizers it steps. So the first step of an optimizer of these parameters tells which scaler
-    it is, or that there is none. Until then the only scaler in use in this process is taken for it.
+    it is, or that there is none. Until then the scale that the scalers in use in this process have is taken for it.
 
     Parameters
     ----------
     parameters : iterable of Tensor
         Those whose gradients are scaled.
 
+    Attributes
+    ----------
+    unit : float
+        How many times larger what is kept of gradients is than it would be without a scaler.
+
+    Raises
+    ------
+    InvalidArgument
+        By the optimizer's ``step()``, if its first step tells that what was loaded was added to gradients of another
+        scale than was taken for theirs.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = {id(parameter) for parameter in parameters}
         self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
-        self._looked = self._certain = self._several = False
+        self._candidates: list[weakref.ref[torch.amp.GradScaler]] | None = None
+        self._certain = False
+        self.restart(loaded=False)
         here = weakref.ref(self)  # the hook is PyTorch's, and may live longer
 
         def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -40,21 +54,44 @@ class LossScale:
     @property
     def possible(self) -> bool:
         """Whether a scaler may skip the step of the gradients of now."""
-        return self._several or self._scaler is not None
+        return self._scaler is not None or bool(not self._certain and self._candidates)
 
-    def now(self) -> float:
-        """Find the scale of the gradients of now: 1 without a scaler."""
-        if not self._looked:
-            self._looked = True
-            used = [scaler for scaler in _scalers() if scaler._scale is not None]
-            self._several = len(used) > 1
-            self._scaler = weakref.ref(used[0]) if len(used) == 1 else None
-        scaler = None if self._scaler is None else self._scaler()
-        return 1.0 if scaler is None else float(scaler.get_scale())
+    def restart(self, *, loaded: bool) -> None:
+        """Go on with nothing kept, or with what a state has, which is unscaled."""
+        self.unit, self._loaded, self._begun = 1.0, loaded, False
+
+    def begin(self) -> float:
+        """Begin a backward pass: gives the factor by which what is kept has the unit of its gradients.
+
+        Raises
+        ------
+        InvalidArgument
+            If it is not known yet, and something is kept.
+        """
+        now = self._now()
+        if now is None and self._loaded:
+            raise InvalidArgument(
+                "several GradScalers with different scales are in use, and which of them scales this loss is seen at "
+                "the optimizer's first step: too late for residuals of a state that was loaded. Have them begin with "
+                "the same scale: scaler.update(new_scale=...)"
+            )
+        self._begun = True
+        before, self.unit = self.unit, self.unit if now is None else now
+        return self.unit / before
 
     def free(self) -> None:
         """Look at no more steps of optimizers."""
         self._hook.remove()
+
+    def _now(self) -> float | None:
+        """The scale of the gradients of now: 1 without a scaler, None where it may be one or another."""
+        if self._certain:
+            scaler = None if self._scaler is None else self._scaler()
+            return 1.0 if scaler is None else float(scaler.get_scale())
+        if self._candidates is None:
+            self._candidates = [weakref.ref(scaler) for scaler in _scalers() if scaler._scale is not None]
+        scales = {float(scaler.get_scale()) for each in self._candidates if (scaler := each()) is not None} or {1.0}
+        return scales.pop() if len(scales) == 1 else None
 
     def _at_step(self, optimizer: torch.optim.Optimizer) -> None:
         own = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
@@ -63,10 +100,19 @@ class LossScale:
         gone = self._scaler is not None and self._scaler() is None
         if self._certain and not gone:
             return
-        self._looked = self._certain = True
-        self._several = False
+        first, self._certain = not self._certain, True
         stepping = (weakref.ref(scaler) for scaler in _scalers() if id(optimizer) in scaler._per_optimizer_states)
         self._scaler = next(stepping, None)
+        taken, found = self.unit, self._now()
+        if not (first and self._begun) or found is None or found == taken:
+            return
+        self.unit = found
+        if self._loaded:
+            raise InvalidArgument(
+                f"another GradScaler is in use in this process, whose scale of {taken:g} residuals of a state that was "
+                f"loaded were given, but these gradients were scaled by {found:g}: load that state again; the next "
+                "steps will be right"
+            )
 
 
 def _scalers() -> list[torch.amp.GradScaler]:

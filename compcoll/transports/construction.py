@@ -9,9 +9,9 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
-from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +32,6 @@ Result = TypeVar("Result")
 
 _LOOKS = 200
 _SECONDS_AWAKE, _NAP = 0.01, 50e-6
-_SECONDS_BETWEEN_LOOKS = 0.05
 _VERSION_NBYTES = 64
 _COUNT_NBYTES = 8
 
@@ -101,11 +100,9 @@ def _wait(
         raise
 
 
-def in_time(
-    call: Callable[[], Result], seconds: float, late: str, gave_up: Callable[[], None] = lambda: None
-) -> Result:
+def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
     """The result of what blocks in MPI, of which all ranks have just agreed that they call it: in a thread where MPI
-    allows that, so that it can be given up; ``gave_up`` raises if some rank has.
+    allows that, so that it can be given up.
 
     Raises
     ------
@@ -115,7 +112,6 @@ def in_time(
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return call()
     told: Future[Result] = Future()
-    deadline = time.monotonic() + seconds
 
     def run() -> None:
         try:
@@ -124,18 +120,10 @@ def in_time(
             told.set_exception(error)
 
     threading.Thread(target=run, name="compcoll-construction", daemon=True).start()
-    while not told.done() and time.monotonic() < deadline:
-        wait([told], _SECONDS_BETWEEN_LOOKS)
-        gave_up()
-    if not told.done():
-        raise PeerTimeout(f"{late} within {seconds:g} s")
-    return told.result()
-
-
-def agreed_in_time(making: Making, call: Callable[[], Result], late: str) -> Result:
-    """Do the same `in_time` while a transport is made: a rank on which it fails tells the others, which wait in MPI."""
-    with _telling(making):
-        return in_time(call, making.seconds, late, partial(_check_others, making))
+    try:
+        return told.result(seconds)
+    except FutureTimeout:
+        raise PeerTimeout(f"{late} within {seconds:g} s") from None
 
 
 def compare_versions(making: Making) -> None:
@@ -236,22 +224,14 @@ def _every(making: Making, own: Any) -> list[Any]:
 
 def _settled(making: Making, request: MPI.Request, buffers: Any) -> None:
     """Wait for a request; a rank that gives up tells the others."""
+
+    def gave_up() -> None:
+        if told := making.announced():
+            raise CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in told.items()))
+
     late = f"not all {making.size} ranks went on making a communicator within {making.seconds:g} s"
-    with _telling(making):
-        _wait(request, buffers, making.seconds, late, partial(_check_others, making))
-
-
-def _check_others(making: Making) -> None:
-    """Give up if some other rank has."""
-    if told := making.announced():
-        raise CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in told.items()))
-
-
-@contextmanager
-def _telling(making: Making) -> Iterator[None]:
-    """Tell the others what fails here: they wait in what this rank leaves."""
     try:
-        yield
+        _wait(request, buffers, making.seconds, late, gave_up)
     except BaseException as error:
         making.given_up = True
         making.announce(_text(error))

@@ -17,11 +17,11 @@ from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
 from ..progress import NeedsLooks, Pending, end_all, keep_forever
 from . import forgotten
 from .base import Native, Persistent, Result, Wire
-from .construction import agreed_in_time, compare_versions, duplicate, gather, in_time, together
+from .construction import compare_versions, duplicate, gather, in_time, together
 from .gpu_aware import gpu_awareness
 from .job_end import end_job_with_uncaught_errors, survives_failures
 from .library import MPI, check_process, warn_if_alone
-from .nodes import find_nodes
+from .nodes import find_nodes, host_name
 from .shared import Mail, Shared
 
 _OPERATIONS = {
@@ -210,20 +210,9 @@ class MPITransport:
 
     def _find_nodes(self) -> None:
         """The ranks' nodes, the memory of this one's, and its cores."""
-        if self.size == 1:
-            found = find_nodes(0, 0, 1, 1, partial(gather, self), lambda: None)
-        else:
-            split = partial(self.comm.Split_type, MPI.COMM_TYPE_SHARED, key=self.rank)
-            node = agreed_in_time(self, split, "not all ranks told MPI their node")
-            here, everybody = node.Get_group(), self.comm.Get_group()
-            first = here.Translate_ranks([0], everybody)[0]
-            place, ranks = node.rank, node.size
-            here.Free()
-            everybody.Free()
-            node.Free()
-            progress = MPIProbe(_library(), _handle(self.comm), MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
-            found = find_nodes(first, place, ranks, self.size, partial(gather, self), progress)
+        progress = MPIProbe(_library(), _handle(self.comm), MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
         self.nodes: Sequence[int]
+        found = find_nodes(host_name(), self.rank, self.size, partial(gather, self), progress)
         self.nodes, self.cores, self.shared, self.mail = found
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -40,17 +42,25 @@ class Nodes(NamedTuple):
     mail: Mail | None = None
 
 
-def find_nodes(first: int, place: int, ranks: int, size: int, gather: Gather, progress: Callable[[], object]) -> Nodes:
+def host_name() -> str:
+    """A name of this machine, or of the part of it whose processes can share memory and reach each other alike: that of
+    the host, of its running kernel, and of the network name space.
+    """
+    network = ""
+    with contextlib.suppress(OSError):
+        network = os.readlink("/proc/self/ns/net")
+    return f"{platform.node()} {own_cores().kernel} {network}"
+
+
+def find_nodes(name: str, rank: int, size: int, gather: Gather, progress: Callable[[], object]) -> Nodes:
     """Tell all ranks each other's nodes, and offer those of one memory. Collective.
 
     Parameters
     ----------
-    first : int
-        The smallest rank on this node.
-    place, ranks : int
-        This rank's place among those of its node, and how many they are.
-    size : int
-        All ranks.
+    name : str
+        Of this rank's node.
+    rank, size : int
+        This rank, and how many there are.
     gather : callable
         Gathers what some work gives on each rank.
     progress : callable
@@ -59,31 +69,34 @@ def find_nodes(first: int, place: int, ranks: int, size: int, gather: Gather, pr
     own = own_cores()
     if size == 1:
         return Nodes((0,), own.share([own]))
+    names = gather(lambda: name)
+    here = [each for each in range(size) if names[each] == name]
+    first, place, ranks = here[0], here.index(rank), len(here)
     room, memory = Room(ranks, size), None
     with contextlib.ExitStack() as ending:
 
-        def offered() -> tuple[int, Offer | None, tuple[Any, ...]]:
+        def offered() -> tuple[Offer | None, tuple[Any, ...]]:
             nonlocal memory
             made = offer(room) if place == 0 and ranks > 1 else None
             if made is None:
-                return first, None, own.parts
+                return None, own.parts
             ending.callback(withdraw, made[1])
             memory = made[0]
-            return first, made[1], own.parts
+            return made[1], own.parts
 
         found = gather(offered)
 
         def accepted() -> bool:
             nonlocal memory
-            given = found[first][1]
+            given = found[first][0]
             if memory is None and given is not None:
                 memory = accept(Offer(*given))
             return memory is not None or ranks == 1
 
         reached = gather(accepted)
-    order = {leader: number for number, leader in enumerate(sorted({leader for leader, _, _ in found}))}
-    nodes = tuple(order[leader] for leader, _, _ in found)
-    cores = own.share([Cores.of(*parts) for _, _, parts in found])
+    order: dict[str, int] = {}
+    nodes = tuple(order.setdefault(each, len(order)) for each in names)
+    cores = own.share([Cores.of(*parts) for _, parts in found])
     if memory is None or not all(reached):
         return Nodes(nodes, cores)
     return Nodes(nodes, cores, Shared(room.sums(memory), place, ranks), Mail(room, memory, nodes, progress))

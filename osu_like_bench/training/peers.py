@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from compcoll.torch.groups.transport import host_name
+from compcoll.transports.nodes import host_name
 
 from ..timing import Seconds
 

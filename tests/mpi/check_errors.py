@@ -156,7 +156,7 @@ def check_time_outs_of_some_ranks(comm: MPI.Intracomm) -> None:
     ]
     for who, apart in itertools.product(([0], [comm.size - 1], range(comm.size)), (False, True)):
         bounded = comm.rank in who
-        with nodes_apart(comm.rank) if apart else contextlib.nullcontext():
+        with nodes_apart() if apart else contextlib.nullcontext():
             by_call, by_communicator = Communicator(comm), Communicator(comm, timeout=30 if bounded else None)
             with mock.patch.dict(os.environ, {"COMPCOLL_TIMEOUT": "30"} if bounded else {}):
                 by_environment = Communicator(comm)
@@ -197,7 +197,7 @@ def check_time_outs_cost_nothing_between_nodes(comm: MPI.Intracomm) -> None:
     """MPI's own would go on only while it is looked at: our own algorithms take its place, of what they can reduce."""
     if comm.size == 1:
         return
-    with nodes_apart(comm.rank), mock.patch.dict(os.environ, {"COMPCOLL_PROFILE": "defaults"}):
+    with nodes_apart(), mock.patch.dict(os.environ, {"COMPCOLL_PROFILE": "defaults"}):
         usual, bounded = Communicator(comm), Communicator(comm, timeout=30)
     own = {*NAMES["allreduce"]} - {"native"}
     for nbytes, method in itertools.product((256 << 10, 1 << 20), ("allreduce", "reduce_scatter")):

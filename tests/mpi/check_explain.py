@@ -61,7 +61,7 @@ def compare(communicator: Communicator, comm: MPI.Intracomm, *, bounded: bool = 
 
 
 def check_what_is_explained_runs(comm: MPI.Intracomm) -> None:
-    for where in (contextlib.nullcontext(), nodes_apart(comm.rank)):
+    for where in (contextlib.nullcontext(), nodes_apart()):
         with where:
             usual, bounded, checked = (
                 Communicator(comm),

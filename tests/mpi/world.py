@@ -22,11 +22,11 @@ def raised(call: Callable[[], Any]) -> Exception | None:
     return None
 
 
-def nodes_apart(rank: int) -> Any:
+def nodes_apart() -> Any:
     """As long as this lasts, communicators are made as if this rank were alone on its node."""
 
-    def alone(first: int, place: int, ranks: int, size: int, *more: Any) -> Nodes:
-        return find_nodes(rank, 0, 1, size, *more)
+    def alone(name: str, rank: int, *more: Any) -> Nodes:
+        return find_nodes(f"{name} {rank}", rank, *more)
 
     return mock.patch("compcoll.transports.mpi.find_nodes", alone)
 

@@ -131,7 +131,7 @@ class GradientCompression:
         self._restored: Layout | None = None
         self._waiting: list[tuple[Future[Tensor], Tensor]] = []
         self._steps = 0
-        self._loss_scale, self._scale = LossScale(self._parameters.values()), 1.0
+        self._loss_scale = LossScale(self._parameters.values())
         self._finite: list[tuple[Bucket | None, Tensor]] = []
         self._used: set[str] | None = None
         self._noting: list[RemovableHandle] = []
@@ -240,7 +240,7 @@ class GradientCompression:
         self._settle()
         fetched: dict[str, dict[str, Tensor]] = {}
         for kind, kept in self._kept.items():
-            unit = self._scale ** _POWERS.get(kind, 1)
+            unit = self._loss_scale.unit ** _POWERS.get(kind, 1)
             held = self._parameters | {name: p for name, p in self._frozen.items() if name in kept}
             fetched[kind] = {
                 logical_name(name): from_memory(self._place.fetched(kept[name]) if name in kept else None, p) / unit
@@ -284,7 +284,8 @@ class GradientCompression:
             kind: {known[name][0]: to_memory(kept, known[name][1]) for name, kept in found[kind].items()}
             for kind in self._arrays
         }
-        self._scale, self._finite, self._layout = 1.0, [], []
+        self._loss_scale.restart(loaded=True)
+        self._finite, self._layout = [], []
         self._buckets.clear()
 
     def __repr__(self) -> str:
@@ -294,7 +295,8 @@ class GradientCompression:
     def reset(self) -> None:
         """Forget what was lost and what was counted. Not during a backward pass."""
         self.account, self._steps = Account(), 0
-        self._scale, self._finite = 1.0, []
+        self._loss_scale.restart(loaded=False)
+        self._finite = []
         self._kept = {kind: {} for kind in self._arrays}
         self._moments = self._restored = None
         self._buckets.clear()
@@ -354,7 +356,7 @@ class GradientCompression:
             self._steps += 1
             if self._make is not None:
                 self._settle()
-                self._follow(self._loss_scale.now())
+                self._multiply(self._loss_scale.begin())
         future: Future[Tensor]
         # By its number, which is alike on all ranks, not by which communicator is free.
         which = number % len(self._communicators)
@@ -436,9 +438,8 @@ class GradientCompression:
 
         self._place.run(self._jobs[0], restore)
 
-    def _follow(self, scale: float) -> None:
-        """Have what is kept in the units of gradients whose loss is scaled so."""
-        ratio, self._scale = scale / self._scale, scale
+    def _multiply(self, ratio: float) -> None:
+        """Have what is kept in another unit."""
         if ratio == 1.0:
             return
 

@@ -161,7 +161,7 @@ class Lossy(_Allocating):
             for c in self._laid_out:
                 whole = rows.new_zeros(shards, c.end - c.begin)
                 whole[self._rows.start : self._rows.stop] = rows[:, c.begin : c.end]
-                found[c.name] = c.from_rows(whole) / (self.unit * self.owner.scale)
+                found[c.name] = c.from_rows(whole) / (self.unit * self.owner.loss_scale.unit)
         return {**found, **self._restored}
 
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
@@ -213,7 +213,7 @@ class Lossy(_Allocating):
         kept = self._kept().reshape(rows.shape)
         for c in wanted:
             lost = c.to_rows(self._restored.pop(c.name), self.owner.communicator.size)[self._rows]
-            lost = (lost * (self.unit * self.owner.scale)).numpy()
+            lost = (lost * (self.unit * self.owner.loss_scale.unit)).numpy()
             place.put(lost.astype(kept.dtype) if isinstance(kept, np.ndarray) else lost, kept[:, c.begin : c.end])
 
     def _add(

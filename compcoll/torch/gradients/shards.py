@@ -105,7 +105,7 @@ class ShardCompression:
         feedback = feedback and codec is not None
         self._feeds_back, self._device = feedback, device
         self._try(feedback, {parameter.dtype for name, parameter in model.named_parameters() if not exact[name]})
-        self.loss_scale, self.scale = LossScale(model.parameters()), 1.0
+        self.loss_scale = LossScale(model.parameters())
         self._step, self._begun = -1, set[Lossy]()
         self._watched: list[tuple[Lossy, Tensor]] = []
         columns = partial(Columns, names=names, exact=exact)
@@ -155,6 +155,7 @@ class ShardCompression:
             own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
             residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
         self._watched = []
+        self.loss_scale.restart(loaded=True)
         for collective in self._scatters:
             collective.restore(residuals)
         for average in self._averages:
@@ -174,7 +175,7 @@ class ShardCompression:
         step = torch._C._current_graph_task_id()
         if step != self._step or collective in self._begun:
             self._settle()
-            self._follow(self.loss_scale.now())
+            self._multiply(self.loss_scale.begin())
             self._step = step
         self._begun.add(collective)
         return self.loss_scale.possible
@@ -201,9 +202,8 @@ class ShardCompression:
 
         self.place.run(self._jobs, settle)
 
-    def _follow(self, scale: float) -> None:
-        """Have what is kept in the units of gradients whose loss is scaled so."""
-        ratio, self.scale = scale / self.scale, scale
+    def _multiply(self, ratio: float) -> None:
+        """Have what is kept in another unit."""
         if ratio == 1.0:
             return
 

@@ -11,11 +11,10 @@ Ranks of one node open collectives through memory that they share, as under MPI,
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
@@ -25,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import __version__
-from ...devices.cores import own_cores
 from ...errors import (
     CollectiveMismatch,
     CommunicatorBroken,
@@ -36,7 +34,7 @@ from ...errors import (
 from ...progress import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
 from ...transports.device import DeviceTransport
-from ...transports.nodes import find_nodes
+from ...transports.nodes import find_nodes, host_name
 from ...transports.streamed import Joining
 from ...transports.told import packed, unpacked
 from ..membership import gathered
@@ -45,16 +43,6 @@ from .native import GlooCollectives
 from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # in front of what may be shorter than its memory: gloo does not tell how many bytes came
-
-
-def host_name() -> str:
-    """A name of this machine, or of the part of it whose processes can share memory and reach each other alike: that of
-    the host, of its running kernel, and of the network name space.
-    """
-    network = ""
-    with suppress(OSError):
-        network = os.readlink("/proc/self/ns/net")
-    return f"{platform.node()} {own_cores().kernel} {network}"
 
 
 def node_name() -> str:
@@ -102,14 +90,13 @@ class GroupTransport:
     ) -> None:
         self.rank, self.size = group.rank(), group.size()
         self.limit = timedelta(seconds=min(seconds, timedelta.max.total_seconds() / 2))
-        own = packed((__version__, host or node_name(), socket.gethostname(), secrets.token_hex(8)))
+        own = packed((__version__, socket.gethostname(), secrets.token_hex(8)))
         told = [unpacked(each) for each in gathered(own, group, device)]
         versions = {version for version, *_ in told}
         if len(versions) > 1:
             texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(told)]
             raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
-        hosts = [host for _, host, *_ in told]
-        self._hosts = tuple(sorted({name for *_, name, _ in told}))
+        self._hosts = tuple(sorted({name for _, name, _ in told}))
         # Another group of these ranks, made when this one is gone, gets its name, but not this key.
         store = store_of(group)
         if store is None:
@@ -122,9 +109,8 @@ class GroupTransport:
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
         with self.board.waits("the making of connections"):
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
-        here = [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
-        found = find_nodes(here[0], here.index(self.rank), len(here), self.size, self.gather, lambda: None)
         self.nodes: Sequence[int]
+        found = find_nodes(host or node_name(), self.rank, self.size, self.gather, lambda: None)
         self.nodes, self.cores, self.shared, self.mail = found
         self.native = GlooCollectives(self._gloo, self.rank, self.size, self.waiting)
 

@@ -122,7 +122,7 @@ class LowRank:
         self._averaging = self._method(gradients, sums, self._size, reuse=reuse, seed=seed)
         self._exact_steps = exact_steps
         self._steps = 0
-        self._loss_scale, self._scale = LossScale(parameters.values()), 1.0
+        self._loss_scale = LossScale(parameters.values())
         self._hooks: BucketHook | GradientHooks
         if wrapped:
             self._hooks = BucketHook(self._averaging, self._kind, model, repr(self))
@@ -163,7 +163,8 @@ class LowRank:
         Residuals have the shapes of their parameters, whatever wrapper and memory format the model has.
         """
         low = self._averaging.low
-        residuals = {g.name: g.losses().cpu().reshape(g.shape) / self._scale for g in low if g.feedback}
+        unit = self._loss_scale.unit
+        residuals = {g.name: g.losses().cpu().reshape(g.shape) / unit for g in low if g.feedback}
         return state_of(self._rank, self._size, residuals) | {
             "steps": self._steps,
             "step": self._averaging.step,
@@ -206,6 +207,7 @@ class LowRank:
             raise InvalidArgument("this state has losses to feed back, but here is feedback=False")
         layout = layout_of(states, self.exact)
         self.reset()
+        self._loss_scale.restart(loaded=True)
         if layout is not None and isinstance(self._hooks, BucketHook):
             self._hooks.restore(layout)
         self._steps, self._averaging.step = first["steps"], first["step"]
@@ -220,7 +222,8 @@ class LowRank:
     def reset(self) -> None:
         """Forget what was lost, factors, and what was counted. Not during a backward pass."""
         self.account = Account()
-        self._steps, self._scale = 0, 1.0
+        self._steps = 0
+        self._loss_scale.restart(loaded=False)
         self._averaging.reset()
 
     def free(self) -> None:
@@ -235,12 +238,10 @@ class LowRank:
     def _kind(self) -> Kind:
         """Count the step that begins now, and tell what it sends."""
         self._steps += 1
-        scale = self._loss_scale.now()
-        if scale != self._scale:
+        if (ratio := self._loss_scale.begin()) != 1.0:
             for gradient in self._averaging.low:
                 if gradient.feedback:
-                    gradient.multiply(scale / self._scale)
-            self._scale = scale
+                    gradient.multiply(ratio)
         return Kind.EXACT if self._steps <= self._exact_steps else self._averaging.kind()
 
 

@@ -98,7 +98,7 @@ class _SparseExchange:
     of_mean = False
 
     def __init__(self, density: float, beta: float, flat: Flat, vector: Tensor) -> None:
-        self._code, self._beta = ChunkedTopK(density), np.float32(beta)
+        self._code, self._beta = ChunkedTopK(density), beta
         self._padded = -(-vector.numel() // CHUNK) * CHUNK
         self.losses: HostArray | None = torch.zeros_like(vector).numpy()
 

@@ -5,8 +5,10 @@ Hypothesis on rank 0 draws what happens; all ranks do it, and tell rank 0 what i
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -29,12 +31,14 @@ import compcoll.torch
 from compcoll import ErrorFeedback, IntSum
 from compcoll.sparse.contract import Sparsifier
 from compcoll.torch.low_rank.methods import LowRank
+from compcoll.torch.optimizers.diloco import DiLoCo
 from osu_like_bench.training.processes import start
 
 SHAPES = {"first": (30, 20), "bias": (20,), "kernels": (12, 6, 3, 3), "last": (18, 33)}
 FORMATS = {"rows": torch.contiguous_format, "channels_last": torch.channels_last}
 SEQUENCES = int(os.environ.get("COMPCOLL_SEQUENCES", "6"))
-MOMENTUM = 0.5
+MOMENTUM, BETA = 0.5, 0.9
+PUBLIC = [getattr(compcoll.torch, name) for name in compcoll.torch.__all__]
 
 Make = Callable[[nn.Module, torch.optim.Optimizer], Any]
 ALL: dict[str, Any] = {"exclude": (), "smallest": 1, "timeout": 30.0}
@@ -62,6 +66,17 @@ def low_rank(method: type[LowRank]) -> Make:
     return make
 
 
+def local_steps(kind: type[DiLoCo], fragments: int) -> Make:
+    """With a delay, where there are fragments."""
+    options: dict[str, Any] = {"density": 0.01, "beta": BETA} if kind.conserves == "decay" else {"codec": "onebit"}
+
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        group = GROUPS[model.ranks]
+        return kind(model, optimizer, every=2, fragments=fragments, delay=fragments - 1, group=group, **options)
+
+    return make
+
+
 METHODS: dict[str, tuple[tuple[str, ...], Make]] = {
     f"compress {codec.name}": (wrappers(codec), compressing(codec))
     for codec in one_of_each(EVERY)
@@ -69,10 +84,16 @@ METHODS: dict[str, tuple[tuple[str, ...], Make]] = {
 }
 METHODS |= {
     method.__name__: (("ddp", "plain"), low_rank(method))
-    for method in LowRank.__subclasses__()
-    if method.conserves == "exact"
+    for method in PUBLIC
+    if isinstance(method, type) and issubclass(method, LowRank) and method.conserves == "exact"
 }
 METHODS["DGC"] = (("ddp",), lambda model, optimizer: compcoll.torch.DGC(model, optimizer, density=0.1, **ALL))
+METHODS |= {
+    f"{kind.__name__}, {fragments} fragments": (("ddp", "plain"), local_steps(kind, fragments))
+    for kind in PUBLIC
+    if isinstance(kind, type) and issubclass(kind, DiLoCo)
+    for fragments in (1, 2)
+}
 """Under which wrappers each method that conserves runs, and what makes it."""
 
 
@@ -114,6 +135,8 @@ class Run:
         self.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10**9)
         if self.scaler is not None:
             self.scaler.scale(torch.zeros(()))  # makes its scale
+        self.other: torch.amp.GradScaler | None = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        self.other.scale(torch.zeros(()))  # another model's
         self.due = {name: np.zeros(shape) for name, shape in SHAPES.items()}
         self.size = dict.fromkeys(SHAPES, 0.0)
         self.frozen: list[str] = []
@@ -132,7 +155,7 @@ class Run:
         if self.scaler is not None:
             self.scaler.update(self.comm.bcast(self.scaler.get_scale()))
         self.ranks = ranks
-        self.mine = self.sub(ranks)
+        self.mine = SUBS[ranks]
         self.frozen = frozen
         if self.comm.rank >= ranks:
             return
@@ -159,15 +182,18 @@ class Run:
         self.deferred = wrapper == "hsdp"
         model.ranks = ranks
         trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.SGD(trained, lr=0.0, momentum=MOMENTUM)
+        self.optimizer = self.optimizer_of(trained)
         self.model = model
         self.compression = self.make(model, self.optimizer)
         if self.states:
-            self.compression.load_state_dict(self.states)
+            self.other = None  # or else it could be the one whose scale residuals are to have
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*values of .* which are not trained here")
+                self.compression.load_state_dict(self.states)
         self.check()
 
-    def sub(self, ranks: int) -> MPI.Intracomm:
-        return SUBS[ranks]
+    def optimizer_of(self, trained: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(trained, lr=0.0, momentum=MOMENTUM)
 
     def close(self) -> None:
         """Save, and end what runs."""
@@ -200,6 +226,7 @@ class Run:
         rank, ranks, model = self.comm.rank, self.ranks, self.model
         sharded = isinstance(model, FSDPModule)
         joins = isinstance(model, DistributedDataParallel) and passes == 1 and joined
+        joins = joins and self.other is None  # which scaler it is is known from a rank's first step on
         active = ranks - min(joined, ranks - 1) if joins else ranks
         live = [name for name in SHAPES if name not in self.frozen]
         for each in range(ranks):  # PyTorch needs one on every rank
@@ -308,6 +335,141 @@ class Run:
             )
 
 
+class LocalRun(Run):
+    """One of local steps: what the ranks average are outer gradients, the common parameters minus a rank's own."""
+
+    def __init__(self, comm: MPI.Intracomm, method: str, dtype: torch.dtype, scale: float | None) -> None:
+        super().__init__(comm, method, dtype, scale)
+        self.whole = method.endswith(" 1 fragments")
+        self.decays = method.startswith("SparseLoCo")
+        self.coming: dict[str, np.ndarray] = {}
+
+    def optimizer_of(self, trained: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(trained, lr=1.0)
+        optimizer.register_step_post_hook(self.see)  # before the method's
+        return optimizer
+
+    def see(self, *_: Any) -> None:
+        """This rank's parameters after its own step."""
+        self.own = self.parameters()
+
+    def note(self, *_: Any) -> None:
+        """What the outer optimizer is given."""
+        for fragment in self.compression._fragments:
+            if (given := fragment.outer.grad) is not None:
+                self.given |= {name: each.astype(np.float64) for name, each in fragment.flat.by_name(given).items()}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        inner = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        return {name: p.detach().double().numpy().copy() for name, p in inner.named_parameters()}
+
+    def wrap(self, wrapper: str, ranks: int, *, frozen: list[str], **place: Any) -> None:
+        frozen = self.frozen or frozen  # a state without a parameter's values is refused where it is trained
+        if not self.whole:
+            frozen = []  # or else the fragments would be others than those of means under way
+        for name in frozen:
+            self.due[name] = np.zeros(SHAPES[name])  # is dropped, with a warning
+            self.coming.pop(name, None)
+        super().wrap(wrapper, ranks, frozen=frozen, **place)
+        self.coming = self.comm.bcast(self.coming)
+        if self.compression is not None:
+            self.compression.outer.register_step_pre_hook(self.note)
+
+    def step(
+        self,
+        used: dict[str, list[bool]],
+        overflow: tuple[str, int] | None,
+        passes: int,
+        joined: int,
+        to_none: bool,
+        defer: bool = False,
+    ) -> None:
+        self.steps += 1
+        if self.compression is None:
+            return
+        rank, kept = self.comm.rank, self.compression
+        live = [name for name in SHAPES if name not in self.frozen]
+        if not any(used[name][rank] for name in live):
+            used[live[0]] = [True] * self.comm.size
+        generator = np.random.default_rng([self.steps, rank])
+        before, own, scale = kept.state_dict(), self.parameters(), 1.0
+        bad = False
+        self.given: dict[str, np.ndarray] = {}
+        self.optimizer.zero_grad(set_to_none=to_none)
+        for _ in range(passes):
+            drawn = {name: generator.normal(size=SHAPES[name]) * 10.0 ** (self.steps % 5 - 2) for name in live}
+            gradients = {name: torch.from_numpy(drawn[name]).to(self.dtype) for name in live if used[name][rank]}
+            if overflow is not None and self.scaler is not None and overflow[0] in gradients:
+                bad = rank == overflow[1] % self.ranks
+                if bad:
+                    gradients[overflow[0]].view(-1)[0] = torch.inf
+            self.backward(gradients, last=True, sharded=False, defer=False)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            assert self.scaler.get_scale() < scale or not bad, "an overflow was not seen"
+        if bad:
+            for name in live:
+                np.testing.assert_array_equal(self.own[name], own[name], f"a skipped step moved {name}")
+        after = kept.state_dict()
+        for fragment in kept._fragments:
+            for name in fragment.parameters:
+                self.follow(name, before, after, begins=kept.steps % 2 == fragment.phase)
+        self.check()
+
+    def follow(self, name: str, before: dict[str, Any], after: dict[str, Any], *, begins: bool) -> None:
+        """What a step owes, and what it gave."""
+        delta = before["outer"][name].to(self.dtype).double().numpy() - self.own[name]
+        largest = [delta, self.own[name], self.due[name]]
+        self.size[name] = max(self.size[name], *self.comm_max([np.abs(each).max() for each in largest]))
+        if begins and self.decays:
+            then, now = (state["residuals"][name].double().numpy() for state in (before, after))
+            sent = BETA * then + delta - now
+            sent[np.abs(sent) < 1e-6 * self.size[name]] = 0
+            self.coming[name] = self.total(sent) / np.maximum(self.total(sent != 0), 1)
+            self.due[name] = self.total(now) / self.ranks
+        elif begins:
+            self.due[name] += self.total(delta) / self.ranks
+        got = self.given.get(name)
+        if got is None:
+            return
+        assert np.array_equal(self.mine.bcast(got, 0), got), f"ranks were given other means of {name}"
+        if self.decays:
+            self.is_near(name, got, self.coming.pop(name))
+        else:
+            self.due[name] -= got
+
+    def comm_max(self, values: list[float]) -> list[float]:
+        return [float(max(each)) for each in zip(*self.mine.allgather(values), strict=True)]
+
+    def is_near(self, name: str, values: np.ndarray, expected: np.ndarray) -> None:
+        off = np.abs(values - expected).max()
+        room = 1e-12 if self.dtype is torch.float64 else 1e-6
+        assert off <= room * max(self.steps, 1) * max(self.size[name], 1e-30), (
+            f"{name}: given and kept are off by {off:.2e}, and outer gradients have up to {self.size[name]:.2e}"
+        )
+
+    def check(self) -> None:
+        if self.compression is None:
+            return
+        state = self.compression.state_dict()
+        assert state["residuals"].keys() == set(SHAPES) - set(self.frozen)
+        for name, lost in state["residuals"].items():
+            assert tuple(lost.shape) == SHAPES[name]
+            total = self.total(lost.double().numpy())
+            coming = state["under_way"].get(name)
+            under_way = 0.0 if coming is None else coming.double().numpy()
+            if self.decays:
+                self.is_near(name, total / self.ranks, self.due[name])
+                assert (coming is None) == (name not in self.coming)
+                self.is_near(name, under_way, self.coming.get(name, 0.0))
+            else:
+                self.is_near(name, total + under_way, self.due[name])
+
+
 GROUPS: dict[int, dist.ProcessGroup] = {}
 SUBS: dict[int, MPI.Intracomm] = {}
 MESHES: list[dist.DeviceMesh] = []
@@ -321,7 +483,9 @@ def on_all(comm: MPI.Intracomm, command: tuple[Any, ...] | None, run: list[Run])
         if name == "begin":
             if run:
                 run.pop().close()
-            run.append(Run(comm, *arguments))
+            gc.collect()  # scalers of earlier runs
+            local = METHODS[arguments[0]][1].__qualname__.startswith(local_steps.__name__)
+            run.append((LocalRun if local else Run)(comm, *arguments))
         elif name == "end":
             while run:
                 run.pop().close()

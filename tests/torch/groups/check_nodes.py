@@ -26,7 +26,8 @@ from compcoll.model.profile import Place, Stored, save
 from compcoll.torch.gradients.shards import ShardCompression
 from compcoll.torch.groups.member import member_of
 from compcoll.torch.groups.membership import check_group
-from compcoll.torch.groups.transport import host_name, node_name
+from compcoll.torch.groups.transport import node_name
+from compcoll.transports.nodes import host_name
 
 
 def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
