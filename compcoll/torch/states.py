@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -102,7 +101,6 @@ def residuals_of(
     more: Sequence[str] = (),
     kind: str = _LOSSES,
     optional: Collection[str] = (),
-    others: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """A rank's part of a state, or of all ranks' states of then: their sum over the ranks stays what it was.
 
@@ -113,15 +111,13 @@ def residuals_of(
     rank, size : int
         Of now.
     shapes : mapping
-        Of the compressed parameters, by name.
+        Of the model's parameters, by name.
     more : sequence of str
         What such states hold besides.
     kind : str
         Which of the arrays of a state are wanted.
     optional : collection of str
         What such states may hold, or lack.
-    others : collection of str
-        Parameters that are not compressed now: what was lost of them is left out, with a warning.
 
     Raises
     ------
@@ -152,26 +148,15 @@ def residuals_of(
             raise InvalidArgument(f"states of ranks {ranks} were given: those of all ranks are needed, each once")
         chosen = [state for state in states if state["rank"] % size == rank]
     residuals: dict[str, Tensor] = {}
-    left_out = []
     for state in chosen:
         for name, kept in state.get(kind, {}).items():
-            if name not in shapes and name in others:
-                left_out += [name] if kept.any() else []
-                continue
             if name not in shapes or tuple(kept.shape) != tuple(shapes[name]):
                 raise InvalidArgument(
-                    f"this state has {list(kept.shape)} elements of {name!r}, which is no compressed parameter of that "
-                    "shape"
+                    f"this state has {list(kept.shape)} elements of {name!r}, which is no parameter of that shape"
                 )
             if not bool(torch.isfinite(kept).all()):
                 raise InvalidArgument(f"this state's losses of {name!r} hold NaN or Inf")
             residuals[name] = residuals[name] + kept if name in residuals else kept.clone()
-    if left_out:
-        warnings.warn(
-            f"this state's losses of {', '.join(sorted(set(left_out)))} are left out: these parameters are not "
-            "compressed now",
-            stacklevel=3,
-        )
     return residuals
 
 

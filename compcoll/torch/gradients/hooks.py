@@ -118,12 +118,12 @@ class GradientCompression:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         of_sparse = {id(p) for part in model.module.modules() if has_sparse_gradient(part) for p in part.parameters()}
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
-        self._others = {logical_name(name) for name in parameters}
+        self._shapes = {logical_name(name): parameter.shape for name, parameter in parameters.items()}
         self._dense = [name for name, p in parameters.items() if p.requires_grad and id(p) not in of_sparse]
         self._parameters = {name: parameters[name] for name in self._dense if not self.exact[name]}
-        self._frozen = {name: p for name, p in parameters.items() if not p.requires_grad and not self.exact[name]}
         self._arrays = () if told is None else told.arrays
         self._kept: Kept = {kind: {} for kind in self._arrays}
+        self._carried: dict[str, dict[str, Tensor]] = {}
         self._needs_moments = isinstance(told, VarianceFeedback)
         self._moments: dict[str, HostArray] | None = None
         self._buckets: dict[int, Bucket] = {}
@@ -241,10 +241,9 @@ class GradientCompression:
         fetched: dict[str, dict[str, Tensor]] = {}
         for kind, kept in self._kept.items():
             unit = self._loss_scale.unit ** _POWERS.get(kind, 1)
-            held = self._parameters | {name: p for name, p in self._frozen.items() if name in kept}
-            fetched[kind] = {
+            fetched[kind] = self._carried.get(kind, {}) | {
                 logical_name(name): from_memory(self._place.fetched(kept[name]) if name in kept else None, p) / unit
-                for name, p in held.items()
+                for name, p in self._parameters.items()
             }
         state = state_of(self._communicator.rank, self._communicator.size, fetched.pop(_RESIDUAL, {}), **fetched)
         layout = [tuple(map(logical_name, names)) for names in self._restored or self._layout]
@@ -270,9 +269,7 @@ class GradientCompression:
             If they belong to another number of ranks, rank, or model.
         """
         rank, size, more = self._communicator.rank, self._communicator.size, self._arrays[1:]
-        known = {logical_name(name): (name, p) for name, p in (self._parameters | self._frozen).items()}
-        shapes = {name: parameter.shape for name, (_, parameter) in known.items()}
-        read = partial(residuals_of, states, rank, size, shapes, more, optional=OPTIONAL, others=self._others)
+        read = partial(residuals_of, states, rank, size, self._shapes, more, optional=OPTIONAL)
         found = {_RESIDUAL: added(read(), read(BETWEEN)), **{kind: read(kind) for kind in more}}
         if found[_RESIDUAL] and self._make is None:
             raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
@@ -280,10 +277,10 @@ class GradientCompression:
         layout = layout_of(states, names)
         self._restored = layout and [[names[name] for name in bucket] for bucket in layout]
         self._steps = (states if isinstance(states, Mapping) else states[0]).get(STEPS, 0)
-        self._kept = {
-            kind: {known[name][0]: to_memory(kept, known[name][1]) for name, kept in found[kind].items()}
-            for kind in self._arrays
-        }
+        own = {logical_name(name): (name, p) for name, p in self._parameters.items()}
+        for kind in self._arrays:  # of what is frozen or exact now, it is kept for later
+            self._kept[kind] = {own[n][0]: to_memory(each, own[n][1]) for n, each in found[kind].items() if n in own}
+            self._carried[kind] = {name: each for name, each in found[kind].items() if name not in own}
         self._loss_scale.restart(loaded=True)
         self._finite, self._layout = [], []
         self._buckets.clear()
@@ -298,6 +295,7 @@ class GradientCompression:
         self._loss_scale.restart(loaded=False)
         self._finite = []
         self._kept = {kind: {} for kind in self._arrays}
+        self._carried = {}
         self._moments = self._restored = None
         self._buckets.clear()
 

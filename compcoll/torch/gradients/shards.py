@@ -63,7 +63,8 @@ class ShardCompression:
         over: str = "auto",
     ) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._others = {logical_name(name) for name in names.values()}
+        self._shapes = {logical_name(name): parameter.shape for name, parameter in model.named_parameters()}
+        self._carried: dict[str, Tensor] = {}
         states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
         groups = [group for state in states for group in state._fsdp_param_groups]
         shared = {group._reduce_scatter_process_group for group in groups}
@@ -132,7 +133,7 @@ class ShardCompression:
     def state_dict(self) -> dict[str, Any]:
         """Copy what this rank's compression has lost so far, to be saved with the model: every rank's own."""
         self._settle()
-        residuals, between = _joined(self._scatters), _joined(self._averages)
+        residuals, between = self._carried | _joined(self._scatters), _joined(self._averages)
         rank, size = self._place()
         state = state_of(rank, size, residuals) | {BEGUN: [each.begun for each in self._communicators()]}
         if self.between is None:
@@ -144,9 +145,12 @@ class ShardCompression:
         given, too. Of all ranks' states the number of replicas may have been another.
         """
         rank, size = self._place()
-        shapes = {c.name: c.shape for scatter in self._scatters for c in scatter.known.compressed}
-        read = partial(residuals_of, states, rank, size, shapes, optional=OPTIONAL, others=self._others)
+        read = partial(residuals_of, states, rank, size, self._shapes, optional=OPTIONAL)
         residuals, between = read(), read(kind=BETWEEN)
+        compressed = {c.name for scatter in self._scatters for c in scatter.known.compressed}
+        # Of what is frozen or exact now, it is kept for later.
+        carried = {name: lost for name, lost in added(residuals, between).items() if name not in compressed}
+        residuals, between = ({n: lost for n, lost in each.items() if n in compressed} for each in (residuals, between))
         every = [states] if isinstance(states, Mapping) else states
         if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(size, self.replicas)}:
             residuals, between = added(residuals, between), {}
@@ -154,7 +158,7 @@ class ShardCompression:
             columns = {c.name: c for average in self._averages for c in average.known.compressed}
             own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
             residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
-        self._watched = []
+        self._watched, self._carried = [], carried
         self.loss_scale.restart(loaded=True)
         for collective in self._scatters:
             collective.restore(residuals)

@@ -22,7 +22,7 @@ from ..arrays import device_of
 from ..loss_scale import LossScale
 from ..membership import check_alike
 from ..policy import exact_parameters, has_sparse_gradient
-from ..states import layout_of, residuals_of, state_of
+from ..states import layout_of, logical_name, residuals_of, state_of
 from .averaging import ACP, Averaging, Power
 from .back_propagation import BucketHook, GradientHooks, hooks_of
 from .factors import Gradient, matrix_shape, worthwhile
@@ -102,7 +102,8 @@ class LowRank:
             ],
         )
         self.exact = {name: not low for name, low in ranks.items()}
-        self._names = [name for name, _ in module.named_parameters()]
+        self._shapes = {logical_name(name): p.shape for name, p in module.named_parameters()}
+        self._carried: dict[str, Tensor] = {}
         self._rank, self._size = group.rank(), group.size()
         # Gradients become ready in about the reverse order of the forward pass.
         nbytes = sum(p.numel() * p.element_size() for p in parameters.values())
@@ -163,20 +164,21 @@ class LowRank:
         Residuals have the shapes of their parameters, whatever wrapper and memory format the model has.
         """
         low = self._averaging.low
+        layout = self._hooks.layout if isinstance(self._hooks, BucketHook) else []
         unit = self._loss_scale.unit
-        residuals = {g.name: g.losses().cpu().reshape(g.shape) / unit for g in low if g.feedback}
-        return state_of(self._rank, self._size, residuals) | {
+        residuals = {logical_name(g.name): g.losses().cpu().reshape(g.shape) / unit for g in low if g.feedback}
+        return state_of(self._rank, self._size, self._carried | residuals) | {
             "steps": self._steps,
             "step": self._averaging.step,
-            "factors": {g.name: (g.left.cpu().clone(), g.right.cpu().clone()) for g in low},
-            "buckets": list(self._hooks.layout) if isinstance(self._hooks, BucketHook) else [],
+            "factors": {logical_name(g.name): (g.left.cpu().clone(), g.right.cpu().clone()) for g in low},
+            "buckets": [list(map(logical_name, names)) for names in layout],
         }
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where an earlier run ended.
 
-        A parameter of the model that is no longer compressed, since it was frozen or excluded, is left out, with a
-        warning. One that the state does not hold starts with residuals of zero and new factors.
+        What was lost of a parameter that is not compressed now, since it was frozen or excluded, is kept for states to
+        come. One that the state does not hold starts with residuals of zero and new factors.
 
         Parameters
         ----------
@@ -189,12 +191,11 @@ class LowRank:
         InvalidArgument
             If they belong to another number of ranks, rank, or model. Nothing is changed then.
         """
-        low = {gradient.name: gradient for gradient in self._averaging.low}
-        shapes = {name: gradient.shape for name, gradient in low.items()}
-        residuals = residuals_of(states, self._rank, self._size, shapes, _STATE, others=self._names)
+        low = {logical_name(gradient.name): gradient for gradient in self._averaging.low}
+        residuals = residuals_of(states, self._rank, self._size, self._shapes, _STATE)
         first = states if isinstance(states, Mapping) else states[0]
         for name, (left, right) in first["factors"].items():
-            if name not in low and name in self._names:
+            if name not in low and name in self._shapes:
                 continue
             there = tuple(left.shape), tuple(right.shape)
             here = (tuple(low[name].left.shape), tuple(low[name].right.shape)) if name in low else None
@@ -205,25 +206,29 @@ class LowRank:
                 )
         if residuals and not all(gradient.feedback for gradient in low.values()):
             raise InvalidArgument("this state has losses to feed back, but here is feedback=False")
-        layout = layout_of(states, self.exact)
+        names = {logical_name(name): name for name in self.exact}
+        layout = layout_of(states, names)
+        if self._size != first["size"]:
+            residuals = {name: lost * (self._size / first["size"]) for name, lost in residuals.items()}
         self.reset()
+        self._carried = {name: lost for name, lost in residuals.items() if name not in low}
         self._loss_scale.restart(loaded=True)
         if layout is not None and isinstance(self._hooks, BucketHook):
-            self._hooks.restore(layout)
+            self._hooks.restore([[names[name] for name in bucket] for bucket in layout])
         self._steps, self._averaging.step = first["steps"], first["step"]
         for name, gradient in low.items():
             for factor, kept in zip((gradient.left, gradient.right), first["factors"].get(name, ()), strict=False):
                 factor.copy_(kept)
             # A rank that got none of the earlier ranks' losses begins with zeros.
             if name in residuals:
-                values = residuals[name].view(gradient.rows, gradient.columns)
-                gradient.set_losses(values * (self._size / first["size"]) if self._size != first["size"] else values)
+                gradient.set_losses(residuals[name].view(gradient.rows, gradient.columns))
 
     def reset(self) -> None:
         """Forget what was lost, factors, and what was counted. Not during a backward pass."""
         self.account = Account()
         self._steps = 0
         self._loss_scale.restart(loaded=False)
+        self._carried = {}
         self._averaging.reset()
 
     def free(self) -> None:

@@ -436,6 +436,7 @@ class LocalRun(Run):
         got = self.given.get(name)
         if got is None:
             return
+        self.size[name] = max(self.size[name], float(np.abs(got).max()))
         assert np.array_equal(self.mine.bcast(got, 0), got), f"ranks were given other means of {name}"
         if self.decays:
             self.is_near(name, got, self.coming.pop(name))
