@@ -117,5 +117,8 @@ class LossScale:
 
 def _scalers() -> list[torch.amp.GradScaler]:
     """All GradScalers of this process that are enabled."""
-    found = [each for each in gc.get_objects() if issubclass(type(each), torch.amp.GradScaler)]
+    kinds: list[type] = [torch.amp.GradScaler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    found = [each for each in gc.get_referrers(*kinds) if type(each) in kinds]  # an object refers to its class
     return [scaler for scaler in found if scaler.is_enabled()]

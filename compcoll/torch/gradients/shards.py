@@ -147,7 +147,8 @@ class ShardCompression:
         rank, size = self._place()
         read = partial(residuals_of, states, rank, size, self._shapes, optional=OPTIONAL)
         residuals, between = read(), read(kind=BETWEEN)
-        compressed = {c.name for scatter in self._scatters for c in scatter.known.compressed}
+        trained = [c for s in self._scatters for c in s.known.compressed if c.parameter.requires_grad]
+        compressed = {c.name for c in trained}
         # Of what is frozen or exact now, it is kept for later.
         carried = {name: lost for name, lost in added(residuals, between).items() if name not in compressed}
         residuals, between = ({n: lost for n, lost in each.items() if n in compressed} for each in (residuals, between))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from datetime import timedelta
-from typing import NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,15 +12,15 @@ import torch.distributed as dist
 from ...codecs.base import Codec
 from ...collectives import choose
 from ...communicator import Communicator
-from ...errors import UnsupportedDevice
+from ...errors import InvalidArgument, UnsupportedDevice
 from ...feedback import ErrorFeedback
 from ..account import Account
 from ..buffers import array_of
 from ..groups.membership import communicator_of
 from ..handles import Followed
 from ..job_queue import JobQueue
-from ..membership import timeout_of
-from ..roll_call import board_of
+from ..membership import gathered, timeout_of
+from ..roll_call import board_of, store_of
 from ..states import draw_as_begun
 from .fusion import Buffer, Wait
 
@@ -46,28 +46,23 @@ class Sums(Protocol):
         """Give back what it has. Collective."""
 
 
-class _Line(NamedTuple):
-    """A queue, and the process group that only its jobs use."""
+def _line_beside(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """Make a connection of a group's ranks that only jobs use. Collective.
 
-    jobs: JobQueue
-    group: dist.ProcessGroup
-
-
-_lines: WeakKeyDictionary[dist.ProcessGroup, dict[str, _Line]] = WeakKeyDictionary()
-"""Lines by the group whose ranks they have, and backend. They live as long as that: to a group that is made after
-another of these ranks was destroyed PyTorch gives the name of that one, and so the addresses that it left behind."""
-
-
-def _line_beside(group: dist.ProcessGroup, device: torch.device) -> _Line:
-    """Get a group's line for tensors on a device, made at first. Collective then."""
-    backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
-    backend, lines = backends[device.type], _lines.setdefault(group, {})
-    if backend not in lines:
-        ranks = dist.get_process_group_ranks(group)
-        limit = timedelta(seconds=timeout_of(group, device))
-        other = dist.new_group(ranks, backend=backend, timeout=limit, use_local_synchronization=True)
-        lines[backend] = _Line(JobQueue("low-rank"), other)
-    return lines[backend]
+    Under a key that rank 0 draws: names that PyTorch gives to groups which some ranks make on their own are others on
+    ranks that have made more groups before, and such ranks would wait for each other for ever.
+    """
+    store = store_of(group)
+    if store is None:
+        raise InvalidArgument(f"group={group!r} is no group of init_process_group or new_group, and has no store")
+    key = gathered(secrets.token_hex(8).encode(), group, device)[0].decode()
+    own = dist.PrefixStore(f"compcoll/low-rank/{key}", store)
+    limit = timedelta(seconds=timeout_of(group, device))
+    if dict(each.split(":") for each in dist.get_backend_config(group).split(","))[device.type] != "nccl":
+        return dist.ProcessGroupGloo(own, group.rank(), group.size(), limit)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return dist.ProcessGroupNCCL(own, group.rank(), group.size(), options)
 
 
 class GroupSums:
@@ -80,19 +75,20 @@ class GroupSums:
     device : torch.device
         Where buffers are.
     jobs : bool
-        Whether sums are started by jobs of the queue. They go over another group of the same ranks then: ranks match
-        a group's collectives by their order, and the caller's thread starts more of them meanwhile.
+        Whether sums are started by jobs of the queue. They go over a connection of their own then: ranks match a
+        group's collectives by their order, and the caller's thread starts more of them meanwhile.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, jobs: bool) -> None:
-        self.jobs, self._group = _line_beside(group, device) if jobs else (JobQueue(), group)
+        self.jobs, self._group = JobQueue("low-rank"), group
+        self._line = _line_beside(group, device) if jobs else group
 
     def begin(self, step: int, buffers: int) -> None:
         """There is nothing to be drawn."""
 
     def start(self, buffer: Buffer, account: Account) -> Wait:
         work = Followed(
-            dist.all_reduce(buffer.wire, group=self._group, async_op=True),
+            self._line.allreduce([buffer.wire]),
             board_of(self._group).under_way("the group's all_reduce of factors"),
         )
         account.calls["all_reduce"] += 1
@@ -105,7 +101,7 @@ class GroupSums:
         return wait
 
     def free(self) -> None:
-        pass
+        self.jobs.close()
 
 
 class CodedSums:

@@ -5,7 +5,6 @@ Hypothesis on rank 0 draws what happens; all ranks do it, and tell rank 0 what i
 
 from __future__ import annotations
 
-import gc
 import os
 import traceback
 import warnings
@@ -199,11 +198,16 @@ class Run:
         """Save, and end what runs."""
         if not self.ranks:
             return
+        self.other = None
         own = None if self.compression is None else self.compression.state_dict()
         self.states = [state for state in self.comm.allgather(own) if state is not None]
         if self.compression is not None:
             self.compression.free()
         self.compression = None
+
+    def end(self) -> None:
+        self.close()
+        self.scaler = None  # another run's is not to be taken for it
 
     def total(self, values: np.ndarray) -> np.ndarray:
         out = np.empty(values.shape)
@@ -483,13 +487,12 @@ def on_all(comm: MPI.Intracomm, command: tuple[Any, ...] | None, run: list[Run])
     try:
         if name == "begin":
             if run:
-                run.pop().close()
-            gc.collect()  # scalers of earlier runs
+                run.pop().end()
             local = METHODS[arguments[0]][1].__qualname__.startswith(local_steps.__name__)
             run.append((LocalRun if local else Run)(comm, *arguments))
         elif name == "end":
             while run:
-                run.pop().close()
+                run.pop().end()
         elif name != "quit":
             getattr(run[0], name)(*arguments, **options)
     except BaseException:
