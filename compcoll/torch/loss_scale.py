@@ -42,6 +42,7 @@ class LossScale:
         self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._candidates: list[weakref.ref[torch.amp.GradScaler]] | None = None
         self._certain = False
+        self._step: tuple[object, ...] = ()
         self.restart(loaded=False)
         here = weakref.ref(self)  # the hook is PyTorch's, and may live longer
 
@@ -56,6 +57,12 @@ class LossScale:
         """Whether a scaler may skip the step of the gradients of now."""
         return self._scaler is not None or bool(not self._certain and self._candidates)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the scaler has made or skipped the optimizer's step of the last backward pass."""
+        now = self._steps()
+        return len(now) != len(self._step) or any(a is not b for a, b in zip(now, self._step, strict=True))
+
     def restart(self, *, loaded: bool) -> None:
         """Go on with nothing kept, or with what a state has, which is unscaled."""
         self.unit, self._loaded, self._begun = 1.0, loaded, False
@@ -69,6 +76,7 @@ class LossScale:
             If it is not known yet, and something is kept.
         """
         now = self._now()
+        self._step = self._steps()
         if now is None and self._loaded:
             raise InvalidArgument(
                 "several GradScalers with different scales are in use, and which of them scales this loss is seen at "
@@ -78,6 +86,12 @@ class LossScale:
         self._begun = True
         before, self.unit = self.unit, self.unit if now is None else now
         return self.unit / before
+
+    def _steps(self) -> tuple[object, ...]:
+        """What stands for the optimizer's step of now: another object when the scaler has made or skipped it."""
+        known = [self._scaler] if self._certain else self._candidates or []
+        scalers = [scaler for each in known if each is not None and (scaler := each()) is not None]
+        return tuple(scaler._per_optimizer_states for scaler in scalers)  # `update` makes a new one
 
     def free(self) -> None:
         """Look at no more steps of optimizers."""

@@ -48,6 +48,37 @@ class Span(NamedTuple):
     feedback: ErrorFeedback | None
 
 
+class Remembered:
+    """What feedback kept of parameters before the first backward pass of an optimizer's step, which may be skipped."""
+
+    def __init__(self, place: HostArrays | GPUArrays) -> None:
+        self._place = place
+        self._arrays: Kept = {}
+        self._names: set[str] = set()
+
+    def remember(self, names: Collection[str], kept: Kept) -> None:
+        """Copy what is kept of some parameters, unless that was done already in this step."""
+        new = set(names) - self._names
+        self._names |= new
+        for kind, arrays in kept.items():
+            copies = self._arrays.setdefault(kind, {})
+            for name in new & arrays.keys():
+                if name in copies:
+                    self._place.put(arrays[name], copies[name])
+                else:
+                    copies[name] = self._place.copy(arrays[name])
+
+    def restore(self, kept: Kept) -> None:
+        """Have what is kept as it was."""
+        for kind, copies in self._arrays.items():
+            for name in self._names & copies.keys():
+                self._place.put(copies[name], kept[kind][name])
+
+    def forget(self) -> None:
+        """Begin another step."""
+        self._names.clear()
+
+
 class Bucket:
     """The way in which the gradients of some parameters travel: those of a bucket of DDP's, or all.
 
@@ -88,7 +119,6 @@ class Bucket:
     ) -> None:
         self.names = names
         self._place, self._kept = place, kept
-        self._before: list[Array] = []
         self.spans: list[Span] = []
         self._holes: list[tuple[int, int]] = []
         self._lost_in_holes: list[Array] = []
@@ -174,27 +204,6 @@ class Bucket:
             for name, begin, end in span.parts:
                 if name in unused:  # some of it may be noise of its neighbours
                     values[begin:end] = 0
-
-    def remember(self) -> None:
-        """Copy what feedback keeps, for `restore`."""
-        if not self._before:
-            self._before = [self._place.copy(array) for array in self._arrays()]
-        else:
-            for array, before in zip(self._arrays(), self._before, strict=True):
-                self._place.put(array, before)
-
-    def restore(self) -> None:
-        """Have what feedback keeps as it was when `remember` was called."""
-        for array, before in zip(self._arrays(), self._before, strict=True):
-            self._place.put(before, array)
-
-    def _arrays(self) -> list[Array]:
-        return [
-            self._place.losses(getattr(span.feedback, kind))
-            for span in self.spans
-            if span.feedback is not None
-            for kind in span.feedback.arrays
-        ]
 
     def _add_span(
         self,

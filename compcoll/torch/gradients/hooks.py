@@ -41,7 +41,7 @@ from ..states import (
     state_of,
     to_memory,
 )
-from .bucket import Bucket, Feedback, Kept, average_sparse, maker_of
+from .bucket import Bucket, Feedback, Kept, Remembered, average_sparse, maker_of
 from .moments import Loss, back_propagate, moments_of, observed
 
 _RESIDUAL = "residual"
@@ -132,7 +132,8 @@ class GradientCompression:
         self._waiting: list[tuple[Future[Tensor], Tensor]] = []
         self._steps = 0
         self._loss_scale = LossScale(self._parameters.values())
-        self._finite: list[tuple[Bucket | None, Tensor]] = []
+        self._finite: list[Tensor] = []
+        self._remembered = Remembered(self._place)
         self._used: set[str] | None = None
         self._noting: list[RemovableHandle] = []
         if model.find_unused_parameters or model.static_graph:
@@ -282,7 +283,7 @@ class GradientCompression:
             self._kept[kind] = {own[n][0]: to_memory(each, own[n][1]) for n, each in found[kind].items() if n in own}
             self._carried[kind] = {name: each for name, each in found[kind].items() if name not in own}
         self._loss_scale.restart(loaded=True)
-        self._finite, self._layout = [], []
+        self._finite, self._layout, self._remembered = [], [], Remembered(self._place)
         self._buckets.clear()
 
     def __repr__(self) -> str:
@@ -293,7 +294,7 @@ class GradientCompression:
         """Forget what was lost and what was counted. Not during a backward pass."""
         self.account, self._steps = Account(), 0
         self._loss_scale.restart(loaded=False)
-        self._finite = []
+        self._finite, self._remembered = [], Remembered(self._place)
         self._kept = {kind: {} for kind in self._arrays}
         self._carried = {}
         self._moments = self._restored = None
@@ -399,16 +400,16 @@ class GradientCompression:
         unused = [] if used is None else self._unused(communicator, names, used)
         may_be_skipped = self._make is not None and self._loss_scale.possible
         if may_be_skipped:
-            laid_out.remember()
+            self._remembered.remember(names, self._kept)
         laid_out.average(gradients, communicator, self._codec, self._algorithm, self.account, unused)
         if may_be_skipped:
-            self._finite.append((laid_out, gradients.isfinite().all()))
+            self._finite.append(gradients.isfinite().all())
         return gradients
 
     def _average_sparse(self, gradients: Tensor, communicator: Communicator) -> Tensor:
         mean = average_sparse(gradients, communicator, self.account)
         if self._make is not None and self._loss_scale.possible:
-            self._finite.append((None, mean.values().isfinite().all()))
+            self._finite.append(mean.values().isfinite().all())
         return mean
 
     def _unused(self, communicator: Communicator, names: tuple[str, ...], used: Collection[str]) -> list[str]:
@@ -421,20 +422,20 @@ class GradientCompression:
         return [name for name, mark in zip(names, anywhere, strict=True) if not mark]
 
     def _settle(self) -> None:
-        """Undo what the last step changed if its means are not finite: a GradScaler skips such a step. All ranks have
-        the same means, so all do so or none.
+        """Undo what the last step changed if not all its means are finite: a GradScaler skips such a step. All ranks
+        have the same means, so all do so or none.
         """
-        done, self._finite = self._finite, []
-        if not done:
+        if not self._finite:
             return
 
         def restore() -> None:
-            if not all(bool(finite) for _, finite in done):
-                for bucket, _ in done:
-                    if bucket is not None:
-                        bucket.restore()
+            if not all(map(bool, self._finite)):
+                self._remembered.restore(self._kept)
 
         self._place.run(self._jobs[0], restore)
+        if self._loss_scale.ended:
+            self._finite = []
+            self._remembered.forget()
 
     def _multiply(self, ratio: float) -> None:
         """Have what is kept in another unit."""

@@ -116,6 +116,18 @@ class _Allocating:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
+class _Before(NamedTuple):
+    """What a collective kept before a step: values, the columns in which they lie, and what was loaded meanwhile."""
+
+    kept: Array
+    laid_out: Sequence[Column]
+    restored: dict[str, Tensor]
+
+
+def _places(columns: Sequence[Column]) -> list[tuple[str, int, int]]:
+    return [(c.name, c.begin, c.end) for c in columns]
+
+
 class Lossy(_Allocating):
     """The base of those whose losses are fed back.
 
@@ -144,25 +156,18 @@ class Lossy(_Allocating):
         self._communicator, self._rows = communicator, rows
         self._feedback = ErrorFeedback() if feedback else None
         self._restored: dict[str, Tensor] = {}
-        self._before: Array = None
+        self._before: _Before | None = None
 
     def residuals(self) -> dict[str, Tensor]:
         """Copy what was lost, by name, of each parameter in its shape; zeros but in the rows that are added here."""
         if self._feedback is None:
             return {}
-        shards, place, kept = self.owner.communicator.size, self.owner.place, self._kept()
         found = {
             c.name: torch.zeros(c.shape, dtype=loss_dtype(c.parameter.dtype))
             for c in self.known.compressed
             if c.parameter.requires_grad
         }
-        if kept is not None:
-            rows = torch.from_numpy(place.fetched(kept)).view(len(self._rows), -1)
-            for c in self._laid_out:
-                whole = rows.new_zeros(shards, c.end - c.begin)
-                whole[self._rows.start : self._rows.stop] = rows[:, c.begin : c.end]
-                found[c.name] = c.from_rows(whole) / (self.unit * self.owner.loss_scale.unit)
-        return {**found, **self._restored}
+        return found | self._by_name(self._kept(), self._laid_out) | self._restored
 
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
         """Go on with what was lost."""
@@ -174,18 +179,37 @@ class Lossy(_Allocating):
             raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
 
     def remember(self) -> None:
-        """Copy what is kept, for `undo`."""
-        kept = self._kept()
-        self._before = None if kept is None else self.owner.place.copy(kept)
+        """Copy what is kept before the first backward pass of an optimizer's step, for `undo`."""
+        if self._before is None:
+            kept = self._kept()
+            copied = None if kept is None else self.owner.place.copy(kept)
+            self._before = _Before(copied, self._laid_out, dict(self._restored))
 
     def undo(self) -> None:
-        """Have what is kept as it was when `remember` was called."""
-        if (kept := self._kept()) is None:
+        """Have what is kept as it was then."""
+        if (before := self._before) is None or (kept := self._kept()) is None:
             return
-        if self._before is None:
+        if _places(before.laid_out) != _places(self._laid_out):  # in the pass behind that others had gradients
+            self.restore(self._by_name(before.kept, before.laid_out) | before.restored)
+        elif before.kept is None:
             kept[...] = 0
         else:
-            self.owner.place.put(self._before, kept)
+            self.owner.place.put(before.kept, kept)
+
+    def forget(self) -> None:
+        """Begin another step."""
+        self._before = None
+
+    def _by_name(self, kept: Array, laid_out: Sequence[Column]) -> dict[str, Tensor]:
+        """Copy what is kept of parameters that are laid out so."""
+        if kept is None:
+            return {}
+        rows, found = torch.from_numpy(self.owner.place.fetched(kept)).view(len(self._rows), -1), {}
+        for c in laid_out:
+            whole = rows.new_zeros(self.owner.communicator.size, c.end - c.begin)
+            whole[self._rows.start : self._rows.stop] = rows[:, c.begin : c.end]
+            found[c.name] = c.from_rows(whole) / (self.unit * self.owner.loss_scale.unit)
+        return found
 
     def multiply(self, factor: float) -> None:
         """Have what is kept in other units."""
@@ -202,7 +226,7 @@ class Lossy(_Allocating):
         if self._feedback is None:
             return
         now = columns.compressed
-        if [c[:3] for c in now] != [c[:3] for c in self._laid_out]:
+        if _places(now) != _places(self._laid_out):
             self.restore({name: lost for name, lost in self.residuals().items() if lost.any()})
             self._laid_out = now
         wanted = [c for c in now if c.name in self._restored]
@@ -358,7 +382,7 @@ class ScatteredGradients(Lossy, ReduceScatter):
                 add(kept, out=got, exactly=True)
                 out[exact] = got
 
-        job = partial(owner.watch, self, scatter, output_tensor) if skippable else scatter
+        job = partial(owner.watch, scatter, output_tensor) if skippable else scatter
         return owner.start(job, not async_op, output_tensor, input_tensor)
 
     def _give_own(self, rows: Array, op: str) -> None:
@@ -417,4 +441,4 @@ class AveragedReplicas(Lossy):
                 add(kept, out=kept, exactly=True)
                 own[exact] = kept
 
-        owner.start(partial(owner.watch, self, average, tensor) if skippable else average, True, tensor)
+        owner.start(partial(owner.watch, average, tensor) if skippable else average, True, tensor)

@@ -108,7 +108,7 @@ class ShardCompression:
         self._try(feedback, {parameter.dtype for name, parameter in model.named_parameters() if not exact[name]})
         self.loss_scale = LossScale(model.parameters())
         self._step, self._begun = -1, set[Lossy]()
-        self._watched: list[tuple[Lossy, Tensor]] = []
+        self._watched: list[Tensor] = []
         columns = partial(Columns, names=names, exact=exact)
         for group in groups:
             known = columns(group.fsdp_params)
@@ -161,6 +161,8 @@ class ShardCompression:
             residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
         self._watched, self._carried = [], carried
         self.loss_scale.restart(loaded=True)
+        for collective in (*self._scatters, *self._averages):
+            collective.forget()
         for collective in self._scatters:
             collective.restore(residuals)
         for average in self._averages:
@@ -179,31 +181,35 @@ class ShardCompression:
             return False
         step = torch._C._current_graph_task_id()
         if step != self._step or collective in self._begun:
+            self._begun.clear()
             self._settle()
             self._multiply(self.loss_scale.begin())
             self._step = step
         self._begun.add(collective)
         return self.loss_scale.possible
 
-    def watch(self, collective: Lossy, job: Callable[[], None], result: Tensor) -> None:
+    def watch(self, job: Callable[[], None], result: Tensor) -> None:
         """Run a job of a step that may be skipped. All ranks learn whether its result is finite on all."""
         job()
         found = (~result.isfinite().all()).to(torch.float32).reshape(1)
         for communicator in self._communicators():
             communicator.allreduce(self.place.array(found), out=self.place.array(found), codec=None)
-        self._watched.append((collective, found))
+        self._watched.append(found)
 
     def _settle(self) -> None:
         """Undo what the last step changed if not all its gradients are finite: a GradScaler skips such a step."""
-        self._begun.clear()
         if not self._watched:
             return
+        ended = self.loss_scale.ended
 
         def settle() -> None:
-            watched, self._watched = self._watched, []
-            if any(bool(found) for _, found in watched):
-                for collective, _ in watched:
+            if any(map(bool, self._watched)):
+                for collective in (*self._scatters, *self._averages):
                     collective.undo()
+            if ended:
+                self._watched.clear()
+                for collective in (*self._scatters, *self._averages):
+                    collective.forget()
 
         self.place.run(self._jobs, settle)
 
