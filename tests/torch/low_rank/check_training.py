@@ -120,6 +120,17 @@ def check_unused_and_frozen(comm: MPI.Intracomm) -> None:
             compression.free()
 
 
+def check_ranks_that_have_made_other_numbers_of_groups(comm: MPI.Intracomm) -> None:
+    """By a name that depends on that number they would not find each other."""
+    group()
+    if comm.rank == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    for method in METHODS:
+        compression = method(net := model(False), rank=3)
+        assert_same_bits(comm, [torch.from_numpy(values) for values in backward(net, draw(comm, 0)).values()])
+        compression.free()
+
+
 def check_accumulation(comm: MPI.Intracomm) -> None:
     """Gradients of several passes add up before they are averaged, and after that, too."""
     for wrap in (True, False):
