@@ -513,6 +513,7 @@ def on_all(comm: MPI.Intracomm, command: tuple[Any, ...] | None, run: list[Run])
         if name == "begin":
             if run:
                 run.pop().end()
+            gc.freeze()  # scalers are looked for among what comes from now on: many times faster
             local = METHODS[arguments[0]][1].__qualname__.startswith(local_steps.__name__)
             run.append((LocalRun if local else Run)(comm, *arguments))
         elif name == "end":
@@ -554,7 +555,6 @@ def check_given_and_kept_are_all(comm: MPI.Intracomm) -> None:
         GROUPS[ranks] = dist.new_group(list(range(ranks)))
         SUBS[ranks] = comm.Split(0 if comm.rank < ranks else MPI.UNDEFINED, comm.rank)
     run: list[Run] = []
-    gc.freeze()  # scalers are looked for among what comes from now on: many times faster
     if comm.rank:
         while on_all(comm, None, run):
             pass
