@@ -244,15 +244,12 @@ class Run:
             if not any(used[name][0] for name in live):
                 used[live[0]] = [True] * self.comm.size
         generator = np.random.default_rng([self.steps, rank])
-        gradients: list[dict[str, torch.Tensor]] = []
-        for _ in range(passes):
-            scale = factor * 10.0 ** (self.steps % 5 - 2)
-            drawn = {name: scale * generator.normal(size=shape) for name, shape in SHAPES.items()}
-            gradients.append({name: torch.from_numpy(drawn[name]).to(self.dtype) for name in live if used[name][rank]})
+        gradients = [self.draw(generator, [name for name in live if used[name][rank]], factor) for _ in range(passes)]
+        before = self.compression.state_dict()
         # Averaged in every pass: where all ranks use all, as PyTorch takes zeros for what a rank uses in an earlier one
         # only; and without momentum, which every pass would have.
         every_pass = defer and isinstance(self.compression, GradientCompression) and all(map(all, used.values()))
-        every_pass = every_pass and not {"velocity", "variance"} & self.compression.state_dict().keys()
+        every_pass = every_pass and not {"velocity", "variance"} & before.keys()
         bad = False
         if overflow is not None and self.scaler is not None and overflow[0] in live:
             name, where = overflow[0], overflow[1] % active
@@ -261,7 +258,6 @@ class Run:
                 gradients[generator.integers(passes)][name].view(-1)[
                     generator.integers(gradients[-1][name].numel())
                 ] = np.inf
-        before = self.compression.state_dict()
         if "variance" in before:
             self.compression.observe({name: torch.full(SHAPES[name], 1e-9) for name in live})
         self.optimizer.zero_grad(set_to_none=to_none)
@@ -304,6 +300,15 @@ class Run:
             self.due[name] += mean + carried - got
             self.size[name] = max(self.size[name], float(np.abs(mean).max()), float(np.abs(self.due[name]).max()))
         self.check()
+
+    def draw(self, generator: np.random.Generator, names: list[str], factor: float = 1.0) -> dict[str, torch.Tensor]:
+        """A rank's gradients of a pass, of a size that changes from step to step."""
+        scale = factor * 10.0 ** (self.steps % 5 - 2)
+        return {
+            name: torch.from_numpy(scale * generator.normal(size=shape)).to(self.dtype)
+            for name, shape in SHAPES.items()
+            if name in names
+        }
 
     def drain(self) -> None:
         """Steps without gradients, in which what a quantizer lost comes out: on each rank, wherever it is kept."""
@@ -421,13 +426,12 @@ class LocalRun(Run):
         if not any(used[name][rank] for name in live):
             used[live[0]] = [True] * self.comm.size
         generator = np.random.default_rng([self.steps, rank])
-        before, own, scale = kept.state_dict(), self.parameters(), 1.0
+        before, own = kept.state_dict(), self.parameters()
         bad = False
         self.given: dict[str, np.ndarray] = {}
         self.optimizer.zero_grad(set_to_none=to_none)
         for _ in range(passes):
-            drawn = {name: generator.normal(size=SHAPES[name]) * 10.0 ** (self.steps % 5 - 2) for name in live}
-            gradients = {name: torch.from_numpy(drawn[name]).to(self.dtype) for name in live if used[name][rank]}
+            gradients = self.draw(generator, [name for name in live if used[name][rank]])
             if overflow is not None and self.scaler is not None and overflow[0] in gradients:
                 bad = rank == overflow[1] % self.ranks
                 if bad:
