@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import RLock
-from typing import Any
+from time import perf_counter
+from typing import Any, NoReturn
 
+from . import config
 from .codecs.base import Codec
 from .collectives import choose
-from .collectives.handshake import agreed, settle
+from .collectives.compiled_plan import Asked, Buffers, CompiledPlan, Run, named_codec, store_account
+from .collectives.device import DeviceCollectives
+from .collectives.failures import as_failure
+from .collectives.handshake import Handshake
+from .collectives.host import Checked, Collectives
+from .collectives.lanes import AT_ONCE, Lane, Lanes
+from .collectives.missing import RollCall
 from .collectives.plan import Plan
-from .collectives.recipe import tell_account
-from .collectives.runs import Runs
-from .collectives.signature import FREE, Signature
-from .devices.foreign import as_numpy, is_foreign
-from .devices.host import ndarray
-from .devices.memory import gpu_memory
-from .errors import (
-    CommunicatorBroken,
-    UnsupportedRecovery,
-)
+from .collectives.planned_steps import Ranks
+from .collectives.programs import Programs
+from .collectives.signature import BUSY, FREE, ON_GPU, Signature, unmade
+from .devices.cores import usable_cores
+from .devices.foreign import as_numpy, is_foreign, like
+from .devices.host import HostDevice, empty, ndarray
+from .devices.memory import cuda_device, gpu_memory
+from .errors import CommunicatorBroken, CompcollError, InvalidArgument, UnsupportedRecovery
 from .feedback import ErrorFeedback
+from .kernels._host import Collective, Operation, naps_within
+from .layout import World
 from .lifetime import live
+from .model.profile import profile_for
+from .progress import Ended, Engine, Request, Steps, Turn, keep_forever, under_way
 from .stats import Stats
-from .transports.base import Recoverable, transport_of
+from .transports.base import Connection, Recoverable, transport_of
+
+_HANDSHAKE_TAG = 0  # and the next
+_MOST_KNOWN = 64
 
 
-class Communicator(Runs):
+class Communicator:
     """Compressed collectives among the ranks of an MPI communicator.
 
     Every collective is called by all ranks, in the same order, with the same arguments. The first messages of each
@@ -98,32 +112,188 @@ class Communicator(Runs):
         }
         transport = transport_of(comm, threads=progress == "thread", timeout=timeout)
         with transport.together():
-            super().__init__(transport, codec, algorithm, progress, timeout, checksum, codec_options)
+            self._connect(transport, codec, codec_options)
         live(self)
+
+    def _connect(self, transport: Connection, codec: Any, codec_options: dict[str, Any]) -> None:
+        """Make all that collectives on this communicator share. Collective."""
+        progress, timeout, checksum = (self._settings[name] for name in ("progress", "timeout", "checksum"))
+        self._transport = transport
+        self.rank, self.size = transport.rank, transport.size
+        self.nodes = transport.nodes
+        neighbours = list(self.nodes).count(self.nodes[self.rank])
+        cores = usable_cores() / neighbours if transport.cores is None else transport.cores
+        if progress not in ("wait", "nap", "thread"):
+            raise InvalidArgument(f'progress={progress!r} is none of "wait", "nap" and "thread"')
+        if not isinstance(checksum, bool):
+            raise InvalidArgument(f"checksum={checksum!r}: True or False is needed")
+        seconds, self._debug = config.timeout(timeout), config.debug()
+        own_codec, tolerance = named_codec(codec, codec_options)
+        device = HostDevice(config.threads(cores))
+        profile = profile_for(transport, device.name)
+        world = World.of(transport.nodes)
+        self._handshake = Handshake(transport, _HANDSHAKE_TAG, transport.mail)
+        self._roll_call = RollCall(transport)
+        # Between nodes a look at the network costs more than the core that a waiting rank lends to others.
+        crowded = cores < 1 or world.nodes > 1
+        self._engine = Engine(
+            *(seconds, self._roll_call),
+            threaded=progress == "thread",
+            crowded=crowded,
+            lent=world.nodes > 1 and transport.lends_core,
+            naps=progress == "nap",
+            private=transport.blocks,
+        )
+        self._lanes = Lanes(transport, device.empty_bytes)
+        self._programs = Programs(transport)
+        self._collectives = Collectives(
+            device,
+            Ranks(
+                self.rank,
+                transport.native,
+                own_codec,
+                tolerance,
+                self._settings["algorithm"],
+                profile,
+                world,
+                self._handshake.arrays,
+                transport.shared if world.nodes == 1 else None,
+                self._programs,
+                bounded=timeout is not None or config.timeout_is_set(),
+                checksum=checksum and self.size > 1,
+                blocks=transport.blocks,
+            ),
+        )
+        self._gpu: DeviceCollectives | None = None
+        self._broken: BaseException | None = None
+        self._turn: Turn | None = None  # of the last call; None if its handshake and all before are over
+        self._begun = 0
+        self._last: Stats | tuple[str, CompiledPlan, Operation, int, float] | None = None
+        self._known: dict[tuple[Any, ...], tuple[CompiledPlan, tuple[int, ...]]] = {}
 
     @property
     def stats(self) -> Stats | None:
         """Account of the collective that ended last; None before the first."""
-        account = self._executor.account
-        if isinstance(account, tuple):  # that nobody reads is not made
-            collective, recipe, body, nbytes, seconds = account
-            stats = Stats(collective, recipe.plan.codec_text, recipe.plan.algorithm, nbytes)
-            tell_account(stats, body)
+        last = self._last
+        if isinstance(last, tuple):  # an account that nobody reads is not made
+            collective, plan, operation, nbytes, seconds = last
+            stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, nbytes)
+            store_account(stats, operation)
             stats.total_seconds = seconds
-            account = self._executor.account = stats
-        return account  # type: ignore[no-any-return]
+            last = self._last = stats
+        return last
 
     @property
     def begun(self) -> int:
-        """The number of collectives that began. Codecs that round at random draw by that number, so that who goes on
-        from a saved state, with a communicator of its own, sets what it was then: on all ranks alike, while none is
-        under way.
+        """The number of collectives that began. Codecs that round at random draw by that number. A program that
+        continues from a saved state with a communicator of its own sets the number that it had then: on all ranks
+        alike, while no collective is under way.
         """
-        return self._executor.begun
+        return self._begun
 
     @begun.setter
     def begun(self, number: int) -> None:
-        self._executor.begun = number
+        self._begun = number
+
+    def allreduce(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Reduce all ranks' arrays; see `compcoll.allreduce`."""
+        return self.call("allreduce", x, op, out, feedback, (codec, algorithm, options))
+
+    def iallreduce(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Request:
+        """Start an allreduce; see `compcoll.iallreduce`."""
+        return self.start("allreduce", x, op, out, feedback, (codec, algorithm, options))
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Reduce all ranks' arrays and keep one block; see `compcoll.reduce_scatter`."""
+        return self.call("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
+
+    def ireduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> Request:
+        """Start a reduce_scatter; see `compcoll.reduce_scatter`."""
+        return self.start("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
+
+    def allgather(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
+        """Stack all ranks' arrays; see `compcoll.allgather`."""
+        return self.call("allgather", x, None, out, None, (codec, algorithm, options))
+
+    def iallgather(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start an allgather; see `compcoll.allgather`."""
+        return self.start("allgather", x, None, out, None, (codec, algorithm, options))
+
+    def allgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Any:
+        """Join all ranks' arrays; see `compcoll.allgatherv`."""
+        return self.call("allgatherv", x, None, None, None, (codec, algorithm, options))
+
+    def iallgatherv(self, x: Any, *, codec: Any = ..., algorithm: str | None = None, **options: Any) -> Request:
+        """Start an allgatherv; see `compcoll.allgatherv`."""
+        return self.start("allgatherv", x, None, None, None, (codec, algorithm, options))
+
+    def bcast(
+        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
+        """Give every rank the root's array; see `compcoll.bcast`."""
+        return self.call("bcast", x, root, out, None, (codec, algorithm, options))
+
+    def ibcast(
+        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start a broadcast; see `compcoll.bcast`."""
+        return self.start("bcast", x, root, out, None, (codec, algorithm, options))
+
+    def alltoall(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Any:
+        """Exchange blocks; see `compcoll.alltoall`."""
+        return self.call("alltoall", x, None, out, None, (codec, algorithm, options))
+
+    def ialltoall(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> Request:
+        """Start an alltoall; see `compcoll.alltoall`."""
+        return self.start("alltoall", x, None, out, None, (codec, algorithm, options))
 
     def prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
         """Make what a feedback keeps of buffers such as ``x``, where these are, before its first call: zeros.
@@ -183,13 +353,12 @@ class Communicator(Runs):
         """Finish what is under way and give the private MPI communicator back, collectively."""
         if self._broken is None:
             self._engine.drain()
-            self._recordings.free()
+            self._programs.free()
             if self._gpu is not None:
                 self._gpu.free()
             self._transport.free()
         self._engine.close()
         self._broken = CommunicatorBroken("it was freed")
-        self._executor.ready = False
 
     def end(self, error: CommunicatorBroken, forked: bool) -> None:
         """Break the communicator without a call of MPI's (the contract is `compcoll.lifetime.Mortal`)."""
@@ -197,7 +366,6 @@ class Communicator(Runs):
             self._engine.lock = RLock()
         if self._broken is None:
             self._broken = error
-        self._executor.ready = False
         self._engine.fail(error)
 
     def shrink(self) -> Communicator:
@@ -245,11 +413,315 @@ class Communicator(Runs):
             As of collectives.
         """
         self._check_usable()
-        self._executor.begun += 1
-        self._openings_before(timeout)
+        self._begun += 1
         own = call.here() if self._debug else call
+        turn, steps = self._next_turn(), self._handshake.agree(own, FREE)
         try:
-            if not agreed(self._opening, own, FREE, None, self._engine.patience):
-                self._engine.follow(settle(self._opening, own, FREE, None), call.call, timeout)
+            if turn.before is not None:
+                self._engine.drive(turn.Test, timeout, lambda: "the handshakes before")
+            self._engine.follow(steps, call.call, timeout)
         except BaseException as error:
             self._failed(error)
+        finally:
+            turn.used = True
+
+    def call(self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Any:
+        """Run a collective; ``param`` is the operation or the root.
+
+        This is `start` and a wait. While nothing else is under way on this rank, the call waits at its first step, and
+        no `Request` is made.
+        """
+        if type(x) is not ndarray and is_foreign(x):
+            seen, memory = self._seen(collective, x, out)
+            result = self.call(collective, seen, param, memory, feedback, asked)
+            return like(result, x) if out is None else out
+        started = perf_counter()
+        plan, buffers = self._check(collective, x, param, out, feedback, asked)
+        operation = None
+        if not (under_way or self._engine.active or buffers.order is not None or buffers.apart):
+            operation = self._operation(collective, plan, self._lanes.alone, buffers)
+        if operation is None:
+            return self._wait(self._begin(collective, plan, buffers))
+        number = self._begun
+        self._begun = number + 1
+        looks, naps = self._engine.alone
+        if plan.timeout is not None:
+            naps = min(naps, naps_within(plan.timeout))
+        try:
+            call = self._handshaken(plan, buffers, operation, FREE, number, looks, naps)
+            if not call.ended:
+                self._engine.follow(_until_ended(call), plan.plan.signature, plan.timeout)
+            if not call.done:
+                return self._call_beside_others(collective, plan, buffers, call, number, started)
+        except BaseException as error:
+            self._failed(error, plan, *buffers)
+        self._last = collective, plan, operation, buffers.x.nbytes, perf_counter() - started
+        return buffers.result
+
+    def _call_beside_others(
+        self, collective: str, plan: CompiledPlan, buffers: Buffers, call: Collective, number: int, started: float
+    ) -> Any:
+        """Finish a blocking call after its handshake: the ranks' calls differ, or some rank has others to advance."""
+        signature, plan = self._signature(plan), plan.unblocked or plan
+        lane = self._lanes.in_turn[number % AT_ONCE]
+        stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
+        run = Run(lane.group, lane.take, stats, Turn(None), number)
+        result = self._engine.follow(self._rest(plan, buffers, run, lane, call, signature), signature, plan.timeout)
+        stats.total_seconds = perf_counter() - started
+        self._last = stats
+        return result
+
+    def start(
+        self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
+    ) -> Request:
+        """Start a collective; ``param`` is the operation or the root."""
+        if type(x) is not ndarray and is_foreign(x):
+            seen, memory = self._seen(collective, x, out)
+            request = self.start(collective, seen, param, memory, feedback, asked)
+            request.finish = lambda result: like(result, x) if out is None else out
+            return request
+        return self._begin(collective, *self._check(collective, x, param, out, feedback, asked))
+
+    def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers) -> Request:
+        """Start a collective in the lane of its number."""
+        signature, plan, number = self._signature(plan), plan.unblocked or plan, self._begun
+        self._begun = number + 1
+        lane, turn = self._lanes.in_turn[number % AT_ONCE], self._next_turn()
+        stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
+        run = Run(lane.group, lane.take, stats, turn, number)
+
+        def release(error: BaseException | None) -> BaseException | None:
+            self._last = stats
+            turn.used = True
+            return error and self._ended(error, plan, buffers)
+
+        steps = self._steps(plan, buffers, run, lane, lane.last, signature)
+        lane.last = request = Request(steps, stats, self._engine, release=release, timeout=plan.timeout)
+        if self._gpu is not None and buffers.order is not None:
+            request.finish = partial(self._gpu.handed_over, buffers.order)
+        try:
+            self._engine.start(request)
+        except BaseException as error:  # an interrupt: the caller never gets what is under way
+            self._break(error, plan, buffers)
+            raise
+        return request
+
+    def _steps(
+        self, plan: CompiledPlan, buffers: Buffers, run: Run, lane: Lane, before: Request | None, signature: Signature
+    ) -> Steps:
+        """One of the collectives under way, from its handshake to its result."""
+        if run.turn.before is not None:
+            yield run.turn
+        if before is not None and not before.done:  # else all those behind would be opened now
+            yield Ended(before)
+        level, operation, given = BUSY, None, buffers
+        if buffers.order is None:
+            operation = self._programs.operation(plan, lane, buffers.residual is not None)
+        else:
+            level = ON_GPU
+            if plan.piggyback is not None:
+                assert self._gpu is not None
+                given = buffers._replace(x=(yield from self._gpu.fetch_small(buffers)))
+        call = self._handshaken(plan, given, operation, level, run.number, 1, 0)
+        return (yield from self._rest(plan, buffers, run, lane, call, signature))
+
+    def _handshaken(
+        self,
+        plan: CompiledPlan,
+        buffers: Buffers,
+        operation: Operation | None,
+        level: int,
+        number: int,
+        looks: int,
+        naps: int,
+    ) -> Collective:
+        """Begin a handshake, which an operation follows where all ranks are at this level."""
+        piggyback = plan.piggyback
+        exchange, extremes = self._handshake.exchange(piggyback), plan.plan.signature.extremes[level]
+        x, out, residual = buffers.x, buffers.out, buffers.residual
+        return Collective(exchange, extremes, level, piggyback, operation, x, out, residual, number, looks, naps)
+
+    def _rest(
+        self, plan: CompiledPlan, buffers: Buffers, run: Run, lane: Lane, call: Collective, signature: Signature
+    ) -> Steps:
+        """Finish a call under way: its handshake, then what the plan runs."""
+        while call.level is None and not call.ended:
+            yield call
+        if call.level is None:
+            yield from self._handshake.compare(signature)
+        if call.level == ON_GPU and plan.on_gpus is not None:
+            result = yield from plan.on_gpus(buffers, run)
+            return buffers.result if result is None else result
+        operation = None
+        if buffers.order is None:
+            operation = self._programs.operation(plan, lane, buffers.residual is not None)
+        in_turn = choose.IN_TURN if operation is None else (choose.SHARED_MEMORY,)
+        if plan.plan.algorithm not in in_turn:
+            run.turn.used = True
+        if operation is None:
+            lane.arena.rewind()
+            result = yield from plan.steps(plan.plan, buffers.flat(), run)
+        else:
+            result = None
+            if call.ended and not call.done:
+                call.run(operation, buffers.x, buffers.out, buffers.residual)
+            while not call.done:
+                yield call
+            store_account(run.stats, operation)
+        if buffers.apart:
+            buffers.result.reshape(-1)[:] = buffers.out.view(buffers.result.dtype)
+        return buffers.result if result is None else result
+
+    def _operation(self, collective: str, plan: CompiledPlan, lane: Lane, buffers: Buffers) -> Operation | None:
+        """The operation that runs a call in a lane; None if a generator does. A refusal reaches all ranks."""
+        try:
+            return self._programs.operation(plan, lane, buffers.residual is not None)
+        except Exception as error:  # no memory for its wires
+            self._refuse(collective, error)
+
+    def _signature(self, plan: CompiledPlan) -> Signature:
+        """What other ranks receive of a call whose ranks differ: in debugging with the caller's line."""
+        return plan.plan.signature.here() if self._debug else plan.plan.signature
+
+    def _check(
+        self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
+    ) -> Checked:
+        """Check the arguments, unless they are like those of a call before; a refusal reaches all ranks, which wait in
+        the same collective.
+        """
+        if self._broken is not None:
+            self._check_usable()
+        try:
+            key = None
+            if type(x) is ndarray:
+                codec, algorithm, options = asked
+                key = (collective, x.shape, x.dtype, param, codec, algorithm, *options.items())
+                try:
+                    known = self._known.get(key)
+                except TypeError:  # an argument that is refused below
+                    known = key = None
+                in_place = out is not None and collective == "alltoall"  # is refused
+                if known is not None and not in_place and (buffers := self._like_known(x, out, known[1])) is not None:
+                    plan = known[0]
+                    return plan, buffers if feedback is None else self._collectives.fed_back(plan, buffers, feedback)
+            collectives = self._collectives if key is not None or not gpu_memory(x) else self._on_gpu(x)
+            plan, buffers = collectives.check(collective, x, param, out, feedback, asked)
+            if key is not None and buffers.x.dtype is x.dtype and _can_be_known(plan.plan, buffers):
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = plan, buffers.result.shape
+            return plan, buffers
+        except Exception as error:
+            self._refuse(collective, error)
+
+    @staticmethod
+    def _like_known(x: Any, out: Any, shape: tuple[int, ...]) -> Buffers | None:
+        """The buffers of a call whose arguments are known but for their memory; None if they need a closer look."""
+        flags = x.flags
+        if not (flags.c_contiguous and flags.aligned):
+            return None
+        if out is None:
+            out = empty(shape, x.dtype)
+        elif not HostDevice.fits(out, x, shape):
+            return None
+        return Buffers(x, out, out)
+
+    def _seen(self, collective: str, x: Any, out: Any) -> tuple[Any, Any]:
+        """Another library's arrays in host memory, as NumPy's; a refusal reaches all ranks."""
+        self._check_usable()
+        try:
+            return as_numpy(x, "x"), as_numpy(out, "out") if is_foreign(out) else out
+        except Exception as error:
+            self._refuse(collective, error)
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken!r}") from self._broken
+
+    def _on_gpu(self, x: Any) -> DeviceCollectives:
+        """The collectives on the GPU of the first array that was in one's memory."""
+        if self._gpu is None:
+            direct = self._transport.takes_device_memory()
+            self._gpu = DeviceCollectives(
+                cuda_device(x),
+                self._collectives,
+                self._transport,
+                direct=direct,
+                threaded=self._settings["progress"] == "thread",
+                seconds=self._engine.timeout,
+            )
+        return self._gpu
+
+    def _refuse(self, collective: str, error: Exception) -> NoReturn:
+        """Let all ranks know that this one cannot make its call, and raise the error."""
+        signature = Signature(unmade(collective, error), f"by rank {self.rank}")
+        self._begun += 1
+        turn = self._next_turn()
+
+        def steps() -> Steps:
+            yield turn
+            yield from self._handshake.agree(signature, BUSY)
+
+        def release(failure: BaseException | None) -> BaseException | None:
+            turn.used = True
+            return self._ended(failure)
+
+        request = Request(steps(), Stats(collective, None, "refused"), self._engine, release=release)
+        self._engine.start(request)
+        others: Exception | None = None
+        try:
+            self._wait(request)
+        except CompcollError as raised:
+            others = raised
+        failure = as_failure(error, self.rank, collective)
+        raise failure from others if failure is error else error
+
+    def _wait(self, request: Request) -> Any:
+        """The result of a request that nobody else has."""
+        try:
+            return request.wait()
+        except BaseException as error:
+            if not request.done:
+                self._break(error)
+            raise
+
+    def _failed(self, error: BaseException, *parts: Any) -> NoReturn:
+        """Raise what a collective ended with, and break the communicator by it if it must be."""
+        failure = self._ended(error, *parts)
+        if failure is error or failure is None:
+            raise error
+        raise failure from error
+
+    def _ended(self, error: BaseException | None, *parts: Any) -> BaseException | None:
+        """Break the communicator by an error with which a collective ended, and return what to raise. A mismatch of
+        calls leaves it usable.
+        """
+        return error if error is None or error is self._handshake.mismatch else self._break(error, *parts)
+
+    def _break(self, error: BaseException, *parts: Any) -> BaseException:
+        """Make the communicator unusable: let the other ranks know, and end all that is under way. Memory that MPI may
+        still write to is never freed. Return what to raise: an error that names the dead rank or the call, where one
+        can be made.
+        """
+        keep_forever((self._handshake, self._lanes, *parts))
+        broken, error = error, as_failure(error, self.rank, *parts)
+        if self._broken is None:
+            error = self._transport.failure(broken) or error
+            self._broken = error
+            self._roll_call.tell(error)
+            self._engine.fail(error)
+        return error
+
+    def _next_turn(self) -> Turn:
+        self._turn = Turn(self._turn)
+        return self._turn
+
+
+def _until_ended(call: Collective) -> Steps:
+    while not call.ended:
+        yield call
+
+
+def _can_be_known(plan: Plan, buffers: Buffers) -> bool:
+    """Tell whether calls with arguments such as these differ in their memory alone."""
+    return plan.call.rows is None and plan.algorithm not in choose.SPARSE and not buffers.apart

@@ -16,7 +16,7 @@ class Stats:
     codec : str or None
         The codec that ran, with its configuration; None when the values travelled uncompressed.
     algorithm : str
-        The algorithm that ran: what `explain` names, or what it names where others want a rank's core.
+        The algorithm that ran.
     raw_nbytes : int
         Bytes of this rank's buffer, uncompressed.
     wire_format : str
@@ -33,9 +33,6 @@ class Stats:
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float
         Host time spent encoding, decoding, waiting for other ranks, and from start to end; of a GPU's kernels what
         launching them took.
-    fresh_nbytes : int
-        Bytes of memory for wires that this call was the first to use. The system has to provide them meanwhile: the
-        first two calls of a kind take longer than those that follow.
 
     Examples
     --------
@@ -58,7 +55,6 @@ class Stats:
     wire_format: str = ""
     device: str = "host"
     carrier: str = ""
-    fresh_nbytes: int = 0
 
     @property
     def ratio(self) -> float:

@@ -46,7 +46,7 @@ class Reduction:
 
     Attributes
     ----------
-    body : Body
+    operation : Operation
         Reduces in one go.
     """
 
@@ -61,7 +61,7 @@ class Reduction:
         self._reduce, self._start = reduce, start
         self._device, self._dtype, self._scale = device, dtype, scale
         as_given = scale == 1.0 and device.known_to_mpi(dtype)
-        self.body: _host.Body = reduce if as_given else _host.Function(self._convert_and_reduce, UNKNOWN)
+        self.operation: _host.Operation = reduce if as_given else _host.Function(self._convert_and_reduce, UNKNOWN)
 
     def _convert_and_reduce(self, x: Array, out: Array) -> None:
         values, sums = self._device.for_mpi(x, out, self._dtype)

@@ -15,17 +15,13 @@ class Arena:
     ----------
     slabs : list of array
         The pieces.
-    fresh_nbytes : int
-        Bytes that were taken for the first time, since the beginning.
     """
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
         self.slabs: list[Any] = []  # kernels may need memory longer than who took it
         self._taken: list[int] = []
-        self._most: list[int] = []  # that was ever taken of a slab
         self._nbytes = 0
-        self.fresh_nbytes = 0
 
     def take(self, nbytes: int) -> Any:
         """Memory of ``nbytes`` bytes, until `rewind` or `reset`."""
@@ -38,12 +34,8 @@ class Arena:
             self.slabs.append(self._allocate(max(length, self._nbytes)))
             self._nbytes += self.slabs[-1].nbytes
             self._taken.append(0)
-            self._most.append(0)
         begin = self._taken[index]
-        end = self._taken[index] = begin + length
-        if end > self._most[index]:
-            self.fresh_nbytes += end - self._most[index]
-            self._most[index] = end
+        self._taken[index] = begin + length
         return self.slabs[index][begin : begin + nbytes]
 
     def rewind(self) -> None:
@@ -55,5 +47,4 @@ class Arena:
         if len(self.slabs) > 1:
             self.slabs = [self._allocate(sum(self._taken))]
             self._nbytes = self.slabs[0].nbytes
-            self._most = [0]
         self.rewind()

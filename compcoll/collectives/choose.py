@@ -15,7 +15,6 @@ from ..algorithms.job import Job
 from ..codecs.base import Codec, Summands
 from ..dtypes import DTYPES, HALVES
 from ..errors import UnknownAlgorithm
-from ..layout import in_pairs
 from ..model.accuracy import affordable, relative_error
 from ..model.gpu import COPY_PER_BYTE
 from ..model.kinds import segment_nbytes, way_of
@@ -155,15 +154,17 @@ def may_share(call: Call, setting: Setting) -> bool:
     )
 
 
-def small(call: Call, setting: Setting) -> list[Codec | None]:
-    """List the codecs with which an allreduce's arrays can travel with its opening, None for values as they are; the
-    list is empty for another collective, and where all ranks' arrays are known to be on GPUs: the opening is over then.
+def small(call: Call, setting: Setting) -> bool:
+    """Tell whether an allreduce's arrays can travel with its handshake; not where all ranks' arrays are known to be on
+    GPUs, since the handshake is over then.
     """
-    most = largest(setting.world.size)
-    if call.collective != "allreduce" or most == 0 or call.checksum or setting.gpus:
-        return []
-    found: list[Codec | None] = [None] if call.nbytes <= most and setting.device.gathers(call.dtype, call.op) else []
-    return found + [codec for codec in _codecs(call) if _doubles(codec, call, setting, most)]
+    return (
+        call.collective == "allreduce"
+        and not call.checksum
+        and not setting.gpus
+        and call.nbytes <= largest(setting.world.size)
+        and setting.device.gathers(call.dtype, call.op)
+    )
 
 
 def _codecs(call: Call) -> list[Codec]:
@@ -173,21 +174,13 @@ def _codecs(call: Call) -> list[Codec]:
     return [] if call.codec is None else [call.codec]
 
 
-def _doubles(codec: Codec, call: Call, setting: Setting, most: int) -> bool:
-    """Tell whether sums of wires with this codec, if they are so short, can be made on the way."""
-    if not in_pairs(setting.world.size) or not codec.fixed_size or codec.additive:
-        return False
-    coder = codec.coder(setting.device, call.dtype)
-    return setting.device.adds_on_the_way(coder) and coder.wire_nbytes(call.n) <= most
-
-
 class _Known(NamedTuple):
     """The facts that decide on every option of a call.
 
     Attributes
     ----------
-    small : sequence of Codec or None
-        What the arrays may travel with the opening by: `small`.
+    small : bool
+        Whether the arrays may travel with the handshake.
     mpi : str
         Why MPI can run nothing of it; empty if it can.
     native : str
@@ -200,7 +193,7 @@ class _Known(NamedTuple):
         Whether it is much slower for that, so that values as they are go by our own algorithms, measured here or not.
     """
 
-    small: Sequence[Codec | None]
+    small: bool
     mpi: str
     native: str
     plain: bool
@@ -218,13 +211,8 @@ def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     if not native and halves and call.algorithm == AUTO:
         native = "converts halves"
     slowed = not blocks and not native and setting.world.nodes > 1 and not setting.gpus
-    # What takes the place of MPI's own after the opening cannot travel with it.
-    return _Known([] if slowed else small(call, setting), mpi, native, plain, blocks, slowed)
-
-
-def why_not_native(call: Call, setting: Setting) -> str:
-    """Say why MPI's own may not be chosen; empty if it may."""
-    return _known(call, setting, blocks=True).native
+    # What takes the place of MPI's own after the handshake cannot travel with it.
+    return _Known(not slowed and small(call, setting), mpi, native, plain, blocks, slowed)
 
 
 def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool = False) -> list[Option]:
@@ -242,12 +230,8 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
     found, known, nbytes = [], _known(call, setting, blocks), call.nbytes
     own = [name for name in NAMES[call.collective] if name != NATIVE] if call.movable else []
     shared = [SHARED_MEMORY] * may_share(call, setting)
-    for algorithm in [NATIVE, DISSEMINATION, *shared, *own]:
-        codecs: Sequence[Codec | None] = [None]
-        if algorithm in own:
-            codecs = [None, *_codecs(call)]
-        elif algorithm == DISSEMINATION:
-            codecs = known.small
+    for algorithm in [NATIVE, *[DISSEMINATION] * known.small, *shared, *own]:
+        codecs = [None, *_codecs(call)] if algorithm in own else [None]
         ways = [(codec, _way(algorithm, codec, call, setting)) for codec in codecs]
         if call.collective == "allreduce":
             ways = [(codec, way) for codec, way in ways if isinstance(codec, Sparsifier) == (algorithm in SPARSE)]

@@ -25,6 +25,7 @@ from ..devices.streams import Timeline
 from ..dtypes import DTYPES, HALVES, numpy_dtype
 from ..errors import InvalidArgument, UnsupportedDevice
 from ..feedback import ErrorFeedback
+from ..kernels._host import PiggybackReduction
 from ..progress import Steps
 from ..sparse.coder import SparseCoder
 from ..sparse.contract import SparseSum, Sparsifier
@@ -35,10 +36,10 @@ from ..transports.streamed import Carrier, Joins, StreamTransport
 from . import choose
 from .call import Call
 from .choose import COPY
+from .compiled_plan import Asked, Buffers, CompiledPlan, Order, Run, driven, feedback_refused
 from .device_memory import DeviceBuffers, DeviceMemory
 from .host import Checked, Collectives
 from .plan import Plan, with_checksum
-from .recipe import Asked, Buffers, Order, Recipe, Run, feedback_refused
 from .together import Together
 
 
@@ -109,19 +110,18 @@ class DeviceCollectives(Collectives):
                 'progress="wait"'
             )
         with self._here.current_stream(caller):
-            recipe, buffers = super().check(collective, x, param, out, feedback, (codec, algorithm, options))
+            compiled, buffers = super().check(collective, x, param, out, feedback, (codec, algorithm, options))
         order = Order(caller, self._here.runtime.record(caller), x, stream, new=out is None)
-        return recipe, buffers._replace(order=order)
+        return compiled, buffers._replace(order=order)
 
-    def _make(self, call: Call, *, bounded: bool) -> Recipe:
+    def _make(self, call: Call, *, bounded: bool) -> CompiledPlan:
         chosen, here, dtype = self._host._make(call, bounded=bounded), self._here, call.dtype
         chosen = chosen.unblocked or chosen
         plan, on_device = chosen.plan, True
-        if chosen.along is not None:
-            travelled = partial(self._travelled, chosen)
-            return Recipe(plan, travelled, along=chosen.along, fetch=self._fetch_small)
-        recipe = Recipe(plan, partial(self._through_host, chosen))
-        steps = recipe.steps
+        if chosen.piggyback is not None:
+            stored = partial(self._stored, chosen.piggyback)
+            return CompiledPlan(plan, lambda _, buffers, run: stored(buffers, run), chosen.piggyback)
+        steps: Callable[[Buffers, Run], Steps] = partial(self._through_host, chosen)
         if plan.algorithm == COPY:
             on_device = False
             steps = self._copy if call.rows is None else partial(self._steps_of[call.collective], plan)
@@ -130,30 +130,27 @@ class DeviceCollectives(Collectives):
             there = plan._replace(summands=additive.summands(here, dtype, self._size))
             steps = partial(self._add, there)
         elif plan.algorithm in choose.SPARSE:
-            steps = partial(self._sparse, recipe)
+            steps = lambda buffers, run: self._sparse(compiled, buffers, run)  # noqa: E731
         else:
             moved = plan.coder is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
             bound = self._on_device(plan, dtype) if moved else None
             on_device = bound is not None
             if bound is not None:
                 steps = partial(self._steps_of[call.collective], bound)
-        recipe.steps = partial(self._ordered, steps, on_device)
+        ordered = partial(self._ordered, steps, on_device)
+        compiled = CompiledPlan(plan, lambda _, buffers, run: ordered(buffers, run))
         if Together.concerns(plan) and self._bound(call, dtype):
             if plan.codec is None:  # a residual is there for the other plan
-                recipe.steps = partial(self._without_residual, recipe.steps)
-            recipe.all_on_gpus = partial(self._all_on_gpus, call, recipe)
-        return recipe
+                compiled.steps = lambda _, buffers, run: ordered(buffers._replace(residual=None), run)
+            compiled.on_gpus = partial(self._all_on_gpus, call, compiled)
+        return compiled
 
     def _bound(self, call: Call, dtype: str) -> bool:
         """Tell whether a call's codec has kernels here."""
         return call.codec is None or self._here.owns(call.codec.coder(self._here, dtype))
 
-    @staticmethod
-    def _without_residual(steps: Callable[[Buffers, Run], Steps], buffers: Buffers, run: Run) -> Steps:
-        return steps(buffers._replace(residual=None), run)
-
-    def _all_on_gpus(self, call: Call, otherwise: Recipe, buffers: Buffers, run: Run) -> Steps:
-        """Run a collective whose arrays are all on GPUs, after its opening."""
+    def _all_on_gpus(self, call: Call, otherwise: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
+        """Run a collective whose arrays are all on GPUs, after its handshake."""
         together, turn = self._together, run.turn
         if not together.known:
             yield from together.connect(Group(self._transport, run.group.tag))
@@ -161,7 +158,7 @@ class DeviceCollectives(Collectives):
         if not plan.setting.streamed:
             if plan.algorithm in choose.ON_THE_HOST:
                 turn.used = otherwise.plan.algorithm not in choose.IN_TURN
-                return (yield from otherwise.steps(buffers, run))
+                return (yield from otherwise.steps(otherwise.plan, buffers, run))
             carrier, turn.used, links = None, True, together.links
         run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
         if plan.codec is None:
@@ -218,11 +215,11 @@ class DeviceCollectives(Collectives):
         with self._here.current_stream(self._here.caller(x, None)):
             super().prepare_feedback(feedback, x)
 
-    def fed_back(self, recipe: Recipe, buffers: Buffers, feedback: ErrorFeedback) -> Buffers:
-        fed = super().fed_back(recipe, buffers, feedback)
-        if recipe.all_on_gpus is None or recipe.plan.call.codec is None:
+    def fed_back(self, plan: CompiledPlan, buffers: Buffers, feedback: ErrorFeedback) -> Buffers:
+        fed = super().fed_back(plan, buffers, feedback)
+        if plan.on_gpus is None or plan.plan.call.codec is None:
             return fed
-        if refused := feedback_refused(recipe.plan._replace(codec=recipe.plan.call.codec)):
+        if refused := feedback_refused(plan.plan._replace(codec=plan.plan.call.codec)):
             raise InvalidArgument(refused)
         return buffers._replace(residual=feedback.residual)
 
@@ -289,36 +286,27 @@ class DeviceCollectives(Collectives):
             return result._replace(indices=back(result.indices), values=back(result.values))
         return back(result)
 
-    def _fetch_small(self, buffers: Buffers) -> Steps:
-        """Fetch the values and the residual of a small array to the host."""
-        order = buffers.order
+    def fetch_small(self, buffers: Buffers) -> Steps:
+        """Fetch the values of a small array, which travels with the handshake, to the host."""
+        order, x = buffers.order, buffers.x
         assert order is not None
-        timeline = Timeline(self._here.streams, order.caller, order.before, None)
-        if buffers.residual is not None:
-            order.fetched = (yield from self._fetch(timeline, buffers.residual)).copy()
-        return (yield from self._fetch(timeline, buffers.x)), order.fetched
-
-    def _fetch(self, timeline: Timeline, x: Array) -> Steps:
         if x.nbytes > self._fetched.nbytes:
             self._fetched = self._here.runtime.pinned_bytes(x.nbytes)
         copy = self._fetched[: x.nbytes]
-        yield timeline.fetch(x, copy)
+        yield Timeline(self._here.streams, order.caller, order.before, None).fetch(x, copy)
         return copy.view(x.dtype)
 
-    def _travelled(self, chosen: Recipe, buffers: Buffers, run: Run) -> Steps:
-        """Finish what came with the opening."""
-        assert buffers.order is not None
-        sums, residual = np.empty(buffers.x.size, buffers.x.dtype), buffers.order.fetched
-        # At once: the next opening uses the same memory.
-        yield from chosen.steps(buffers._replace(out=sums, residual=residual), run)
+    def _stored(self, reduction: PiggybackReduction, buffers: Buffers, run: Run) -> Steps:
+        """Store the sums that came with the handshake."""
+        sums = np.empty(buffers.x.size, buffers.x.dtype)
+        # At once: the next handshake uses the same memory.
+        yield from driven(reduction, buffers._replace(out=sums), run)
 
         def store(buffers: Buffers, run: Run) -> Steps:
             timeline, pinned = _of_device(run)
-            for made, target in ((sums, buffers.out), (residual, buffers.residual)):
-                if made is not None:
-                    copy = pinned(made.nbytes)
-                    copy[:] = made.view(np.uint8)
-                    timeline.store(copy, target)
+            copy = pinned(sums.nbytes)
+            copy[:] = sums.view(np.uint8)
+            timeline.store(copy, buffers.out)
             yield None
 
         return (yield from self._ordered(store, False, buffers, run))
@@ -339,24 +327,24 @@ class DeviceCollectives(Collectives):
         yield from super()._numbers_by_mpi(run, copy, op)
         timeline.store(copy, numbers)
 
-    def _limit(self, recipe: Recipe) -> float:
-        """Seconds that a wait of a recipe's calls may last."""
-        return self._seconds if recipe.timeout is None else recipe.timeout
+    def _limit(self, plan: CompiledPlan) -> float:
+        """Seconds that a wait of a plan's calls may last."""
+        return self._seconds if plan.timeout is None else plan.timeout
 
-    def _sparse(self, recipe: Recipe, buffers: Buffers, run: Run) -> Steps:
+    def _sparse(self, compiled: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
         """Choose, and add up what was sent, on the device: wires are in pinned memory."""
-        plan, (timeline, pinned) = recipe.plan, _of_device(run)
+        plan, (timeline, pinned) = compiled.plan, _of_device(run)
         n = min(buffers.x.size, 1)
         assert isinstance(plan.coder, SparseCoder)
         # Once the caller's work is done, what is fetched comes soon.
         yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
-        exchange = Exchange(timeline, run.take, pinned, self._limit(recipe))
+        exchange = Exchange(timeline, run.take, pinned, self._limit(compiled))
         plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, exchange)))
         run = replace(run, group=Group(self._transport, run.group.tag), take=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)
         return None if made is None else self._uploaded_sum(made, buffers, run)
 
-    def _through_host(self, chosen: Recipe, buffers: Buffers, run: Run) -> Steps:
+    def _through_host(self, chosen: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
         """Run a collective on copies in pinned memory."""
         timeline, pinned = _of_device(run)
         dtype = self._device.dtype_name(buffers.result)
@@ -373,7 +361,7 @@ class DeviceCollectives(Collectives):
         result = out.view(numpy_dtype(dtype)).reshape(shape)
         host = Buffers(x, None if buffers.out is None else out, result, residual, buffers.feedback)
         group = Group(self._transport, run.group.tag)
-        made = yield from chosen.steps(host, replace(run, group=group, take=pinned, timeline=None))
+        made = yield from chosen.steps(chosen.plan, host, replace(run, group=group, take=pinned, timeline=None))
         if residual is not None:
             timeline.store(residual, buffers.residual)
         if buffers.out is None:

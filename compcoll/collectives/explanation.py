@@ -12,9 +12,7 @@ from .choose import Option
 _NO_LIMIT = '; a codec that is named is taken whatever it is, codec="auto" keeps within tolerance='
 
 
-def text(
-    call: Call, setting: Setting, algorithm: str, codec: Codec | None, unblocked: str | None, other: str | None
-) -> str:
+def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unblocked: str | None) -> str:
     """The options of a call, one a line, and why one of them was chosen.
 
     Parameters
@@ -25,8 +23,6 @@ def text(
         What was chosen.
     unblocked : str or None
         The algorithm that runs instead where some rank must not block in MPI.
-    other : str or None
-        The one that runs instead where others want some rank's core and it was found to take less time.
     """
     world = setting.world
     nodes = f"{world.nodes} nodes of {world.per_node}" if world.nodes > 1 else "one node"
@@ -44,8 +40,6 @@ def text(
     tail = [f"choice: {_reason(found, chosen, call, setting, algorithm, codec)}"]
     if unblocked is not None:
         tail.append(f"where some rank must not block in MPI, given a time-out or other collectives: {unblocked}")
-    if other is not None:
-        tail.append(f"where others want some rank's core: {algorithm} or {other}, whichever takes less time there")
     return "\n".join(
         [
             *head,
@@ -97,7 +91,7 @@ def _reason(
         return f"{name}: that algorithm was asked for"
     if not call.movable:
         values = " ".join(part for part in (call.op, "of" * bool(call.op), call.dtype) if part)
-        small = "it is small enough to travel with the opening, and " * (algorithm == choose.DISSEMINATION)
+        small = "it is small enough to travel with the handshake, and " * (algorithm == choose.DISSEMINATION)
         return f"{name}: {small}no other algorithm of our own takes {values}"
     if chosen is None or native.refused:
         return f"{name}: the fastest that may be chosen" + f", without {own}: {native.refused}" * bool(native.refused)

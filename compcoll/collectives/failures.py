@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import CollectiveFailed, CompcollError
-from .recipe import Recipe
+from .compiled_plan import CompiledPlan
 
 
 def as_failure(error: BaseException, rank: int, *parts: Any) -> BaseException:
@@ -19,11 +19,11 @@ def as_failure(error: BaseException, rank: int, *parts: Any) -> BaseException:
     rank : int
         Of this process.
     *parts
-        What belongs to the call: its recipe, or the collective's name, among others.
+        What belongs to the call: its compiled plan, or the collective's name, among others.
     """
     if isinstance(error, CompcollError) or not isinstance(error, Exception):
         return error
-    calls = [part.plan.signature.call if isinstance(part, Recipe) else part for part in parts]
+    calls = [part.plan.signature.call if isinstance(part, CompiledPlan) else part for part in parts]
     call = next((call for call in calls if isinstance(call, str)), "a collective")
     kind = "MPI" if type(error).__module__.startswith("mpi4py") else type(error).__name__
     said = str(error).partition("\n")[0].removesuffix(", error stack:")

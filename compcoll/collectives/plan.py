@@ -50,8 +50,6 @@ class Plan(NamedTuple):
         The codec as `Stats` tell it.
     unblocked : Plan or None
         What runs instead where some rank must not block in MPI; None if the same does.
-    other : Plan or None
-        What runs instead where others want some rank's core and it was found to take less time; None if nothing does.
     """
 
     call: Call
@@ -67,7 +65,6 @@ class Plan(NamedTuple):
     summands: Summands | None = None
     codec_text: str | None = None
     unblocked: Plan | None = None
-    other: Plan | None = None
 
     @property
     def gathers(self) -> bool:
@@ -78,8 +75,8 @@ class Plan(NamedTuple):
         return f"Plan({self.signature})"
 
     def __str__(self) -> str:
-        instead = [None if plan is None else plan.algorithm for plan in (self.unblocked, self.other)]
-        return explanation.text(self.call, self.setting, self.algorithm, self.codec, *instead)
+        unblocked = None if self.unblocked is None else self.unblocked.algorithm
+        return explanation.text(self.call, self.setting, self.algorithm, self.codec, unblocked)
 
 
 def _detail(algorithm: str, coder: Coder | None, segment: int) -> str:
@@ -132,7 +129,7 @@ def make_plan(call: Call, setting: Setting) -> Plan:
         instead = make_plan(call._replace(codec=None, tolerance=None, algorithm=unblocked), setting)
         detail += f" or {_detail(unblocked, instead.coder, instead.segment)}"
     text = None if codec is None else repr(codec)
-    signature = Signature(_line(call, detail, codec), ahead=coder is not None)
+    signature = Signature(_line(call, detail, codec))
     if world.size == 1 and algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
         algorithm, codec, text, summands = choose.COPY, None, None, None
     elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and summands is None:
@@ -140,10 +137,7 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     scale = 1.0 / world.size if call.op == "mean" else 1.0
     plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, summands, text)
     if instead is not None:
-        instead = instead._replace(call=call, signature=signature)
-        return plan._replace(unblocked=instead, other=instead if unblocked == choose.SHARED_MEMORY else None)
-    if algorithm == choose.SHARED_MEMORY and call.algorithm == choose.AUTO and _may_be_native(call, setting):
-        return plan._replace(other=plan._replace(algorithm=choose.NATIVE))
+        return plan._replace(unblocked=instead._replace(call=call, signature=signature))
     return plan
 
 
@@ -154,7 +148,7 @@ def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
     if call.algorithm != choose.AUTO and (call.tolerance is None or not call.movable):
         return call.algorithm, call.codec, call.algorithm
     if not call.movable:
-        algorithm = choose.DISSEMINATION if None in choose.small(call, setting) else choose.NATIVE
+        algorithm = choose.DISSEMINATION if choose.small(call, setting) else choose.NATIVE
         return algorithm, None, algorithm
     unblocked = option = choose.chosen(call, setting, blocks=not setting.gpus)
     if not setting.gpus and option.algorithm == choose.NATIVE and call.op != MOVED:
@@ -179,11 +173,10 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
         )
     if algorithm == choose.NATIVE:
         _check_native(call, setting, None if summands else codec)
-    elif call.algorithm == choose.DISSEMINATION and codec not in choose.small(call, setting):
+    elif call.algorithm == choose.DISSEMINATION and (codec is not None or not choose.small(call, setting)):
         raise UnknownAlgorithm(
             f"algorithm={algorithm!r} takes uncompressed arrays of up to {largest(setting.world.size)} bytes, without "
-            f"checksums, of numbers of 8 to 128 bits by sum, mean, prod, max or min, and where 2, 4, 8 or 16 ranks "
-            f"add, codecs of fixed size whose wires are no longer: not {_line(call, algorithm)}"
+            f"checksums, of numbers of 8 to 128 bits by sum, mean, prod, max or min: not {_line(call, algorithm)}"
         )
     elif algorithm == choose.SHARED_MEMORY and (codec is not None or not choose.may_share(call, setting)):
         raise UnknownAlgorithm(
@@ -234,10 +227,6 @@ _KINDS = {
     "bxor": _WHOLE,
 }
 """The kinds of elements that MPI can reduce by each operation (MPI-4.1, section 6.9.2)."""
-
-
-def _may_be_native(call: Call, setting: Setting) -> bool:
-    return not setting.gpus and not choose.why_not_native(call, setting)
 
 
 def _check_operation(call: Call) -> None:

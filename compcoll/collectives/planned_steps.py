@@ -23,9 +23,9 @@ from ..transports.base import Native
 from ..transports.shared import Shared
 from . import choose
 from .choose import COPY
+from .compiled_plan import Buffers, Run
 from .plan import Plan, make_plan, with_checksum
-from .recipe import Buffers, Run
-from .replay import Recordings
+from .programs import Programs
 
 _COUNT = struct.Struct("<q")
 
@@ -47,10 +47,10 @@ class Ranks:
     world : World
         The ranks.
     small : bytearray
-        Where all ranks' small arrays arrive with the opening.
+        Where all ranks' small arrays arrive with the handshake.
     shared : Shared or None
         Memory that all ranks have in common.
-    recordings : Recordings
+    programs : Programs
         Of algorithms on host arrays.
     bounded : bool
         Whether nothing may block in MPI, where no time-out ends it.
@@ -69,14 +69,14 @@ class Ranks:
     world: World
     small: bytearray
     shared: Shared | None
-    recordings: Recordings
+    programs: Programs
     bounded: bool
     checksum: bool
     blocks: bool
 
 
 class PlannedSteps:
-    """Makes the steps of plans, after the opening.
+    """Makes the steps of plans, after the handshake.
 
     Parameters
     ----------

@@ -18,19 +18,18 @@ TEXT_NBYTES = 512
 _TWICE = 1 << 8 * NBYTES | 1
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
-FREE, WANTED, OTHER_WAY, USUAL_WAY, BUSY, ON_GPU = range(6)
-"""The levels that a rank tells with its call, of which the highest of all ranks counts: nothing in particular; others
-want its core; the plan's other way shall be taken, which rank 0 alone says, as it has found that to take less time; it
-must not, since that way blocks in MPI; nothing may block in MPI. The last one counts if it is all ranks': their arrays
-are on GPUs. A rank whose array is there must not block either.
+FREE, BUSY, ON_GPU = range(3)
+"""The levels of a rank in a handshake, of which the highest of all ranks counts: nothing in particular; the rank has
+other collectives to advance, so that no rank may block in MPI; the same, and its array is on a GPU. `ON_GPU` counts as
+`BUSY` unless it is the level of all ranks.
 """
 
-LEVELS = 7
-"""The bits of a fingerprint that tell them."""
+LEVELS = 3
+"""The bits of a fingerprint that carry the level."""
 
 
 def fingerprint(call: str) -> int:
-    """64 bits that differ for calls that do not belong together. The lowest three tell the rank's level."""
+    """64 bits that differ for calls that do not belong together. The lowest two carry the rank's level."""
     return int.from_bytes(blake2b(call.encode(), digest_size=NBYTES).digest(), "little") & ~LEVELS
 
 
@@ -42,9 +41,7 @@ class Signature:
     call : str
         One line on it: equal on all ranks when the calls belong together.
     salt : str
-        Not told, but makes the fingerprint another.
-    ahead : bool
-        Whether ranks that make this call may send something ahead.
+        Not in the line, but makes the fingerprint another.
 
     Attributes
     ----------
@@ -52,33 +49,24 @@ class Signature:
         Smallest and largest fingerprint that a rank knows of at first, by its level.
     """
 
-    __slots__ = ("ahead", "call", "extremes")
+    __slots__ = ("call", "extremes")
 
-    def __init__(self, call: str, salt: str = "", *, ahead: bool = False) -> None:
+    def __init__(self, call: str, salt: str = "") -> None:
         self.call = call
-        self.ahead = ahead
         own = fingerprint(call + salt)
         self.extremes = tuple(((own | level) * _TWICE).to_bytes(2 * NBYTES, "big") for level in range(ON_GPU + 1))
 
     def __str__(self) -> str:
         return self.call
 
-    def bounded(self, level: int = BUSY) -> Signature:
-        """The same call on a rank that must not block in MPI, where no time-out ends it: its level is at least this."""
-        return self._replaced(self.call, (self.extremes[level],) * level + self.extremes[level:])
-
     def here(self) -> Signature:
         """The same call, with the line of the program that makes it."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
-        return self._replaced(
-            f"{self.call[: TEXT_NBYTES // 2]} at {frame.f_code.co_filename}:{frame.f_lineno}", self.extremes
-        )
-
-    def _replaced(self, call: str, extremes: tuple[bytes, ...]) -> Signature:
         made = object.__new__(Signature)
-        made.call, made.extremes, made.ahead = call, extremes, self.ahead
+        made.call = f"{self.call[: TEXT_NBYTES // 2]} at {frame.f_code.co_filename}:{frame.f_lineno}"
+        made.extremes = self.extremes
         return made
 
 

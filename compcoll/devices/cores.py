@@ -5,18 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-_NANOSECONDS_BETWEEN_LOOKS = 10_000_000
-_PART_WANTED = 0.1
-"""A thread whose core nobody else wants waits for it less than a thousandth of the time; beside one busy process, some
-tenths of it.
-"""
 
 
 class Quota(NamedTuple):
@@ -156,53 +148,6 @@ def _limit(kind: str, folder: Path) -> float | None:
     else:
         quota, period = ((folder / f"cpu.cfs_{what}_us").read_text().strip() for what in ("quota", "period"))
     return None if quota in ("max", "-1") else int(quota) / int(period)
-
-
-class Contention:
-    """The signs of others that want the core of the thread that looks: of the time since the look before, the part in
-    which that thread was ready to run, and did not. Nothing where the system does not tell.
-
-    References
-    ----------
-    The Linux kernel's Documentation/scheduler/sched-stats.rst: the second number of a thread's schedstat.
-    """
-
-    def __init__(self) -> None:
-        self._thread, self._file = -1, -1
-        self._since, self._waited = 0, 0
-        self._wanted = False
-
-    def __call__(self) -> bool:
-        """Tell whether the core was wanted by others; what was seen some milliseconds ago holds until then."""
-        now = time.monotonic_ns()
-        if now - self._since >= _NANOSECONDS_BETWEEN_LOOKS:
-            waited = self._nanoseconds_waited()
-            self._wanted = waited - self._waited > _PART_WANTED * (now - self._since)
-            self._since, self._waited = now, waited
-        return self._wanted
-
-    def _nanoseconds_waited(self) -> int:
-        """Nanoseconds in which this thread was ready and did not run; those of another thread do not count."""
-        try:
-            if changed := self._thread != threading.get_ident():
-                self.close()
-                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-                self._thread = threading.get_ident()
-            waited = int(os.pread(self._file, 64, 0).split()[1])
-        except (OSError, ValueError, IndexError):
-            return self._waited
-        if changed:
-            self._waited = waited
-        return waited
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._thread, self._file = -1, -1
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def usable_cores() -> int:

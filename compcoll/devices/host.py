@@ -24,7 +24,7 @@ from .host_summands import Integers, NumberCoder, Votes
 Array = npt.NDArray[Any]
 
 _CHECKSUM = struct.Struct("<I")
-ndarray = np.ndarray
+ndarray, empty = np.ndarray, np.empty
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError("compcoll's kernels need the GIL, which was switched off: unset PYTHON_GIL, or give no -X gil=0")
@@ -163,25 +163,10 @@ class HostDevice:
         """
         return _host.Gathered(memory, ranks, *places, n, dtype, op)
 
-    @staticmethod
-    def adds_on_the_way(coder: Any) -> bool:
-        """Tell whether `encoded_sum` takes that coder."""
-        return isinstance(coder, HostCoder)
-
-    @staticmethod
-    def encoded_sum(memory: bytearray, coder: Any, n: int, rank: int, ranks: int, scale: float) -> _host.EncodedSum:
-        """A small sum of encoded values, among a power of two of ranks: that of `recursive_doubling`, bit by bit."""
-        return _host.EncodedSum(memory, coder.bound, n, rank, ranks, scale, coder.threads)
-
     def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str, scale: float) -> _host.SharedSum:
         """A rank's end of sums through memory that all ranks share, of values times a scale."""
         raw = self.coder(("cast", DTYPES[dtype].precision, 0), dtype)
         return _host.SharedSum(memory, rank, ranks, raw.bound, scale)
-
-    @staticmethod
-    def known_calls(ranks: int) -> _host.KnownCalls:
-        """Keeps calls that were checked, to find those like them."""
-        return _host.KnownCalls(ranks, ndarray, np.empty)
 
     @staticmethod
     def check_readable(x: Any, what: str) -> None:
@@ -212,19 +197,24 @@ class HostDevice:
         flat = self.flat(x, dtype)
         if out is None:
             out = np.empty(shape, x.dtype)
-        elif not (
-            type(out) is ndarray
-            and out.dtype is x.dtype
-            and out.shape == shape
-            and out.flags.carray
-            and (out is x or _apart(x, out) or not np.may_share_memory(out, x))
-        ):
+        elif not self.fits(out, x, shape):
             self.check_writable(out, x, shape)
             if np.may_share_memory(out, x):
                 return dtype, flat, out, flat
         if out is x:
             return dtype, flat, out, flat
         return dtype, flat, out, self.flat(out, dtype)
+
+    @staticmethod
+    def fits(out: Any, x: Array, shape: tuple[int, ...]) -> bool:
+        """Tell whether a result buffer surely fits: `check_writable` tells it of all others."""
+        return (
+            type(out) is ndarray
+            and out.dtype is x.dtype
+            and out.shape == shape
+            and out.flags.carray
+            and (out is x or _apart(x, out) or not np.may_share_memory(out, x))
+        )
 
     @classmethod
     def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> None:

@@ -52,73 +52,47 @@ Exchange::Exchange(nb::handle arrays, const std::vector<Given>& rounds) : arrays
 
 Exchange::~Exchange() = default;
 
-bool Exchange::run(const nb::bytes& extremes, nb::object along, Patience patience, const std::function<void()>& meanwhile) {
-    prepare(extremes, along, patience);
-    return go(meanwhile);
-}
-
-void Exchange::prepare(const nb::bytes& extremes, nb::object along, Patience patience) {
+void Exchange::begin(const nb::bytes& extremes, nb::object piggyback) {
     if (extremes.size() != extremes_.size()) throw nb::value_error("16 bytes of extremes are needed");
     std::memcpy(extremes_.data(), extremes.c_str(), extremes_.size());
     first_ = extremes_;
     round_ = 0;
     stage_ = Stage::begins;
-    patience_ = patience;
-    along_ = along;
-    taker_ = along.is_none() ? nullptr : &nb::cast<Along&>(along);
-    waiting_ = nb::none();
+    owner_ = piggyback;
+    piggyback_ = piggyback.is_none() ? nullptr : &nb::cast<PiggybackReduction&>(piggyback);
 }
 
-bool Exchange::without_python() const {
-    return std::all_of(rounds_.begin(), rounds_.end(),
-                       [](const auto& round) { return round->arriving.without_python() && round->sending.without_python(); });
+bool Exchange::needs_python() const {
+    return !std::all_of(rounds_.begin(), rounds_.end(),
+                        [](const auto& round) { return round->arriving.without_python() && round->sending.without_python(); });
 }
 
-bool Exchange::go(const std::function<void()>& meanwhile) {
-    if (meanwhile && !rounds_.empty()) {
-        begin(*rounds_[0]);
-        stage_ = Stage::begun;
-        meanwhile();
-    }
-    const Message* const message = next();
-    if (!message) return extremes_ == first_;
-    const Acquired acquired;
-    waiting_ = message->object();
-    return false;
-}
-
-nb::object Exchange::advance() {
-    const Message* const message = next();
-    return message ? message->object() : nb::none();
-}
-
-// What is to be waited for; null at the end.
-const Message* Exchange::next() {
-    while (round_ < rounds_.size()) {
+bool Exchange::advance(Patience& patience) {
+    for (; round_ < rounds_.size(); ++round_) {
         const Round& round = *rounds_[round_];
         switch (stage_) {
         case Stage::begins:
-            begin(round);
+            start(round);
+            stage_ = Stage::begun;
             [[fallthrough]];
         case Stage::begun:
+            if (!round.arriving.wait(patience)) return false;
             stage_ = Stage::awaited;
-            if (!round.arriving.wait(patience_)) return &round.arriving;
             [[fallthrough]];
         case Stage::awaited:
-            patience_.renew();
+            patience.renew();
             end(round);
             stage_ = Stage::leaving;
-            if (!round.sending.test()) return &round.sending;
             [[fallthrough]];
         case Stage::leaving:
-            ++round_;
+            if (!round.sending.test()) return false;
             stage_ = Stage::begins;
         }
     }
-    return nullptr;
+    return true;
 }
 
-void Exchange::begin(const Round& round) const {
+void Exchange::start(const Round& round) const {
     round.arriving.start();
     uint8_t* outgoing = round.sending.at();
     std::memcpy(outgoing, extremes_.data(), begin_nbytes);
@@ -134,7 +108,7 @@ void Exchange::check_length(const Round& round) const {
     const bool same = came >= begin_nbytes && same_call(round.arriving.at()) && same_call(round.arriving.at() + fingerprint_nbytes);
     if (came == round.length || (came >= begin_nbytes && !same)) return;
     const Acquired acquired;
-    const std::string text = "an opening's message of " + std::to_string(came) + " bytes came, where " + std::to_string(round.length) +
+    const std::string text = "a handshake's message of " + std::to_string(came) + " bytes came, where " + std::to_string(round.length) +
                              " are expected";
     PyErr_SetString(nb::module_::import_("compcoll.errors").attr("WireCorrupted").ptr(), text.c_str());
     throw nb::python_error();
@@ -148,7 +122,9 @@ bool Exchange::same_call(const uint8_t* fingerprint) const {
 
 std::optional<size_t> Exchange::level() const {
     const bool ended = round_ == rounds_.size() && same_call(extremes_.data()) && same_call(extremes_.data() + fingerprint_nbytes);
-    return ended ? std::optional<size_t>(extremes_.back() & levels) : std::nullopt;
+    if (!ended) return std::nullopt;
+    const size_t highest = extremes_.back() & levels;
+    return extremes_ == first_ ? highest : std::min<size_t>(highest, busy);  // on GPUs are not all ranks' arrays
 }
 
 void Exchange::end(const Round& round) {
@@ -161,17 +137,11 @@ void Exchange::end(const Round& round) {
     wider(0, false);
     wider(fingerprint_nbytes, true);
     if (round.to != 0) std::memcpy(arrays_.at() + round.to, others + begin_nbytes, round.nbytes);
-    else if (taker_) taker_->take(others + begin_nbytes, round.before);
+    else if (piggyback_) piggyback_->take(others + begin_nbytes, round.before);
 }
 
 void compcoll::bind_exchange(nb::module_& m) {
     nb::class_<Exchange>(m, "Exchange")
         .def(nb::init<nb::handle, const std::vector<Exchange::Given>&>(), nb::arg("arrays"), nb::arg("rounds"))
-        .def("run", [](Exchange& self, const nb::bytes& extremes, nb::object along, size_t looks, size_t naps) {
-            return self.run(extremes, along, {looks, naps});
-        }, nb::arg("extremes"), nb::arg("along").none(), nb::arg("looks"), nb::arg("naps"),
-             "From the beginning: whether all ended at once, and all ranks had these extremes.")
-        .def_prop_ro("waiting", &Exchange::waiting, "What that must wait for; None if nothing.")
-        .def("advance", &Exchange::advance, "What is to be waited for when that has come; None at the end.")
         .def_prop_ro("extremes", &Exchange::extremes, "Smallest and largest fingerprint that this rank knows of.");
 }

@@ -105,13 +105,13 @@ Gathered::Gathered(nb::handle memory, size_t ranks, size_t rows, size_t first, s
         throw nb::value_error("memory for one array or for one of each rank is needed, and a place in it");
 }
 
-void Gathered::load(nb::handle x, nb::handle, uint64_t) {
+void Gathered::load(nb::handle x) {
     const Buffer given(x, PyBUF_SIMPLE);
     require(given);
     std::memcpy(memory_.at(), given.at(), nbytes_);
 }
 
-void Gathered::begin(nb::handle, nb::handle result, nb::handle, uint64_t, Patience) {
+void Gathered::begin(nb::handle, nb::handle result, nb::handle, uint64_t) {
     const Buffer out(result, PyBUF_WRITABLE);
     require(out);
     const auto row = [&](size_t rank) { return memory_.at() + (first_ + rank) % rows_ * nbytes_; };
@@ -142,7 +142,7 @@ void Gathered::require(const Buffer& given) const {
 }
 
 void compcoll::bind_gathered(nb::module_& m) {
-    nb::class_<Gathered, Along>(m, "Gathered")
+    nb::class_<Gathered, PiggybackReduction>(m, "Gathered")
         .def(nb::init<nb::handle, size_t, size_t, size_t, size_t, const std::string&, const std::string&>(),
              nb::arg("memory"), nb::arg("ranks"), nb::arg("rows"), nb::arg("first"), nb::arg("n"),
              nb::arg("dtype"), nb::arg("op"))

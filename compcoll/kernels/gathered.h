@@ -6,15 +6,15 @@
 #include <cstdint>
 #include <string>
 
-#include "body.h"
 #include "buffer.h"
+#include "operation.h"
 
 namespace compcoll {
 
-// One small array of each rank on its way through an opening, and their reduction. Memory has room for all ranks' arrays, side
+// One small array of each rank on its way through a handshake, and their reduction. Memory has room for all ranks' arrays, side
 // by side in the ranks' order, around its end; or for one, to which what comes is added at once. Small enough that what counts
 // is the way here and back.
-class Gathered final : public Along {
+class Gathered final : public PiggybackReduction {
 public:
     // Of so many `rows`, this rank's array is the one at the beginning, and rank 0's the one at `first`.
     Gathered(nanobind::handle memory, size_t ranks, size_t rows, size_t first, size_t n, const std::string& dtype,
@@ -23,10 +23,10 @@ public:
     size_t nbytes() const override { return nbytes_; }
 
     // Put this rank's array in its place.
-    void load(nanobind::handle x, nanobind::handle residual, uint64_t number) override;
+    void load(nanobind::handle x) override;
 
     // Reduce all arrays into a result.
-    void begin(nanobind::handle x, nanobind::handle out, nanobind::handle residual, uint64_t number, Patience) override;
+    void begin(nanobind::handle x, nanobind::handle out, nanobind::handle residual, uint64_t number) override;
 
     Account account() const override;
 

@@ -7,17 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "body.h"
+#include "collective.h"
 #include "crc32c.h"
-#include "encoded_sum.h"
 #include "exchange.h"
-#include "executor.h"
 #include "gathered.h"
 #include "host_coder.h"
 #include "instruction_sets.h"
 #include "low_rank_host.h"
+#include "operation.h"
 #include "program.h"
-#include "known_calls.h"
 #include "mpi_library.h"
 #include "mpi_message.h"
 #include "mpi_reduction.h"
@@ -46,20 +44,18 @@ NB_MODULE(_host, m) {
         return portable ? crc32c_portable(at, n) : crc32c(at, n);
     }, nb::arg("bytes"), nb::arg("portable") = false,
        "CRC-32C of some memory; by the CPU's instruction, where it has one, unless `portable`.");
-    bind_body(m);
+    bind_operation(m);
     bind_exchange(m);
     bind_shared_message(m);
     bind_mpi_library(m);
     bind_mpi_message(m);
     bind_mpi_reduction(m);
     bind_gathered(m);
-    bind_known_calls(m);
-    bind_executor(m);
+    bind_collective(m);
     bind_shared_sum(m);
     bind_sparse(m);
     bind_summands(m);
     bind_host_coder(m);
     bind_low_rank(m);
-    bind_encoded_sum(m);
     bind_program(m);
 }

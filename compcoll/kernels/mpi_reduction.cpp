@@ -8,9 +8,9 @@
 #include <new>
 #include <optional>
 
-#include "body.h"
 #include "buffer.h"
 #include "mpi_library.h"
+#include "operation.h"
 #include "python_calls.h"
 
 namespace nb = nanobind;
@@ -18,14 +18,14 @@ using namespace compcoll;
 
 namespace {
 
-class MPIReduction final : public Body {
+class MPIReduction final : public Operation {
 public:
     // MPI's function at an address and its arguments, the datatype by the buffer's format; the input has so many blocks as long as
     // the result. `by_python` reduces what this cannot: more elements than an int counts, and other memory.
     MPIReduction(const MPILibrary& library, uintptr_t function, uint64_t comm, uint64_t op, size_t blocks, nb::object by_python)
         : library_(library), function_(reinterpret_cast<void*>(function)), comm_(comm), op_(op), blocks_(blocks), by_python_(by_python) {}
 
-    void begin(nb::handle x, nb::handle out, nb::handle, uint64_t, Patience) override {
+    void begin(nb::handle x, nb::handle out, nb::handle, uint64_t) override {
         if (running_) throw nb::value_error("the one before has not ended");
         if (!take(x, out)) {
             release();
@@ -34,7 +34,7 @@ public:
         running_ = true;
     }
 
-    bool advance() override {
+    bool advance(Patience&) override {
         if (!running_) return false;
         const bool by_address = !others_.is_valid();
         if (by_address && !code_) {
@@ -53,17 +53,18 @@ public:
 
     bool done() const override { return !running_; }
 
-    bool without_python() const override { return true; }
+    bool needs_python() const override { return false; }
 
-    void withdraw_beginning() override {
+    void cancel() override {
         running_ = false;
         others_.reset();
         release();
     }
 
     void call(nb::handle x, nb::handle out) {
-        begin(x, out, nb::none(), 0, {});
-        advance();
+        begin(x, out, nb::none(), 0);
+        Patience patience;
+        advance(patience);
     }
 
     Account account() const override { return {-1}; }
@@ -115,7 +116,7 @@ private:
 }  // namespace
 
 void compcoll::bind_mpi_reduction(nb::module_& m) {
-    nb::class_<MPIReduction, Body>(m, "MPIReduction")
+    nb::class_<MPIReduction, Operation>(m, "MPIReduction")
         .def(nb::init<const MPILibrary&, uintptr_t, uint64_t, uint64_t, size_t, nb::object>(), nb::keep_alive<1, 2>(), nb::arg("library"),
              nb::arg("function"), nb::arg("comm"), nb::arg("op"), nb::arg("blocks"), nb::arg("by_python"))
         .def("__call__", &MPIReduction::call, nb::arg("x"), nb::arg("out"), "Reduce the first argument into the second.");

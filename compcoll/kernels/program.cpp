@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "body.h"
 #include "buffer.h"
 #include "host_coder.h"
 #include "message.h"
+#include "operation.h"
 #include "patience.h"
 #include "python_calls.h"
 #include "stopwatch.h"
@@ -35,7 +35,6 @@ using Place = std::tuple<size_t, size_t>;
 
 struct Step {
     enum class Kind { start, await, encode, decode } kind;
-    bool ahead = false;  // may come before all ranks are known to make the same call
     std::optional<Message> message;
     nb::object owner;  // of the coder
     const HostCoder* coder = nullptr;
@@ -49,18 +48,11 @@ struct Step {
     Draw draw{0, 0};
 };
 
-class Program final : public Body {
+class Program final : public Operation {
 public:
-    // Whether the message is sent by `run_ahead`.
-    bool start(const nb::object& message, bool sends) {
-        add_message(Step::Kind::start, message, sends && opening_);
-        return sends && opening_;
-    }
+    void start(const nb::object& message) { add_message(Step::Kind::start, message); }
 
-    void await(const nb::object& message) {
-        add_message(Step::Kind::await, message);
-        opening_ = false;
-    }
+    void await(const nb::object& message) { add_message(Step::Kind::await, message); }
 
     void encode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
                 std::optional<Place> kept, bool feed, double residual_scale, uint64_t draw, uint64_t position, nb::object wire,
@@ -71,61 +63,28 @@ public:
         step.residual_scale = residual_scale;
         step.draw = Draw{draw, position};
         step.wire = memory_of(wire, step.coder->wire_nbytes(n), PyBUF_WRITABLE);
-        opening_ = opening_ && !kept && !decoded && wires.empty() && std::get<0>(*add) == x;  // none with feedback is
-        step.ahead = opening_;
         steps_.push_back(std::move(step));
-        if (opening_) ahead_end_ = steps_.size();
     }
 
     void decode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
                 Place result, int threads) {
         steps_.push_back(kernel(Step::Kind::decode, coder, n, add, scale, wires, result, threads));
-        opening_ = false;
     }
-
-    // Encodes and sends what is made of x alone, up to where something is waited for: of a run as the collective of this number,
-    // which may never begin. Writes to wires only.
-    void run_ahead(nb::handle x_array, uint64_t number) override {
-        number &= 0xffffffff;
-        if (running_ || ahead_) throw nb::value_error("the run before has not ended");
-        if (ahead_end_ == 0) return;
-        given_[x].emplace(x_array, PyBUF_SIMPLE);
-        if (needed_[x] > given_[x]->nbytes()) {
-            release();
-            throw nb::value_error("an array is shorter than those of the recording");
-        }
-        number_ = number;
-        encode_seconds_ = 0.0;
-        run_steps_ahead();
-        release();
-    }
-
-    void advance_ahead() override {
-        if (!ahead_ && ahead_end_ != 0) run_steps_ahead();
-    }
-
-    // Forgets what was run ahead: nothing of it is under way any more.
-    void withdraw() { ahead_.reset(); }
-
-    bool ahead() const { return ahead_.has_value(); }
 
     // Begins to run it, as the collective of this number.
-    void begin(nb::handle x_array, nb::handle out_array, nb::handle residual_array, uint64_t number, Patience patience) override {
+    void begin(nb::handle x_array, nb::handle out_array, nb::handle residual_array, uint64_t number) override {
         number &= 0xffffffff;
-        if (running_ || ahead_.value_or(number) != number) throw nb::value_error("the run before has not ended");
+        if (running_) throw nb::value_error("the run before has not ended");
         given_[x].emplace(x_array, PyBUF_SIMPLE);
         given_[out].emplace(out_array, PyBUF_WRITABLE);
         if (!residual_array.is_none()) given_[residual].emplace(residual_array, PyBUF_WRITABLE);
         for (size_t which = 0; which < arrays; ++which) {
             if (needed_[which] <= (given_[which] ? given_[which]->nbytes() : 0)) continue;
             release();
-            throw nb::value_error("an array is shorter than those of the recording");
+            throw nb::value_error("an array is shorter than those of the program");
         }
         number_ = number;
-        patience_ = patience;
-        if (!ahead_) encode_seconds_ = 0.0;
-        decode_seconds_ = wait_seconds_ = 0.0;
-        fresh_nbytes_ = std::exchange(expected_fresh_nbytes_, 0);
+        encode_seconds_ = decode_seconds_ = wait_seconds_ = 0.0;
         at_ = 0;
         running_ = true;
         end_if_over();
@@ -134,20 +93,20 @@ public:
     bool done() const override { return !running_; }
 
     // Goes on until a message must be waited for; whether there was any progress.
-    bool advance() override {
+    bool advance(Patience& patience) override {
         const size_t before = at_;
         if (running_ && at_ < steps_.size()) {
             std::optional<Released> released;
-            if (without_python_) released.emplace();
-            while (at_ < steps_.size() && ((ahead_ && steps_[at_].ahead) || run(steps_[at_]))) ++at_;
+            if (!needs_python_) released.emplace();
+            while (at_ < steps_.size() && run(steps_[at_], patience)) ++at_;
         }
         if (!without_gil) end_if_over();  // else when it is advanced once more
         return at_ != before;
     }
 
-    bool without_python() const override { return without_python_; }
+    bool needs_python() const override { return needs_python_; }
 
-    void withdraw_beginning() override {
+    void cancel() override {
         running_ = false;
         release();
     }
@@ -158,20 +117,15 @@ public:
         raw_nbytes_ = raw_nbytes;
     }
 
-    // Bytes of its wires' memory that its first run will be the first to use.
-    void expect_fresh(int64_t nbytes) { expected_fresh_nbytes_ = nbytes; }
-
-    Account account() const override { return {wire_nbytes_, raw_nbytes_, fresh_nbytes_, encode_seconds_, decode_seconds_, wait_seconds_}; }
+    Account account() const override { return {wire_nbytes_, raw_nbytes_, encode_seconds_, decode_seconds_, wait_seconds_}; }
 
 private:
-    void add_message(Step::Kind kind, nb::object message, bool ahead = false) {
+    void add_message(Step::Kind kind, nb::object message) {
         Step step{};
         step.kind = kind;
-        step.ahead = ahead;
         step.message.emplace(message);
-        without_python_ = without_python_ && step.message->without_python();
+        needs_python_ = needs_python_ || !step.message->without_python();
         steps_.push_back(std::move(step));
-        if (ahead) ahead_end_ = steps_.size();
     }
 
     Step kernel(Step::Kind kind, nb::object coder, size_t n, std::optional<Place> add, double scale,
@@ -210,10 +164,10 @@ private:
     }
 
     // Whether a step is over.
-    bool run(const Step& step) {
+    bool run(const Step& step, Patience& patience) {
         switch (step.kind) {
             case Step::Kind::start: step.message->start(); return true;
-            case Step::Kind::await: return wait(*step.message);
+            case Step::Kind::await: return wait(*step.message, patience);
             case Step::Kind::encode: {
                 const Stopwatch watch(encode_seconds_);
                 work(step, [&](const Terms& terms) {
@@ -235,32 +189,25 @@ private:
         return true;
     }
 
-    template <class Body>
-    void work(const Step& step, Body body) {
+    template <class Kernel>
+    void work(const Step& step, Kernel kernel) {
         if (step.n == 0) return;
         const Terms terms{at(step.add), step.scale, step.wires};
-        beside_python(step.n * step.coder->value_size(), [&] { body(terms); });
+        beside_python(step.n * step.coder->value_size(), [&] { kernel(terms); });
     }
 
-    bool wait(const Message& message) {
+    bool wait(const Message& message, Patience& patience) {
         if (!message.test()) {
             const Stopwatch watch(wait_seconds_);
-            if (!message.wait(patience_)) return false;
+            if (!message.wait(patience)) return false;
         }
-        patience_.renew();
+        patience.renew();
         return true;
-    }
-
-    void run_steps_ahead() {
-        for (size_t i = 0; i < ahead_end_; ++i)
-            if (steps_[i].ahead) run(steps_[i]);
-        ahead_ = number_;
     }
 
     void end_if_over() {
         if (!running_ || at_ < steps_.size()) return;
         running_ = false;
-        ahead_.reset();
         release();
     }
 
@@ -273,29 +220,23 @@ private:
     std::array<size_t, arrays> needed_{};
     std::array<std::optional<Buffer>, arrays> given_;
     uint64_t number_ = 0;
-    Patience patience_;
-    size_t at_ = 0, ahead_end_ = 0;
-    std::optional<uint64_t> ahead_;  // the number of the run of which these steps are done
-    bool running_ = false, without_python_ = true;
-    bool opening_ = true;  // while it is made: nothing was waited for, and all made of x alone
-    int64_t wire_nbytes_ = 0, raw_nbytes_ = 0, fresh_nbytes_ = 0, expected_fresh_nbytes_ = 0;
+    size_t at_ = 0;
+    bool running_ = false, needs_python_ = false;
+    int64_t wire_nbytes_ = 0, raw_nbytes_ = 0;
     double encode_seconds_ = 0.0, decode_seconds_ = 0.0, wait_seconds_ = 0.0;
 };
 
 }  // namespace
 
 void compcoll::bind_program(nb::module_& m) {
-    nb::class_<Program, Body>(m, "Program")
+    nb::class_<Program, Operation>(m, "Program")
         .def(nb::init<>())
-        .def("start", &Program::start, nb::arg("message"), nb::arg("sends"), "Whether `run_ahead` sends it.")
+        .def("start", &Program::start, nb::arg("message"))
         .def("wait", &Program::await, nb::arg("message"))
         .def("encode", &Program::encode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("draw"),
              nb::arg("position"), nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
         .def("decode", &Program::decode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("out"), nb::arg("threads"))
-        .def("withdraw", &Program::withdraw, "Forget what was run ahead, of which nothing is under way any more.")
-        .def_prop_ro("ahead", &Program::ahead, "Whether something was run ahead and is still to be used.")
-        .def("sends", &Program::sends, nb::arg("wire_nbytes"), nb::arg("raw_nbytes"), "Tell the bytes that every run sends.")
-        .def("expect_fresh", &Program::expect_fresh, nb::arg("nbytes"), "Tell the bytes that the first run will be the first to use.");
+        .def("sends", &Program::sends, nb::arg("wire_nbytes"), nb::arg("raw_nbytes"), "Set the bytes that every run sends.");
 }

@@ -16,11 +16,10 @@
 #include <optional>
 #include <vector>
 
-#include "apart.h"
-#include "body.h"
 #include "buffer.h"
 #include "copies.h"
 #include "host_coder.h"
+#include "operation.h"
 #include "patience.h"
 #include "python_calls.h"
 
@@ -36,12 +35,11 @@ constexpr size_t hot_nbytes = 16 * 1024;      // what was added is copied again 
 enum Stage { copied, added, taken };
 
 // Of one rank: how many pieces passed each stage since the beginning; and of which other ranks it sleeps until they get on (bits, by
-// their numbers modulo 64), on a word that they change; and where it runs. Two lines each, as processors fetch lines in pairs.
+// their numbers modulo 64), on a word that they change. Two lines each, as processors fetch lines in pairs.
 struct Progress {
     alignas(2 * line) std::array<std::atomic<uint64_t>, 3> passed;
     alignas(2 * line) std::atomic<uint64_t> asleep;
     Word woken;
-    Core core;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "processes share these");
 
@@ -49,7 +47,7 @@ struct Range {
     size_t begin, end;
 };
 
-class SharedSum final : public Body {
+class SharedSum final : public Operation {
 public:
     SharedSum(nb::handle memory, size_t rank, size_t ranks, const HostCoder& raw, double scale)
         : memory_(memory, PyBUF_WRITABLE), rank_(rank), ranks_(ranks), storage_(raw.storage()), coder_(raw.coder()), scale_(scale) {
@@ -63,7 +61,7 @@ public:
     }
 
     // Begins to add all ranks' x, times the scale, into out. All ranks begin the same sums in the same order.
-    void begin(nb::handle x, nb::handle out, nb::handle, uint64_t, Patience patience) override {
+    void begin(nb::handle x, nb::handle out, nb::handle, uint64_t) override {
         if (!done()) throw nb::value_error("the sum before has not ended");
         x_.emplace(x, PyBUF_SIMPLE);
         out_.emplace(out, PyBUF_WRITABLE);
@@ -72,7 +70,6 @@ public:
             throw nb::value_error("x and out must be alike");
         }
         nbytes_ = x_->nbytes();
-        patience_ = patience;
         before_ = progress(rank_).passed[taken].load(std::memory_order_relaxed);
         pieces_ = (x_->nbytes() + slot_ - 1) / slot_;
         passed_ = {};
@@ -82,25 +79,21 @@ public:
     bool done() const override { return passed_[taken] == pieces_; }
 
     // Goes on until what others must do first was waited for in vain; whether there was any progress.
-    bool advance() override {
+    bool advance(Patience& patience) override {
         const auto before = passed_;
         if (!done()) {
             const auto step = [&] { return take() || add() || copy(); };
             const Released released;
-            Apart apart;
-            const auto wait = [&] {
-                apart.keep(rank_, ranks_, [&](size_t rank) -> Core& { return progress(rank).core; });
-                return patience_.look(step) || patience_.sleep(step, [&](auto most) { sleep(most); });
-            };
-            while (!done() && (step() || wait())) patience_.renew();
+            const auto wait = [&] { return patience.look(step) || patience.sleep(step, [&](auto most) { sleep(most); }); };
+            while (!done() && (step() || wait())) patience.renew();
         }
         if (!without_gil) end_if_done();  // else when it is advanced once more
         return passed_ != before;
     }
 
-    bool without_python() const override { return true; }
+    bool needs_python() const override { return false; }
 
-    void withdraw_beginning() override {
+    void cancel() override {
         pieces_ = 0;
         passed_ = {};
         end_if_done();
@@ -226,7 +219,6 @@ private:
     Storage storage_;
     Coder coder_;
     double scale_;
-    Patience patience_;
     CopiesForAnotherCore<> copies_;
     size_t slot_ = 0, nbytes_ = 0;
     std::optional<Buffer> x_, out_;
@@ -239,7 +231,7 @@ private:
 }  // namespace
 
 void compcoll::bind_shared_sum(nb::module_& m) {
-    nb::class_<SharedSum, Body>(m, "SharedSum")
+    nb::class_<SharedSum, Operation>(m, "SharedSum")
         .def(nb::init<nb::handle, size_t, size_t, const HostCoder&, double>(), nb::arg("memory"), nb::arg("rank"),
              nb::arg("ranks"), nb::arg("raw"), nb::arg("scale"));
 }

@@ -9,15 +9,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CompcollError
 from ..kernels._host import naps_within
 from ..lifetime import is_forked
-from .steps import THREADS, Patience, Peers, Pending, Turn, seconds_of_looks
+from .steps import THREADS, Peers, Steps, Turn, seconds_of_looks
 
 if TYPE_CHECKING:
     from .request import Request
@@ -94,8 +94,6 @@ class Engine:
     alone, beside : Patience
         Of waits in C++, of what waits by itself, and of what does while there are other collectives to advance: that
         without naps.
-    patience : Patience
-        The one of the two that holds at the moment.
     """
 
     def __init__(
@@ -128,10 +126,6 @@ class Engine:
             weakref.finalize(self, self._work.set)
         _all.add(self)
         _end_all_at_exit()
-
-    @property
-    def patience(self) -> Patience:
-        return self.alone if not under_way else self.beside
 
     def start(self, request: Request) -> None:
         """Begin a collective."""
@@ -228,11 +222,13 @@ class Engine:
         if not self.active:
             under_way.discard(self)
 
-    def follow(
-        self, steps: Iterable[Pending | None], waiting: object = "a blocking collective", timeout: float | None = None
-    ) -> None:
-        """Run some steps to their end; each may take as long as a wait."""
-        for pending in steps:
+    def follow(self, steps: Steps, waiting: object = "a blocking collective", timeout: float | None = None) -> Any:
+        """Run some steps to their end, of which each may take as long as a wait, and return their result."""
+        while True:
+            try:
+                pending = next(steps)
+            except StopIteration as end:
+                return end.value
             if pending is not None and not pending.Test():
                 self.drive(pending.Test, timeout, lambda: str(waiting))
 

@@ -17,19 +17,17 @@ from ..algorithms.record import Symmetry
 from ..codecs.base import Codec
 from ..collectives import choose
 from ..collectives.call import Call, Setting
-from ..collectives.handshake import Opening, agree
 from ..collectives.plan import Plan, make_plan
-from ..collectives.signature import FREE, Signature
 from ..devices.host import HostDevice
 from ..devices.sizes import Extent, KernelSeconds, SizesCoder
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
-from ..layout import Chunk, World, balanced_chunks, in_pairs
+from ..layout import SIGNATURE_NBYTES, Chunk, World, balanced_chunks, in_pairs
 from ..model.kinds import kind_of, way_of
 from ..model.predict import DEFAULTS, Profile, Speed
 from ..progress import Steps
 from ..stats import Stats
-from ..transports.base import Group
+from ..transports.base import Group, Transport, Wire
 from .network import Network
 from .transport import Account, Simulated, SimulatedTransport
 
@@ -220,12 +218,26 @@ def allreduce(
     )
 
 
+def _handshake(transport: Transport) -> Steps:
+    """The messages of `compcoll.collectives.handshake` on one rank."""
+    rank, size = transport.rank, transport.size
+    for number in range((size - 1).bit_length()):
+        distance = 1 << number
+        pairs = in_pairs(size)
+        source, dest = (rank ^ distance,) * 2 if pairs else ((rank + distance) % size, (rank - distance) % size)
+        arriving, leaving = (Wire(memoryview(bytearray(SIGNATURE_NBYTES))) for _ in range(2))
+        received = transport.irecv(arriving, source, 0)
+        sent = transport.isend(leaving, dest, 0)
+        yield received
+        yield sent
+
+
 @lru_cache(maxsize=32)
 def opening(ranks: int, network: Network) -> Account:
     """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "exclusive" if in_pairs(ranks) else "rotation"
     simulated = Simulated(ranks, network, symmetry)
-    return simulated.run([agree(Opening(t, 0), Signature(""), FREE) for t in simulated.transports])
+    return simulated.run([_handshake(transport) for transport in simulated.transports])
 
 
 def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int:

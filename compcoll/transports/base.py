@@ -25,8 +25,6 @@ class Wire:
         Bytes in use: set by who encodes, and by the transport when a receive completes.
     exact : bool
         Whether that is always the whole buffer, and who receives it knows.
-    discarded : bool
-        Whether what comes is not read, and may be of any length.
     message : object
         Of the transport's, kept with the wire.
     staging : Wire or None
@@ -35,13 +33,12 @@ class Wire:
         The device's event after which the bytes are there; None: they are.
     """
 
-    __slots__ = ("buffer", "discarded", "exact", "message", "nbytes", "ready", "staging")
+    __slots__ = ("buffer", "exact", "message", "nbytes", "ready", "staging")
 
     def __init__(self, buffer: Any, *, exact: bool = True) -> None:
         self.buffer = buffer
         self.nbytes: int = buffer.nbytes
         self.exact = exact
-        self.discarded = False
         self.message: Any = None
         self.staging: Wire | None = None
         self.ready: Any = None

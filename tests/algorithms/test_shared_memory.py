@@ -221,10 +221,10 @@ def test_the_kernel_refuses_what_does_not_fit() -> None:
     assert transfer.done and not transfer.Test()
     x = np.ones(4, np.float32)
     with pytest.raises(ValueError, match="alike"):
-        transfer.begin(x, np.ones(5, np.float32), None, 0, 1, 0)
-    transfer.begin(x, np.ones(4, np.float32), None, 0, 1, 0)
+        transfer.begin(x, np.ones(5, np.float32), None, 0)
+    transfer.begin(x, np.ones(4, np.float32), None, 0)
     with pytest.raises(ValueError, match="has not ended"):
-        transfer.begin(x, x, None, 0, 1, 0)
+        transfer.begin(x, x, None, 0)
 
 
 def test_naps_in_vain_are_the_last() -> None:
@@ -232,17 +232,22 @@ def test_naps_in_vain_are_the_last() -> None:
     from compcoll.kernels import _host
 
     coder, memory, milliseconds = Cast("float32").coder(HostDevice(), "float32").bound, ROOM.memory(), 40
-    ours, theirs = (_host.SharedSum(memory, rank, 2, coder, 1.0) for rank in range(2))
+    operations = [_host.SharedSum(memory, rank, 2, coder, 1.0) for rank in range(2)]
     x = np.ones(len(memory), np.float32)  # more pieces than there is room for at once
+
+    theirs, ours = (
+        _host.Collective(
+            *(_host.Exchange(bytearray(1), []), bytes(16), 0, None, operation, x, np.empty_like(x), None, 0, 1, naps)
+        )
+        for operation, naps in zip(operations, (0, milliseconds), strict=True)
+    )
 
     def seconds(progress: bool) -> float:
         began = time.monotonic()
         assert ours.Test() == progress
         return time.monotonic() - began
 
-    ours.begin(x, np.empty_like(x), None, 0, 1, milliseconds)
-    theirs.begin(x, np.empty_like(x), None, 0, 1, 0)
     for _ in range(2):  # what was waited for has come: there may be naps again
-        assert seconds(True) >= 1e-3 * milliseconds
         assert sum(seconds(False) >= 1e-3 * milliseconds for _ in range(50)) < 25
         assert theirs.Test() and not ours.done
+        assert seconds(True) >= 1e-3 * milliseconds

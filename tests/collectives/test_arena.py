@@ -59,21 +59,3 @@ def test_reset_arenas_hold_what_was_taken(lengths: list[int]) -> None:
     arena.reset()
     taken(arena, lengths)
     assert memory.nbytes == before
-
-
-@given(st.lists(LENGTHS, max_size=5))
-def test_what_was_taken_before_is_not_fresh(rounds: list[list[int]]) -> None:
-    """Of the same pieces nothing is fresh the second time; whoever takes more takes at most that much that is."""
-    arena = Arena(Memory())
-    for lengths in rounds:
-        whole = sum(-(-length // 64) * 64 for length in lengths)
-        before = arena.fresh_nbytes
-        taken(arena, lengths)
-        assert 0 <= arena.fresh_nbytes - before <= whole
-        arena.rewind()
-        before = arena.fresh_nbytes
-        taken(arena, lengths)
-        assert arena.fresh_nbytes == before
-        arena.rewind()
-    largest = max((sum(-(-length // 64) * 64 for length in lengths) for lengths in rounds), default=0)
-    assert arena.fresh_nbytes >= largest

@@ -117,7 +117,7 @@ def test_reasons(found: list[Option], chosen: int | None, call: Call, place: dic
 def test_small_arrays_that_nothing_else_takes() -> None:
     told = _reason([NATIVE], None, allreduce(64, dtype="int32", op="max"), setting(), "dissemination", None)
     assert told == (
-        "dissemination: it is small enough to travel with the opening, and no other algorithm of our own takes max "
+        "dissemination: it is small enough to travel with the handshake, and no other algorithm of our own takes max "
         "of int32"
     )
 

@@ -153,13 +153,11 @@ def test_halves_go_through_shared_memory_inside_a_node(capsys: pytest.CaptureFix
 
 def test_what_runs_where_mpi_must_not_block_is_told() -> None:
     call = Call("allreduce", 1 << 18, "float32", 4, "sum", None, choose.AUTO)
-    plan = make_plan(call, Setting(Ranks(2, 2), HostDevice(), DEFAULTS, library="MPI", shared=True))
-    assert plan.algorithm == "native" and plan.unblocked is not None and plan.unblocked.algorithm == "shared_memory"
-    assert re.search(r"choice: native: .*\nwhere some rank must not block in MPI.*: shared_memory\n", str(plan))
-    busy = "where others want some rank's core: "
-    assert f"{busy}native or shared_memory, whichever takes less time there\n" in str(plan)
+    plan = make_plan(call, Setting(Ranks(2, 1), HostDevice(), DEFAULTS, library="MPI", shared=False))
+    assert plan.algorithm == "native" and plan.unblocked is not None and plan.unblocked.algorithm == "ring"
+    assert re.search(r"choice: native: .*\nwhere some rank must not block in MPI.*: ring\n", str(plan))
     named = make_plan(call._replace(algorithm="native"), plan.setting)
-    assert busy not in str(named)
+    assert "must not block" not in str(named)
     assert named.unblocked is None and named.signature.call != plan.signature.call
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from properties import examples
 
 from compcoll import Communicator, Request
-from compcoll.collectives.handshake import Opening, agree
-from compcoll.collectives.signature import BUSY, FREE, ON_GPU, OTHER_WAY, USUAL_WAY, WANTED, Signature
+from compcoll.collectives.handshake import Handshake
+from compcoll.collectives.signature import BUSY, FREE, ON_GPU, Signature
 from compcoll.errors import CollectiveMismatch, CommunicatorBroken, CompcollError, WireCorrupted
+from compcoll.kernels._host import Collective
 from compcoll.progress import Pending, Steps
 from compcoll.transports.base import Persistent, Wire
 from compcoll.transports.loopback import Loopback, LoopbackTransport
@@ -197,39 +198,41 @@ def test_who_called_what_is_told_under_a_tag_of_the_openings_own(monkeypatch: py
         return isend(transport, wire, dest, tag)
 
     monkeypatch.setattr(LoopbackTransport, "isend", noted)
-    openings = [Opening(transport, 40) for transport in Loopback(2, seed=0).transports]
+    handshakes = [Handshake(transport, 40) for transport in Loopback(2, seed=0).transports]
 
     def steps(rank: int) -> Steps:
         with pytest.raises(CollectiveMismatch):
-            yield from agree(openings[rank], Signature(f"call of {rank}"), FREE)
+            yield from handshakes[rank].agree(Signature(f"call of {rank}"), FREE)
 
     finish([steps(rank) for rank in range(2)])
     assert tags == {40, 41}  # of the agreement itself, and of who called what
 
 
-@given(
-    st.lists(st.sampled_from([FREE, WANTED, OTHER_WAY, USUAL_WAY, BUSY, ON_GPU]), min_size=2, max_size=9),
-    st.booleans(),
-    st.booleans(),
-)
+@given(st.lists(st.sampled_from([FREE, BUSY, ON_GPU]), min_size=2, max_size=9), st.booleans())
 @examples(60)
-def test_all_ranks_learn_the_highest_level(levels: list[int], ahead: bool, odd: bool) -> None:
-    """Of the same call, and whether all are on GPUs; of different ones, whatever their levels, all learn that."""
+def test_all_ranks_learn_the_highest_level(levels: list[int], odd: bool) -> None:
+    """Of the same call, and whether all are on GPUs; of different calls, whatever their levels, all learn that."""
     world = Loopback(len(levels), seed=len(levels))
-    openings = [Opening(transport, 0) for transport in world.transports]
-    told: list[object] = []
+    handshakes = [Handshake(transport, 0) for transport in world.transports]
+    raised: list[str] = []
+    found: set[int | None] = set()
 
     def steps(rank: int) -> Steps:
-        openings[rank].level = levels[rank]  # all that is known where all come at once
-        call = "other" if odd and rank == len(levels) - 1 else "call"
-        try:
-            yield from agree(openings[rank], Signature(call, ahead=ahead), levels[rank])
-        except CollectiveMismatch as error:
-            told.append(str(error))
+        own = Signature("other" if odd and rank == len(levels) - 1 else "call")
+        level = levels[rank]
+        call = Collective(handshakes[rank].plain, own.extremes[level], level, None, None, None, None, None, 0, 1, 0)
+        while not call.ended:
+            yield call
+        found.add(call.level)
+        if call.level is None:
+            try:
+                yield from handshakes[rank].compare(own)
+            except CollectiveMismatch as error:
+                raised.append(str(error))
 
     finish([steps(rank) for rank in range(len(levels))])
     if odd:
-        assert len(told) == len(levels) and all("other" in str(each) for each in told)
+        assert found == {None}
+        assert len(raised) == len(levels) and all("other" in each for each in raised)
     else:
-        highest = ON_GPU if min(levels) == ON_GPU else min(max(levels), BUSY)
-        assert not told and {opening.level for opening in openings} == {highest}
+        assert found == {ON_GPU if min(levels) == ON_GPU else min(max(levels), BUSY)} and not raised

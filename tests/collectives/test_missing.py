@@ -10,9 +10,9 @@ import pytest
 from fakes.loopback import World
 
 from compcoll.collectives import missing
+from compcoll.collectives.compiled_plan import CompiledPlan
 from compcoll.collectives.failures import as_failure
 from compcoll.collectives.missing import RollCall
-from compcoll.collectives.recipe import Recipe
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
 
 
@@ -116,12 +116,12 @@ def test_who_cannot_hear_the_others_says_so(meaning: CompcollError | None, monke
 def test_names_of_errors() -> None:
     """Who, in which call, and the first line of what was raised; ours, and interrupts, are as they are."""
     comm = World(2).comms[0]
-    recipe = comm._collectives.check("allreduce", np.ones(8, np.float32), "sum", None, None, ("minmax", "ring", {}))[0]
-    assert isinstance(recipe, Recipe)
+    plan = comm._collectives.check("allreduce", np.ones(8, np.float32), "sum", None, None, ("minmax", "ring", {}))[0]
+    assert isinstance(plan, CompiledPlan)
     for untouched in (PeerTimeout("late"), KeyboardInterrupt(), SystemExit(3)):
-        assert as_failure(untouched, 5, recipe) is untouched
+        assert as_failure(untouched, 5, plan) is untouched
     of_mpi: Any = type("Exception", (Exception,), {"__module__": "mpi4py.MPI"})
-    told = as_failure(of_mpi("MPI_ERR_TRUNCATE, error stack:\ninternal(3): x"), 5, None, recipe)
+    told = as_failure(of_mpi("MPI_ERR_TRUNCATE, error stack:\ninternal(3): x"), 5, None, plan)
     assert type(told) is CollectiveFailed and isinstance(told.__cause__, of_mpi)
-    assert str(told) == f"rank 5, {recipe.plan.signature.call}: MPI: MPI_ERR_TRUNCATE"
+    assert str(told) == f"rank 5, {plan.plan.signature.call}: MPI: MPI_ERR_TRUNCATE"
     assert str(as_failure(ValueError("odd\neven"), 0)) == "rank 0, a collective: ValueError: odd"

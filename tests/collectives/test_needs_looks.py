@@ -56,7 +56,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def blocking(waits: Engine, pending: Pending) -> None:
-    waits.follow([pending])
+    waits.follow(each for each in (pending,))
 
 
 def nonblocking(waits: Engine, pending: Pending) -> None:

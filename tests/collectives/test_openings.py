@@ -1,10 +1,9 @@
-"""What ranks tell each other before a collective, byte by byte, and the limits of what is kept from call to call."""
+"""What ranks send each other before a collective, byte by byte, and the limits of what is kept from call to call."""
 
 from __future__ import annotations
 
 import math
 import re
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -16,48 +15,31 @@ from fakes.loopback import World, exact_sum, normals
 from compcoll import Communicator, ErrorFeedback, IntSum, MinMax, Sign
 from compcoll.algorithms.costs import Costs
 from compcoll.algorithms.direct import _others
-from compcoll.collectives import handshake, host, planned_steps, replay
+from compcoll.collectives import handshake, host, planned_steps, programs
+from compcoll.collectives.compiled_plan import Buffers, feedback_refused, named_codec
 from compcoll.collectives.handshake import places
 from compcoll.collectives.lanes import AT_ONCE
 from compcoll.collectives.planned_steps import Ranks
-from compcoll.collectives.recipe import Buffers, feedback_refused, named_codec
-from compcoll.collectives.signature import (
-    BUSY,
-    FREE,
-    ON_GPU,
-    OTHER_WAY,
-    USUAL_WAY,
-    WANTED,
-    Signature,
-    fingerprint,
-    table,
-)
+from compcoll.collectives.signature import BUSY, FREE, ON_GPU, Signature, fingerprint, table
 from compcoll.errors import CollectiveMismatch, InvalidArgument, WireCorrupted
 from compcoll.layout import in_pairs, longest_message
 from compcoll.transports.base import Wire
 from compcoll.transports.loopback import Key, Loopback, LoopbackTransport
 
-TAG = 1
-
 
 def test_fingerprints_leave_room_for_levels() -> None:
-    """Smallest and largest, of 8 bytes each, the most significant first: they differ in three bits by the level."""
+    """Smallest and largest, of 8 bytes each, the most significant first: they differ in two bits by the level."""
     own = Signature("call")
     seen = set()
-    for level in (FREE, WANTED, OTHER_WAY, USUAL_WAY, BUSY, ON_GPU):
+    for level in (FREE, BUSY, ON_GPU):
         low, high = own.extremes[level][:8], own.extremes[level][8:]
-        assert low == high and len(high) == 8 and int.from_bytes(low, "big") & 7 == level
-        seen.add(int.from_bytes(low, "big") >> 3)
-    assert seen == {fingerprint("call") >> 3} and fingerprint("call") & 7 == 0 and len(own.extremes) == 6
+        assert low == high and len(high) == 8 and int.from_bytes(low, "big") & 3 == level
+        seen.add(int.from_bytes(low, "big") >> 2)
+    assert seen == {fingerprint("call") >> 2} and fingerprint("call") & 3 == 0 and len(own.extremes) == 3
     assert fingerprint("call") != fingerprint("cal") and Signature("call", "salt").extremes != own.extremes
-    assert not own.ahead and Signature("call", ahead=True).bounded().ahead
-    bounded = own.bounded().extremes
     line = Signature("x" * 600, "salt").here()
     assert re.fullmatch(r"x{256} at .*test_openings\.py:\d+", line.call)
     assert line.extremes == Signature("x" * 600, "salt").extremes
-    assert bounded == (*[own.extremes[BUSY]] * (BUSY + 1), own.extremes[ON_GPU])
-    vetoed = [own.extremes.index(told) for told in own.bounded(USUAL_WAY).extremes]
-    assert vetoed == [USUAL_WAY, USUAL_WAY, USUAL_WAY, USUAL_WAY, BUSY, ON_GPU]
 
 
 @pytest.mark.parametrize("ranks", range(2, 18))
@@ -93,47 +75,15 @@ def test_messages_of_openings_have_few_lengths() -> None:
     assert len(set(lengths.values())) < 16 * 12
 
 
-GOOD = (3, 7, 1000)
-
-
-@pytest.mark.parametrize(
-    ("told", "believed"),
-    [
-        (GOOD, True),
-        ((0, 0, 0), True),
-        ((0, 99, 99), True),  # of no message
-        ((1 << 15, 7, 0), True),
-        (((1 << 15) + 1, 7, 0), False),
-        ((-1, 7, 0), False),
-        ((1, TAG + 1, 0), True),
-        ((1, TAG, 0), False),
-        ((1, 32767, 0), True),
-        ((1, 32768, 0), False),
-        ((1, 7, (1 << 31) - 1), True),
-        ((1, 7, 1 << 31), False),
-        ((1, 7, -1), False),
-    ],
-)
-def test_what_is_told_of_messages_sent_ahead_is_bounded(told: tuple[int, int, int], believed: bool) -> None:
-    line = handshake._SENT.pack(*told) + b"line".ljust(512)
-    wire = Wire(memoryview(bytearray(line + zlib.crc32(line).to_bytes(4, "little"))))
-    if believed:
-        assert handshake._believed(wire, 2, TAG) == (told if told[0] else (0, 0, 0))
-    else:
-        with pytest.raises(WireCorrupted, match=f"rank 2 says that it has sent {told[0]} messages.*tags 2 to 32767"):
-            handshake._believed(wire, 2, TAG)
-
-
-def test_what_is_told_of_calls_carries_a_checksum() -> None:
-    sent = [SimpleNamespace(tag=9, nbytes=nbytes) for nbytes in (5, 700, 20)]
-    good = handshake._told(sent, b"line")  # type: ignore[arg-type]
-    assert handshake._believed(Wire(memoryview(good)), 0, TAG) == (3, 9, 700)
-    assert handshake._believed(Wire(memoryview(handshake._told([], b"line"))), 0, TAG) == (0, 0, 0)
+def test_lines_on_calls_carry_a_checksum() -> None:
+    line = b"call".ljust(512)
+    good = bytearray(line + handshake._checksum(line))
+    assert handshake._read(Wire(memoryview(good)), 0) == "call"
     for at in range(len(good)):
         changed = bytearray(good)
         changed[at] ^= 4
-        with pytest.raises(WireCorrupted, match="rank 3 told of its call has changed"):
-            handshake._believed(Wire(memoryview(changed)), 3, TAG)
+        with pytest.raises(WireCorrupted, match="rank 3 on its call has changed"):
+            handshake._read(Wire(memoryview(changed)), 3)
 
 
 def test_long_calls_are_told_in_part() -> None:
@@ -208,10 +158,10 @@ def test_ranks_of_a_node_begin_far_apart(ranks: int) -> None:
             assert apart == [(begin + step) % (ranks - 1) for step in range(ranks - 1)]
 
 
-def test_recordings_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest, and as many as docs/architecture.md says; older ones are made again when they are needed."""
-    assert replay._MOST_KEPT == 32768
-    monkeypatch.setattr(replay, "_MOST_KEPT", 40)
+    assert programs._MOST_KEPT == 32768
+    monkeypatch.setattr(programs, "_MOST_KEPT", 40)
     world = World(2, timeout=30)
     for again in range(3):
         for n in range(100, 112):
@@ -220,26 +170,26 @@ def test_recordings_are_kept_up_to_a_number_of_messages(monkeypatch: pytest.Monk
                 for result in world.allreduce(inputs, codec=MinMax(), algorithm="ring"):
                     np.testing.assert_allclose(result, exact_sum(inputs), atol=0.1)
             for comm in world.comms:
-                kept = comm._recordings
-                assert kept._messages == sum(len(recording.messages) for recording in kept._kept) <= 40
-    newest = list(world.comms[0]._recordings._kept)
-    assert len(newest) > 2 and newest[-1].recipe.plan.call.n == 111
-    for recording in newest:
-        key = world.comms[0]._recordings._kept[recording]
-        assert recording.recipe.recordings[key] is recording
+                kept = comm._programs
+                assert (
+                    kept._messages == sum(len(plan.programs[key].messages) for plan, key in kept._kept.values()) <= 40
+                )
+    newest = list(world.comms[0]._programs._kept.values())
+    assert len(newest) > 2 and newest[-1][0].plan.call.n == 111
+    for identity, (plan, key) in world.comms[0]._programs._kept.items():
+        assert id(plan.programs[key].program) == identity
 
 
-def test_recipes_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_MOST_RECIPES", 3)
+def test_plans_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_MOST_PLANS", 3)
     world = World(2)
     collectives, sizes = world.comms[0]._collectives, []
     for n in range(1, 9):
-        for _ in range(2):  # the second call is recorded
-            world.allreduce(normals(2, n), algorithm="ring")
-        sizes.append(len(collectives._recipes))
+        world.allreduce(normals(2, n), algorithm="ring")
+        sizes.append(len(collectives._plans))
     assert sizes == [1, 2, 3, 1, 2, 3, 1, 2]
-    kept = {recording.recipe for recording in world.comms[0]._recordings._kept}
-    assert len(kept) == 2 and kept == set(collectives._recipes.values())
+    kept = [plan for plan, _ in world.comms[0]._programs._kept.values()]
+    assert kept == list(collectives._plans.values())
 
 
 def test_rows_of_an_allgatherv_are_not_negative(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,18 +199,18 @@ def test_rows_of_an_allgatherv_are_not_negative(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(planned_steps, "gather", told)
     collectives = World(2).comms[0]._collectives
-    recipe, buffers = collectives.check("allgatherv", np.ones((3, 2)), None, None, None, (None, "ring", {}))
+    plan, buffers = collectives.check("allgatherv", np.ones((3, 2)), None, None, None, (None, "ring", {}))
     with pytest.raises(WireCorrupted, match=r"negative number of rows: \[3, -1\]"):
-        next(recipe.steps(buffers, SimpleNamespace(group=None)))  # type: ignore[arg-type]
+        next(plan.steps(plan.plan, buffers, SimpleNamespace(group=None)))  # type: ignore[arg-type]
 
 
 def test_random_numbers_are_of_a_call_and_a_rank() -> None:
     """The collective's number, up to 2**32, in the upper half of 64 bits; below it the rank."""
     collectives = World(3).comms[2]._collectives
-    recipe, buffers = collectives.check("allreduce", np.ones(5), "mean", None, None, ("qsgd", "ring", {}))
+    plan, buffers = collectives.check("allreduce", np.ones(5), "mean", None, None, ("qsgd", "ring", {}))
     for number, upper in ((0, 0), (5, 5), (2**32 - 1, 2**32 - 1), (2**32 + 7, 7)):
         run: Any = SimpleNamespace(group=None, take=None, stats=None, timeline=None, number=number)
-        job = collectives._job(recipe.plan, buffers, run, ())
+        job = collectives._job(plan.plan, buffers, run, ())
         assert job.draw == upper << 32 | 2 and job.scale == pytest.approx(1 / 3) and job.itemsize == 8
 
 
@@ -301,8 +251,8 @@ def test_feedback_is_refused_where_it_would_not_converge() -> None:
             ("minmax", {}, ""),
             ("sign", {}, "a vote loses nothing"),
         ):
-            recipe, _ = collectives.check("allreduce", np.ones(9), "sum", None, None, (codec, algorithm, options))
-            assert (refused in feedback_refused(recipe.plan)) and (feedback_refused(recipe.plan) == "") == (not refused)
+            plan, _ = collectives.check("allreduce", np.ones(9), "sum", None, None, (codec, algorithm, options))
+            assert (refused in feedback_refused(plan.plan)) and (feedback_refused(plan.plan) == "") == (not refused)
 
 
 def test_buffers_in_place_stay_in_place() -> None:

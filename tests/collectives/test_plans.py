@@ -48,7 +48,7 @@ LINES: list[tuple[Call, Setting, str]] = [
     ),
     (call(dtype="int32", op="max"), where(), "allreduce(max of 4194304 int32, no codec, native)"),
     (call(4 * KIB), where(2, 2), "allreduce(sum of 1024 float32, no codec, shared_memory)"),
-    (call(MIB), where(2, 2), "allreduce(sum of 262144 float32, no codec, native or shared_memory)"),
+    (call(MIB), where(2, 2), "allreduce(sum of 262144 float32, no codec, shared_memory)"),
     (call(codec=ZFP(rate=8)), where(), f"allreduce(sum of 4194304 float32, {ZFP8}, ring in segments of 131072)"),
     (
         call(codec=ZFP(rate=8), algorithm="ring"),
@@ -69,7 +69,7 @@ LINES: list[tuple[Call, Setting, str]] = [
     (
         call(MIB, IntSum()),
         where(4, 4),
-        "allreduce(sum of 262144 float32, IntSum(bits=16, block=2048), native or shared_memory without codec)",
+        "allreduce(sum of 262144 float32, IntSum(bits=16, block=2048), shared_memory without codec)",
     ),
     (
         Call("bcast", 600, "float64", 8, "", None, "binomial", root=2),
@@ -88,18 +88,16 @@ LINES: list[tuple[Call, Setting, str]] = [
 @pytest.mark.parametrize(("asked", "setting", "line"), LINES, ids=lambda value: value if type(value) is str else "")
 def test_the_line_that_other_ranks_are_told(asked: Call, setting: Setting, line: str) -> None:
     plan = make_plan(asked, setting)
-    assert plan.signature.call == line and plan.signature.ahead == (plan.coder is not None)
+    assert plan.signature.call == line
     assert plan.scale == (0.25 if asked.op == "mean" else 1.0)
     other = plan.unblocked
     assert (other is not None) == (" or " in line)
     if other is not None:
-        inside, own = setting.world.nodes == 1, line.partition(" or ")[2].split()[0].rstrip(")")
+        own = line.partition(" or ")[2].split()[0].rstrip(")")
         assert (other.algorithm, other.signature) == (own, plan.signature) and other.codec is None
-        # Only what may run instead of MPI's own where others want the cores is measured there.
-        assert plan.other == (other if inside else None) and (other.coder is None) == inside
 
 
-def test_what_runs_instead_of_mpis_own_does_not_travel_with_the_opening() -> None:
+def test_what_runs_instead_of_mpis_own_does_not_travel_with_the_handshake() -> None:
     """Ranks that may block in MPI have sent nothing with theirs: though tune has found it to be nearly as fast."""
     points = tuple((1 << k, 1e-5) for k in range(2, 25))
     slower = tuple((nbytes, 1.2 * seconds) for nbytes, seconds in points)
@@ -149,8 +147,8 @@ def test_coders_of_plans(sealed: bool) -> None:
     sparse = plan(TopK(0.1), "sparse_ring", where()).coder
     assert type(sparse) is SparseCoder and sparse._seal_nbytes == (4 if sealed else 0)
     if not sealed:
-        small = make_plan(call(2 * KIB, MinMax(4), "dissemination"), where())
-        assert type(small.coder) is HostCoder and make_plan(call(algorithm="native"), where()).coder is None
+        for algorithm in ("dissemination", "native"):
+            assert make_plan(call(2 * KIB, algorithm=algorithm), where()).coder is None
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -205,20 +203,19 @@ def test_integers_are_added_from_128_kib_on(nbytes: int, refused: str) -> None:
     assert refusals(call(nbytes, MinMax()), where(library=""))["ring", True] == ""
 
 
-def test_small_arrays_travel_with_the_opening_up_to_its_length() -> None:
+def test_small_arrays_travel_with_the_handshake_up_to_its_length() -> None:
     """Of 128 KiB between two ranks at a time, of what 16 KiB leave for several arrays otherwise; of up to 16 ranks."""
     for size, longest in ((2, 128 * KIB), (16, 128 * KIB), (3, 16 * KIB - 16), (5, (16 * KIB - 16) // 2)):
         for nbytes, fits in ((longest // 4 * 4, True), (longest // 4 * 4 + 4, False)):
-            assert choose.small(call(nbytes), where(size)) == [None] * fits
-    assert choose.small(call(64, MinMax()), where(17)) == choose.small(call(64), where(1)) == []
-    assert choose.small(call(64, checksum=True), where()) == choose.small(call(64), where(gpus=True)) == []
-    assert choose.small(Call("allgather", 4, "float32", 4, "", None, "auto"), where()) == []
-    codec = ZFP(rate=8)
-    for n, fits in ((128 * KIB, True), (128 * KIB + 4, False)):
-        assert choose.small(call(4 * n, codec), where(4)) == [codec] * fits
-    assert choose.small(call(400, codec), where(3)) == [None]
-    for other in (IntSum(), ZFP(tolerance=1e-3)):
-        assert choose.small(call(400, other), where(4)) == [None]
+            assert choose.small(call(nbytes), where(size)) == fits
+    for asked, setting in (
+        (call(64), where(17)),
+        (call(64), where(1)),
+        (call(64, checksum=True), where()),
+        (call(64), where(gpus=True)),
+        (Call("allgather", 4, "float32", 4, "", None, "auto"), where()),
+    ):
+        assert not choose.small(asked, setting)
 
 
 def test_what_may_go_through_shared_memory() -> None:
@@ -254,17 +251,14 @@ def test_segments_of_arrays_on_gpus() -> None:
 
 
 def test_what_was_measured_may_be_chosen() -> None:
-    """Our own algorithms, uncompressed, only where they were; shared memory also where MPI's own must not block."""
+    """Our own algorithms, uncompressed, only where they were; shared memory in any node."""
     points = ((4, 1e-6), (1 << 26, 1e-2))
     measured = replace(DEFAULTS, timings=(Timing("ring", RAW, 32.0, World(4), points),))
     assert refusals(call(), where(profile=measured))["ring", False] == ""
     assert refusals(call(), where())["ring", False] == "not measured here"
     beside = where(4, 4)
-    assert refusals(call(MIB), beside)["shared_memory", False] == "not measured here"
-    assert refusals(call(MIB), beside, blocks=False)["shared_memory", False] == ""
-    assert refusals(call(MIB), where(4, 4, library=""))["shared_memory", False] == ""
-    for nbytes, surely in ((128 * KIB, True), (128 * KIB + 4, False), (8 * MIB - 4, False), (8 * MIB, True)):
-        assert (refusals(call(nbytes), beside)["shared_memory", False] == "") == surely
+    for nbytes in (16 * KIB, MIB, 64 * MIB):
+        assert refusals(call(nbytes), beside)["shared_memory", False] == ""
     assert ("shared_memory", False) not in refusals(call(checksum=True), beside)
     kept = choose.options(call(MIB, MinMax()), beside, allowed=True)
     assert kept and all(not option.refused for option in kept)
@@ -279,17 +273,3 @@ def test_votes_are_gathered_or_counted() -> None:
     assert choose._way("recursive_doubling", Sign(), asked, setting).bits == 4
     assert choose._way("ring", IntSum(16), call(codec=IntSum(16)), setting).bits == 16
     assert choose.summands_of(asked._replace(collective="allgather"), setting) is None
-
-
-def test_shared_memory_has_another_way_where_mpi_has_one() -> None:
-    """MPI counts elements by an int."""
-
-    def ways(asked: Call, setting: Setting) -> set[str]:
-        plan = make_plan(asked, setting)
-        return {each.algorithm for each in (plan, plan.other) if each is not None}
-
-    inside, most = where(2, 2), 2**31 - 1
-    both = {"shared_memory", "native"}
-    assert ways(call(4 * KIB), inside) == ways(call(4 * KIB, op="mean"), inside) == ways(call(n=most), inside) == both
-    assert ways(call(n=most + 1), inside) == ways(call(4 * KIB, algorithm="shared_memory"), inside) == {"shared_memory"}
-    assert ways(call(4 * KIB), where(2, 2, library="")) == {"shared_memory"}

@@ -12,30 +12,28 @@ import pytest
 from fakes.loopback import World, exact_sum, normals
 from fakes.threads import on_ranks
 
-from compcoll import Communicator, ErrorFeedback, config
-from compcoll.collectives import runs
+from compcoll import Communicator, ErrorFeedback, communicator, config
+from compcoll.collectives.compiled_plan import Buffers, Run
 from compcoll.collectives.lanes import AT_ONCE
-from compcoll.collectives.recipe import Buffers, Run
 from compcoll.collectives.signature import Signature
 from compcoll.errors import CompcollError
-from compcoll.progress import Steps, Turn
+from compcoll.progress import Engine, Steps, Turn
 from compcoll.transports import loopback
 from compcoll.transports.base import Wire
 from compcoll.transports.loopback import Loopback, LoopbackTransport
 
 # Ranks, of these on a node, cores that a process may use, a rank's share if the transport knows it, and whether MPI
-# lends cores; then: the share, whether ranks are crowded, whether cores are lent, and whether to look for others that
-# want them.
-PLACES: list[tuple[int, int, int, float | None, bool, float, bool, bool, bool]] = [
-    (4, 4, 8, None, True, 2.0, False, False, True),
-    (4, 4, 4, None, False, 1.0, False, False, True),
-    (4, 4, 2, None, True, 0.5, True, False, True),
-    (4, 2, 3, None, False, 1.5, True, False, False),
-    (4, 2, 8, None, True, 4.0, True, True, False),
-    (2, 2, 8, 0.75, False, 0.75, True, False, True),
-    (2, 2, 1, 1.0, False, 1.0, False, False, True),
-    (2, 2, 1, 1.25, False, 1.25, False, False, True),
-    (1, 1, 8, None, False, 8.0, False, False, False),
+# lends cores; then: the share, whether ranks are crowded, and whether cores are lent.
+PLACES: list[tuple[int, int, int, float | None, bool, float, bool, bool]] = [
+    (4, 4, 8, None, True, 2.0, False, False),
+    (4, 4, 4, None, False, 1.0, False, False),
+    (4, 4, 2, None, True, 0.5, True, False),
+    (4, 2, 3, None, False, 1.5, True, False),
+    (4, 2, 8, None, True, 4.0, True, True),
+    (2, 2, 8, 0.75, False, 0.75, True, False),
+    (2, 2, 1, 1.0, False, 1.0, False, False),
+    (2, 2, 1, 1.25, False, 1.25, False, False),
+    (1, 1, 8, None, False, 8.0, False, False),
 ]
 
 
@@ -43,28 +41,23 @@ PLACES: list[tuple[int, int, int, float | None, bool, float, bool, bool, bool]] 
 def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What communicators are made of."""
     found: dict[str, Any] = {}
-    engine, executor, threads = runs.Engine, runs.Executor, config.threads
+    engine, threads = communicator.Engine, config.threads
 
     def noted_engine(seconds: float, peers: Any, **settings: Any) -> Any:
         found.update(settings, seconds=seconds)
         return engine(seconds, peers, **settings)
 
-    def noted_executor(*arguments: Any, decides: bool) -> Any:
-        found.update(wanted=arguments[-1], decides=decides)
-        return executor(*arguments, decides=decides)
-
     def noted_threads(share: float) -> int:
         found["share"] = share
         return threads(share)
 
-    monkeypatch.setattr(runs, "Engine", noted_engine)
-    monkeypatch.setattr(runs, "Executor", noted_executor)
+    monkeypatch.setattr(communicator, "Engine", noted_engine)
     monkeypatch.setattr(config, "threads", noted_threads)
     monkeypatch.delenv("COMPCOLL_TIMEOUT", raising=False)
     return found
 
 
-@pytest.mark.parametrize(("size", "per_node", "cores", "told", "lends", "share", "crowded", "lent", "looks"), PLACES)
+@pytest.mark.parametrize(("size", "per_node", "cores", "told", "lends", "share", "crowded", "lent"), PLACES)
 def test_cores_are_shared_by_the_ranks_of_a_node(
     size: int,
     per_node: int,
@@ -74,16 +67,14 @@ def test_cores_are_shared_by_the_ranks_of_a_node(
     share: float,
     crowded: bool,
     lent: bool,
-    looks: bool,
     made: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runs, "usable_cores", lambda: cores)
+    monkeypatch.setattr(communicator, "usable_cores", lambda: cores)
     transport: Any = Loopback(size, per_node).transports[-1]
     transport.cores, transport.lends_core = told, lends
     comm = Communicator(transport)
     assert made["share"] == share and made["crowded"] == crowded and made["lent"] == lent
-    assert (made["wanted"] is not None) == looks and made["decides"] == (size == 1)  # rank 0 does
     assert (comm._collectives._ranks.shared is not None) == (size == per_node)
     assert (comm._collectives._setting.shared, comm._collectives._setting.library) == (size == per_node, "")
 
@@ -95,7 +86,7 @@ def test_settings_reach_the_engine(progress: str, blocks: bool, made: dict[str, 
     transport.blocks = blocks
     comm = Communicator(transport, progress=progress, timeout=7)
     assert (made["threaded"], made["naps"], made["private"]) == (progress == "thread", progress == "nap", blocks)
-    assert made["seconds"] == 7 and comm._threaded == (progress == "thread")
+    assert made["seconds"] == 7
     comm.free()
 
 
@@ -173,7 +164,7 @@ def blocking(world: World, inputs: list[np.ndarray], kept: list[Any], how: dict[
 @pytest.mark.parametrize("fed_back", [False, True])
 @pytest.mark.parametrize("how", [RING, {"algorithm": "direct"}, {"algorithm": "dissemination"}], ids=str)
 def test_blocking_calls_beside_others_are_like_those_that_do_not_block(how: dict[str, Any], fed_back: bool) -> None:
-    """The same bits and account, in all lanes: those that run the algorithm, and those that replay it."""
+    """The same bits and account, in all lanes."""
     worlds = [World(2, seed=None, timeout=30) for _ in range(2)]
     feedbacks = [[ErrorFeedback() if fed_back else None for _ in range(2)] for _ in worlds]
     for number in range(2 * AT_ONCE + 1):
@@ -187,13 +178,13 @@ def test_blocking_calls_beside_others_are_like_those_that_do_not_block(how: dict
             assert a is not None and b is not None
             assert (a.collective, a.codec, a.algorithm, a.raw_nbytes) == ("allreduce", b.codec, b.algorithm, 3600)
             assert (a.wire_nbytes, a.raw_sent_nbytes) == (b.wire_nbytes, b.raw_sent_nbytes)
-            assert comm._executor.begun == number + 1
+            assert comm.begun == number + 1
     if fed_back and "codec" in how:
         assert all(f.residual.any() for f in feedbacks[0])
 
 
 def test_calls_with_feedback_and_without_take_turns() -> None:
-    """In one lane, by one recipe: a replay that feeds back, and one that does not."""
+    """In one lane, by one plan: a program that feeds back, and one that does not."""
     worlds, inputs = [World(2), World(2)], normals(2, 500)
     feedbacks = [[ErrorFeedback() for _ in range(2)] for _ in worlds]
     for number in range(6 * AT_ONCE):
@@ -201,7 +192,7 @@ def test_calls_with_feedback_and_without_take_turns() -> None:
         sums = []
         for world, kept in zip(worlds, feedbacks, strict=True):
             for comm in world.comms if world is worlds[1] else ():
-                comm._collectives._recipes.clear()  # so that each call is the first
+                comm._collectives._plans.clear(), comm._known.clear()  # so that each call is the first
             given = kept if fed_back else [None, None]
             requests = [c.iallreduce(x, feedback=f, **RING) for c, x, f in zip(world.comms, inputs, given)]
             sums.append(np.stack(world.loopback.run(requests)))
@@ -214,7 +205,7 @@ def test_turns_are_taken_by_what_needs_them_only() -> None:
     comm = World(2).comms[0]
     first = comm.iallreduce(np.ones(50, np.float32), **RING)
     turn = comm._turn
-    assert isinstance(turn, Turn) and not turn.used and not comm._executor.ready and not first.done
+    assert isinstance(turn, Turn) and not turn.used and not first.done
     comm.iallreduce(np.ones(50, np.float32), **RING)
     assert comm._turn is not turn and comm._turn is not None and comm._turn.before is turn
     comm._engine.fail(CompcollError("the test is over"))
@@ -231,10 +222,10 @@ def test_the_way_of_gpus_is_taken_if_all_ranks_are_on_them(everybody: bool) -> N
         return "carried"
 
     def start(comm: Communicator, x: np.ndarray) -> Any:
-        recipe, buffers = comm._collectives.check("allreduce", x, "sum", None, None, (None, "ring", {}))
+        plan, buffers = comm._collectives.check("allreduce", x, "sum", None, None, (None, "ring", {}))
         if comm.rank == 0 or everybody:
-            recipe.all_on_gpus, buffers = carried, buffers._replace(order=SimpleNamespace())  # type: ignore[arg-type]
-        return comm._begin("allreduce", recipe, buffers)
+            plan.on_gpus, buffers = carried, buffers._replace(order=SimpleNamespace())  # type: ignore[arg-type]
+        return comm._begin("allreduce", plan, buffers)
 
     for result in world.run(start, inputs):
         if everybody:
@@ -250,8 +241,8 @@ def test_a_handshake_waits_for_the_openings_before_it() -> None:
     def run(comm: Communicator) -> tuple[int, np.ndarray]:
         pending = comm.iallreduce(np.full(700, comm.rank + 1.0, np.float32), algorithm="ring")
         comm.handshake(Signature("something else"))
-        assert comm._turn is None and comm._executor.ready
-        return comm._executor.begun, pending.wait()
+        assert comm._turn is not None and comm._turn.over
+        return comm.begun, pending.wait()
 
     with ThreadPoolExecutor(2) as pool:
         for begun, result in pool.map(run, world.comms):
@@ -270,7 +261,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("collective", "how"), CALLS, ids=lambda value: value if type(value) is str else "")
 def test_blocking_and_other_calls_have_the_same_bits(collective: str, how: dict[str, Any]) -> None:
-    """The first one, the one that is recorded, and those that are replayed."""
+    """The first one, and those that repeat it."""
     worlds = [World(3, seed=None, timeout=30) for _ in range(2)]
     root = (1,) if collective == "bcast" else ()
 
@@ -290,25 +281,25 @@ def test_blocking_and_other_calls_have_the_same_bits(collective: str, how: dict[
 def test_messages_that_come_late_are_waited_for_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a blocking call has looked often enough: then all else that is under way goes on, and time-outs count."""
     world, held, followed = World(2, seed=None, timeout=30), False, []
-    deliver, follow = loopback.Loopback.deliver, runs.Runs._follow
+    deliver, follow = loopback.Loopback.deliver, Engine.follow
 
     def late(self: Loopback, key: loopback.Key) -> None:
         if not (held and key[2] >= 4 and time.monotonic() < begin + 0.5):
             deliver(self, key)
 
-    def noted(self: runs.Runs, body: Any, recipe: Any) -> None:
-        followed.append(recipe.plan.algorithm)
-        follow(self, body, recipe)
+    def noted(self: Engine, steps: Steps, waiting: object, timeout: float | None) -> Any:
+        followed.append(str(waiting))
+        return follow(self, steps, waiting, timeout)
 
     monkeypatch.setattr(loopback.Loopback, "deliver", late)
-    monkeypatch.setattr(runs.Runs, "_follow", noted)
+    monkeypatch.setattr(Engine, "follow", noted)
     begin = time.monotonic()
     for number in range(3):
         held, begin = number == 2, time.monotonic()
         inputs = normals(2, 900, seed=number)
         for result in blocking(world, inputs, [None, None], RING):
             np.testing.assert_allclose(result, exact_sum(inputs), atol=1.0)
-    assert time.monotonic() >= begin + 0.5 and "ring" in followed
+    assert time.monotonic() >= begin + 0.5 and any("ring" in each for each in followed)
 
 
 @pytest.mark.parametrize("codec", ["intsum", "sign"])
@@ -326,16 +317,3 @@ def test_numbers_are_added_by_mpi(codec: str) -> None:
     expected = World(3).allreduce(inputs, codec=codec, algorithm="recursive_doubling")[0]
     for result in on_ranks(3, run):
         np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.usefixtures("others_to_advance")
-def test_fresh_memory_is_told() -> None:
-    """Of the first call's wires, and of those of the first one that is replayed in a lane; and of none later."""
-    world = World(2, seed=None, timeout=30)
-    fresh = []
-    for number in range(2 + 2 * AT_ONCE):
-        blocking(world, normals(2, 900, seed=number), [None, None], RING)
-        stats = world.comms[0].stats
-        assert stats is not None
-        fresh.append(stats.fresh_nbytes)
-    assert fresh[0] > 0 and not any(fresh[1 + AT_ONCE :])

@@ -6,9 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ import pytest
 
 import compcoll
 from compcoll import config, encoding
-from compcoll.devices.cores import Contention, Cores, Quota, own_cores, quotas, usable_cores
+from compcoll.devices.cores import Cores, Quota, own_cores, quotas, usable_cores
 from compcoll.devices.host import HostDevice
 
 V2 = "30 23 0:26 {mounted} /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -160,52 +158,3 @@ def test_this_process() -> None:
     assert cores.allowed == os.sched_getaffinity(0)
     assert cores.kernel
     assert cores.share([cores]) == round(cores.count, 6)
-
-
-def test_a_core_that_others_want(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the time ready and not run; looked at again after ten milliseconds, on whatever thread."""
-    clock, waited = [10**12], [5 * 10**9]
-    monkeypatch.setattr("compcoll.devices.cores.time.monotonic_ns", lambda: clock[0])
-    monkeypatch.setattr("compcoll.devices.cores.os.pread", lambda file, most, at: b"1000 %d 7\n" % waited[0])
-    wanted = Contention()
-
-    def after(milliseconds: float, ready: float) -> bool:
-        clock[0] += int(milliseconds * 1e6)
-        waited[0] += int(ready * 1e6)
-        return wanted()
-
-    assert not wanted()  # what was before the first look does not count
-    assert not after(100, 9)
-    assert after(100, 11)
-    assert after(9, 0)  # holds
-    assert not after(2, 0)
-    assert after(20, 4)
-    waited[0] += 10**9
-    assert not on_another_thread(lambda: after(20, 5))
-    monkeypatch.setattr("compcoll.devices.cores.os.pread", lambda file, most, at: b"")
-    assert not after(20, 0)
-    wanted.close()
-
-
-def on_another_thread(look: Callable[[], bool]) -> bool:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(look).result()
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not bound to cores here")
-def test_a_core_beside_a_busy_process_is_wanted() -> None:
-    """Both bound to one core: of the time, this thread is ready and does not run for about half."""
-    core = {min(os.sched_getaffinity(0))}
-    before, wanted = os.sched_getaffinity(0), Contention()
-    burn = f"import os\nos.sched_setaffinity(0, {core})\nwhile os.getppid() == {os.getpid()}: sum(range(10000))"
-    with subprocess.Popen([sys.executable, "-c", burn]) as busy:
-        try:
-            os.sched_setaffinity(0, core)
-            end = time.monotonic() + 60
-            wanted()
-            while not wanted() and time.monotonic() < end:
-                sum(range(10000))
-            assert wanted()
-        finally:
-            os.sched_setaffinity(0, before)
-            busy.kill()

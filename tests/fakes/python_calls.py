@@ -15,18 +15,16 @@ _OURS = (str(Path(compcoll.__file__).parent), "<string>")  # dataclasses and nam
 _PARTS = ("comp>", "genexpr>")
 
 
-def functions_entered(action: Callable[[], Any], until: CodeType | None = None) -> list[str]:
-    """Names of the functions that were entered on this thread, until one is.
+def functions_entered(action: Callable[[], Any]) -> list[CodeType]:
+    """The functions that were entered on this thread.
 
     A generator that goes on is counted once, and a comprehension, which newer Pythons make no function of, is not.
     """
-    entered: dict[FrameType, str] = {}  # whose frames live as long as this, so that each is another
+    entered: dict[FrameType, CodeType] = {}  # whose frames live as long as this, so that each is another
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(_OURS) and not frame.f_code.co_name.endswith(_PARTS):
-            entered.setdefault(frame, frame.f_code.co_qualname)
-            if frame.f_code is until:
-                sys.setprofile(None)
+            entered.setdefault(frame, frame.f_code)
 
     gc.collect()
     gc.disable()  # it would end others' objects meanwhile

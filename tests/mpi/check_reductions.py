@@ -133,7 +133,7 @@ def check_other_calls_advance_without_python(comm: MPI.Intracomm) -> None:
     x, long, total = np.full(16, comm.rank, np.float32), np.full(1 << 18, comm.rank, np.float64), np.empty(1 << 18)
     expected = sum(range(comm.size))
     communicator.allreduce(x)
-    vars(communicator)["_settle_opening"] = None  # by which Python would wait
+    vars(communicator._engine)["follow"] = None  # by which Python would wait
     for last in range(comm.size):
         communicator.allreduce(x)
         request = comm.Iallreduce(long, total)

@@ -21,7 +21,7 @@ LONG_ONES = {
     "check_recordings.check_same_bits_as_the_algorithm",
 }
 # And these not at all: only `make test-all` does.
-LONGEST = {"check_recordings.check_what_was_sent_ahead", "check_tuning.check_tune"}
+LONGEST = {"check_recordings.check_calls_that_do_not_belong_together", "check_tuning.check_tune"}
 OTHERS = (2, 4, 5)  # ranks on which other MPIs than the first have all checks: powers of two or not, more than cores
 
 

@@ -48,7 +48,6 @@ FOREIGN = [
     "short_message_once",
     "short_opening",
     "long_opening",
-    "absurd_agreement",
     "changed_agreement",
     "long_message",
     "long_message_once",

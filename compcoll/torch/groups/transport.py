@@ -125,7 +125,7 @@ class GroupTransport:
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         what = f"a message from rank {source}"
-        if wire.exact or wire.discarded:
+        if wire.exact:
             return _Message(self, self._gloo.recv([_memory(wire)], source, tag), what, source)
         return _Arrival(self, self._gloo.recv([self._with_length(wire)], source, tag), what, source, wire)
 

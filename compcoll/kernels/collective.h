@@ -4,6 +4,6 @@
 
 namespace compcoll {
 
-void bind_encoded_sum(nanobind::module_& m);
+void bind_collective(nanobind::module_& m);
 
 }  // namespace compcoll
