@@ -321,8 +321,7 @@ class Communicator:
         """Tell what a blocking call would do, and why, without doing it: nothing is sent, and no buffer is read.
 
         Printed, a plan shows what the cost model predicts for each way to run the call, why some are refused, which one
-        was chosen, and why. Its ``algorithm`` and ``codec`` are those of the `Stats` that the call would have, unless
-        others want some rank's core: then that of its ``other``, if there is one, may run, which is shown, too.
+        was chosen, and why. Its ``algorithm`` and ``codec`` are those of the `Stats` that the call would have.
 
         Parameters
         ----------
