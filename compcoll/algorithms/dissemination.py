@@ -1,4 +1,4 @@
-"""Allreduces of small arrays or wires, which travel with the opening of the call (`compcoll.collectives.handshake`)."""
+"""Allreduces of small arrays, which travel with the handshake of the call (`compcoll.collectives.handshake`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from ..layout import SIGNATURE_NBYTES, longest_message, shares
 from .costs import Costs
 from .job import Job
 from .record import Algorithm
-from .recursive_doubling import encodings, growth
 
 _REDUCTION = 0.5e-6  # host seconds for adding one small array to another
 
@@ -17,17 +16,16 @@ def largest(ranks: int) -> int:
 
 
 def surely_small(ranks: int) -> int:
-    """Bytes of an array that travels along faster than MPI's own collective reduces it after the opening, as far as
+    """Bytes of an array that travels along faster than MPI's own collective reduces it after the handshake, as far as
     seen: of longer ones that depends.
     """
     return min(largest(ranks), 16384 // max(len(shares(ranks)), 1))
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """Estimate what the arrays add to the opening: their bytes and their sum; on wires that of recursive doubling."""
+    """Estimate what the arrays add to the handshake: their bytes and their sum."""
     arrays, link = sum(shares(c.world.size)), c.inside if c.world.nodes == 1 else c.between
-    work = c.encode + (arrays - 1) * c.recode + c.accumulate if c.coded else arrays * c.add
-    return arrays * (_REDUCTION + c.n * link * c.shrink) + c.n * work
+    return arrays * (_REDUCTION + c.n * link + c.n * c.add)
 
 
 def _surely(nbytes: float, ranks: int) -> bool:
@@ -38,8 +36,6 @@ DISSEMINATION: Algorithm[Job] = Algorithm(
     "dissemination",
     ("allreduce",),
     _cost,
-    encodings=encodings,
-    growth=growth,
     limited=True,
     surely=_surely,
     resembles="native",

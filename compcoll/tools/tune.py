@@ -26,7 +26,7 @@ from ..collectives.choose import ALLREDUCE, DISSEMINATION, NATIVE, SHARED_MEMORY
 from ..communicator import Communicator
 from ..devices.host import HostDevice
 from ..errors import CompcollError
-from ..layout import World, in_pairs
+from ..layout import World
 from ..model.kinds import kind_of, way_of
 from ..model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, Way, formula
 from ..model.profile import Stored, load, path_of, place_of, save
@@ -310,8 +310,6 @@ def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Time
     if world.nodes == 1 and transport.shared is not None:
         ways.append((SHARED_MEMORY, None))
     ways.append((DISSEMINATION, None))
-    if in_pairs(world.size):
-        ways.append((DISSEMINATION, ZFP(rate=8)))
 
     def timed(algorithm: str, codec: Codec | None) -> Timed:
         return Timed(algorithm, codec, lambda x, out: comm.allreduce(x, out=out, algorithm=algorithm, codec=codec))

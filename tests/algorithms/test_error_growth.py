@@ -40,7 +40,6 @@ def test_independent_errors(p: int, once: float) -> None:
         ("direct", "allreduce", singles + (p + once**2 * singles)),
         ("hierarchical", "allreduce", singles + (p + once**2 * singles)),
         ("recursive_doubling", "allreduce", doubled(levels, once)),
-        ("dissemination", "allreduce", doubled(levels, once)),
     ):
         growth = ALGORITHMS[algorithm].growth(collective, p, p, once)
         assert growth.independent == pytest.approx(math.sqrt(variance / p)), (algorithm, collective)

@@ -58,7 +58,8 @@ def check_files_of_a_repeated_call(comm: MPI.Intracomm) -> None:
     for call, most in ((partial(ours.allreduce, x, **how), 5), (lambda: ours.iallreduce(x, **how).wait(), 8)):
         for _ in range(6):  # the first in each lane is compiled
             call()
-        entered = min(({code.co_filename for code in functions_entered(call)} for _ in range(10)), key=len)
+        ways = [{code.co_filename for code in functions_entered(call)} - {"<string>"} for _ in range(10)]
+        entered = min(ways, key=len)
         assert comm.allreduce(len(entered), MPI.MIN) <= most, entered
     ours.free()
 
