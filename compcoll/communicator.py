@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from threading import RLock
 from time import perf_counter
@@ -295,6 +296,52 @@ class Communicator:
         """Start an alltoall; see `compcoll.alltoall`."""
         return self.start("alltoall", x, None, out, None, (codec, algorithm, options))
 
+    def allreduce_init(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> PersistentRequest:
+        """Prepare an allreduce that runs again and again on the same arrays; see `PersistentRequest`."""
+        return self.prepare("allreduce", x, op, out, feedback, (codec, algorithm, options))
+
+    def reduce_scatter_init(
+        self,
+        x: Any,
+        *,
+        op: Any = "sum",
+        out: Any = None,
+        feedback: ErrorFeedback | None = None,
+        codec: Any = ...,
+        algorithm: str | None = None,
+        **options: Any,
+    ) -> PersistentRequest:
+        """Prepare a reduce_scatter that runs again and again on the same arrays; see `PersistentRequest`."""
+        return self.prepare("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
+
+    def allgather_init(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> PersistentRequest:
+        """Prepare an allgather that runs again and again on the same arrays; see `PersistentRequest`."""
+        return self.prepare("allgather", x, None, out, None, (codec, algorithm, options))
+
+    def bcast_init(
+        self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> PersistentRequest:
+        """Prepare a bcast that runs again and again on the same arrays; see `PersistentRequest`."""
+        return self.prepare("bcast", x, root, out, None, (codec, algorithm, options))
+
+    def alltoall_init(
+        self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
+    ) -> PersistentRequest:
+        """Prepare an alltoall that runs again and again on the same arrays; see `PersistentRequest`."""
+        return self.prepare("alltoall", x, None, out, None, (codec, algorithm, options))
+
     def prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
         """Make what a feedback keeps of buffers such as ``x``, where these are, before its first call: zeros.
 
@@ -481,8 +528,19 @@ class Communicator:
             return request
         return self._begin(collective, *self._check(collective, x, param, out, feedback, asked))
 
-    def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers) -> Request:
-        """Start a collective in the lane of its number."""
+    def prepare(
+        self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
+    ) -> PersistentRequest:
+        """Prepare a collective that runs again and again; ``param`` is the operation or the root."""
+        given = (x, out) if type(x) is ndarray or not is_foreign(x) else self._seen(collective, x, out)
+        plan, buffers = self._check(collective, given[0], param, given[1], feedback, asked)
+        request = PersistentRequest(self, collective, plan, buffers, (given[0], param, feedback, asked))
+        if given[0] is not x:
+            request.as_given = (lambda result: like(result, x)) if out is None else (lambda _: out)
+        return request
+
+    def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers, request: Request | None = None) -> Request:
+        """Start a collective in the lane of its number, as a new request or as one that has ended."""
         signature, plan, number = self._signature(plan), plan.unblocked or plan, self._begun
         self._begun = number + 1
         lane, turn = self._lanes.in_turn[number % AT_ONCE], self._next_turn()
@@ -494,8 +552,11 @@ class Communicator:
             turn.used = True
             return error and self._ended(error, plan, buffers)
 
-        steps = self._steps(plan, buffers, run, lane, lane.last, signature)
-        lane.last = request = Request(steps, stats, self._engine, release=release, timeout=plan.timeout)
+        before = None if lane.last is None or lane.last.done else lane.last
+        steps = self._steps(plan, buffers, run, lane, before, signature)
+        request = Request() if request is None else request
+        request.begin(steps, stats, self._engine, release=release, timeout=plan.timeout)
+        lane.last = request
         if self._gpu is not None and buffers.order is not None:
             request.finish = partial(self._gpu.handed_over, buffers.order)
         try:
@@ -665,7 +726,8 @@ class Communicator:
             turn.used = True
             return self._ended(failure)
 
-        request = Request(steps(), Stats(collective, None, "refused"), self._engine, release=release)
+        request = Request()
+        request.begin(steps(), Stats(collective, None, "refused"), self._engine, release=release)
         self._engine.start(request)
         others: Exception | None = None
         try:
@@ -714,6 +776,79 @@ class Communicator:
     def _next_turn(self) -> Turn:
         self._turn = Turn(self._turn)
         return self._turn
+
+
+class PersistentRequest(Request):
+    """A collective that runs again and again on the same arrays (MPI-4.1, section 6.13): arguments are checked once.
+
+    Made by `Communicator.allreduce_init` and its relatives, on all ranks. Every run reads what is in ``x`` then, and
+    stores its result in the same array.
+
+    Attributes
+    ----------
+    stats : Stats
+        Account of the last run.
+    done : bool
+        Whether no run is under way.
+
+    Examples
+    --------
+    >>> x = np.ones(4, np.float32)
+    >>> request = compcoll.get_communicator().allreduce_init(x, op="mean")
+    >>> for step in range(3):
+    ...     mean = request.start().wait()
+    >>> request.free()
+    """
+
+    def __init__(
+        self, communicator: Communicator, collective: str, plan: CompiledPlan, buffers: Buffers, given: tuple[Any, ...]
+    ) -> None:
+        super().__init__()
+        self._communicator: Communicator | None = communicator
+        self._collective, self._plan, self._buffers = collective, plan, buffers
+        self._given = given  # x, the operation or the root, feedback, and codec, algorithm and options
+        self.stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
+        self._result = buffers.result
+        self.as_given: Callable[[Any], Any] | None = None
+        self.done = True
+
+    def start(self) -> PersistentRequest:
+        """Start a run and return the request.
+
+        Raises
+        ------
+        InvalidArgument
+            If the run before has not ended, or the request was freed.
+        """
+        if self._communicator is None:
+            raise InvalidArgument("start() of a request that was freed: make another one")
+        if not self.done:
+            raise InvalidArgument("start() before the last run has ended: wait() first")
+        x, param, feedback, asked = self._given
+        buffers = self._buffers
+        self._communicator._check_usable()
+        if buffers.order is not None:  # what the caller has launched by now comes first
+            given = (x, param, buffers.result, feedback, asked)
+            self._plan, buffers = self._communicator._check(self._collective, *given)
+        elif feedback is not None:
+            buffers = self._communicator._collectives.fed_back(self._plan, buffers, feedback)
+        self._communicator._begin(self._collective, self._plan, buffers, self)
+        if self.as_given is not None:
+            self.finish = self.as_given
+        return self
+
+    def free(self) -> None:
+        """Let go of the arrays; the request cannot be started any more.
+
+        Raises
+        ------
+        InvalidArgument
+            If a run is under way.
+        """
+        if not self.done:
+            raise InvalidArgument("free() before the last run has ended: wait() first")
+        self._communicator = None
+        del self._buffers, self._given, self._plan
 
 
 def _until_ended(call: Collective) -> Steps:

@@ -48,7 +48,13 @@ class Request:
     (True, 'allreduce')
     """
 
-    def __init__(
+    def __init__(self) -> None:
+        self.done = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.finish: Callable[[Any], Any] | None = None  # what makes the result that the caller gets
+
+    def begin(
         self,
         steps: Steps,
         stats: Stats,
@@ -57,6 +63,7 @@ class Request:
         release: Callable[[BaseException | None], BaseException | None],
         timeout: float | None = None,
     ) -> None:
+        """Begin to wait for some steps."""
         self.stats = stats
         self.timeout = timeout
         self.done = False
@@ -65,9 +72,7 @@ class Request:
         self._steps = steps
         self._engine = engine
         self._release = release
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self.finish: Callable[[Any], Any] | None = None  # what makes the result that the caller gets
+        self._error = None
         self._finished = False  # and about to be done
         self._started = time.perf_counter()
         self._blocked = 0.0

@@ -60,7 +60,8 @@ def blocking(waits: Engine, pending: Pending) -> None:
 
 
 def nonblocking(waits: Engine, pending: Pending) -> None:
-    request = Request((each for each in (pending,)), Stats("", None, ""), waits, release=lambda error: error)
+    request = Request()
+    request.begin((each for each in (pending,)), Stats("", None, ""), waits, release=lambda error: error)
     waits.start(request)
     del pending
     request.wait()
