@@ -10,6 +10,7 @@ import numpy as np
 
 from . import config
 from .codecs.base import Codec, Coder
+from .codecs.sparse import Sparsifier
 from .devices.cores import usable_cores
 from .devices.foreign import as_numpy, is_foreign, like
 from .devices.host import HostDevice
@@ -17,7 +18,6 @@ from .devices.memory import cuda_device, gpu_memory
 from .dtypes import DTYPES
 from .errors import InvalidArgument, InvalidBuffer, UnsupportedDType
 from .registry import as_codec
-from .sparse.contract import Sparsifier
 
 _TORCH = "torch."
 

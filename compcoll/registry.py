@@ -11,10 +11,10 @@ from typing import Any
 
 from . import codecs
 from .codecs.base import Codec
+from .codecs.sparse.methods import ALL as SPARSIFIERS
 from .errors import InvalidArgument, UnknownCodec
-from .sparse.codecs import ALL as SPARSIFIERS
 
-_OWN: dict[str, type[Codec]] = {codec.name: codec for codec in (*codecs.ALL, *SPARSIFIERS)}
+_OWN: dict[str, type[Codec]] = {cls.name: cls for cls in [*codecs.ALL, *SPARSIFIERS]}
 _GROUP = "compcoll.codecs"
 
 

@@ -103,7 +103,7 @@ _WHO_SENDS = tuple(
     )
 )
 """Kernels that call, wait and send, but lose nothing."""
-_LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS, *_WHO_SENDS)
+_LEARNT = ("compcoll/codecs", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS, *_WHO_SENDS)
 """What accuracy depends on: not who sends, but what is lost."""
 _GRADIENTS = (*_LEARNT, "compcoll/torch/gradients", "compcoll/torch/low_rank", *_ASKED)
 _ONE_MACHINE = "launch/one_machine.py --only"
@@ -128,7 +128,7 @@ PAGES: Mapping[str, Page] = {
         "selection/*.json",
         f"{_ONE_MACHINE} normal,laplace,gradients",
         (
-            "compcoll/sparse",
+            "compcoll/codecs/sparse",
             "compcoll/kernels/sparse*",
             "compcoll/kernels/threshold_search.h",
             "compcoll/kernels/laplacian.h",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InvalidArgument
-from .base import Codec, Coder, Device, ErrorBound, Example, Summands, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed, Summands
 from .options import BLOCK, SHORT_BLOCK, OneOf, option
 from .quantization import largest_of, quantizer_bound
 
@@ -51,9 +51,9 @@ class IntSum(Codec):
     name: ClassVar[str] = "intsum"
     # Adding integers, which is what stands under accumulate and recode, is as fast as memory.
     speeds = (
-        Throughput("intsum", 8, 7e9, 15e9, 15e9, 15e9),
-        Throughput("intsum", 16, 7e9, 12e9, 12e9, 12e9),
-        Throughput("intsum", 32, 7e9, 9e9, 8e9, 8e9),
+        Speed("intsum", 8, 7e9, 15e9, 15e9, 15e9),
+        Speed("intsum", 16, 7e9, 12e9, 12e9, 12e9),
+        Speed("intsum", 32, 7e9, 9e9, 8e9, 8e9),
     )
     examples = (
         Example({}),
@@ -128,7 +128,7 @@ class Sign(Codec):
     block: int = option(2048, SHORT_BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "sign"
-    speeds = (Throughput("sign", 1, 6e9, 10e9, 9e9, 5e9), Throughput("sign", _VOTE_BITS, 4e9, 4e9, 15e9, 15e9))
+    speeds = (Speed("sign", 1, 6e9, 10e9, 9e9, 5e9), Speed("sign", _VOTE_BITS, 4e9, 4e9, 15e9, 15e9))
     examples = (
         Example({}),
         Example({"block": 64}),

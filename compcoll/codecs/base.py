@@ -160,20 +160,21 @@ class Example(NamedTuple):
     digests: str = ""
 
 
-class Throughput(NamedTuple):
-    """The speed of kernels on a core with AVX2, where nothing was measured: bytes of float32 values a second.
+@dataclass(frozen=True)
+class Speed:
+    """The speed of one rank's kernels while all ranks of its node are at work: bytes of float32 values per second.
 
-    Attributes
+    Parameters
     ----------
-    kind : str
-        As `Codec.kind` tells.
+    codec : str
+        What `Codec.kind` returns.
     bits : float
-        Of a value on the wire.
+        Bits of a value on the wire.
     encode, decode, accumulate, recode : float
-        An array to a wire, back, added to an array, and both with the sum encoded again.
+        Array to wire; wire to array; wire decoded and added to an array; wire decoded, added and encoded again.
     """
 
-    kind: str
+    codec: str
     bits: float
     encode: float
     decode: float
@@ -194,8 +195,8 @@ class Codec(ABC):
         The name by which `get_codec` finds it.
     examples : sequence of Example
         Configurations to be tested.
-    speeds : sequence of Throughput
-        Of its kernels, for the cost model.
+    speeds : sequence of Speed
+        Of its kernels on a core with AVX2, for the cost model where nothing was measured.
 
     Examples
     --------
@@ -206,7 +207,7 @@ class Codec(ABC):
 
     name: ClassVar[str]
     examples: ClassVar[Sequence[Example]] = (Example({}),)
-    speeds: ClassVar[Sequence[Throughput]] = ()
+    speeds: ClassVar[Sequence[Speed]] = ()
 
     __post_init__ = check_options
 

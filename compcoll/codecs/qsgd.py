@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import Codec, Coder, Device, ErrorBound, Example, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import BITS, BLOCK, SEED, OneOf, option
 from .quantization import largest_of, quantizer_bound, rounding_error
 
@@ -59,7 +59,7 @@ class QSGD(Codec):
     seed: int = option(0, SEED, "of random numbers")
 
     name: ClassVar[str] = "qsgd"
-    speeds = (Throughput("qsgd", 4, 2.5e9, 8e9, 7e9, 2e9),)
+    speeds = (Speed("qsgd", 4, 2.5e9, 8e9, 7e9, 2e9),)
     examples = (
         Example({}, "55bef97307aef9ef 995d4c475838a79e 151b9ef20ddf91a0 c58a70007db0a06a"),
         Example(
@@ -129,7 +129,7 @@ class TernGrad(Codec):
     seed: int = option(0, SEED, "of random numbers")
 
     name: ClassVar[str] = "terngrad"
-    speeds = (Throughput("terngrad", 2, 2.5e9, 8e9, 7e9, 2e9),)
+    speeds = (Speed("terngrad", 2, 2.5e9, 8e9, 7e9, 2e9),)
     examples = (Example({}, "a8c8ec722be97bf1 fd0bae21e6dfefe1 f93c1dab8c53e8c2 293296ae33b183db"),)
 
     def coder(self, device: Device, dtype: str) -> Coder:

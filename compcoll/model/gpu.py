@@ -46,7 +46,7 @@ _RAW = Speed(RAW, 32, 2.0e12, 2.0e12, 1.4e12, 1.0e12)
 """A copy, as measured; of additions, what a kernel reads and writes at the same bytes a second."""
 
 _CODECS = tuple(
-    Speed(known.kind, known.bits, *_SPEEDS.get(known.kind.split()[0], _OTHERWISE))
+    Speed(known.codec, known.bits, *_SPEEDS.get(known.codec.split()[0], _OTHERWISE))
     for codec in ALL
     for known in codec.speeds
 )

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from ..algorithms import ALGORITHMS
 from ..algorithms.costs import Costs
 from ..codecs import ALL
+from ..codecs.base import Speed as Speed
 from ..errors import InvalidArgument
 from ..layout import World
 
@@ -46,28 +47,6 @@ class Link:
 
     latency: float
     per_byte: float
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The speed of one rank's encoding and decoding, in bytes of float32 values a second, while the others do so, too.
-
-    Parameters
-    ----------
-    codec : str
-        Kind of codec: its name, with the format for casts.
-    bits : float
-        Bits of a value on the wire.
-    encode, decode, accumulate, recode : float
-        Bytes a second to the wire; from the wire; decoded and added in one pass; decoded, added and encoded again.
-    """
-
-    codec: str
-    bits: float
-    encode: float
-    decode: float
-    accumulate: float
-    recode: float
 
 
 @dataclass(frozen=True)
@@ -162,7 +141,7 @@ class Profile:
         )
 
 
-_USUAL = tuple(Speed(*usual) for codec in ALL for usual in codec.speeds)
+_USUAL = tuple(speed for codec in ALL for speed in codec.speeds)
 """The speeds of codecs where nothing was measured, as they tell."""
 
 

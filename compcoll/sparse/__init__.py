@@ -1,22 +1,8 @@
-"""Sparsification: methods that send few elements of a buffer, as indices and values.
+"""The public names of `compcoll.codecs.sparse`: methods that send few elements of a buffer, as indices and values.
 
 >>> gradient, feedback = np.ones(4096, np.float32), compcoll.ErrorFeedback()
 >>> total = compcoll.allreduce(gradient, codec="topk", density=0.001, feedback=feedback)
 """
 
-from .codecs import Hybrid, RandomK, Strom, TopK, Variance
-from .contract import SparseSum, Sparsifier
-from .feedback import DGCFeedback, VarianceFeedback, warmup_density
-
-__all__ = [
-    "DGCFeedback",
-    "Hybrid",
-    "RandomK",
-    "SparseSum",
-    "Sparsifier",
-    "Strom",
-    "TopK",
-    "Variance",
-    "VarianceFeedback",
-    "warmup_density",
-]
+from ..codecs.sparse import *  # noqa: F403
+from ..codecs.sparse import __all__ as __all__

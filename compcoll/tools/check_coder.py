@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..codecs.base import Codec
+from ..codecs.sparse import Sparsifier, VarianceFeedback
 from ..devices.encode_options import EncodeOptions
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES, computed_on
 from ..errors import CodecError
 from ..feedback import ErrorFeedback
-from ..sparse.contract import Sparsifier
-from ..sparse.feedback import VarianceFeedback
 
 Array = npt.NDArray[Any]
 Found = Iterator[str]

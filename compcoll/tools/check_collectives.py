@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..algorithms import ALGORITHMS
+from ..codecs.sparse import Sparsifier
 from ..collectives import choose
 from ..communicator import Communicator
 from ..feedback import ErrorFeedback
-from ..sparse.contract import Sparsifier
 from ..transports.loopback import Loopback
 from .check_coder import HOST, Array, Found, Promises, Trial, relative, same
 

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..codecs import ALL, ZFP, Codec
+from ..codecs.sparse import TopK
 from ..collectives import choose
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES
 from ..errors import CompcollError
 from ..layout import World
 from ..model.accuracy import relative_error
-from ..sparse.codecs import TopK
 
 if TYPE_CHECKING:
     from ..communicator import Communicator

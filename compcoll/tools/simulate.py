@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..codecs import Codec
+from ..codecs.sparse import Sparsifier
 from ..collectives.explanation import duration
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES
@@ -23,7 +24,6 @@ from ..simulation import run as simulation
 from ..simulation.network import Network
 from ..simulation.run import ALGORITHMS, Outcome, Scenario, resized
 from ..simulation.throughput import step_seconds
-from ..sparse.contract import Sparsifier
 from .arguments import (
     add_codec_options,
     amount,

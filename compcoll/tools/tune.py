@@ -22,6 +22,7 @@ from .. import config
 from ..algorithms import ALGORITHMS
 from ..algorithms.dissemination import largest
 from ..codecs import ZFP, Cast, Codec, MinMax
+from ..codecs.sparse import Sparsifier
 from ..collectives.choose import ALLREDUCE, DISSEMINATION, NATIVE, SHARED_MEMORY
 from ..communicator import Communicator
 from ..devices.host import HostDevice
@@ -32,7 +33,6 @@ from ..model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, Way, fo
 from ..model.profile import Stored, load, path_of, place_of, save
 from ..progress import give_way
 from ..registry import get_codec, list_codecs
-from ..sparse.contract import Sparsifier
 from ..transports.base import Tunable, Wire
 from .timing import Bar, Stopwatch
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compcoll import ZFP, Codec, IntSum, MinMax, Sign
+from compcoll.codecs.sparse.sparsifier import MOST_ELEMENTS, MOST_PACKED
 from compcoll.collectives import choose
 from compcoll.collectives.call import Call, Setting
 from compcoll.collectives.choose import Option
@@ -16,7 +17,6 @@ from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument
 from compcoll.layout import World
 from compcoll.model.predict import DEFAULTS
-from compcoll.sparse.contract import MOST_ELEMENTS, MOST_PACKED
 
 
 def setting(library: str = "MPI") -> Setting:

@@ -10,12 +10,12 @@ from fakes.loopback import World, exact_sum, normals
 
 from compcoll import Codec
 from compcoll.codecs.base import ErrorBound
+from compcoll.codecs.sparse.selectors import SELECTORS
+from compcoll.codecs.sparse.sparsifier import FULL, POWER, SIGN, Sparsifier
 from compcoll.devices.host import HostDevice
 from compcoll.devices.host_selection import HostSelection
 from compcoll.errors import InvalidBuffer
 from compcoll.sparse import DGCFeedback, Hybrid, RandomK, Strom, TopK, Variance, VarianceFeedback
-from compcoll.sparse.contract import FULL, POWER, SIGN, Sparsifier
-from compcoll.sparse.selectors import SELECTORS
 
 Look = tuple[str, int]
 

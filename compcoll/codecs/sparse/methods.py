@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..codecs.base import Array, ErrorBound, Example
-from ..codecs.options import Integers, OneOf, Reals, option
-from ..errors import InvalidArgument
-from ..feedback import ErrorFeedback
-from .contract import FULL, POWER, SIGN, Choice, Selection, Sparsifier
+from ...errors import InvalidArgument
+from ...feedback import ErrorFeedback
+from ..base import Array, ErrorBound, Example
+from ..options import Integers, OneOf, Reals, option
 from .feedback import VarianceFeedback
 from .selectors import SELECTORS
+from .sparsifier import POWER, SIGN, Choice, Selection, Sparsifier
 
 _DENSITY = Reals(0, 1)
 _ABOVE_ZERO = Reals(0)
@@ -49,7 +49,7 @@ class TopK(Sparsifier):
 
     References
     ----------
-    See `compcoll.sparse.selectors`.
+    See `compcoll.codecs.sparse.selectors`.
 
     Examples
     --------
@@ -288,6 +288,4 @@ class Hybrid(_NeedsVariance):
         feedback.sent(kernels, indices, sent)
 
 
-ALL = (TopK, RandomK, Strom, Variance, Hybrid)
-
-__all__ = ["ALL", "FULL", "POWER", "SIGN", "Hybrid", "RandomK", "Strom", "TopK", "Variance"]
+ALL: tuple[type[Sparsifier], ...] = (TopK, RandomK, Strom, Variance, Hybrid)
