@@ -29,17 +29,21 @@ EXAMPLE = "python -m compcoll explain --bytes 16M --codec zfp --rate 8 -p 64"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 16M")
-    parser.add_argument("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
-    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="default: as in the profile, else 1")
+    add_place(parser)
     add_codec_options(
         parser, "zfp, minmax, cast …, or auto with --tolerance, which is then the result's relative error"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
     parser.add_argument("--collective", choices=sorted(choose.NAMES), default="allreduce", help="default: %(default)s")
-    parser.add_argument(
-        "--profile", metavar="FILE", help='a stored profile, or "defaults" (default: the last one made on this host)'
-    )
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that describe a buffer, ranks and a profile."""
+    add = parser.add_argument
+    add("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 64K, 16M or 1G")
+    add("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
+    add("--ranks-per-node", type=int, metavar="N", help="default: as in the profile, else 1")
+    add("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
+    add("--profile", metavar="FILE", help='a stored profile, or "defaults" (default: the last one made on this host)')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,10 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> Plan:
-    """The plan of the call that the arguments describe."""
-    device = HostDevice()
-    profile = profile_named(args.profile, device)
-    world = world_of(args, profile)
+    """Make the plan of the call that the arguments describe."""
+    profile = profile_named(args.profile, HostDevice())
     automatic, itemsize = args.codec == choose.AUTO, DTYPES[args.dtype].itemsize
     call = Call(
         args.collective,
@@ -70,7 +72,13 @@ def plan(args: argparse.Namespace) -> Plan:
         () if args.collective == "allgatherv" else None,
         _tolerance(given_options(args)) if automatic else None,
     )
-    return make_plan(call, Setting(world, device, profile, library="MPI", shared=world.nodes == 1 and world.size > 1))
+    return plan_in(call, world_of(args, profile), profile)
+
+
+def plan_in(call: Call, world: World, profile: Profile) -> Plan:
+    """Make the plan of a call under MPI, of arrays in host memory."""
+    shared = world.nodes == 1 and world.size > 1
+    return make_plan(call, Setting(world, HostDevice(), profile, library="MPI", shared=shared))
 
 
 def _tolerance(options: dict[str, str]) -> float:

@@ -76,7 +76,7 @@ def test_rows_show_what_is_known_of_errors(error: float | None, shown: str) -> N
         "block=2048",
         "2.000",
         "ms",
-        "2.00",
+        "0.50×",
         "4",
         shown,
         "(error",
@@ -84,7 +84,7 @@ def test_rows_show_what_is_known_of_errors(error: float | None, shown: str) -> N
         "large)",
     ]
     words = _row(Option("native", None, 1e-6, error), call, setting(), 1e-6, True).split()
-    assert words == ["native", "-", "1.00", "µs", "1.00", "0", shown, "<-", "auto"]
+    assert words == ["native", "-", "1.00", "µs", "1.00×", "0", shown, "<-", "auto"]
 
 
 def test_seconds_have_the_largest_unit_of_which_there_is_one() -> None:
