@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import config
 from ..codecs import Codec
-from .predict import RAW, Way, raw
+from .predict import RAW, WireFormat, raw
 
 _HALF = 2.0  # the ratio for which a segment is neither longer nor shorter
 
@@ -16,8 +16,8 @@ def kind_of(codec: Codec | None) -> str:
     return RAW if codec is None else codec.kind
 
 
-def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
-    """Describe how values travel with a codec.
+def wire_format(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> WireFormat:
+    """Describe the format of values on the wire with a codec.
 
     Parameters
     ----------
@@ -28,7 +28,10 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
     dtype, itemsize : str, int
         Element type.
     """
-    return raw(itemsize) if codec is None else Way(codec.kind, codec.wire_bits(device, dtype), itemsize)
+    return raw(itemsize) if codec is None else WireFormat(codec.kind, codec.wire_bits(device, dtype), itemsize)
+
+
+way_of = wire_format  # the former name
 
 
 def segment_nbytes(codec: Codec | None, ratio: float, nodes: int, *, blocks: bool = False) -> int:

@@ -42,7 +42,7 @@ class Link:
     latency : float
         Seconds of a message without content (α).
     per_byte : float
-        Seconds of a byte (β), each way, while as many come the other way.
+        Seconds of a byte (β), each wire, while as many come the other wire.
     """
 
     latency: float
@@ -145,8 +145,8 @@ _USUAL = tuple(speed for codec in ALL for speed in codec.speeds)
 """The speeds of codecs where nothing was measured, as they tell."""
 
 
-class Way(NamedTuple):
-    """The way in which values travel.
+class WireFormat(NamedTuple):
+    """The format of values on the wire.
 
     Attributes
     ----------
@@ -168,13 +168,22 @@ class Way(NamedTuple):
         return 8 * self.itemsize / self.bits
 
 
-def raw(itemsize: int = 4) -> Way:
+Way = WireFormat  # the former name
+
+
+def raw(itemsize: int = 4) -> WireFormat:
     """Values as they are."""
-    return Way(RAW, 8.0 * itemsize, itemsize)
+    return WireFormat(RAW, 8.0 * itemsize, itemsize)
 
 
 def predict(
-    profile: Profile, collective: str, algorithm: str, nbytes: int, world: World, way: Way, segment: int = 1 << 20
+    profile: Profile,
+    collective: str,
+    algorithm: str,
+    nbytes: int,
+    world: World,
+    wire: WireFormat,
+    segment: int = 1 << 20,
 ) -> float:
     """Seconds that a collective will take.
 
@@ -191,7 +200,7 @@ def predict(
         Bytes of a rank's buffer, uncompressed.
     world : World
         The ranks.
-    way : Way
+    wire : WireFormat
         How values travel; ``"native"`` sends them as they are.
     segment : int
         Uncompressed bytes of a segment.
@@ -199,18 +208,18 @@ def predict(
     if nbytes < 0 or segment < 1:
         raise InvalidArgument(f"{nbytes} bytes in segments of {segment}: sizes must not be negative")
     if algorithm == "native":
-        if way.itemsize < 4 and collective in ("allreduce", "reduce_scatter"):
+        if wire.itemsize < 4 and collective in ("allreduce", "reduce_scatter"):
             # MPI reduces no halves: float32 copies of the input and of the output, and the result back.
-            copies = 3 * 4 / way.itemsize * nbytes / profile.speed(RAW, 32.0).decode
-            return copies + predict(profile, collective, algorithm, nbytes * 4 // way.itemsize, world, raw(), segment)
-        way = raw(way.itemsize)
-    seconds = formula(profile, collective, algorithm, nbytes, world, way, segment)
-    timing = _best_timing(profile.timings, collective, algorithm, world, way)
+            copies = 3 * 4 / wire.itemsize * nbytes / profile.speed(RAW, 32.0).decode
+            return copies + predict(profile, collective, algorithm, nbytes * 4 // wire.itemsize, world, raw(), segment)
+        wire = raw(wire.itemsize)
+    seconds = formula(profile, collective, algorithm, nbytes, world, wire, segment)
+    timing = _best_timing(profile.timings, collective, algorithm, world, wire)
     if timing is None and (other := ALGORITHMS[algorithm].resembles):
-        timing = _best_timing(profile.timings, collective, other, world, way)
+        timing = _best_timing(profile.timings, collective, other, world, wire)
     if timing is None or world.size == 1:
         return seconds
-    known = Way(timing.codec, timing.bits)
+    known = WireFormat(timing.codec, timing.bits)
     return seconds * _interpolate(
         nbytes,
         [
@@ -221,34 +230,34 @@ def predict(
 
 
 def formula(
-    profile: Profile, collective: str, algorithm: str, nbytes: int, world: World, way: Way, segment: int
+    profile: Profile, collective: str, algorithm: str, nbytes: int, world: World, wire: WireFormat, segment: int
 ) -> float:
     """Compute what the algorithm's formula says, opening included."""
     if world.size == 1:
         return nbytes / profile.speed(RAW, 32.0).decode
-    record, costs = ALGORITHMS[algorithm], _costs(profile, nbytes, world, way, segment, world.per_node)
+    record, costs = ALGORITHMS[algorithm], _costs(profile, nbytes, world, wire, segment, world.per_node)
     opening = (world.size - 1).bit_length() * (costs.latency + 0.5 * profile.message)
     return opening + (profile.call if record.steps else 0.0) + record.cost(costs, collective)
 
 
-def _costs(profile: Profile, nbytes: int, world: World, way: Way, segment: int, share: int) -> Costs:
+def _costs(profile: Profile, nbytes: int, world: World, wire: WireFormat, segment: int, share: int) -> Costs:
     """The constants of one situation, where so many ranks share a node, in seconds per byte of the caller's values."""
 
     def among(others: World, coded: bool) -> Costs:
-        return _costs(profile, nbytes, others, way if coded else raw(way.itemsize), segment, share)
+        return _costs(profile, nbytes, others, wire if coded else raw(wire.itemsize), segment, share)
 
-    speed = profile.speed(way.codec, way.bits)
-    plain = profile.speed(RAW, 8.0 * way.itemsize)
+    speed = profile.speed(wire.codec, wire.bits)
+    plain = profile.speed(RAW, 8.0 * wire.itemsize)
     # Ranks of a node share its cores: with more of them, each has less. Halves are computed on as float32.
     crowd = share / profile.per_node if profile.per_node else 1.0
-    work = crowd * (4 / way.itemsize if way.itemsize < 4 else 1.0)
+    work = crowd * (4 / wire.itemsize if wire.itemsize < 4 else 1.0)
     alone = world.nodes == 1
     return Costs(
         n=float(nbytes),
         world=world,
         segment=segment,
-        coded=way.codec != RAW,
-        shrink=1 / way.ratio,
+        coded=wire.codec != RAW,
+        shrink=1 / wire.ratio,
         encode=work / speed.encode,
         decode=work / speed.decode,
         accumulate=work / speed.accumulate,
@@ -263,10 +272,12 @@ def _costs(profile: Profile, nbytes: int, world: World, way: Way, segment: int, 
     )
 
 
-def _best_timing(timings: Iterable[Timing], collective: str, algorithm: str, world: World, way: Way) -> Timing | None:
+def _best_timing(
+    timings: Iterable[Timing], collective: str, algorithm: str, world: World, wire: WireFormat
+) -> Timing | None:
     if collective != "allreduce":
         return None
-    fitting = [t for t in timings if t.algorithm == algorithm and (t.codec == RAW) == (way.codec == RAW)]
+    fitting = [t for t in timings if t.algorithm == algorithm and (t.codec == RAW) == (wire.codec == RAW)]
     if algorithm != "native":
         fitting = [timing for timing in fitting if timing.world == world]
     fitting = [timing for timing in fitting if (timing.world.nodes == 1) == (world.nodes == 1)]

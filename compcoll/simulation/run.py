@@ -6,6 +6,7 @@ sent and nothing computed. Above some hundred ranks, one node stands for all whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -25,13 +26,12 @@ from ..devices.sizes import Extent, KernelSeconds, SizesCoder
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
 from ..layout import Chunk, World, balanced_chunks, in_pairs
-from ..model.kinds import kind_of, way_of
+from ..model.kinds import kind_of, wire_format
 from ..model.predict import DEFAULTS, Profile, Speed
 from ..progress import Steps
 from ..stats import Stats
 from ..transports.base import Group
-from .network import Network
-from .transport import Account, Simulated, SimulatedTransport
+from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
 
 ALGORITHMS = tuple(choose.ALLREDUCE)
 """The algorithms that can be simulated: MPI's own is not ours to know."""
@@ -194,7 +194,7 @@ def allreduce(
     starts = [scenario.call] * len(opened) if ahead else opened
     take = lru_cache(maxsize=None)(Extent)
     speeds = scenario.speed or scenario.profile.speed(
-        kind_of(codec), way_of(codec, device, scenario.dtype, itemsize).bits
+        kind_of(codec), wire_format(codec, device, scenario.dtype, itemsize).bits
     )
     raw_speeds = scenario.profile.speed("none", 8.0 * itemsize)
     running: list[tuple[Steps, Stats, list[SizesCoder]]] = []
@@ -222,51 +222,61 @@ def allreduce(
 
 @lru_cache(maxsize=32)
 def opening(ranks: int, network: Network) -> Account:
-    """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
+    """Simulate the handshake, by which ranks find out whether they make the same call: alike for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "exclusive" if in_pairs(ranks) else "rotation"
     simulated = Simulated(ranks, network, symmetry)
     return simulated.run([agree(Opening(t, 0), Signature(""), FREE) for t in simulated.transports])
 
 
 def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int:
-    """About as many messages as all ranks send: of every segment one a level, or two on its way."""
-    p, segments = scenario.ranks, sum(len(chunk) for chunk in chunks)
-    return p * segments * (p.bit_length() if RECORDS[algorithm].symmetry == "exclusive" else 2)
+    """Estimate how many messages all ranks send: two for each segment of a chunk, or one in each exchange of the whole
+    buffer.
+    """
+    p, segments, record = scenario.ranks, sum(len(chunk) for chunk in chunks), RECORDS[algorithm]
+    exchanges = record.symmetry == "exclusive" and not record.chunked
+    return p * segments * (p.bit_length() if exchanges else 2)
 
 
 def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
     """Chunks of one size for all ranks, if that is possible or almost so; then one node stands for all."""
-    ranks, per_node = scenario.ranks, scenario.network.ranks_per_node
-    own_parts = RECORDS[plan.algorithm].parts(ranks)
-    chunks = balanced_chunks(n, own_parts, plan.block, plan.segment)
+    ranks, record = scenario.ranks, RECORDS[plan.algorithm]
+    chunks = balanced_chunks(n, record.parts(ranks), plan.block, plan.segment)
     exact = _Cut(n, chunks, "none")
-    symmetry = RECORDS[plan.algorithm].symmetry
-    if not symmetric or symmetry == "none" or ranks % per_node:
+    if not symmetric or not has_symmetry(record.symmetry, ranks, scenario.network.ranks_per_node):
         return exact
-    if symmetry == "exclusive":
-        return exact if ranks & ranks - 1 or per_node & per_node - 1 else exact._replace(symmetry="exclusive")
-    parts = ranks // per_node if plan.algorithm == choose.HIERARCHICAL else ranks
-    if _equal(balanced_chunks(n, parts, plan.block, plan.segment)):
-        return exact._replace(symmetry="rotation")
-    unit = parts * plan.block * (64 if n >= parts * plan.block * 1024 else 1)
+    if _equal(balanced_chunks(n, _parts(plan, scenario), plan.block, plan.segment)):
+        return exact._replace(symmetry=record.symmetry)
+    unit = _unit(plan, n, scenario)
     rounded = -(-n // unit) * unit
     if messages(scenario, plan.algorithm, chunks) <= _FEW_MESSAGES or rounded > _ROUNDED * n:
         return exact
-    return _Cut(rounded, balanced_chunks(rounded, own_parts, plan.block, plan.segment), "rotation")
+    chunks = balanced_chunks(rounded, record.parts(ranks), plan.block, plan.segment)
+    return _Cut(rounded, chunks, record.symmetry)
+
+
+def _parts(plan: Plan, scenario: Scenario) -> int:
+    """Return how many parts of a buffer must have one size, so that all nodes do the same."""
+    if plan.algorithm == choose.HIERARCHICAL:
+        return scenario.ranks // scenario.network.ranks_per_node
+    return RECORDS[plan.algorithm].parts(scenario.ranks)
+
+
+def _unit(plan: Plan, n: int, scenario: Scenario) -> int:
+    """Return a number of values whose multiples can be cut into parts of one size."""
+    unit = _parts(plan, scenario) * plan.block
+    return unit * (64 if n >= 1024 * unit else 1)
 
 
 def _too_many(scenario: Scenario, plan: Plan, count: int) -> str:
     """Say what to do about too many messages."""
-    ranks, per_node = scenario.ranks, scenario.network.ranks_per_node
-    remedy = "fewer ranks"
-    if RECORDS[plan.algorithm].symmetry == "exclusive":
+    ranks, per_node, itemsize = scenario.ranks, scenario.network.ranks_per_node, DTYPES[scenario.dtype].itemsize
+    symmetry, remedy = RECORDS[plan.algorithm].symmetry, "fewer ranks"
+    if has_symmetry(symmetry, ranks, per_node):
+        remedy += f", or a multiple of {_unit(plan, scenario.nbytes // itemsize, scenario) * itemsize} bytes,"
+    elif symmetry == "exclusive":
         remedy += ", or powers of two,"
-    elif ranks % per_node:
+    elif symmetry == "rotation":
         remedy += f", or a multiple of {per_node},"
-    else:
-        parts = ranks // per_node if plan.algorithm == choose.HIERARCHICAL else ranks
-        nbytes = parts * plan.block * DTYPES[scenario.dtype].itemsize
-        remedy += f", or a multiple of {nbytes * (64 if scenario.nbytes >= 1024 * nbytes else 1)} bytes,"
     return (
         f"{plan.algorithm} of {scenario.nbytes} bytes on {ranks} ranks: {count} messages would be simulated one by "
         f"one, since not all nodes do the same: {remedy} would be fast; or be patient"
@@ -323,3 +333,41 @@ def resized(scenario: Scenario, *, ranks: int | None = None, nbytes: int | None 
     ranks = scenario.ranks if ranks is None else ranks
     network = replace(scenario.network, ranks_per_node=min(scenario.network.ranks_per_node, ranks))
     return replace(scenario, ranks=ranks, network=network, nbytes=scenario.nbytes if nbytes is None else nbytes)
+
+
+def step_seconds(nbytes: float, computing: float, network: Network, ranks: int) -> float:
+    """Predict a step of data-parallel training, in which nothing is sent while something is computed: the model with
+    which LDTE-BS, a sparsifier, was extrapolated to clusters.
+
+    i GPUs a node, j nodes, g bytes of gradients on their way, T_B seconds of a step on one GPU::
+
+        T_comm = g / C_gpu log2 i + g / C_cpu + (C_lat + g / C_net) log2 j
+        T_comp = T_B - g / C_cpu
+
+    and i j B / (T_comm + T_comp) examples a second, with batches of B. Copies between GPU and CPU, g / C_cpu, are part
+    of T_B, and so cancel.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes of a rank's gradients on their way: g.
+    computing : float
+        Seconds of a step on one GPU: T_B.
+    network : Network
+        Its links inside nodes carry C_gpu bytes a second, those between nodes C_net after C_lat seconds.
+    ranks : int
+        One a GPU, of whole nodes.
+
+    Raises
+    ------
+    InvalidArgument
+        If nodes would not be whole, or the step took no time.
+    """
+    if ranks % network.ranks_per_node:
+        raise InvalidArgument(f"{ranks} ranks, {network.ranks_per_node} a node: whole nodes are needed")
+    if not 0 < computing < math.inf:
+        raise InvalidArgument(f"computing={computing!r} s: a positive time is needed")
+    inside, between = network.inside, network.between
+    near = nbytes * inside.per_byte * math.log2(network.ranks_per_node)
+    far = (between.latency + nbytes * between.per_byte) * math.log2(ranks // network.ranks_per_node)
+    return computing + near + far

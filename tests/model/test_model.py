@@ -23,12 +23,12 @@ from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument, ProfileError
 from compcoll.layout import World
 from compcoll.model import accuracy, profile
-from compcoll.model.kinds import kind_of, way_of
-from compcoll.model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, Way, predict, raw
+from compcoll.model.kinds import kind_of, wire_format
+from compcoll.model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, WireFormat, predict, raw
 from compcoll.tools.arguments import parse_bytes, parse_rate, parse_seconds
 
 DEVICE = HostDevice()
-ZFP8 = Way("zfp", 8.0, 4)
+ZFP8 = WireFormat("zfp", 8.0, 4)
 SLOW = replace(DEFAULTS, between=Link(20e-6, 8 / 1e9))
 FREE = Profile(Link(0, 0), Link(0, 1e-9), (Speed(RAW, 32, *[1e15] * 4), Speed("zfp", 8, *[1e15] * 4)), 0, 0)
 
@@ -92,9 +92,13 @@ def test_two_levels() -> None:
 @pytest.mark.parametrize("world", [World(1), World(2), World(7), World(64, 8), World(1000, 4)], ids=str)
 def test_times_are_positive_and_grow_with_size(collective: str, world: World) -> None:
     for algorithm in choose.NAMES[collective]:
-        for way in (raw(), ZFP8, Way("zfp", 8.0, 2), Way("zfp", 16.0, 8), Way("unheard of", 5.0, 4)):
-            times = [predict(DEFAULTS, collective, algorithm, n, world, way) for n in (0, 4, 4096, 1 << 20, 1 << 28)]
-            assert all(t >= 0 for t in times) and times == sorted(times), (algorithm, way)
+        for wire in (
+            raw(),
+            ZFP8,
+            *(WireFormat(*wire) for wire in (("zfp", 8, 2), ("zfp", 16, 8), ("unheard of", 5, 4))),
+        ):
+            times = [predict(DEFAULTS, collective, algorithm, n, world, wire) for n in (0, 4, 4096, 1 << 20, 1 << 28)]
+            assert all(t >= 0 for t in times) and times == sorted(times), (algorithm, wire)
 
 
 def test_measurements_win_over_formulas() -> None:
@@ -214,8 +218,8 @@ def test_kinds_and_ways() -> None:
     assert [kind_of(c) for c in (None, ZFP(), ZFP(lossless=True), MinMax(), Cast())] == [
         *(RAW, "zfp", "zfpy", "minmax", "cast float16"),
     ]
-    assert way_of(ZFP(rate=8), DEVICE, "float32", 4) == Way("zfp", 8.0, 4)
-    assert way_of(MinMax(4), DEVICE, "float32", 4).bits == pytest.approx(4, rel=0.02)
+    assert wire_format(ZFP(rate=8), DEVICE, "float32", 4) == WireFormat("zfp", 8.0, 4)
+    assert wire_format(MinMax(4), DEVICE, "float32", 4).bits == pytest.approx(4, rel=0.02)
     assert DEFAULTS.speed("zfp", 15).bits == 16
     assert DEFAULTS.speed("unheard of", 8) == min(DEFAULTS.speeds, key=lambda speed: speed.recode)
 
@@ -276,29 +280,29 @@ def test_bad_profiles_are_told_of_and_defaults_hold(what: str, home: Path) -> No
         profile.find(PLACE)
     assert str(path) in str(caught.value) and "compcoll tune" in str(caught.value)
     with pytest.warns(RuntimeWarning, match=text) as told:
-        assert profile._known(PLACE) is DEFAULTS
+        assert profile._known(PLACE, World(2)) is DEFAULTS
     assert len(told) == 1
     # Elsewhere nobody minds.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert profile._known(replace(PLACE, hosts=("q",))) is DEFAULTS
+        assert profile._known(replace(PLACE, hosts=("q",)), World(2)) is DEFAULTS
 
 
 def test_profile_named_in_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     profile.save(STORED)
     path = profile.save(replace(STORED, profile=SLOW), tmp_path / "slow.json")
     monkeypatch.setenv("COMPCOLL_PROFILE", str(path))
-    assert profile._known(PLACE).between == SLOW.between
+    assert profile._known(PLACE, World(2)).between == SLOW.between
     monkeypatch.setenv("COMPCOLL_PROFILE", "defaults")
-    assert profile._known(PLACE) is DEFAULTS
+    assert profile._known(PLACE, World(2)) is DEFAULTS
     monkeypatch.setenv("COMPCOLL_PROFILE", str(tmp_path / "none.json"))
     with pytest.warns(RuntimeWarning, match=r"none\.json cannot be read: No such file"):
-        assert profile._known(PLACE) is DEFAULTS
+        assert profile._known(PLACE, World(2)) is DEFAULTS
 
 
 def test_defaults_know_intel_mpi(home: Path) -> None:
     """Inside a node its own allreduce beats memory in common from 8 to 512 KiB; not that of others."""
-    intel = profile._known(replace(PLACE, mpi="Intel(R) MPI Library 2021.18.1 for Linux* OS"))
+    intel = profile._known(replace(PLACE, mpi="Intel(R) MPI Library 2021.18.1 for Linux* OS"), World(2))
 
     def chosen(known: Profile, nbytes: int, ranks: int) -> str:
         call = Call("allreduce", nbytes // 4, "float32", 4, "sum", None, choose.AUTO)

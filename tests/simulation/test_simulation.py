@@ -21,9 +21,8 @@ from compcoll.__main__ import main
 from compcoll.errors import InvalidArgument
 from compcoll.model.predict import DEFAULTS, Link
 from compcoll.simulation import run as simulation
-from compcoll.simulation.network import Network
+from compcoll.simulation.network import Account, Network, Simulated
 from compcoll.simulation.run import ALGORITHMS, Outcome, Scenario, opening
-from compcoll.simulation.transport import Account, Simulated
 from compcoll.tools.arguments import parse_speed
 from compcoll.transports.base import Wire
 
