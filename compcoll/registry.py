@@ -94,6 +94,14 @@ def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str =
     return codec
 
 
+def needed_codec(codec: str | Codec, options: dict[str, Any]) -> Codec:
+    """The codec that an argument names, where there must be one."""
+    found = as_codec(codec, options)
+    if found is None:
+        raise InvalidArgument("codec=None: a codec is needed here")
+    return found
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """Ask whether a name like it was meant; empty if there is none."""
     close = get_close_matches(str(name).lower(), known, 1)

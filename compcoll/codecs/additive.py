@@ -49,6 +49,7 @@ class IntSum(Codec):
     block: int = option(2048, BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "intsum"
+    additive = True
     # Adding integers, which is what stands under accumulate and recode, is as fast as memory.
     speeds = (
         Speed("intsum", 8, 7e9, 15e9, 15e9, 15e9),
@@ -61,10 +62,6 @@ class IntSum(Codec):
         Example({"bits": 16, "block": 512}),
         Example({"bits": 32}),
     )
-
-    @property
-    def additive(self) -> bool:
-        return True
 
     def coder(self, device: Device, dtype: str) -> Coder:
         raise InvalidArgument("intsum encodes what all ranks add: only allreduce can use it")
@@ -136,11 +133,11 @@ class Sign(Codec):
     )
 
     @property
-    def conserves(self) -> str:
+    def conserves(self) -> str:  # type: ignore[override]
         return "none" if self.scale is None else "exact"
 
     @property
-    def additive(self) -> bool:
+    def additive(self) -> bool:  # type: ignore[override]
         return self.scale is None
 
     def coder(self, device: Device, dtype: str) -> Coder:

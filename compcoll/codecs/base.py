@@ -11,14 +11,14 @@ from ..devices.encode_options import PLAIN, EncodeOptions
 from ..dtypes import DTYPES
 from .options import check_options
 
+# A one-dimensional array of the device: NumPy's, CuPy's.
 Array = Any
-"""A one-dimensional array of the device: NumPy's, CuPy's."""
 
+# Values for which the length of a wire is asked, to know the bits of one.
 _MANY = 1 << 16
-"""Values for which the length of a wire is asked, to know the bits of one."""
 
+# Errors of an encoding, at random or not, from which on residuals grow without end: as measured on normal values.
 _MOST_FED_BACK = {True: 0.7, False: 1.01}
-"""Errors of an encoding, at random or not, from which on residuals grow without end: as measured on normal values."""
 
 
 class Coder(Protocol):
@@ -197,6 +197,16 @@ class Codec(ABC):
         Configurations to be tested.
     speeds : sequence of Speed
         Of its kernels on a core with AVX2, for the cost model where nothing was measured.
+    block : int
+        Elements of a block; bounds of chunks are multiples of it.
+    fixed_size : bool
+        Whether the length of a wire depends on the number of values alone.
+    additive : bool
+        Whether `allreduce` adds wires as they are.
+    stochastic : bool
+        Whether the codec rounds at random, without bias.
+    conserves : str
+        ``"exact"`` if, with its usual feedback, results and residuals add up to all that was put in; else ``"none"``.
 
     Examples
     --------
@@ -208,6 +218,11 @@ class Codec(ABC):
     name: ClassVar[str]
     examples: ClassVar[Sequence[Example]] = (Example({}),)
     speeds: ClassVar[Sequence[Speed]] = ()
+    block: int = 1
+    fixed_size: bool = True
+    additive: bool = False
+    stochastic: bool = False
+    conserves: str = "exact"
 
     __post_init__ = check_options
 
@@ -221,31 +236,9 @@ class Codec(ABC):
             If the codec cannot take that element type, or not with this configuration.
         """
 
-    @property
-    def conserves(self) -> str:
-        """``"exact"`` if, with its usual feedback, results and what is kept add up to all that was put in; else
-        ``"none"``.
-        """
-        return "exact"
-
     def summands(self, device: Device, dtype: str, ranks: int) -> Summands | None:
         """Bind to so many ranks, too, if wires are numbers to be added as they are: where `additive` holds."""
         return None
-
-    @property
-    def block(self) -> int:
-        """Elements of a block; bounds of chunks are multiples of it."""
-        return 1
-
-    @property
-    def fixed_size(self) -> bool:
-        """Tell whether the length of a wire depends on the number of values alone."""
-        return True
-
-    @property
-    def additive(self) -> bool:
-        """Tell whether `allreduce` adds wires as they are."""
-        return False
 
     @property
     def kind(self) -> str:
@@ -280,11 +273,6 @@ class Codec(ABC):
     def sum_error(self, ranks: int) -> float | None:
         """Relative error of sums over so many ranks, if the codec is `additive`."""
         return None
-
-    @property
-    def stochastic(self) -> bool:
-        """Tell whether the codec rounds at random, without bias."""
-        return False
 
     def bias(self, *, recoded: bool) -> float:
         """The part of an encoding's error that is alike in every encoding, and so adds up.

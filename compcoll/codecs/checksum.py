@@ -9,8 +9,8 @@ from ..devices.encode_options import PLAIN, EncodeOptions
 from ..errors import WireCorrupted
 from .base import Array, Coder
 
+# The bytes by which a checksum lengthens a wire.
 NBYTES = 4
-"""The bytes by which a checksum lengthens a wire."""
 
 
 def opened(device: Any, wire: Array, n: int) -> Array:

@@ -101,17 +101,17 @@ class OneOf:
         return f"{', '.join(names)} or {last}" if names else last
 
 
+# Bits of a code.
 BITS = Integers(1, 8)
-"""Bits of a code."""
 
+# Values of a block: their codes are packed in whole bytes.
 BLOCK = Integers(8, 1 << 20, 8)
-"""Values of a block: their codes are packed in whole bytes."""
 
+# Values of a block whose sums must be exact.
 SHORT_BLOCK = Integers(8, 1 << 16, 8)
-"""Values of a block whose sums must be exact."""
 
+# The seed of random numbers.
 SEED = Integers(0, (1 << 64) - 1)
-"""The seed of random numbers."""
 
 
 def option(default: Any, limits: Integers | Reals | OneOf, text: str, *, on_command_line: bool = True) -> Any:

@@ -77,7 +77,7 @@ class QSGD(Codec):
         return device.coder(("qsgd", self.bits, self.block), dtype, variant=variant, seed=self.seed)
 
     @property
-    def stochastic(self) -> bool:
+    def stochastic(self) -> bool:  # type: ignore[override]
         return self.rounding == "stochastic"
 
     def _step(self, largest: float) -> float:
@@ -129,15 +129,12 @@ class TernGrad(Codec):
     seed: int = option(0, SEED, "of random numbers")
 
     name: ClassVar[str] = "terngrad"
+    stochastic = True
     speeds = (Speed("terngrad", 2, 2.5e9, 8e9, 7e9, 2e9),)
     examples = (Example({}, "a8c8ec722be97bf1 fd0bae21e6dfefe1 f93c1dab8c53e8c2 293296ae33b183db"),)
 
     def coder(self, device: Device, dtype: str) -> Coder:
         return device.coder(("qsgd", 2, self.block), dtype, seed=self.seed)
-
-    @property
-    def stochastic(self) -> bool:
-        return True
 
     def encoding_error(self, dtype: str) -> float:
         """Estimate like `QSGD`."""

@@ -88,7 +88,7 @@ class ZFP(Codec):
         return f"ZFP({mode}={getattr(self, mode)!r})"
 
     @property
-    def fixed_size(self) -> bool:
+    def fixed_size(self) -> bool:  # type: ignore[override]
         return self.rate is not None
 
     @property

@@ -26,11 +26,11 @@ from ..codecs.base import Speed as Speed
 from ..errors import InvalidArgument
 from ..layout import World
 
+# The kind of codec that leaves values as they are.
 RAW = "none"
-"""The kind of codec that leaves values as they are."""
 
+# The kind of sparsifiers.
 SPARSE = "sparse"
-"""The kind of sparsifiers."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class Profile:
         )
 
 
+# The speeds of codecs where nothing was measured, as they tell.
 _USUAL = tuple(speed for codec in ALL for speed in codec.speeds)
-"""The speeds of codecs where nothing was measured, as they tell."""
 
 
 class WireFormat(NamedTuple):
@@ -296,6 +296,7 @@ def _interpolate(nbytes: int, factors: list[tuple[int, float]]) -> float:
     return factors[-1][1]
 
 
+# The profile where nothing was measured: shared memory inside a node, TCP at 10 Gb/s between nodes.
 DEFAULTS = Profile(
     # Shared memory; TCP at 10 Gb/s; a core with AVX2.
     inside=Link(latency=1e-6, per_byte=1 / 5e9),
@@ -308,8 +309,8 @@ DEFAULTS = Profile(
     message=4e-6,
     call=10e-6,
 )
-"""The profile where nothing was measured: shared memory inside a node, TCP at 10 Gb/s between nodes."""
 
+# How long allreduces take under Intel MPI, against `shared_memory`: 2021.18, two ranks of a node, on an AMD EPYC.
 _INTEL = {
     "native": (
         *((1 << 12, 1.05), (1 << 13, 0.95), (1 << 14, 0.85), (1 << 15, 0.7), (1 << 16, 0.6)),
@@ -317,7 +318,6 @@ _INTEL = {
     ),
     "dissemination": ((1 << 10, 0.8), (1 << 12, 0.95), (1 << 13, 1.05), (1 << 14, 1.2), (1 << 15, 1.4)),
 }
-"""How long allreduces take under Intel MPI, against `shared_memory`: 2021.18, two ranks of a node, on an AMD EPYC."""
 
 
 @lru_cache(maxsize=8)

@@ -18,8 +18,8 @@ from ..layout import World
 from ..transports.base import Located, Transport
 from .predict import DEFAULTS, Link, Profile, Speed, Timing, defaults_of
 
+# The version of the files.
 VERSION = 1
-"""The version of the files."""
 
 _FORMAT = "compcoll profile"
 _REMEDY = "make it again with `mpirun … python -m compcoll tune`, or delete it"

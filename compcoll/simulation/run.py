@@ -33,17 +33,17 @@ from ..stats import Stats
 from ..transports.base import Group
 from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
 
+# The algorithms that can be simulated: MPI's own is not ours to know.
 ALGORITHMS = tuple(choose.ALLREDUCE)
-"""The algorithms that can be simulated: MPI's own is not ours to know."""
 
+# The number of messages that are simulated one by one rather than sizes rounded.
 _FEW_MESSAGES = 300_000
-"""The number of messages that are simulated one by one rather than sizes rounded."""
 
+# More than these take minutes, and memory.
 _MANY_MESSAGES = 5_000_000
-"""More than these take minutes, and memory."""
 
+# Sizes may grow by this factor, so that all ranks have chunks of one size.
 _ROUNDED = 1.02
-"""Sizes may grow by this factor, so that all ranks have chunks of one size."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from ..errors import InvalidArgument
 from ..model.predict import Link
 from ..registry import codec_classes, get_codec, is_own
 
+# Options of codecs whose names commands have for options of their own.
 _OF_COMMANDS = ("dtype", "seed")
-"""Options of codecs whose names commands have for options of their own."""
 
 _BYTES = {"": 1, "b": 1, **{f"{p}{s}": 1 << 10 * i for i, p in enumerate("kmgt", 1) for s in ("", "b", "ib")}}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}

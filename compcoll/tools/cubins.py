@@ -41,13 +41,13 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
     return list(dict.fromkeys(found))
 
 
+# What the command does.
 DESCRIPTION = (
     "Compiles the CUDA kernels of a codec, or of all with their usual options, into the folder "
     "COMPCOLL_CUBINS, or one of the user's cache, where every rank that uses the folder finds them. Needs NVRTC "
     "(compcoll[cuda13] or [cuda12]), and no GPU. Without this, one rank of a node compiles a kernel when it is "
     "first used."
 )
-"""What the command does."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from .. import config
 from ..transports.gpu_aware import mapped_files
 
+# Other names under which a package is installed.
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}
-"""Other names under which a package is installed."""
 
 PACKAGES = ("compcoll", "numpy", "ml_dtypes", "zfpy", "mpi4py", "cupy", "torch", "tqdm", "matplotlib")
 

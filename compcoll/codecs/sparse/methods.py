@@ -219,12 +219,8 @@ class Variance(_NeedsVariance):
     zeta: float = option(0.999, Reals(0, 1, closed=True), "decay of v where nothing is sent")
 
     name: ClassVar[str] = "variance"
+    conserves = "none"  # values become powers of two, and what that changes is forgotten, as in the paper
     value_format: ClassVar[int] = POWER
-
-    @property
-    def conserves(self) -> str:
-        """Values become powers of two, and what that changes is forgotten, as in the paper."""
-        return "none"
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
         indices = kernels.unambiguous(values, _variance(kernels, values, feedback), self.alpha, 0.0)

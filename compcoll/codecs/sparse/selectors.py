@@ -186,6 +186,7 @@ def _searched(
     return exact(kernels, values, k)
 
 
+# The selectors, by the names that `TopK` takes.
 SELECTORS: Mapping[str, Selector] = {
     "exact": exact,
     "hierarchical": hierarchical,
@@ -193,4 +194,3 @@ SELECTORS: Mapping[str, Selector] = {
     "bisection": bisection,
     "ldte": ldte,
 }
-"""The selectors, by the names that `TopK` takes."""

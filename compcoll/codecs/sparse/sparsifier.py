@@ -18,12 +18,12 @@ from ..base import Array, Codec, Coder, Device
 from ..checksum import NBYTES, opened
 from ..options import OneOf, option
 
+# Formats of indices, numbered as the kernels do: 32 bits each; 28 bits beside a power code of 4; 16-bit run lengths;
+# one bit for every element of the buffer.
 WIRES = ("pairs", "packed", "runs", "mask")
-"""Formats of indices, numbered as the kernels do: 32 bits each; 28 bits beside a power code of 4; 16-bit run lengths;
-one bit for every element of the buffer."""
 
+# Formats of values: as they are; plus or minus a step; sign and exponent in 4 bits.
 FULL, SIGN, POWER = 0, 1, 2
-"""Formats of values: as they are; plus or minus a step; sign and exponent in 4 bits."""
 
 MOST_ELEMENTS, MOST_PACKED = (1 << 32) - 1, 1 << 28
 
@@ -192,6 +192,7 @@ class Sparsifier(Codec):
     wire: str = option("auto", OneOf(("auto", *WIRES)), "the format of indices and values")
     out_format: str = option("dense", OneOf(("dense", "sparse")), "of an allreduce's result", on_command_line=False)
 
+    fixed_size = False
     value_format: ClassVar[int] = FULL
     state: ClassVar[type[ErrorFeedback]] = ErrorFeedback
 
@@ -199,10 +200,6 @@ class Sparsifier(Codec):
         super().__post_init__()
         if self.wire == "packed" and self.value_format == SIGN:
             raise InvalidArgument(f"{self.name} sends signs, which packed wires do not hold: use wire='auto'")
-
-    @property
-    def fixed_size(self) -> bool:
-        return False
 
     @property
     def kind(self) -> str:
