@@ -26,9 +26,7 @@ from ..devices.sizes import Extent, KernelSeconds, SizesCoder
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
 from ..layout import Chunk, World, balanced_chunks, in_pairs
-from ..model.kinds import kind_of, wire_format
-from ..model.predict import DEFAULTS, Profile, Speed
-from ..progress import Steps
+from ..model.predict import DEFAULTS, RAW, Profile, Speed
 from ..stats import Stats
 from ..transports.base import Group
 from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
@@ -62,8 +60,6 @@ class Scenario:
         Element type.
     profile : Profile
         Speeds of the codecs.
-    speed : Speed, optional
-        Of the codec, instead of the profile's.
     call : float
         Host seconds before the algorithm begins.
     segment : int, optional
@@ -75,7 +71,6 @@ class Scenario:
     nbytes: int
     dtype: str = "float32"
     profile: Profile = DEFAULTS
-    speed: Speed | None = None
     call: float = 0.0
     segment: int | None = None
 
@@ -177,10 +172,10 @@ def allreduce(
     if algorithm not in ALGORITHMS:
         choose.check("allreduce", algorithm)
         raise InvalidArgument(f"algorithm {algorithm!r} cannot be simulated: {', '.join(ALGORITHMS)} can")
-    device, world, itemsize = HostDevice(), scenario.world, DTYPES[scenario.dtype].itemsize
+    device, itemsize, profile = HostDevice(), DTYPES[scenario.dtype].itemsize, scenario.profile
     n = scenario.nbytes // itemsize
     call = Call("allreduce", n, scenario.dtype, itemsize, "sum", codec, algorithm)
-    plan = make_plan(call, Setting(world, device, scenario.profile, library="", shared=False))
+    plan = make_plan(call, Setting(scenario.world, device, profile, library="", shared=False))
     if scenario.segment is not None:
         plan = plan._replace(segment=max(scenario.segment // itemsize, 1))
     cut = _cut(plan, n, scenario, symmetric)
@@ -192,31 +187,48 @@ def allreduce(
     opened = [scenario.call + begun.seconds[t.rank % len(begun.seconds)] for t in simulated.transports]
     ahead = plan.coder is not None and plan.coder.fixed_size  # as in blocking calls that are replayed
     starts = [scenario.call] * len(opened) if ahead else opened
+    raw = profile.speed(RAW, 8.0 * itemsize)
+    speed = raw if codec is None else profile.speed(codec.kind, codec.wire_bits(device, scenario.dtype))
     take = lru_cache(maxsize=None)(Extent)
-    speeds = scenario.speed or scenario.profile.speed(
-        kind_of(codec), wire_format(codec, device, scenario.dtype, itemsize).bits
-    )
-    raw_speeds = scenario.profile.speed("none", 8.0 * itemsize)
-    running: list[tuple[Steps, Stats, list[SizesCoder]]] = []
-    for transport in simulated.transports:
-        stats = Stats("allreduce", None, algorithm, scenario.nbytes)
-        coders = [
-            SizesCoder(transport, _length(plan, itemsize), _seconds(raw_speeds if codec is None else speeds, itemsize)),
-            SizesCoder(transport, lambda n: itemsize * n, _seconds(raw_speeds, itemsize)),
-        ]
-        running.append((_steps(transport, plan, cut, coders, take, stats, itemsize), stats, coders))
-    account = simulated.run([steps for steps, _, _ in running], starts, opened)
+    jobs = [_job(transport, plan, cut, (speed, raw), take) for transport in simulated.transports]
+    account = simulated.run([choose.ALLREDUCE[algorithm](job) for job in jobs], starts, opened)
+    coders = [(job.coder, job.raw) for job in jobs]
     return Outcome(
         algorithm,
         codec,
         max(account.seconds),
-        max(stats.wire_nbytes for _, stats, _ in running),
-        max(stats.raw_sent_nbytes for _, stats, _ in running),
-        account.messages / len(running),
-        max(sum(coder.encode_seconds for coder in coders) for _, _, coders in running),
-        max(sum(coder.decode_seconds for coder in coders) for _, _, coders in running),
+        max(job.stats.wire_nbytes for job in jobs),
+        max(job.stats.raw_sent_nbytes for job in jobs),
+        account.messages / len(jobs),
+        max(sum(coder.encode_seconds for coder in both) for both in coders),
+        max(sum(coder.decode_seconds for coder in both) for both in coders),
         cut.n * itemsize,
         cut.symmetry,
+    )
+
+
+def _job(
+    transport: SimulatedTransport,
+    plan: Plan,
+    cut: _Cut,
+    speeds: tuple[Speed, Speed],
+    take: Callable[[int], Any],
+) -> Any:
+    """Make what `compcoll.collectives.host` gives to an algorithm, for one rank: coders let time pass."""
+    itemsize, coder = plan.call.itemsize, plan.coder
+    assert coder is not None
+    wire_nbytes = coder.wire_nbytes if coder.fixed_size else lambda n: -(-n * itemsize // 2)
+    return Job(
+        group=Group(transport, tag=1),
+        coder=SizesCoder(transport, wire_nbytes, _seconds(speeds[0], itemsize)),
+        x=Window(Extent(0)),
+        out=Window(Extent(0)),
+        chunks=cut.chunks,
+        take=take,
+        stats=Stats("allreduce", None, plan.algorithm, plan.call.nbytes),
+        itemsize=itemsize,
+        raw=SizesCoder(transport, lambda n: itemsize * n, _seconds(speeds[1], itemsize)),
+        cut=partial(balanced_chunks, cut.n, block=plan.block, segment=plan.segment),
     )
 
 
@@ -287,45 +299,11 @@ def _equal(chunks: Sequence[Chunk]) -> bool:
     return len({tuple(end - begin for begin, end in chunk) for chunk in chunks}) == 1
 
 
-def _length(plan: Plan, itemsize: int) -> Callable[[int], int]:
-    """The length of the wire of so many values."""
-    assert plan.coder is not None
-    if plan.coder.fixed_size:
-        return plan.coder.wire_nbytes
-    return lambda n: -(-n * itemsize // 2)
-
-
 def _seconds(speed: Speed, itemsize: int) -> KernelSeconds:
     """Seconds of a value. Halves are computed on as float32."""
     nbytes = max(itemsize, 4)
     rates = (speed.encode, speed.decode, speed.accumulate, speed.recode)
     return KernelSeconds(*(nbytes / rate for rate in rates))
-
-
-def _steps(
-    transport: SimulatedTransport,
-    plan: Plan,
-    cut: _Cut,
-    coders: Sequence[SizesCoder],
-    take: Callable[[int], Any],
-    stats: Stats,
-    itemsize: int,
-) -> Steps:
-    """Take the steps that `compcoll.collectives.host` runs on one rank."""
-    nothing = Extent(0)
-    job = Job(
-        group=Group(transport, tag=1),
-        coder=coders[0],
-        x=Window(nothing),
-        out=Window(nothing),
-        chunks=cut.chunks,
-        take=take,
-        stats=stats,
-        itemsize=itemsize,
-        raw=coders[1],
-        cut=partial(balanced_chunks, cut.n, block=plan.block, segment=plan.segment),
-    )
-    return choose.ALLREDUCE[plan.algorithm](job)
 
 
 def resized(scenario: Scenario, *, ranks: int | None = None, nbytes: int | None = None) -> Scenario:
