@@ -55,31 +55,17 @@ _CODECS = tuple(
 @lru_cache(maxsize=64)
 def by_nccl(host: Profile) -> Profile:
     """The profile of GPUs whose messages NCCL carries; between nodes by the network of the hosts' profile."""
-    return replace(
-        host,
-        inside=_NVLINK,
-        speeds=(_RAW, *_CODECS),
-        message=_LAUNCH,
-        call=_CALL,
-        per_node=0,
-        timings=(),
-        source="GPUs as measured on an H200, NVLink modelled",
-    )
+    source = "GPUs as measured on an H200, NVLink modelled"
+    return replace(by_the_host(host), inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_LAUNCH, source=source)
 
 
 @lru_cache(maxsize=64)
 def by_the_host(host: Profile) -> Profile:
     """The profile of GPUs whose wires travel as those of the hosts do, by way of pinned memory."""
     raw = next(speed for speed in host.speeds if speed.codec == RAW)
-    return replace(
-        host,
-        speeds=(raw, *_CODECS),
-        message=_HOP,
-        call=_CALL,
-        per_node=0,
-        timings=(),
-        source="GPUs as measured on an H200; between ranks as " + host.source,
-    )
+    source = "GPUs as measured on an H200; between ranks as " + host.source
+    speeds = (raw, *_CODECS)
+    return replace(host, speeds=speeds, message=_HOP, call=_CALL, per_node=0, timings=(), source=source)
 
 
 @lru_cache(maxsize=64)
@@ -87,10 +73,5 @@ def by_ipc(host: Profile) -> Profile:
     """The profile of GPUs of one node that read wires from each other's memory; what runs on the host goes by theirs,
     which is `by_the_host`.
     """
-    return replace(
-        host,
-        inside=_NVLINK,
-        speeds=(_RAW, *_CODECS),
-        message=_TAKEN,
-        source=f"GPUs that read each other's memory over NVLink, modelled; MPI's own and shared memory: {host.source}",
-    )
+    source = f"GPUs that read each other's memory over NVLink, modelled; MPI's own and shared memory: {host.source}"
+    return replace(host, inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_TAKEN, source=source)

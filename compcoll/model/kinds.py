@@ -41,9 +41,5 @@ def segment_nbytes(codec: Codec | None, ratio: float, nodes: int, *, blocks: boo
 
 
 def short(codec: Codec | None) -> str:
-    """A codec with the settings that it was given."""
-    if codec is None:
-        return "-"
-    unsaid = (None, False, "auto", "dense")
-    settings = {k: f"{v:g}" if isinstance(v, float) else v for k, v in vars(codec).items() if v not in unsaid}
-    return f"{codec.name} " + " ".join(f"{name}={value}" for name, value in settings.items())
+    """Describe a codec in a table."""
+    return "-" if codec is None else codec.label

@@ -7,18 +7,20 @@ import json
 import os
 import platform
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import config
+from ..collectives.explanation import link_text
 from ..devices.cores import affinity, usable_cores
 from ..devices.host import HostDevice
 from ..errors import CompcollError, MPIMissing
 from ..layout import World
+from ..model.predict import DEFAULTS
 from .machine import Launcher, binding, cpu, launcher, loaded_networks, settings, versions
+from .tune import Stopwatch, with_links
 
 if TYPE_CHECKING:
     from ..transports.mpi import MPITransport
@@ -28,8 +30,7 @@ T = TypeVar("T")
 WRONG, SLOW, NOTE = "wrong", "slow", "note"
 
 _NEEDED = ("numpy", "ml_dtypes", "zfpy", "mpi4py")
-_ROUND_TRIPS = 50
-_LARGE = 4 << 20
+_SECONDS = 1.0  # for messages
 _TIMEOUT = 60.0
 
 
@@ -245,43 +246,23 @@ def _codecs(report: Report) -> None:
 
 
 def _messages(report: Report, transport: MPITransport) -> None:
-    """Latency and bandwidth from rank 0 to the first other rank on its node, and to the first on another."""
-    nodes = list(transport.nodes)
-    near = next((rank for rank in range(1, transport.size) if nodes[rank] == nodes[0]), None)
-    far = next((rank for rank in range(1, transport.size) if nodes[rank] != nodes[0]), None)
+    """Report latency and bandwidth of messages, as all pairs of ranks measure them at once."""
+    world = World.of(transport.nodes)
     networks = loaded_networks()
     report.facts["loaded_networks"] = networks
-    among = f" (loaded: {', '.join(networks)})" if networks else ""
-    for partner, where, guess in (
-        (near, "inside a node", "shared memory, presumably"),
-        (far, "between nodes", f"TCP or what MPI prefers to it{among}"),
-    ):
-        if partner is None:
-            continue
-        latency, speed = _ping_pong(transport, partner)
-        text = f"{where}: {latency * 1e6:.1f} µs, {speed / 1e9:.2f} GB/s; {guess}: MPI does not tell"
-        report.add("messages", text, **{where.replace(" ", "_"): {"latency": latency, "bytes_per_second": speed}})
-    if near is None and far is None:
+    if world.size == 1:
         report.add("messages", "none: one rank only; start this under mpirun to test more")
-
-
-def _ping_pong(transport: MPITransport, partner: int) -> tuple[float, float]:
-    comm, seconds = transport.comm, []
-    for nbytes, count in ((8, _ROUND_TRIPS), (_LARGE, 4)):
-        buffer = bytearray(nbytes)
-        times = []
-        for _ in range(count + 2):
-            started = time.perf_counter()
-            if transport.rank == 0:
-                comm.Send(buffer, partner)
-                comm.Recv(buffer, partner)
-            elif transport.rank == partner:
-                comm.Recv(buffer, 0)
-                comm.Send(buffer, 0)
-            times.append((time.perf_counter() - started) / 2)
-        seconds.append(sorted(times[2:])[count // 2])
-    latency, large = transport.tell(lambda: seconds)
-    return latency, _LARGE / max(large - latency, 1e-9)
+        return
+    measured = with_links(DEFAULTS, transport, Stopwatch(transport, _SECONDS), world, 0.1)
+    among = f" (loaded: {', '.join(networks)})" if networks else ""
+    for there, where, link, guess in (
+        (world.per_node > 1, "inside a node", measured.inside, "shared memory, presumably"),
+        (world.nodes > 1, "between nodes", measured.between, f"TCP or what MPI prefers to it{among}"),
+    ):
+        if there:
+            text = f"{where}: {link_text(link)}; {guess}: MPI does not tell"
+            facts = {"latency": link.latency, "bytes_per_second": 1 / link.per_byte}
+            report.add("messages", text, **{where.replace(" ", "_"): facts})
 
 
 def _gpu(report: Report) -> None:
