@@ -48,6 +48,11 @@ class Link:
     latency: float
     per_byte: float
 
+    def __post_init__(self) -> None:
+        for name, number in vars(self).items():
+            if not 0 <= number < math.inf:
+                raise InvalidArgument(f"link: {name}={number!r} s must be finite and not negative")
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -106,10 +111,7 @@ class Profile:
     source: str = "defaults"
 
     def __post_init__(self) -> None:
-        numbers = {"message": self.message, "call": self.call}
-        for name, link in (("inside", self.inside), ("between", self.between)):
-            numbers |= {f"{name}.latency": link.latency, f"{name}.per_byte": link.per_byte}
-        for name, number in numbers.items():
+        for name, number in (("message", self.message), ("call", self.call)):
             if not 0 <= number < math.inf:
                 raise InvalidArgument(f"profile: {name}={number!r} s must be finite and not negative")
         for speed in self.speeds:

@@ -62,12 +62,8 @@ class Network:
             )
         if not 1 <= self.oversubscription < math.inf:
             raise InvalidArgument(f"oversubscription={self.oversubscription!r} must be a number of at least 1")
-        numbers = {"message": self.message}
-        for name, link in (("inside", self.inside), ("between", self.between)):
-            numbers |= {f"{name}.latency": link.latency, f"{name}.per_byte": link.per_byte}
-        for name, number in numbers.items():
-            if not 0 <= number < math.inf:
-                raise InvalidArgument(f"{name}={number!r} s must be finite and not negative")
+        if not 0 <= self.message < math.inf:
+            raise InvalidArgument(f"message={self.message!r} s must be finite and not negative")
 
 
 def has_symmetry(symmetry: Symmetry, ranks: int, per_node: int) -> bool:
@@ -211,7 +207,7 @@ class Simulated:
         starts : sequence of float
             When each rank begins; at 0 by default.
         opened : sequence of float
-            When each has ended an opening, before which it may send but uses nothing that came; at 0 by default.
+            When each has ended its handshake, before which it may send but uses nothing that came; at 0 by default.
 
         Raises
         ------
@@ -339,7 +335,7 @@ class SimulatedTransport:
     now : float
         The rank's time.
     opened : float
-        When its opening ends.
+        When its handshake ends.
     """
 
     def __init__(self, world: Simulated, rank: int, size: int, nodes: Sequence[int]) -> None:

@@ -183,7 +183,7 @@ def allreduce(
     if cut.symmetry == "none" and count > _MANY_MESSAGES and not patient:
         raise InvalidArgument(_too_many(scenario, plan, count))
     simulated = Simulated(scenario.ranks, scenario.network, cut.symmetry, progress)
-    begun = opening(scenario.ranks, scenario.network)
+    begun = handshake(scenario.ranks, scenario.network)
     opened = [scenario.call + begun.seconds[t.rank % len(begun.seconds)] for t in simulated.transports]
     ahead = plan.coder is not None and plan.coder.fixed_size  # as in blocking calls that are replayed
     starts = [scenario.call] * len(opened) if ahead else opened
@@ -233,7 +233,7 @@ def _job(
 
 
 @lru_cache(maxsize=32)
-def opening(ranks: int, network: Network) -> Account:
+def handshake(ranks: int, network: Network) -> Account:
     """Simulate the handshake, by which ranks find out whether they make the same call: alike for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "exclusive" if in_pairs(ranks) else "rotation"
     simulated = Simulated(ranks, network, symmetry)

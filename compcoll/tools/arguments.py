@@ -20,8 +20,8 @@ _OF_COMMANDS = ("dtype", "seed")
 
 _BYTES = {"": 1, "b": 1, **{f"{p}{s}": 1 << 10 * i for i, p in enumerate("kmgt", 1) for s in ("", "b", "ib")}}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_BYTES_A_SECOND = {f"{p}B/s": 1000**i for i, p in enumerate(["", "k", "M", "G", "T"])}
-_BITS = {f"{p}bit{s}": 1000**i for i, p in enumerate(["", "k", "m", "g", "t"]) for s in ("", "/s")}
+_BITS_PER_SECOND = {f"{p}bit{s}": 1000**i / 8 for i, p in enumerate(["", "k", "m", "g", "t"]) for s in ("", "/s")}
+_SPEEDS = {**_BITS_PER_SECOND, **{f"{p}B/s": 1000**i for i, p in enumerate(["", "k", "M", "G", "T"])}}
 
 
 def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
@@ -143,20 +143,9 @@ def parse_seconds(text: str) -> float:
     return _parse(text, _SECONDS, "a duration: s, ms, us or ns are needed, such as 2us")
 
 
-def parse_rate(text: str) -> float:
-    """Bits per second given as ``100gbit`` or ``500mbit``: suffixes are powers of 1000."""
-    return _parse(text, _BITS, "a link's speed: bits per second are needed, such as 100gbit or 500mbit")
-
-
 def parse_speed(text: str) -> float:
     """Bytes per second given as ``1.5GB/s``, or in bits as ``100gbit``: suffixes are powers of 1000."""
-    if "bit" in text.lower():
-        return parse_rate(text) / 8
-    match = re.fullmatch(r"\s*([\d.]+)\s*([kMGT]?B/s)\s*", text)
-    expected = "a speed: bytes or bits per second are needed, such as 1.5GB/s or 100gbit"
-    if match is None:
-        raise InvalidArgument(f"{text!r} is not {expected}")
-    return _parse(match[1], {"": _BYTES_A_SECOND[match[2]]}, expected)
+    return _parse(text, _SPEEDS, "a speed: bytes or bits per second are needed, such as 1.5GB/s or 100gbit")
 
 
 def given(text: str | None, parse: Callable[[str], float], otherwise: float) -> float:
@@ -173,8 +162,10 @@ def link(speed: str | None, latency: str | None, otherwise: Link) -> Link:
 
 
 def _parse(text: str, units: Mapping[str, float], expected: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ/]*)", text.strip().lower())
-    value = float(match[1]) * units[match[2]] if match is not None and match[2] in units else math.nan
+    """A positive number with one of the units, in lower case or as it is."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ/]*)", text.strip(), re.IGNORECASE)
+    unit = units.get(match[2], units.get(match[2].lower(), math.nan)) if match else math.nan
+    value = float(match[1]) * unit if match else math.nan
     if not 0 < value < math.inf:
         raise InvalidArgument(f"{text!r} is not {expected}")
     return value

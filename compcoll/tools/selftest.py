@@ -52,11 +52,11 @@ def values(dtype: str) -> npt.NDArray[Any]:
     return made.astype(DTYPES[dtype].numpy)
 
 
-def digests(device: HostDevice) -> Iterator[tuple[str, str]]:
+def digests(device: HostDevice, codecs: Mapping[str, Codec] = CODECS) -> Iterator[tuple[str, str]]:
     """Digest what each codec makes of `values`, and of their sum with a wire."""
     for dtype in DTYPES:
         x = device.flat(values(dtype), dtype)
-        for name, codec in CODECS.items():
+        for name, codec in codecs.items():
             coder = codec.coder(device, dtype)
             wire, second = (np.empty(coder.wire_nbytes(_N), np.uint8) for _ in range(2))
             decoded = np.empty_like(x)

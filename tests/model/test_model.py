@@ -25,7 +25,7 @@ from compcoll.layout import World
 from compcoll.model import accuracy, profile
 from compcoll.model.kinds import kind_of, wire_format
 from compcoll.model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, WireFormat, predict, raw
-from compcoll.tools.arguments import parse_bytes, parse_rate, parse_seconds
+from compcoll.tools.arguments import parse_bytes, parse_seconds, parse_speed
 
 DEVICE = HostDevice()
 ZFP8 = WireFormat("zfp", 8.0, 4)
@@ -263,7 +263,7 @@ BAD_FILES = {
     "other JSON": (lambda: "[1]", "not a profile of compcoll's"),
     "version": (lambda: spoiled(version=99), "has version 99, this compcoll reads 1"),
     "no profile": (lambda: spoiled(profile=None), "lacks something or has it wrong"),
-    "negative": (lambda: spoiled().replace('"per_byte": 2e-10', '"per_byte": -1'), r"inside.per_byte=-1.0 s must be"),
+    "negative": (lambda: spoiled().replace('"per_byte": 2e-10', '"per_byte": -1'), r"link: per_byte=-1.0 s must be"),
     "zero rate": (lambda: spoiled().replace('"encode": 6000000000.0', '"encode": 0'), "must be positive"),
     "foreign": (lambda: spoiled(place={"mpi": "x", "hosts": ["z"], "device": "y"}), "of another place"),
 }
@@ -325,9 +325,11 @@ def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_profiles_that_cannot_be_right() -> None:
-    for change in ({"message": -1.0}, {"call": float("nan")}, {"per_node": -1}, {"inside": Link(float("inf"), 0)}):
+    for change in ({"message": -1.0}, {"call": float("nan")}, {"per_node": -1}):
         with pytest.raises(InvalidArgument, match="profile"):
             replace(DEFAULTS, **change)
+    with pytest.raises(InvalidArgument, match="latency=inf"):
+        Link(float("inf"), 0)
     with pytest.raises(InvalidArgument, match="no speed of 'none'"):
         replace(DEFAULTS, speeds=DEFAULTS.speeds[1:])
     for size, per_node in ((0, 1), (4, 0), (4, 5), (-1, 1)):
@@ -376,7 +378,7 @@ def test_units() -> None:
     assert [parse_bytes(t) for t in ("4096", "16M", "16MiB", "64k", "1.5G")] == [
         *(4096, 16 << 20, 16 << 20, 64 << 10, 3 << 29),
     ]
-    assert parse_seconds("2us") == pytest.approx(2e-6) and parse_rate("100gbit") == 100e9
-    for parse, text in ((parse_bytes, "0"), (parse_bytes, "-4"), (parse_seconds, "2"), (parse_rate, "10")):
+    assert parse_seconds("2us") == pytest.approx(2e-6) and parse_speed("100gbit") == 100e9 / 8
+    for parse, text in ((parse_bytes, "0"), (parse_bytes, "-4"), (parse_seconds, "2"), (parse_speed, "10")):
         with pytest.raises(InvalidArgument, match="is not a"):
             parse(text)
