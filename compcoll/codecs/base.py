@@ -69,8 +69,8 @@ def bits_of(coder: Coder) -> float:
 
 
 class Summands(Protocol):
-    """An additive codec bound to a device, an element type and a number of ranks: values as numbers that any
-    allreduce can add, after the ranks have agreed, by a maximum, on something for each block.
+    """An additive codec bound to a device, an element type and a number of ranks. Values become numbers that any
+    allreduce can add. First the ranks agree, by a maximum, on one item for each block, such as its scale.
 
     Attributes
     ----------
@@ -94,23 +94,23 @@ class Summands(Protocol):
     gathered: Any
 
     def agreed(self, n: int) -> int:
-        """Tell how many things ranks agree on for ``n`` values."""
+        """Return how many items the ranks agree on for ``n`` values."""
 
     def numbers(self, n: int) -> int:
-        """Tell how many numbers stand for ``n`` values."""
+        """Return how many numbers represent ``n`` values."""
 
     def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
-        """Store what this rank's values ask for; the ranks' maximum is what all will use."""
+        """Store this rank's items; the maximum over ranks is then used by all."""
 
     def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
-        """Store the numbers of ``add · scale`` plus the residual, which becomes what is lost."""
+        """Store the numbers of ``add · scale`` plus the residual, and update the residual."""
 
     def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
         """Store the values that sums of numbers stand for."""
 
 
 class Device(Protocol):
-    """A device as codecs need it: its kernels."""
+    """A device's kernels, for codecs."""
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> Summands:
         """Values rounded to that many levels on either side of 0, in integers of some bits."""
@@ -127,7 +127,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """The most that one encoding loses: of a value the sum of three terms.
+    """A bound of one encoding's error of a value: the sum of three terms.
 
     Attributes
     ----------
@@ -151,9 +151,9 @@ class Example(NamedTuple):
     options : mapping
         Of the codec.
     digests : str
-        What `compcoll.tools.selftest` makes of its wires of float16, bfloat16, float32 and float64: never to change
-        unless the codec does, since ranks of different versions would not understand each other. Empty where wires
-        may differ.
+        Digests by `compcoll.tools.selftest` of its wires of float16, bfloat16, float32 and float64. They must not
+        change unless the codec does: ranks of different versions would not understand each other. Empty if wires may
+        differ from machine to machine.
     """
 
     options: Mapping[str, Any]
@@ -183,11 +183,11 @@ class Speed:
 
 
 class Codec(ABC):
-    """A compression method and its configuration: an immutable, hashable value without buffers or state, whose ``repr``
-    tells its whole configuration and is the same on all ranks. Subclasses are frozen dataclasses, as a rule.
+    """A compression method and its configuration: an immutable, hashable value without buffers or state. Its ``repr``
+    shows the whole configuration and is the same on all ranks. Subclasses are usually frozen dataclasses.
 
-    To write one in NumPy, derive it from `NumpyCodec`. A class that derives from this one must have a name and `coder`,
-    and its coder must do all that `compcoll.codecs.Coder` says. `check_codec` tells whether that is so.
+    To write a codec in NumPy, derive it from `NumpyCodec`. A subclass of this class needs a ``name`` and a `coder`
+    method, whose result fulfils `compcoll.codecs.Coder`. `check_codec` checks this.
 
     Attributes
     ----------
@@ -237,7 +237,7 @@ class Codec(ABC):
         """
 
     def summands(self, device: Device, dtype: str, ranks: int) -> Summands | None:
-        """Bind to so many ranks, too, if wires are numbers to be added as they are: where `additive` holds."""
+        """Bind an `additive` codec, whose wires are numbers to be added as they are, to a number of ranks, too."""
         return None
 
     @property
@@ -247,53 +247,51 @@ class Codec(ABC):
 
     @property
     def label(self) -> str:
-        """The name and the options that are not the usual ones, in short."""
+        """The name, and the options that differ from their defaults."""
         if not is_dataclass(self):
             return repr(self)
         usual = {one.name: one.default for one in fields(self) if one.name != "seed"}
-        told = [
+        given = [
             f"{name}={f'{value:g}' if isinstance(value, float) else value}"
             for name in usual
             if (value := getattr(self, name)) != usual[name] or name == "bits"
         ]
-        return " ".join([self.name, ",".join(told)]).rstrip()
+        return " ".join([self.name, ",".join(given)]).rstrip()
 
     def wire_bits(self, device: Device, dtype: str) -> float:
-        """Bits of a value on the wire; where that depends on the values, half of theirs is assumed."""
+        """Return the bits of a value on the wire; half of the value's own if wires vary in size."""
         if not self.fixed_size:
             return 4.0 * DTYPES[dtype].itemsize
         return bits_of(self.coder(device, dtype))
 
     def encoding_error(self, dtype: str) -> float | None:
-        """Root mean square of what encoding and decoding normally distributed values once loses, relative to theirs;
-        None where nothing is known.
-        """
+        """Return the relative error (root mean square) of one encoding of normal values; None if unknown."""
         return None
 
     def sum_error(self, ranks: int) -> float | None:
-        """Relative error of sums over so many ranks, if the codec is `additive`."""
+        """Return the relative error of a sum over a number of ranks, for `additive` codecs."""
         return None
 
     def bias(self, *, recoded: bool) -> float:
-        """The part of an encoding's error that is alike in every encoding, and so adds up.
+        """Return the part of the error that is alike in every encoding, and so adds up.
 
         Parameters
         ----------
         recoded : bool
-            Whether what is encoded was decoded just before.
+            Whether the values were decoded just before.
         """
         return 0.0
 
     def feedback_converges(self, dtype: str) -> bool:
-        """Tell whether what error feedback keeps stays bounded: an encoding must lose less than it was given.
+        """Return whether residuals of error feedback stay bounded: an encoding must lose less than it was given.
 
-        Codecs that round to nearest, cut bits off or send means do, if 0 stays 0. Rounding at random to large steps
-        loses more than there is. Measured on normal values, 512 calls: residuals stay small up to an encoding error
-        of 0.6, and grow without end at 0.9.
+        This holds for codecs that round to nearest, cut bits off or send means, if 0 stays 0. Stochastic rounding to
+        large steps loses more than the values themselves. Measured on normal values in 512 calls, residuals stay small
+        up to an encoding error of 0.6, and grow without end at 0.9.
         """
         error = self.encoding_error(dtype)
         return error is None or error < _MOST_FED_BACK[self.stochastic]
 
     def error_bound(self, dtype: str) -> ErrorBound | None:
-        """Bound what one encoding of values of that type loses; None where nothing is known."""
+        """Return a bound of the error of one encoding; None if none is known."""
         return None

@@ -12,7 +12,7 @@ _HALF = 2.0  # the ratio for which a segment is neither longer nor shorter
 
 
 def kind_of(codec: Codec | None) -> str:
-    """The kind of codec, as a profile names it."""
+    """Return the kind of codec, as a profile names it."""
     return RAW if codec is None else codec.kind
 
 
@@ -35,7 +35,7 @@ way_of = wire_format  # the former name
 
 
 def segment_nbytes(codec: Codec | None, ratio: float, nodes: int, *, blocks: bool = False) -> int:
-    """Uncompressed bytes of a segment of values that are so many times as long as their wire, where that is fixed."""
+    """Return the uncompressed bytes of a segment; ``ratio``, of values to their wire, counts for fixed sizes."""
     by_ratio = codec is None or (codec.fixed_size and not codec.additive)
     return config.segment_nbytes(nodes, ratio if by_ratio else _HALF, blocks=blocks)
 

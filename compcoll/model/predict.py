@@ -127,8 +127,8 @@ class Profile:
             raise InvalidArgument(f"profile: per_node={self.per_node!r} must not be negative")
 
     def speed(self, codec: str, bits: float) -> Speed:
-        """The known speed that is closest: same kind, next in bits; for a kind that nobody measured as the codec tells,
-        or the slowest.
+        """Return the most similar known speed: of the same kind, nearest in bits. If the kind was not measured, the
+        codec's default counts, or else the slowest speed.
         """
         for speeds in (self.speeds, _USUAL):
             if alike := [speed for speed in speeds if speed.codec == codec]:
@@ -136,14 +136,14 @@ class Profile:
         return min(self.speeds, key=lambda speed: speed.recode)
 
     def measured(self, world: World, algorithm: str | None = None) -> bool:
-        """Tell whether that algorithm, or any other than MPI's own, was timed among ranks placed like these."""
+        """Return whether that algorithm, or any except MPI's own, was timed on ranks placed like these."""
         return any(
             timing.world == world and (timing.algorithm == algorithm if algorithm else timing.algorithm != "native")
             for timing in self.timings
         )
 
 
-# The speeds of codecs where nothing was measured, as they tell.
+# The speeds of codecs where nothing was measured.
 _USUAL = tuple(speed for codec in ALL for speed in codec.speeds)
 
 
@@ -189,8 +189,8 @@ def predict(
 ) -> float:
     """Seconds that a collective will take.
 
-    The formula's, times what measurements of that algorithm were found to take over what the formula says: of the
-    same world for all algorithms, for MPI's own else of the most similar one.
+    This is the formula's time, corrected by the ratio of measured to computed times of that algorithm: in the same
+    world, or for MPI's own in the most similar one.
 
     Parameters
     ----------
@@ -234,16 +234,16 @@ def predict(
 def formula(
     profile: Profile, collective: str, algorithm: str, nbytes: int, world: World, wire: WireFormat, segment: int
 ) -> float:
-    """Compute what the algorithm's formula says, opening included."""
+    """Return the seconds of the algorithm's formula, handshake included."""
     if world.size == 1:
         return nbytes / profile.speed(RAW, 32.0).decode
     record, costs = ALGORITHMS[algorithm], _costs(profile, nbytes, world, wire, segment, world.per_node)
-    opening = (world.size - 1).bit_length() * (costs.latency + 0.5 * profile.message)
-    return opening + (profile.call if record.steps else 0.0) + record.cost(costs, collective)
+    handshake = (world.size - 1).bit_length() * (costs.latency + 0.5 * profile.message)
+    return handshake + (profile.call if record.steps else 0.0) + record.cost(costs, collective)
 
 
 def _costs(profile: Profile, nbytes: int, world: World, wire: WireFormat, segment: int, share: int) -> Costs:
-    """The constants of one situation, where so many ranks share a node, in seconds per byte of the caller's values."""
+    """Return the constants of one call, in seconds per byte of the caller's values; ``share`` ranks share a node."""
 
     def among(others: World, coded: bool) -> Costs:
         return _costs(profile, nbytes, others, wire if coded else raw(wire.itemsize), segment, share)
@@ -324,8 +324,8 @@ _INTEL = {
 
 @lru_cache(maxsize=8)
 def defaults_of(mpi: str) -> Profile:
-    """The profile where nothing was measured, for an MPI library, by its name: for one that is known to be faster in a
-    node than the cost model has it, with timings on the default profile's scale.
+    """Return the default profile for an MPI library: with timings if the library is known to be faster inside a node
+    than the cost model's formula.
     """
     if not mpi.startswith("Intel"):
         return DEFAULTS

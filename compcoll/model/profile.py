@@ -44,7 +44,7 @@ class Place:
     device: str
 
     def covers(self, other: Place) -> bool:
-        """Tell whether what holds here holds there: among some of the hosts, too."""
+        """Return whether this place's profile holds for another: one of the same or fewer hosts."""
         return (self.mpi, self.device) == (other.mpi, other.device) and set(other.hosts) <= set(self.hosts)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ def folder() -> Path:
 
 
 def path_of(place: Place) -> Path:
-    """Tell where the profile of a place is kept."""
+    """Return the path of a place's profile."""
     text = "\n".join((place.mpi, place.device, *place.hosts))
     return folder() / f"{blake2b(text.encode(), digest_size=8).hexdigest()}.json"
 
@@ -161,7 +161,7 @@ def _profile(data: Mapping[str, Any], source: str) -> Profile:
 
 
 def find(place: Place) -> Stored | None:
-    """The profile made in a place, else one of a place with more hosts, the fewest; None if there is none.
+    """Return the profile of a place, or that of the smallest place that covers it; None if there is none.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def latest(host: str, device: str) -> Stored | None:
 
 
 def _readable() -> list[Stored]:
-    """All stored profiles but those that cannot be used: of some other place, they are not ours to complain about."""
+    """Return all stored profiles, without those that cannot be read."""
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
@@ -202,7 +202,7 @@ def place_of(transport: Located, device: str) -> Place:
 
 
 def profile_for(transport: Transport, device: str) -> Profile:
-    """Find what is known of the machines that ranks run on: the same on every rank, read by rank 0 alone. Collective.
+    """Find the profile of the machines that the ranks run on. Rank 0 reads it for all. Collective.
 
     COMPCOLL_PROFILE names a file, or ``defaults``. If a profile cannot be used, one warning says so, and the defaults
     of the MPI library hold.
@@ -225,7 +225,7 @@ _measured: dict[tuple[Place, World], Profile] = {}
 
 
 def remember(transport: Located, device: str, measure: Callable[[], Profile]) -> None:
-    """Measure what the ranks of a transport have no profile for, unless the environment names one. Collective.
+    """Measure a profile for a transport's ranks if none is stored and the environment names none. Collective.
 
     Parameters
     ----------

@@ -159,9 +159,9 @@ class Simulated:
     network : Network
         Between them.
     symmetry : {"none", "rotation", "exclusive"}
-        Other than "none": the first node's ranks stand for all. It is the caller's to know that they can.
+        Other than "none": the first node's ranks stand for all. The caller must know that they do the same.
     progress : callable, optional
-        Told now and then how many messages more have arrived.
+        Called now and then with the number of further messages.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
-"""Collectives on networks that are not there: our own algorithms, unchanged, on a virtual clock.
+"""Simulated collectives: our own algorithms, unchanged, on a virtual clock.
 
-A rank's kernels take what a `Profile` says of their speed, and its messages what the network makes of them; nothing is
-sent and nothing computed. Above some hundred ranks, one node stands for all where all nodes do the same.
+A `Profile` says how long a rank's kernels take, and a `Network` how long its messages do. Nothing is sent or computed.
+If all nodes do the same, one node is simulated for all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROUNDED = 1.02
 
 @dataclass(frozen=True)
 class Scenario:
-    """An allreduce among ranks that are not there.
+    """An allreduce to be simulated.
 
     Parameters
     ----------
@@ -156,13 +156,13 @@ def allreduce(
     algorithm : str
         One of `ALGORITHMS`.
     codec : Codec, optional
-        Nothing is compressed by default. Where wires vary in size, they are taken to be half as long as the values.
+        Nothing is compressed by default. Wires that vary in size are assumed to be half as long as the values.
     symmetric : bool
-        Whether one node may stand for all where that changes nothing.
+        Whether one node may be simulated for all where that changes nothing.
     patient : bool
         Whether millions of messages may be simulated one by one.
     progress : callable, optional
-        Told now and then how many messages more have passed something.
+        Called now and then with the number of further messages.
 
     Raises
     ------

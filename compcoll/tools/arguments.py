@@ -25,17 +25,17 @@ _SPEEDS = {**_BITS_PER_SECOND, **{f"{p}B/s": 1000**i for i, p in enumerate(["", 
 
 
 def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
-    """Give a parser ``--codec``, and the options of all codecs: the fields of their dataclasses.
+    """Add ``--codec`` to a parser, and the options of all codecs: the fields of their dataclasses.
 
-    An option is called as the field is; ``--codec-NAME`` where commands have such an option of their own, and where
-    only codecs of other packages have that field.
+    An option has the name of its field. It is ``--codec-NAME`` if commands have an option of that name, or if only
+    codecs of other packages have that field.
 
     Parameters
     ----------
     parser : argparse.ArgumentParser or group
         Gets them.
     text : str
-        What its help is to say of ``--codec``.
+        The help of ``--codec``.
     """
     parser.add_argument("--codec", metavar="NAME", help=text)
     for name, of_codecs in _options().items():
@@ -118,12 +118,12 @@ def _converted(text: Any, field: Field[Any] | None) -> Any:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes given as ``4096``, ``16M``, ``16MB`` or ``16MiB``: suffixes are powers of 1024."""
+    """Parse bytes given as ``4096``, ``16M``, ``16MB`` or ``16MiB``: suffixes are powers of 1024."""
     return round(_parse(text, _BYTES, "a size: bytes are needed, such as 4096, 64K, 16M or 1G"))
 
 
 def amount(nbytes: float) -> str:
-    """Bytes with a fitting unit, a power of 1024."""
+    """Format bytes with a fitting unit, a power of 1024."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):.4g} {unit}"
@@ -139,12 +139,12 @@ def doubling(low: int, high: int) -> list[int]:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds given as ``2us``, ``0.5ms`` or ``1s``."""
+    """Parse seconds given as ``2us``, ``0.5ms`` or ``1s``."""
     return _parse(text, _SECONDS, "a duration: s, ms, us or ns are needed, such as 2us")
 
 
 def parse_speed(text: str) -> float:
-    """Bytes per second given as ``1.5GB/s``, or in bits as ``100gbit``: suffixes are powers of 1000."""
+    """Parse bytes per second given as ``1.5GB/s``, or in bits as ``100gbit``: suffixes are powers of 1000."""
     return _parse(text, _SPEEDS, "a speed: bytes or bits per second are needed, such as 1.5GB/s or 100gbit")
 
 

@@ -101,7 +101,7 @@ class Trial:
         return np.random.default_rng(seed).standard_normal(n).astype(self.numpy)
 
     def samples(self) -> dict[str, Array]:
-        """Arrays that a codec must take, by what they are."""
+        """Return arrays that a codec must take, by name."""
         n, numpy = self.n, self.numpy
         largest = 6e4 if self.dtype == "float16" else float(np.finfo(np.float32).max)
         found = {f"{length} values": self.normals(length) for length in (0, 1, 7, n)}
@@ -138,7 +138,7 @@ class Trial:
         return relative(self.decode(x.size, self.encode(x)), x.astype(np.float64))
 
     def feedback(self, n: int) -> ErrorFeedback:
-        """What a sparsifier keeps of a buffer."""
+        """Make the state that a sparsifier needs for a buffer."""
         assert isinstance(self.codec, Sparsifier)
         feedback = self.codec.state()
         if isinstance(feedback, VarianceFeedback):
@@ -182,18 +182,18 @@ class Ranks:
         )
 
     def algorithms(self, collective: str) -> list[str]:
-        """The names of those that take the codec, and need no MPI."""
+        """List the algorithms that take the codec and need no MPI."""
         names = [name for name in choose.NAMES[collective] if name not in choose.BY_MPI]
         if collective == "allreduce":
             names = [name for name in names if (name in choose.SPARSE) == self.trial.sparse]
         return names
 
     def allowed(self, collective: str, algorithm: str, x: Array) -> float:
-        """The relative error that a result may have: twice what losses such as encoding x has add up to at worst."""
+        """Return the relative error that a result may have: twice the worst sum of errors like that of encoding x."""
         trial, rounding = self.trial, (self.size + 2) * self.trial.rounding
         if trial.codec.additive:
-            told = trial.codec.sum_error(self.size)
-            return np.inf if told is None else 2 * told + rounding
+            error = trial.codec.sum_error(self.size)
+            return np.inf if error is None else 2 * error + rounding
         once = max(trial.once(x), trial.once(x[: x.size // self.size]))  # of buffers and of chunks
         record = ALGORITHMS[algorithm]
         growth = record.growth(collective, self.size, self.nodes, once)

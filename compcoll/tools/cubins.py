@@ -41,7 +41,6 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
     return list(dict.fromkeys(found))
 
 
-# What the command does.
 DESCRIPTION = (
     "Compiles the CUDA kernels of a codec, or of all with their usual options, into the folder "
     "COMPCOLL_CUBINS, or one of the user's cache, where every rank that uses the folder finds them. Needs NVRTC "

@@ -18,7 +18,6 @@ from ..model.predict import DEFAULTS, Profile
 from ..model.profile import latest, load
 from .arguments import add_codec_options, chosen_codec, given_options, parse_bytes
 
-# What the command does.
 DESCRIPTION = (
     "Prints what the cost model predicts for every algorithm, with and without the codec, and what "
     "auto chooses and why. Needs no MPI."

@@ -62,7 +62,7 @@ _LAUNCHERS = (
 
 
 def launcher(environment: Mapping[str, str] | None = None) -> Launcher:
-    """Find out who started this process, as far as the environment tells.
+    """Find the launcher of this process by the environment.
 
     Parameters
     ----------

@@ -144,7 +144,7 @@ def _show(text: str) -> None:
 
 
 def with_links(profile: Profile, transport: Tunable, watch: Stopwatch, world: World, part: float) -> Profile:
-    """A profile with the links that there are; measured for a part of the usual time."""
+    """Measure the links that exist, for a part of the usual time, and return the profile with them."""
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(transport.nodes):
         by_node.setdefault(node, []).append(rank)
@@ -192,7 +192,7 @@ def _merged(stored: Stored, path: Path) -> Profile:
 def _codecs() -> list[Codec | None]:
     """List what is measured: values as they are, every codec as it is by default, and other settings of our own."""
     own: list[Codec | None] = [None, ZFP(rate=16), MinMax(4), Cast("bfloat16"), ZFP(precision=16)]
-    # Of additive codecs what is added is no wire: their kinds take the speed of others.
+    # Additive codecs have no coder: the cost model takes the speeds in their classes.
     codecs = [codec for codec in map(get_codec, list_codecs()) if not codec.additive]
     # One sparsifier stands for all of them.
     return own + [codec for codec in codecs if codec.name == "topk" or not isinstance(codec, Sparsifier)]
@@ -226,7 +226,7 @@ def _speed(codec: Codec | None, device: HostDevice, watch: Stopwatch) -> Speed:
 
 
 def _pairs(groups: Iterable[Iterable[int]]) -> dict[int, int]:
-    """Partners within each group; one that is left over has none."""
+    """Pair the ranks within each group; a rank that is left over has no partner."""
     found: dict[int, int] = {}
     for group in groups:
         ranks = list(group)
@@ -298,7 +298,7 @@ class Timed(NamedTuple):
     Attributes
     ----------
     part : float
-        Of its repetitions, that took at most the time that counts; of large arrays it is half of them.
+        The quantile of its repetitions that counts; for large arrays it is the median.
     """
 
     algorithm: str
@@ -307,11 +307,11 @@ class Timed(NamedTuple):
     part: float = 0.5
 
     def part_of(self, nbytes: int) -> float:
-        """The part that counts of repetitions with arrays of that size."""
+        """Return the quantile that counts for arrays of that size."""
         return self.part if nbytes <= SCATTERED else 0.5
 
     def of_visits(self, *seconds: float) -> float:
-        """The time that counts of those that several visits gave: the best one's, of what is doubted the worst's."""
+        """Return the time that counts of several visits: the best, or the worst in a quick profile."""
         return max(seconds) if self.part > 0.5 else min(seconds)
 
     @property
@@ -320,12 +320,12 @@ class Timed(NamedTuple):
         return WireFormat(kind_of(self.codec), 32.0 if self.codec is None else 8.0)
 
     def fits(self, nbytes: int, world: World) -> bool:
-        """Tell whether arrays of that size can go so: what travels with the opening is small."""
+        """Return whether the algorithm takes arrays of that size: only small ones travel with the handshake."""
         return self.algorithm != DISSEMINATION or nbytes / self.wire.ratio <= largest(world.size)
 
 
 def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
-    """The allreduces that there are among these ranks: the library's own, and ours with values as they are and zfp."""
+    """List the allreduces to time on these ranks: the library's own, and ours uncompressed and with zfp."""
     names = [name for name in ALLREDUCE if not ALGORITHMS[name].unfit(world)]
     ways: list[tuple[str, Codec | None]] = [(NATIVE, None)]
     ways += [(name, codec) for name in names for codec in (None, ZFP(rate=8))]
@@ -383,9 +383,9 @@ def timings_of(
     part: float = 1.0,
     show: Callable[[str], None] = lambda text: None,
 ) -> tuple[Timing, ...]:
-    """Allreduces of these sizes, in bytes and smallest first, as far as time goes by what the profile says.
+    """Time allreduces of these sizes in bytes, in this order, until the stopwatch does not afford the next size.
 
-    Sizes are visited twice where what disturbs them lasts longer than they do.
+    Short allreduces are visited twice: a disturbance may last longer than one visit.
     """
     points: list[dict[int, float]] = [{} for _ in series]
     # Parts of one large buffer, as of gradients: its pages are huge, and MPI is seen at its best.
@@ -412,9 +412,7 @@ def timings_of(
 
 
 def call_of(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
-    """Estimate what the smallest allreduces of our own took beyond what the formulas say, at least: of values as they
-    are, where those were timed.
-    """
+    """Estimate the constant of our own algorithms: what the smallest allreduces took beyond the formulas, at least."""
     own = [timing for timing in timings if timing.algorithm in ALLREDUCE]
     beyond = []
     for timing in [timing for timing in own if timing.codec == RAW] or own:
@@ -425,7 +423,7 @@ def call_of(profile: Profile, timings: tuple[Timing, ...], world: World) -> floa
 
 
 class Stopwatch:
-    """Times what all ranks do together.
+    """Times work that all ranks do together.
 
     Parameters
     ----------
@@ -440,7 +438,7 @@ class Stopwatch:
         self._deadline = time.perf_counter() + seconds
 
     def affords(self, seconds: float) -> bool:
-        """Tell whether that much time is left. Collective."""
+        """Return whether that much time is left. Collective."""
         return self._transport.tell(lambda: time.perf_counter() + seconds < self._deadline)
 
     def seconds(self, work: Callable[[], Any], budget: float) -> float:
@@ -450,17 +448,19 @@ class Stopwatch:
     def each(
         self, works: Sequence[Callable[[], Any]], budget: float, parts: Sequence[float] | None = None
     ) -> list[float]:
-        """The medians over repetitions of what the slowest rank takes, of things that take turns: in an order drawn
-        anew each time, so that none finds its memory in the caches because of what always runs before it. Collective.
+        """Return, for each work, the median over repetitions of the slowest rank's time. Collective.
+
+        The works take turns, in an order drawn anew for each repetition, so that none profits from the caches of
+        the one before.
 
         Parameters
         ----------
         works : sequence of callable
             What is timed; done once before.
         budget : float
-            Seconds that all of this may take, about; but three repetitions there are.
+            Seconds for all works together; at least three repetitions are made.
         parts : sequence of float, optional
-            For each, another part of its repetitions than half of them, that took at most what is told.
+            For each work, the quantile that is returned instead of the median.
         """
         for work in works:
             work()
@@ -487,6 +487,6 @@ class Stopwatch:
         return (time.perf_counter() - started) / row
 
     def _slowest(self, seconds: list[float]) -> list[float]:
-        """Find the longest time of any rank for each repetition."""
+        """Return the longest time of any rank for each repetition."""
         every: list[list[float]] = self._transport.gather(lambda: seconds)
         return [max(same) for same in zip(*every, strict=True)]
