@@ -28,7 +28,8 @@ FULL, SIGN, POWER = 0, 1, 2
 MOST_ELEMENTS, MOST_PACKED = (1 << 32) - 1, 1 << 28
 
 _HEADER_NBYTES = 32
-_CLEARED_AT_ONCE = 1 << 21  # bytes of zeros between two looks at messages
+# Elements that are cleared between two looks at messages.
+_CLEARED_AT_ONCE = 1 << 21
 _VALUE_NAMES = ("full", "sign", "power")
 
 
