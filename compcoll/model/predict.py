@@ -16,8 +16,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.costs import Costs
@@ -287,15 +288,9 @@ def _best_timing(
 
 
 def _interpolate(nbytes: int, factors: list[tuple[int, float]]) -> float:
-    """Interpolate between two sizes along a straight line of logarithms; beyond the last ones as there."""
-    factors = sorted(factors)
-    if nbytes <= factors[0][0]:
-        return factors[0][1]
-    for (low, first), (high, second) in pairwise(factors):
-        if nbytes <= high:
-            part = math.log(nbytes / max(low, 1)) / math.log(high / max(low, 1))
-            return float(first ** (1 - part) * second**part)
-    return factors[-1][1]
+    """Interpolate between sizes, linearly in logarithms; beyond the last sizes their factors hold."""
+    sizes, values = np.log(np.maximum(np.array(sorted(factors), float).T, [[1], [0]]))
+    return float(np.exp(np.interp(math.log(max(nbytes, 1)), sizes, values)))
 
 
 # The profile where nothing was measured: shared memory inside a node, TCP at 10 Gb/s between nodes.

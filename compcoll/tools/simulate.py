@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         training = _training(args, scenario, codec, sizes)
         sparse = isinstance(codec, Sparsifier)
         ways = [None] if codec is None or (sparse and training) else [None, codec]
-        with _progress() as progress:
+        with _progress() as bar:
+            progress = None if bar is None else bar.update
             outcomes = [
                 [
                     simulation.allreduce(
@@ -192,19 +193,13 @@ def _sizes(text: str, itemsize: int) -> list[int]:
     return doubling(low, high)
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int], object] | None]:
-    """Show a count of messages on a terminal, if tqdm is there."""
-    if not sys.stderr.isatty():
-        yield None
-        return
+def _progress() -> contextlib.AbstractContextManager[Any]:
+    """Make a bar that counts messages on a terminal, if tqdm is installed; else None."""
     try:
         from tqdm import tqdm
     except ImportError:
-        yield None
-        return
-    with tqdm(unit=" events", unit_scale=True, leave=False, file=sys.stderr, delay=0.5) as bar:
-        yield bar.update
+        return contextlib.nullcontext()
+    return tqdm(unit=" events", unit_scale=True, leave=False, file=sys.stderr, delay=0.5, disable=None)  # type: ignore[no-any-return]
 
 
 def _head(scenario: Scenario) -> list[str]:
