@@ -73,15 +73,13 @@ def has_symmetry(symmetry: Symmetry, ranks: int, per_node: int) -> bool:
     return symmetry == "rotation" and ranks % per_node == 0
 
 
+@dataclass(slots=True, eq=False)
 class Server:
     """Something that lets one message pass after the other."""
 
-    __slots__ = ("free", "latency", "per_byte")
-
-    def __init__(self, per_byte: float, latency: float = 0.0) -> None:
-        self.per_byte = per_byte
-        self.latency = latency
-        self.free = 0.0
+    per_byte: float
+    latency: float = 0.0
+    free: float = 0.0
 
 
 class Node:
@@ -102,36 +100,32 @@ class Node:
         self.down = [Server(uplink)] if shared else []
 
 
+@dataclass(slots=True, eq=False)
 class _Waited:
     """One end of a message. ``done`` is when it ends, infinite as long as that is not known."""
 
-    __slots__ = ("done", "near", "posted", "rank", "receives", "waiting", "wire")
-
-    def __init__(self, rank: SimulatedTransport, wire: Wire, receives: bool) -> None:
-        self.rank = rank
-        self.wire = wire
-        self.receives = receives
-        self.posted = rank.now
-        self.done = math.inf
-        self.waiting = False
-        self.near = False
+    rank: SimulatedTransport
+    wire: Wire
+    receives: bool
+    posted: float
+    near: bool = False
+    done: float = math.inf
+    waiting: bool = False
 
     def Test(self) -> bool:
         return self.done <= self.rank.now
 
 
+@dataclass(slots=True, eq=False)
 class _Message:
     """A message under way; ``tail`` is when its last byte leaves what it passes."""
 
-    __slots__ = ("arrived", "nbytes", "path", "receiving", "sending", "tail")
-
-    def __init__(self, sending: _Waited, path: Sequence[Server]) -> None:
-        self.sending = sending
-        self.nbytes = sending.wire.nbytes
-        self.path = path
-        self.tail = 0.0
-        self.arrived = math.inf
-        self.receiving: _Waited | None = None
+    sending: _Waited
+    nbytes: int
+    path: Sequence[Server]
+    tail: float = 0.0
+    arrived: float = math.inf
+    receiving: _Waited | None = None
 
 
 class Account(NamedTuple):
@@ -237,10 +231,10 @@ class Simulated:
 
     def send(self, source: SimulatedTransport, wire: Wire, dest: int, tag: int) -> _Waited:
         """Put a message on its way at the source's time."""
-        sending = _Waited(source, wire, False)
+        sending = _Waited(source, wire, False, source.now)
         origin, target = self._image(source.rank, dest)
         key = (tag * self.size + origin) * self.size + target
-        message = _Message(sending, self._path(source.rank, dest, target))
+        message = _Message(sending, wire.nbytes, self._path(source.rank, dest, target))
         expected = self._expected.get(key)
         if expected:
             self._match(message, expected.pop(0))
@@ -253,9 +247,9 @@ class Simulated:
 
     def receive(self, dest: SimulatedTransport, wire: Wire, source: int, tag: int) -> _Waited:
         """Expect a message from the dest's time on."""
-        receiving = _Waited(dest, wire, True)
         per_node = self.network.ranks_per_node
-        receiving.near = source // per_node == dest.rank // per_node
+        near = source // per_node == dest.rank // per_node
+        receiving = _Waited(dest, wire, True, dest.now, near)
         key = (tag * self.size + source) * self.size + dest.rank
         sent = self._sent.get(key)
         if sent:

@@ -62,6 +62,7 @@ class TopK(Sparsifier):
     select: str = option("ldte", OneOf(tuple(SELECTORS)), "how they are found")
 
     name: ClassVar[str] = "topk"
+    largest_first: ClassVar[bool] = True
     examples = (
         Example({}),
         Example({"density": 0.05, "select": "exact"}),
@@ -77,14 +78,6 @@ class TopK(Sparsifier):
     def error_bound(self, dtype: str) -> ErrorBound:
         """An element that is not sent is lost."""
         return ErrorBound(relative=1.0)
-
-    @property
-    def expected_density(self) -> float:
-        return self.density
-
-    @property
-    def largest_first(self) -> bool:
-        return True
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
         k = _wanted(self.density, values.size)
@@ -119,10 +112,6 @@ class RandomK(Sparsifier):
 
     name: ClassVar[str] = "randomk"
     examples = (Example({"density": 0.1, "seed": 3, "wire": "mask"}),)
-
-    @property
-    def expected_density(self) -> float:
-        return self.density
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
         n = values.size

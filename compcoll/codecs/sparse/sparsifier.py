@@ -28,6 +28,7 @@ FULL, SIGN, POWER = 0, 1, 2
 MOST_ELEMENTS, MOST_PACKED = (1 << 32) - 1, 1 << 28
 
 _HEADER_NBYTES = 32
+_EXPECTED_DENSITY = 0.01  # the part of the elements that is sent, for the cost model, where no option says it
 # Elements that are cleared between two looks at messages.
 _CLEARED_AT_ONCE = 1 << 21
 _VALUE_NAMES = ("full", "sign", "power")
@@ -188,6 +189,8 @@ class Sparsifier(Codec):
     ----------
     state : type of ErrorFeedback
         What it keeps from call to call, at the least.
+    largest_first : bool
+        Whether the largest magnitudes are sent, so that sums may be cut down to as many again.
     """
 
     wire: str = option("auto", OneOf(("auto", *WIRES)), "the format of indices and values")
@@ -196,6 +199,7 @@ class Sparsifier(Codec):
     fixed_size = False
     value_format: ClassVar[int] = FULL
     state: ClassVar[type[ErrorFeedback]] = ErrorFeedback
+    largest_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,22 +212,12 @@ class Sparsifier(Codec):
 
     def wire_bits(self, device: Device, dtype: str) -> float:
         """An index of 32 bits and the value for each element that is expected to be sent."""
-        return self.expected_density * (32 + max(8 * DTYPES[dtype].itemsize, 32))
+        return getattr(self, "density", _EXPECTED_DENSITY) * (32 + max(8 * DTYPES[dtype].itemsize, 32))
 
     @property
     def sent_values(self) -> int:
         """Format of the values on the wire."""
         return POWER if self.wire == "packed" else self.value_format
-
-    @property
-    def expected_density(self) -> float:
-        """The part of the elements that is expected to be sent, for the cost model."""
-        return 0.01
-
-    @property
-    def largest_first(self) -> bool:
-        """Tell whether the largest magnitudes are sent, so that sums may be cut down to as many again."""
-        return False
 
     def coder(self, device: Device, dtype: str) -> Coder:
         return SparseCoder(self, device, dtype)
