@@ -20,7 +20,7 @@ alltoall bcast check_codec decode encode errors get_codec get_communicator iallr
 
 # A room is a folder of the package, or a file at its top. What stands on a floor imports from the floors below it only.
 FLOORS = [
-    {"torch/__init__", "torch/gradients"},
+    {"__main__", "torch/__init__", "torch/gradients"},
     {"torch/backend", "torch/low_rank", "torch/optimizers"},
     {"torch/groups"},
     {"api", "tools", "torch"},
@@ -33,7 +33,7 @@ FLOORS = [
     {"devices"},
     {"config", "feedback", "layout", "progress"},
     {"lifetime"},
-    {"__init__", "__main__", "dtypes", "errors", "kernels", "stats"},
+    {"__init__", "dtypes", "errors", "kernels", "stats"},
 ]
 ONLY_IMPORTER = {
     "mpi4py": {"transports/library"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 
 from ..collectives import choose
@@ -11,7 +10,7 @@ from ..collectives.call import Call
 from ..collectives.plan import Plan
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES
-from ..errors import CompcollError, InvalidArgument
+from ..errors import InvalidArgument
 from ..layout import World
 from ..model.predict import Profile
 from .arguments import link, parse_bytes
@@ -41,20 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what `Communicator.explain` prints for such a call, and the call."""
-    try:
-        profile = profile_named(args.profile, HostDevice())
-        world = world_of(args, profile)
-        if args.link is not None or args.latency is not None:
-            # What was timed on other links says nothing of these.
-            between = link(args.link, args.latency, profile.between)
-            profile = replace(profile, between=between, timings=(), source=f"{profile.source}, but for the link")
-        plan = chosen(profile, world, parse_bytes(args.bytes), args.error, args.dtype)
-    except CompcollError as error:
-        print(f"compcoll choose: {error}", file=sys.stderr)
-        return 1
-    print(plan)
+    profile = profile_named(args.profile, HostDevice())
+    world = world_of(args, profile)
+    if args.link is not None or args.latency is not None:
+        # Timings on other links do not hold for these.
+        between = link(args.link, args.latency, profile.between)
+        profile = replace(profile, between=between, timings=(), source=f"{profile.source}, but for the link")
+    plan = chosen(profile, world, parse_bytes(args.bytes), args.error, args.dtype)
     codec = "" if plan.codec is None else f', codec="auto", tolerance={args.error:g}'
-    print(f"in a program: compcoll.allreduce(x{codec})")
+    print(f"{plan}\nin a program: compcoll.allreduce(x{codec})")
     return 0
 
 

@@ -16,7 +16,7 @@ from ..codecs.sparse import Sparsifier
 from ..collectives.explanation import duration, link_text
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES
-from ..errors import CompcollError, InvalidArgument
+from ..errors import InvalidArgument
 from ..model.kinds import kind_of, short, wire_format
 from ..model.predict import DEFAULTS, Profile
 from ..model.profile import load
@@ -82,41 +82,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
-    try:
-        scenario, codec = _scenario(args)
-        names = _algorithms(args.algorithm)
-        sizes = _sizes(args.bytes, DTYPES[args.dtype].itemsize)
-        if args.plot is not None:
-            from ..simulation import plot as simulation_plot
+    scenario, codec = _scenario(args)
+    names = _algorithms(args.algorithm)
+    sizes = _sizes(args.bytes, DTYPES[args.dtype].itemsize)
+    if args.plot is not None:
+        from ..simulation import plot as simulation_plot
 
-            simulation_plot.check(args.plot)
-        training = _training(args, scenario, codec, sizes)
-        sparse = isinstance(codec, Sparsifier)
-        ways = [None] if codec is None or (sparse and training) else [None, codec]
-        with _progress() as bar:
-            progress = None if bar is None else bar.update
-            outcomes = [
-                [
-                    simulation.allreduce(
-                        resized(scenario, nbytes=size), name, way, patient=args.patient, progress=progress
-                    )
-                    for name in names
-                    for way in ways
-                ]
-                for size in sizes
+        simulation_plot.check(args.plot)
+    training = _training(args, scenario, codec, sizes)
+    sparse = isinstance(codec, Sparsifier)
+    codecs = [None] if codec is None or (sparse and training) else [None, codec]
+    with _progress() as bar:
+        progress = None if bar is None else bar.update
+        outcomes = [
+            [
+                simulation.allreduce(resized(scenario, nbytes=size), name, way, patient=args.patient, progress=progress)
+                for name in names
+                for way in codecs
             ]
-            if args.plot is not None:
-                simulation_plot.plot(args.plot, scenario, names, ways, sizes, progress)
-    except CompcollError as error:
-        print(f"compcoll simulate: {error}", file=sys.stderr)
-        return 1
+            for size in sizes
+        ]
+        if args.plot is not None:
+            simulation_plot.plot(args.plot, scenario, names, codecs, sizes, progress)
     if args.json:
         record = _record(scenario, [outcome for row in outcomes for outcome in row])
         print(json.dumps({**record, "training": training}, indent=1))
-    else:
-        tables = [_table(resized(scenario, nbytes=size), row) for size, row in zip(sizes, outcomes, strict=True)]
-        parts = [_head(scenario), *tables, _crossovers(sizes, outcomes), _throughputs(training)]
-        print("\n\n".join("\n".join(lines) for lines in parts if lines))
+        return 0
+    tables = [_table(resized(scenario, nbytes=size), row) for size, row in zip(sizes, outcomes, strict=True)]
+    parts = [_head(scenario), *tables, _crossovers(sizes, outcomes), _throughputs(training)]
+    print("\n\n".join("\n".join(lines) for lines in parts if lines))
     return 0
 
 

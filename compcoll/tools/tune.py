@@ -79,19 +79,15 @@ def run(args: argparse.Namespace) -> int:
     from ..transports.mpi import transport_by_mpi  # starts MPI
 
     transport = transport_by_mpi(None, threads=False, timeout=config.DEFAULT_TIMEOUT)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a profile that cannot be used: it is made anew
-            comm = Communicator(transport)
-        stored = tune(comm, transport, args.seconds)
-        if transport.rank == 0:
-            path = args.output or path_of(stored.place)
-            stored = replace(stored, profile=_merged(stored, path))
-            save(stored, path)
-            print("\n".join([*describe(stored), f"stored in {path}"]))
-    except CompcollError as error:
-        print(f"compcoll tune: {error}", file=sys.stderr)
-        return 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a profile that cannot be used: it is made anew
+        comm = Communicator(transport)
+    stored = tune(comm, transport, args.seconds)
+    if transport.rank == 0:
+        path = args.output or path_of(stored.place)
+        stored = replace(stored, profile=_merged(stored, path))
+        save(stored, path)
+        print("\n".join([*describe(stored), f"stored in {path}"]))
     return 0
 
 
@@ -111,7 +107,8 @@ def tune(comm: Communicator, transport: Tunable, seconds: float | None = None, *
         then have the default speeds.
     """
     world = World.of(transport.nodes)
-    watch = Stopwatch(transport, seconds or (3.0 if quick else 30.0))
+    usual = 3.0 if quick else 30.0
+    watch = Stopwatch(transport, usual if seconds is None else seconds)
     device = HostDevice(config.threads(transport.cores or 1.0))
     show = _show if transport.rank == 0 and not quick and sys.stderr.isatty() else lambda text: None
     profile = replace(DEFAULTS, source="quick profile")
