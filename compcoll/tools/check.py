@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..transports.loopback import Loopback
 Array = npt.NDArray[Any]
 Found = Iterator[str]  # what is wrong, in words; nothing if all is right
 
-HOST = HostDevice()
+_host = lru_cache(maxsize=1)(HostDevice)
 _GUARD = np.full(64, 0xA5, np.uint8)
 _WORLDS = ((2, 2), (3, 3), (4, 2))  # ranks, and ranks on a node
 _LONG = 600_000  # values of which each of two ranks has more than one segment
@@ -94,7 +95,7 @@ class Trial:
         self.numpy, self.computed = DTYPES[dtype].numpy, computed_on(dtype).numpy
         self.rounding = 2 * DTYPES[dtype].rounding
         self.sparse = isinstance(codec, Sparsifier)
-        self.coder: Any = None if codec.additive else codec.coder(HOST, dtype)
+        self.coder: Any = None if codec.additive else codec.coder(_host(), dtype)
         self.n = min(max(2 * codec.block, 256), 4096) + 3
 
     def normals(self, n: int, seed: int = 0) -> Array:
@@ -118,8 +119,8 @@ class Trial:
         most = self.coder.wire_nbytes(x.size)
         memory = np.concatenate([np.full(most, fill, np.uint8), _GUARD])
         if "decoded" in how:
-            how["decoded"] = HOST.flat(how["decoded"], self.dtype)
-        length = self.coder.encode(x.size, HOST.flat(x, self.dtype), wires, memory[:most], EncodeOptions(**how))
+            how["decoded"] = _host().flat(how["decoded"], self.dtype)
+        length = self.coder.encode(x.size, _host().flat(x, self.dtype), wires, memory[:most], EncodeOptions(**how))
         if not 0 <= length <= most or (memory[most:] != _GUARD).any():
             raise CodecError(f"encode wrote {length} bytes for {x.size} values, but wire_nbytes allows {most}")
         return memory[:length]
@@ -129,8 +130,8 @@ class Trial:
     ) -> Array:
         """The sum of an array and decoded wires."""
         out = np.full(n, 7, self.numpy) if out is None else out
-        flat = None if add is None else HOST.flat(add, self.dtype)
-        self.coder.decode(n, flat, wires, HOST.flat(out, self.dtype), scale=scale)
+        flat = None if add is None else _host().flat(add, self.dtype)
+        self.coder.decode(n, flat, wires, _host().flat(out, self.dtype), scale=scale)
         return out
 
     def once(self, x: Array) -> float:
@@ -393,7 +394,7 @@ def _error_feedback(trial: Trial) -> Found:
     if isinstance(codec, Sparsifier) and codec.state is not ErrorFeedback:  # which keeps more than losses
         return
     for ranks in _worlds(trial):
-        summands = codec.summands(HOST, trial.dtype, ranks.size)
+        summands = codec.summands(_host(), trial.dtype, ranks.size)
         if summands is not None and not summands.feedback:
             return
         inputs = [trial.normals(trial.n, seed) for seed in range(ranks.size)]

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import config
+from ..collectives.choose import NAMES
 from ..collectives.explanation import link_text
+from ..communicator import Communicator
 from ..devices.cores import affinity, usable_cores
 from ..devices.host import HostDevice
+from ..devices.memory import gpus
 from ..errors import CompcollError, MPIMissing
 from ..layout import World
 from ..model.predict import DEFAULTS
+from ..model.profile import find, load, path_of, place_of
+from ..transports.gpu_aware import gpu_awareness
+from . import selftest
 from .machine import Launcher, binding, cpu, launcher, loaded_networks, settings, versions
 from .tune import Stopwatch, with_links
 
@@ -183,7 +189,7 @@ def examine_ranks(report: Report, started_by: Launcher) -> bool:
 
 
 def _library(report: Report, transport: MPITransport, started_by: Launcher) -> None:
-    from ..transports.library import library
+    from ..transports.library import library  # loads MPI
 
     known = library()
     name = " ".join(known.version.split(",")[0].splitlines()[0].replace("Version:", "").split())
@@ -235,8 +241,6 @@ def _counted(n: int, what: str) -> str:
 
 
 def _codecs(report: Report) -> None:
-    from . import selftest
-
     wrong = report.attempt(selftest.check_codecs, "see above")
     for text in wrong or ():
         report.find(WRONG, f"codec {text}", "build compcoll again; if it stays, report it with this output")
@@ -267,10 +271,6 @@ def _messages(report: Report, transport: MPITransport) -> None:
 
 def _gpu(report: Report) -> None:
     """Report which GPUs there are, and how their memory reaches other ranks."""
-    from ..devices.memory import gpus
-    from ..transports.gpu_aware import gpu_awareness
-    from . import selftest
-
     names, why = gpus()
     wrong = selftest.check_gpu() if names else ""
     if wrong:
@@ -286,10 +286,6 @@ def _gpu(report: Report) -> None:
 
 
 def _sums(report: Report, transport: MPITransport) -> None:
-    from ..collectives.choose import NAMES
-    from ..communicator import Communicator
-    from . import selftest
-
     comm = Communicator(transport.comm, timeout=_TIMEOUT)
     wrong = selftest.check_allreduce(comm, World.of(transport.nodes))
     remedy = "run it again with fewer ranks or another MPI; if it stays, report it with this output"
@@ -303,8 +299,6 @@ def _sums(report: Report, transport: MPITransport) -> None:
 
 def _profile(report: Report, transport: MPITransport) -> None:
     """Report whether auto knows these machines."""
-    from ..model.profile import find, load, path_of, place_of
-
     place = place_of(transport, HostDevice().name)
     if transport.rank != 0:
         return

@@ -129,6 +129,7 @@ def test_json() -> None:
         ({"COMPCOLL_PROFILE": "nowhere.json"}, "nowhere.json cannot be read"),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "started 2 ranks, but MPI sees 1"),
         ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, "mpi4py finds no MPI library"),
+        ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "COMPCOLL_INSTRUCTION_SET": "mmx"}, "COMPCOLL_INSTRUCTION_SET='mmx'"),
     ],
 )
 def test_what_is_wrong_is_told(environment: dict[str, str], said: str) -> None:
