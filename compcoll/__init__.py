@@ -13,67 +13,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import errors
-    from .api import (
-        allgather,
-        allgatherv,
-        allreduce,
-        alltoall,
-        bcast,
-        get_communicator,
-        iallreduce,
-        reduce_scatter,
-    )
-    from .codecs import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, NumpyCodec, OneBit, Sign, TernGrad
-    from .communicator import Communicator
-    from .encoding import decode, encode
-    from .errors import CompcollError
-    from .feedback import ErrorFeedback
-    from .progress import Request
-    from .registry import get_codec, list_codecs
-    from .stats import Stats
-    from .tools.check import check_codec
+    from . import errors as errors
+    from .api import allgather as allgather
+    from .api import allgatherv as allgatherv
+    from .api import allreduce as allreduce
+    from .api import alltoall as alltoall
+    from .api import bcast as bcast
+    from .api import get_communicator as get_communicator
+    from .api import iallreduce as iallreduce
+    from .api import reduce_scatter as reduce_scatter
+    from .codecs import *
+    from .communicator import Communicator as Communicator
+    from .encoding import decode as decode
+    from .encoding import encode as encode
+    from .errors import CompcollError as CompcollError
+    from .feedback import ErrorFeedback as ErrorFeedback
+    from .progress import Request as Request
+    from .registry import get_codec as get_codec
+    from .registry import list_codecs as list_codecs
+    from .stats import Stats as Stats
+    from .tools.check import check_codec as check_codec
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "FP8",
-    "QSGD",
-    "ZFP",
-    "Cast",
-    "Codec",
-    "Communicator",
-    "CompcollError",
-    "ErrorFeedback",
-    "Int8",
-    "IntSum",
-    "MinMax",
-    "NumpyCodec",
-    "OneBit",
-    "Request",
-    "Sign",
-    "Stats",
-    "TernGrad",
-    "allgather",
-    "allgatherv",
-    "allreduce",
-    "alltoall",
-    "bcast",
-    "check_codec",
-    "decode",
-    "encode",
-    "errors",
-    "get_codec",
-    "get_communicator",
-    "iallreduce",
-    "list_codecs",
-    "reduce_scatter",
-]
-
-
 _HOMES = {
     "api": "allgather allgatherv allreduce alltoall bcast get_communicator iallreduce reduce_scatter",
-    "codecs": "FP8 QSGD ZFP Cast Codec Int8 IntSum MinMax NumpyCodec OneBit Sign TernGrad",
     "communicator": "Communicator",
     "encoding": "decode encode",
     "errors": "CompcollError",
@@ -87,10 +51,17 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load what is first asked for: `import torch` imports this package, see `compcoll.torch`, and must stay fast."""
-    if name == "errors":
-        return import_module(".errors", __name__)
-    for home, names in _HOMES.items():
-        if name in names.split():
-            value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
-            return value
-    raise AttributeError(f"module 'compcoll' has no attribute {name!r}")
+    if name in ("errors", "sparse"):
+        return import_module(f".{name}", __name__)
+    homes = {each: home for home, names in _HOMES.items() for each in names.split()}
+    if name not in homes:
+        codecs = import_module(".codecs", __name__)
+        homes |= dict.fromkeys(("Codec", "NumpyCodec", *(cls.__name__ for cls in codecs.ALL)), "codecs")
+    if name == "__all__":
+        value: Any = sorted([*homes, "errors"])
+    elif name in homes:
+        value = getattr(import_module(f".{homes[name]}", __name__), name)
+    else:
+        raise AttributeError(f"module 'compcoll' has no attribute {name!r}")
+    globals()[name] = value
+    return value

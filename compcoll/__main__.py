@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from .errors import CompcollError
+
 COMMANDS = {
     "choose": "which codec and algorithm for a buffer, a network and an error, and what they gain",
     "cubins": "compile the CUDA kernels ahead, so that no rank does in its first call (needs no GPU)",
@@ -40,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.set_defaults(run=tool.run)
             tool.add_arguments(command)
     args = parser.parse_args(given)
-    status: int = args.run(args)
+    try:
+        status: int = args.run(args)
+    except CompcollError as error:
+        print(f"compcoll {given[0]}: {error}", file=sys.stderr)
+        return 1
     return status
 
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from . import config
 from .codecs.base import Codec, Coder
+from .codecs.sparse import Sparsifier
 from .devices.cores import usable_cores
 from .devices.foreign import as_numpy, is_foreign, like
 from .devices.host import HostDevice
 from .devices.memory import cuda_device, gpu_memory
 from .dtypes import DTYPES
-from .errors import InvalidArgument, InvalidBuffer, UnsupportedDType
-from .registry import as_codec
-from .sparse.contract import Sparsifier
+from .errors import InvalidBuffer, UnsupportedDType
+from .registry import needed_codec
 
 _TORCH = "torch."
 
@@ -47,7 +47,7 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
     >>> wire.nbytes, x.nbytes
     (1024, 4096)
     """
-    chosen = _named(codec, codec_options)
+    chosen = needed_codec(codec, codec_options)
     if gpu_memory(x):
         return _encode_there(x, chosen)
     if is_foreign(x):
@@ -77,7 +77,7 @@ def decode(
     >>> bool(np.abs(x - y).max() <= 2 / 255)
     True
     """
-    chosen = _named(codec, codec_options)
+    chosen = needed_codec(codec, codec_options)
     name = _compressible(str(dtype)[len(_TORCH) :] if str(dtype).startswith(_TORCH) else np.dtype(dtype).name)
     lengths = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if gpu_memory(wire):
@@ -153,13 +153,6 @@ def _check_length(kind: str, nbytes: int, codec: Codec, coder: Coder, n: int, dt
             f"wire has {nbytes} bytes of {kind}, but {codec!r} writes "
             f"{'' if codec.fixed_size else 'at most '}{expected} bytes of uint8 for {n} values of {dtype}"
         )
-
-
-def _named(codec: str | Codec, options: dict[str, Any]) -> Codec:
-    chosen = as_codec(codec, options)
-    if chosen is None:
-        raise InvalidArgument("codec=None: a codec is needed here")
-    return chosen
 
 
 def _compressible(dtype: str) -> str:

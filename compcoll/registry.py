@@ -11,10 +11,10 @@ from typing import Any
 
 from . import codecs
 from .codecs.base import Codec
+from .codecs.sparse.methods import ALL as SPARSIFIERS
 from .errors import InvalidArgument, UnknownCodec
-from .sparse.codecs import ALL as SPARSIFIERS
 
-_OWN: dict[str, type[Codec]] = {codec.name: codec for codec in (*codecs.ALL, *SPARSIFIERS)}
+_OWN: dict[str, type[Codec]] = {cls.name: cls for cls in [*codecs.ALL, *SPARSIFIERS]}
 _GROUP = "compcoll.codecs"
 
 
@@ -26,7 +26,7 @@ def codec_classes() -> dict[str, type[Codec]]:
 
 
 def is_own(cls: type[Codec]) -> bool:
-    """Tell whether a codec is compcoll's."""
+    """Return whether a codec is compcoll's own."""
     return _OWN.get(cls.name) is cls
 
 
@@ -94,14 +94,22 @@ def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str =
     return codec
 
 
+def needed_codec(codec: str | Codec, options: dict[str, Any]) -> Codec:
+    """The codec that an argument names, where there must be one."""
+    found = as_codec(codec, options)
+    if found is None:
+        raise InvalidArgument("codec=None: a codec is needed here")
+    return found
+
+
 def meant(name: str, known: Iterable[str]) -> str:
-    """Ask whether a name like it was meant; empty if there is none."""
+    """Suggest a similar name; empty if there is none."""
     close = get_close_matches(str(name).lower(), known, 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _without_codec(options: Sequence[str], argument: str) -> str:
-    """Tell what is wrong with options where no codec was given: it was forgotten, or they are misspelt."""
+    """Say what is wrong with options without a codec: it was forgotten, or they are misspelt."""
     classes = filter(is_dataclass, codec_classes().values())
     known = {field.name for cls in classes for field in fields(cls)}
     for option in options:

@@ -78,9 +78,8 @@ _ASKED = (
     ":!compcoll/simulation/plot.py",
     ":!compcoll/torch/gradients/advice.py",
 )
-"""Names and the version, warnings, and commands for people: all tools but ``in_passing``, ``machine``, ``timing``,
-``tune``."""
-_UNTUNED = (":!compcoll/tools/in_passing.py", ":!compcoll/tools/tune.py")
+"""Names and the version, warnings, and commands for people: all tools but ``machine`` and ``tune``."""
+_UNTUNED = (":!compcoll/tools/tune.py",)
 """What nothing depends on that runs under the default profile, or another that is stored."""
 _SUMS_IN_MEMORY = tuple(
     f":!compcoll/kernels/{name}" for name in ("shared_sum.cpp", "copies.h", "apart.h", "two_ways.h")
@@ -103,7 +102,7 @@ _WHO_SENDS = tuple(
     )
 )
 """Kernels that call, wait and send, but lose nothing."""
-_LEARNT = ("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS, *_WHO_SENDS)
+_LEARNT = ("compcoll/codecs", "compcoll/kernels", "compcoll/feedback.py", *_ON_GPUS, *_WHO_SENDS)
 """What accuracy depends on: not who sends, but what is lost."""
 _GRADIENTS = (*_LEARNT, "compcoll/torch/gradients", "compcoll/torch/low_rank", *_ASKED)
 _ONE_MACHINE = "launch/one_machine.py --only"
@@ -115,7 +114,7 @@ PAGES: Mapping[str, Page] = {
     "networks-tuned": Page(
         "networks/*-[ap][ur]*.json",
         "launch/measurements --only *-profile,*-auto,simulated-*",
-        ("compcoll/tools/tune.py", "compcoll/tools/timing.py"),
+        ("compcoll/tools/tune.py",),
     ),
     "busy": Page("busy/*.json", "launch/busy", (*_UNDER_MPI, *_TRAINING)),
     "peers": Page("peers/*.json", "launch/peers", (*_ON_CPUS, ":!compcoll/torch/optimizers", ":!compcoll/simulation")),
@@ -128,7 +127,7 @@ PAGES: Mapping[str, Page] = {
         "selection/*.json",
         f"{_ONE_MACHINE} normal,laplace,gradients",
         (
-            "compcoll/sparse",
+            "compcoll/codecs/sparse",
             "compcoll/kernels/sparse*",
             "compcoll/kernels/threshold_search.h",
             "compcoll/kernels/laplacian.h",

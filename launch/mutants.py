@@ -42,7 +42,7 @@ from mutants_faults import ROOT, Fault, Faulty, Place, changed, fault, function_
 ROOMS = {
     "codecs": ("compcoll/codecs/*.py",),
     "algorithms": ("compcoll/algorithms/*.py",),
-    "sparse": ("compcoll/sparse/*.py",),
+    "sparse": ("compcoll/codecs/sparse/*.py",),
     "collectives": ("compcoll/collectives/*.py",),
     "torch": tuple(
         f"compcoll/torch/{name}.py"

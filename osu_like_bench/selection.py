@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from compcoll.codecs.sparse.selectors import SELECTORS
+from compcoll.codecs.sparse.sparsifier import Selection
 from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument
 from compcoll.sparse import TopK
-from compcoll.sparse.contract import Selection
-from compcoll.sparse.selectors import SELECTORS
 from compcoll.tools.arguments import given_options
 
 from . import data

@@ -113,7 +113,7 @@ class Algorithm(Generic[J]):
     resembles : str
         The algorithm whose measured times correct its formula where it was not measured itself.
     symmetry : str
-        How one node may stand for all when it is simulated (see `compcoll.simulation.transport`).
+        How one node may stand for all when it is simulated (see `compcoll.simulation.network`).
     """
 
     name: str

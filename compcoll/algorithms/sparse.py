@@ -21,11 +21,10 @@ from time import perf_counter
 from typing import Any
 
 from ..codecs.base import Array
+from ..codecs.sparse.sparsifier import Chosen, SparseCoder, SparseSum
 from ..errors import WireCorrupted
 from ..feedback import ErrorFeedback
 from ..progress import Pending, Steps, Turn
-from ..sparse.coder import Chosen, SparseCoder
-from ..sparse.contract import SparseSum
 from ..stats import Stats
 from ..transports.base import Group, Wire
 from . import native

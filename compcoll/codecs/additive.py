@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InvalidArgument
-from .base import Codec, Coder, Device, ErrorBound, Example, Summands, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed, Summands
 from .options import BLOCK, SHORT_BLOCK, OneOf, option
 from .quantization import largest_of, quantizer_bound
 
@@ -49,11 +49,12 @@ class IntSum(Codec):
     block: int = option(2048, BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "intsum"
+    additive = True
     # Adding integers, which is what stands under accumulate and recode, is as fast as memory.
     speeds = (
-        Throughput("intsum", 8, 7e9, 15e9, 15e9, 15e9),
-        Throughput("intsum", 16, 7e9, 12e9, 12e9, 12e9),
-        Throughput("intsum", 32, 7e9, 9e9, 8e9, 8e9),
+        Speed("intsum", 8, 7e9, 15e9, 15e9, 15e9),
+        Speed("intsum", 16, 7e9, 12e9, 12e9, 12e9),
+        Speed("intsum", 32, 7e9, 9e9, 8e9, 8e9),
     )
     examples = (
         Example({}),
@@ -61,10 +62,6 @@ class IntSum(Codec):
         Example({"bits": 16, "block": 512}),
         Example({"bits": 32}),
     )
-
-    @property
-    def additive(self) -> bool:
-        return True
 
     def coder(self, device: Device, dtype: str) -> Coder:
         raise InvalidArgument("intsum encodes what all ranks add: only allreduce can use it")
@@ -128,7 +125,7 @@ class Sign(Codec):
     block: int = option(2048, SHORT_BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "sign"
-    speeds = (Throughput("sign", 1, 6e9, 10e9, 9e9, 5e9), Throughput("sign", _VOTE_BITS, 4e9, 4e9, 15e9, 15e9))
+    speeds = (Speed("sign", 1, 6e9, 10e9, 9e9, 5e9), Speed("sign", _VOTE_BITS, 4e9, 4e9, 15e9, 15e9))
     examples = (
         Example({}),
         Example({"block": 64}),
@@ -136,11 +133,11 @@ class Sign(Codec):
     )
 
     @property
-    def conserves(self) -> str:
+    def conserves(self) -> str:  # type: ignore[override]
         return "none" if self.scale is None else "exact"
 
     @property
-    def additive(self) -> bool:
+    def additive(self) -> bool:  # type: ignore[override]
         return self.scale is None
 
     def coder(self, device: Device, dtype: str) -> Coder:

@@ -11,14 +11,14 @@ from ..devices.encode_options import PLAIN, EncodeOptions
 from ..dtypes import DTYPES
 from .options import check_options
 
+# A one-dimensional array of the device: NumPy's, CuPy's.
 Array = Any
-"""A one-dimensional array of the device: NumPy's, CuPy's."""
 
+# Values for which the length of a wire is asked, to know the bits of one.
 _MANY = 1 << 16
-"""Values for which the length of a wire is asked, to know the bits of one."""
 
+# Errors of an encoding, at random or not, from which on residuals grow without end: as measured on normal values.
 _MOST_FED_BACK = {True: 0.7, False: 1.01}
-"""Errors of an encoding, at random or not, from which on residuals grow without end: as measured on normal values."""
 
 
 class Coder(Protocol):
@@ -69,8 +69,8 @@ def bits_of(coder: Coder) -> float:
 
 
 class Summands(Protocol):
-    """An additive codec bound to a device, an element type and a number of ranks: values as numbers that any
-    allreduce can add, after the ranks have agreed, by a maximum, on something for each block.
+    """An additive codec bound to a device, an element type and a number of ranks. Values become numbers that any
+    allreduce can add. First the ranks agree, by a maximum, on one item for each block, such as its scale.
 
     Attributes
     ----------
@@ -94,23 +94,23 @@ class Summands(Protocol):
     gathered: Any
 
     def agreed(self, n: int) -> int:
-        """Tell how many things ranks agree on for ``n`` values."""
+        """Return how many items the ranks agree on for ``n`` values."""
 
     def numbers(self, n: int) -> int:
-        """Tell how many numbers stand for ``n`` values."""
+        """Return how many numbers represent ``n`` values."""
 
     def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
-        """Store what this rank's values ask for; the ranks' maximum is what all will use."""
+        """Store this rank's items; the maximum over ranks is then used by all."""
 
     def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
-        """Store the numbers of ``add · scale`` plus the residual, which becomes what is lost."""
+        """Store the numbers of ``add · scale`` plus the residual, and update the residual."""
 
     def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
         """Store the values that sums of numbers stand for."""
 
 
 class Device(Protocol):
-    """A device as codecs need it: its kernels."""
+    """A device's kernels, for codecs."""
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> Summands:
         """Values rounded to that many levels on either side of 0, in integers of some bits."""
@@ -127,7 +127,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """The most that one encoding loses: of a value the sum of three terms.
+    """A bound of one encoding's error of a value: the sum of three terms.
 
     Attributes
     ----------
@@ -151,29 +151,30 @@ class Example(NamedTuple):
     options : mapping
         Of the codec.
     digests : str
-        What `compcoll.tools.selftest` makes of its wires of float16, bfloat16, float32 and float64: never to change
-        unless the codec does, since ranks of different versions would not understand each other. Empty where wires
-        may differ.
+        Digests by `compcoll.tools.selftest` of its wires of float16, bfloat16, float32 and float64. They must not
+        change unless the codec does: ranks of different versions would not understand each other. Empty if wires may
+        differ from machine to machine.
     """
 
     options: Mapping[str, Any]
     digests: str = ""
 
 
-class Throughput(NamedTuple):
-    """The speed of kernels on a core with AVX2, where nothing was measured: bytes of float32 values a second.
+@dataclass(frozen=True)
+class Speed:
+    """The speed of one rank's kernels while all ranks of its node are at work: bytes of float32 values per second.
 
-    Attributes
+    Parameters
     ----------
-    kind : str
-        As `Codec.kind` tells.
+    codec : str
+        What `Codec.kind` returns.
     bits : float
-        Of a value on the wire.
+        Bits of a value on the wire.
     encode, decode, accumulate, recode : float
-        An array to a wire, back, added to an array, and both with the sum encoded again.
+        Array to wire; wire to array; wire decoded and added to an array; wire decoded, added and encoded again.
     """
 
-    kind: str
+    codec: str
     bits: float
     encode: float
     decode: float
@@ -182,11 +183,11 @@ class Throughput(NamedTuple):
 
 
 class Codec(ABC):
-    """A compression method and its configuration: an immutable, hashable value without buffers or state, whose ``repr``
-    tells its whole configuration and is the same on all ranks. Subclasses are frozen dataclasses, as a rule.
+    """A compression method and its configuration: an immutable, hashable value without buffers or state. Its ``repr``
+    shows the whole configuration and is the same on all ranks. Subclasses are usually frozen dataclasses.
 
-    To write one in NumPy, derive it from `NumpyCodec`. A class that derives from this one must have a name and `coder`,
-    and its coder must do all that `compcoll.codecs.Coder` says. `check_codec` tells whether that is so.
+    To write a codec in NumPy, derive it from `NumpyCodec`. A subclass of this class needs a ``name`` and a `coder`
+    method, whose result fulfils `compcoll.codecs.Coder`. `check_codec` checks this.
 
     Attributes
     ----------
@@ -194,8 +195,18 @@ class Codec(ABC):
         The name by which `get_codec` finds it.
     examples : sequence of Example
         Configurations to be tested.
-    speeds : sequence of Throughput
-        Of its kernels, for the cost model.
+    speeds : sequence of Speed
+        Of its kernels on a core with AVX2, for the cost model where nothing was measured.
+    block : int
+        Elements of a block; bounds of chunks are multiples of it.
+    fixed_size : bool
+        Whether the length of a wire depends on the number of values alone.
+    additive : bool
+        Whether `allreduce` adds wires as they are.
+    stochastic : bool
+        Whether the codec rounds at random, without bias.
+    conserves : str
+        ``"exact"`` if, with its usual feedback, results and residuals add up to all that was put in; else ``"none"``.
 
     Examples
     --------
@@ -206,7 +217,12 @@ class Codec(ABC):
 
     name: ClassVar[str]
     examples: ClassVar[Sequence[Example]] = (Example({}),)
-    speeds: ClassVar[Sequence[Throughput]] = ()
+    speeds: ClassVar[Sequence[Speed]] = ()
+    block: int = 1
+    fixed_size: bool = True
+    additive: bool = False
+    stochastic: bool = False
+    conserves: str = "exact"
 
     __post_init__ = check_options
 
@@ -220,31 +236,9 @@ class Codec(ABC):
             If the codec cannot take that element type, or not with this configuration.
         """
 
-    @property
-    def conserves(self) -> str:
-        """``"exact"`` if, with its usual feedback, results and what is kept add up to all that was put in; else
-        ``"none"``.
-        """
-        return "exact"
-
     def summands(self, device: Device, dtype: str, ranks: int) -> Summands | None:
-        """Bind to so many ranks, too, if wires are numbers to be added as they are: where `additive` holds."""
+        """Bind an `additive` codec, whose wires are numbers to be added as they are, to a number of ranks, too."""
         return None
-
-    @property
-    def block(self) -> int:
-        """Elements of a block; bounds of chunks are multiples of it."""
-        return 1
-
-    @property
-    def fixed_size(self) -> bool:
-        """Tell whether the length of a wire depends on the number of values alone."""
-        return True
-
-    @property
-    def additive(self) -> bool:
-        """Tell whether `allreduce` adds wires as they are."""
-        return False
 
     @property
     def kind(self) -> str:
@@ -253,58 +247,51 @@ class Codec(ABC):
 
     @property
     def label(self) -> str:
-        """The name and the options that are not the usual ones, in short."""
+        """The name, and the options that differ from their defaults."""
         if not is_dataclass(self):
             return repr(self)
         usual = {one.name: one.default for one in fields(self) if one.name != "seed"}
-        told = [
+        given = [
             f"{name}={f'{value:g}' if isinstance(value, float) else value}"
             for name in usual
             if (value := getattr(self, name)) != usual[name] or name == "bits"
         ]
-        return " ".join([self.name, ",".join(told)]).rstrip()
+        return " ".join([self.name, ",".join(given)]).rstrip()
 
     def wire_bits(self, device: Device, dtype: str) -> float:
-        """Bits of a value on the wire; where that depends on the values, half of theirs is assumed."""
+        """Return the bits of a value on the wire; half of the value's own if wires vary in size."""
         if not self.fixed_size:
             return 4.0 * DTYPES[dtype].itemsize
         return bits_of(self.coder(device, dtype))
 
     def encoding_error(self, dtype: str) -> float | None:
-        """Root mean square of what encoding and decoding normally distributed values once loses, relative to theirs;
-        None where nothing is known.
-        """
+        """Return the relative error (root mean square) of one encoding of normal values; None if unknown."""
         return None
 
     def sum_error(self, ranks: int) -> float | None:
-        """Relative error of sums over so many ranks, if the codec is `additive`."""
+        """Return the relative error of a sum over a number of ranks, for `additive` codecs."""
         return None
 
-    @property
-    def stochastic(self) -> bool:
-        """Tell whether the codec rounds at random, without bias."""
-        return False
-
     def bias(self, *, recoded: bool) -> float:
-        """The part of an encoding's error that is alike in every encoding, and so adds up.
+        """Return the part of the error that is alike in every encoding, and so adds up.
 
         Parameters
         ----------
         recoded : bool
-            Whether what is encoded was decoded just before.
+            Whether the values were decoded just before.
         """
         return 0.0
 
     def feedback_converges(self, dtype: str) -> bool:
-        """Tell whether what error feedback keeps stays bounded: an encoding must lose less than it was given.
+        """Return whether residuals of error feedback stay bounded: an encoding must lose less than it was given.
 
-        Codecs that round to nearest, cut bits off or send means do, if 0 stays 0. Rounding at random to large steps
-        loses more than there is. Measured on normal values, 512 calls: residuals stay small up to an encoding error
-        of 0.6, and grow without end at 0.9.
+        This holds for codecs that round to nearest, cut bits off or send means, if 0 stays 0. Stochastic rounding to
+        large steps loses more than the values themselves. Measured on normal values in 512 calls, residuals stay small
+        up to an encoding error of 0.6, and grow without end at 0.9.
         """
         error = self.encoding_error(dtype)
         return error is None or error < _MOST_FED_BACK[self.stochastic]
 
     def error_bound(self, dtype: str) -> ErrorBound | None:
-        """Bound what one encoding of values of that type loses; None where nothing is known."""
+        """Return a bound of the error of one encoding; None if none is known."""
         return None

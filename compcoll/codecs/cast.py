@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..dtypes import DTYPES, computed_on
 from ..errors import InvalidArgument
-from .base import Codec, Coder, Device, ErrorBound, Example, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import OneOf, option
 
 
@@ -38,9 +38,9 @@ class Cast(Codec):
 
     name: ClassVar[str] = "cast"
     speeds = (
-        Throughput("cast float32", 32, 10e9, 10e9, 8e9, 6e9),
-        Throughput("cast float16", 16, 10e9, 10e9, 8e9, 6e9),
-        Throughput("cast bfloat16", 16, 10e9, 10e9, 8e9, 6e9),
+        Speed("cast float32", 32, 10e9, 10e9, 8e9, 6e9),
+        Speed("cast float16", 16, 10e9, 10e9, 8e9, 6e9),
+        Speed("cast bfloat16", 16, 10e9, 10e9, 8e9, 6e9),
     )
     examples = (
         Example({"dtype": "float16"}, "bdb2f0be5d6c9e22 d5fb48295316ca3f f6887afc8d157c04 5f32b1a4a72cff44"),

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from ..devices.encode_options import PLAIN, EncodeOptions
 from ..errors import WireCorrupted
 from .base import Array, Coder
 
-
-class Sealing(Protocol):
-    """A device as checksums need it."""
-
-    def seal(self, wire: Array) -> None:
-        """Store in the last 4 bytes the CRC-32C of those before."""
-
-    def sealed(self, wire: Array) -> bool:
-        """Tell whether the last 4 bytes still are the CRC-32C of those before."""
-
-
+# The bytes by which a checksum lengthens a wire.
 NBYTES = 4
-"""The bytes by which a checksum lengthens a wire."""
 
 
-def opened(device: Sealing, wire: Array, n: int) -> Array:
+def opened(device: Any, wire: Array, n: int) -> Array:
     """A sealed wire of n values, without its checksum.
 
     Raises
@@ -47,11 +36,11 @@ class CheckedCoder:
     ----------
     coder : Coder
         Of a codec.
-    device : Sealing
-        Where its wires are.
+    device : HostDevice or CudaDevice
+        Where its wires are: ``seal(wire)`` stores the CRC-32C in the last 4 bytes, ``sealed(wire)`` checks it.
     """
 
-    def __init__(self, coder: Coder, device: Sealing) -> None:
+    def __init__(self, coder: Coder, device: Any) -> None:
         self._coder = coder
         self._device = device
         self.fixed_size = coder.fixed_size

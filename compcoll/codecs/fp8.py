@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import Codec, Coder, Device, ErrorBound, Example, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import BLOCK, OneOf, option
 from .quantization import quantizer_bound
 
@@ -44,7 +44,7 @@ class FP8(Codec):
     block: int = option(128, BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "fp8"
-    speeds = (Throughput("fp8", 8, 5e9, 7e9, 6e9, 3e9),)
+    speeds = (Speed("fp8", 8, 5e9, 7e9, 6e9, 3e9),)
     examples = (
         Example({}, "71e39386d97ba00e 481eaea16e75030b 19fa98beb87bd1bf 52132eb5dedd4a23"),
         Example({"format": "e5m2"}, "2ea399659fead308 0e937c6238faa7d1 86a8f8a543e20d69 24fb01b4749e2b6f"),

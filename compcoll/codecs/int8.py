@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import Codec, Coder, Device, ErrorBound, Example, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import BLOCK, option
 from .quantization import largest_of, quantizer_bound
 
@@ -42,7 +42,7 @@ class Int8(Codec):
     block: int = option(256, BLOCK, "values that share a scale")
 
     name: ClassVar[str] = "int8"
-    speeds = (Throughput("int8", 8, 8e9, 10e9, 9e9, 4.5e9),)
+    speeds = (Speed("int8", 8, 8e9, 10e9, 9e9, 4.5e9),)
     examples = (
         Example({}, "d5b7a41fa59a3e6b 27d0d79dd86094a0 658ec02fa154e3dd c5aedf2923e39c73"),
         Example({"block": 64}, "9706d8bb7ccccd4b 1fdd23d5d61749a7 8893a1f5c604d270 dadb08aba627b0b9"),

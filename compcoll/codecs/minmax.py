@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..dtypes import computed_on
-from .base import Codec, Coder, Device, ErrorBound, Example, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import BITS, BLOCK, option
 from .quantization import largest_of
 
@@ -42,7 +42,7 @@ class MinMax(Codec):
     block: int = option(2048, BLOCK, "values that share a minimum and maximum")
 
     name: ClassVar[str] = "minmax"
-    speeds = (Throughput("minmax", 8, 10e9, 10e9, 8e9, 5e9),)
+    speeds = (Speed("minmax", 8, 10e9, 10e9, 8e9, 5e9),)
     examples = (
         Example({}, "1d033d106a24c72f bf7607adb8e32947 524565b4daf01f08 b8c6d7973629f4ef"),
         Example({"bits": 3, "block": 64}, "e03b9612240d72bf f1dfe1a76bfea143 52a3434cff827d1f 14ea0c8c2b9a212d"),

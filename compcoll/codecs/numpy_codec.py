@@ -136,6 +136,8 @@ class NumpyCodec(Codec):
     array([1., 1., 1., 1.], dtype=float32)
     """
 
+    fixed_size = False
+
     @abstractmethod
     def encode(self, x: npt.NDArray[Any], rng: np.random.Generator) -> bytes:
         """Return the bytes that stand for an array.
@@ -163,10 +165,6 @@ class NumpyCodec(Codec):
         dtype : numpy.dtype
             Type of the encoded array, float32 or float64. An array of another real type is converted to it.
         """
-
-    @property
-    def fixed_size(self) -> bool:
-        return False
 
     def coder(self, device: Device, dtype: str) -> Coder:
         return NumpyCoder(dtype, self._encoded, self._decoded)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import Codec, Coder, Device, ErrorBound, Example, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import SHORT_BLOCK, option
 from .quantization import quantizer_bound
 
@@ -40,7 +40,7 @@ class OneBit(Codec):
     block: int = option(2048, SHORT_BLOCK, "values that share the means")
 
     name: ClassVar[str] = "onebit"
-    speeds = (Throughput("onebit", 1, 6e9, 10e9, 9e9, 5e9),)
+    speeds = (Speed("onebit", 1, 6e9, 10e9, 9e9, 5e9),)
     examples = (
         Example({}, "62db5caccb24c738 453aa9b677854339 add94ff4a6c2cb55 f63329cb873046e6"),
         Example({"block": 64}, "bd935be5921f2a51 5a13610af1b4d788 6153b925f3580699 cab15f5d338d91db"),

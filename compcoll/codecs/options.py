@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import InvalidArgument
 
@@ -35,16 +35,13 @@ def _number(value: Any) -> float:
     raise ValueError("must be a number")
 
 
-class Limits(Protocol):
-    """The values that an option takes. Its ``str`` tells them."""
-
-    def checked(self, value: Any) -> Any:
-        """The value as codecs keep it; `ValueError` that says what is wrong with it, if it is none."""
-
-
 @dataclass(frozen=True)
 class Integers:
-    """Integers within bounds, multiples of some number."""
+    """Integers within bounds, multiples of some number.
+
+    Like `Reals` and `OneOf`: ``checked`` returns the value as codecs keep it, or raises a `ValueError` that says what
+    is wrong with it; ``str`` describes the values that are allowed.
+    """
 
     low: int
     high: int
@@ -89,55 +86,42 @@ class Reals:
 class OneOf:
     """One of some names or numbers."""
 
-    values: tuple[str | int | None, ...]
+    values: tuple[Any, ...]
 
-    def checked(self, value: Any) -> str | int | None:
+    def checked(self, value: Any) -> Any:
         if not any(type(known) is type(value) and known == value for known in self.values):
             names = [f'"{known}"' if isinstance(known, str) else str(known) for known in self.values]
             raise ValueError(
                 f"is neither {' nor '.join(names)}" if len(names) == 2 else f"is none of {', '.join(names)}"
             )
-        checked: str | int | None = value
-        return checked
+        return value
 
     def __str__(self) -> str:
         *names, last = (str(known) for known in self.values if known is not None)
         return f"{', '.join(names)} or {last}" if names else last
 
 
-class YesOrNo:
-    """True or False."""
-
-    def checked(self, value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError("is neither True nor False")
-        return value
-
-    def __str__(self) -> str:
-        return ""
-
-
+# Bits of a code.
 BITS = Integers(1, 8)
-"""Bits of a code."""
 
+# Values of a block: their codes are packed in whole bytes.
 BLOCK = Integers(8, 1 << 20, 8)
-"""Values of a block: their codes are packed in whole bytes."""
 
+# Values of a block whose sums must be exact.
 SHORT_BLOCK = Integers(8, 1 << 16, 8)
-"""Values of a block whose sums must be exact."""
 
+# The seed of random numbers.
 SEED = Integers(0, (1 << 64) - 1)
-"""The seed of random numbers."""
 
 
-def option(default: Any, limits: Limits, text: str, *, on_command_line: bool = True) -> Any:
+def option(default: Any, limits: Integers | Reals | OneOf, text: str, *, on_command_line: bool = True) -> Any:
     """A field of a codec's dataclass that is checked whenever one is made, and of which command lines know.
 
     Parameters
     ----------
     default
         The field's; None means that the option may be left out.
-    limits : Limits
+    limits : Integers, Reals or OneOf
         What values it takes.
     text : str
         For help: what it is, in a few words.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import Codec, Coder, Device, ErrorBound, Example, Throughput
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import BITS, BLOCK, SEED, OneOf, option
 from .quantization import largest_of, quantizer_bound, rounding_error
 
@@ -59,7 +59,7 @@ class QSGD(Codec):
     seed: int = option(0, SEED, "of random numbers")
 
     name: ClassVar[str] = "qsgd"
-    speeds = (Throughput("qsgd", 4, 2.5e9, 8e9, 7e9, 2e9),)
+    speeds = (Speed("qsgd", 4, 2.5e9, 8e9, 7e9, 2e9),)
     examples = (
         Example({}, "55bef97307aef9ef 995d4c475838a79e 151b9ef20ddf91a0 c58a70007db0a06a"),
         Example(
@@ -77,7 +77,7 @@ class QSGD(Codec):
         return device.coder(("qsgd", self.bits, self.block), dtype, variant=variant, seed=self.seed)
 
     @property
-    def stochastic(self) -> bool:
+    def stochastic(self) -> bool:  # type: ignore[override]
         return self.rounding == "stochastic"
 
     def _step(self, largest: float) -> float:
@@ -129,15 +129,12 @@ class TernGrad(Codec):
     seed: int = option(0, SEED, "of random numbers")
 
     name: ClassVar[str] = "terngrad"
-    speeds = (Throughput("terngrad", 2, 2.5e9, 8e9, 7e9, 2e9),)
+    stochastic = True
+    speeds = (Speed("terngrad", 2, 2.5e9, 8e9, 7e9, 2e9),)
     examples = (Example({}, "a8c8ec722be97bf1 fd0bae21e6dfefe1 f93c1dab8c53e8c2 293296ae33b183db"),)
 
     def coder(self, device: Device, dtype: str) -> Coder:
         return device.coder(("qsgd", 2, self.block), dtype, seed=self.seed)
-
-    @property
-    def stochastic(self) -> bool:
-        return True
 
     def encoding_error(self, dtype: str) -> float:
         """Estimate like `QSGD`."""

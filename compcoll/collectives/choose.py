@@ -13,6 +13,7 @@ from ..algorithms import SPARSE as OF_SPARSIFIERS
 from ..algorithms.dissemination import largest
 from ..algorithms.job import Job
 from ..codecs.base import Codec, Summands
+from ..codecs.sparse.sparsifier import Sparsifier
 from ..dtypes import DTYPES, HALVES
 from ..errors import UnknownAlgorithm
 from ..model.accuracy import affordable, relative_error
@@ -21,7 +22,6 @@ from ..model.kinds import segment_nbytes, way_of
 from ..model.predict import Way, predict
 from ..progress import Steps
 from ..registry import meant
-from ..sparse.contract import Sparsifier
 from .call import SUMS, Call, Setting
 
 AUTO = "auto"

@@ -20,6 +20,7 @@ from .. import config
 from ..algorithms import native
 from ..codecs.base import Array
 from ..codecs.cast import uncompressed
+from ..codecs.sparse.sparsifier import SparseCoder, SparseSum, Sparsifier
 from ..devices.cuda_selection import Exchange, SparseDevice
 from ..devices.streams import Timeline
 from ..dtypes import DTYPES, HALVES, numpy_dtype
@@ -27,8 +28,6 @@ from ..errors import InvalidArgument, UnsupportedDevice
 from ..feedback import ErrorFeedback
 from ..kernels._host import PiggybackReduction
 from ..progress import Steps
-from ..sparse.coder import SparseCoder
-from ..sparse.contract import SparseSum, Sparsifier
 from ..transports.base import Group, Transport
 from ..transports.device import DeviceTransport
 from ..transports.ipc import IPCTransport, Links

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..codecs.base import Codec
 from ..model.accuracy import encodings
 from ..model.kinds import short
+from ..model.predict import DEFAULTS, Link
 from . import choose
 from .call import Call, Setting
 from .choose import Option
@@ -12,8 +13,8 @@ from .choose import Option
 _NO_LIMIT = '; a codec that is named is taken whatever it is, codec="auto" keeps within tolerance='
 
 
-def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unblocked: str | None) -> str:
-    """The options of a call, one a line, and why one of them was chosen.
+def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unblocked: str | None = None) -> str:
+    """Return the options of a call, one on each line, and the reason of the choice.
 
     Parameters
     ----------
@@ -24,19 +25,12 @@ def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unbl
     unblocked : str or None
         The algorithm that runs instead where some rank must not block in MPI.
     """
-    world = setting.world
-    nodes = f"{world.nodes} nodes of {world.per_node}" if world.nodes > 1 else "one node"
-    reduced = f" by {call.op}" if call.op not in ("", "sum") else ""
-    head = [
-        f"{call.collective} of {call.nbytes} bytes of {call.dtype}{reduced} on {world.size} ranks, {nodes}",
-        f"profile: {(setting.between_gpus or setting.profile).source}",
-    ]
+    head = _head(call, setting)
     if algorithm == choose.COPY:
         return "\n".join([*head, "", f"choice: {algorithm}: there is one rank"])
     found = choose.options(call, setting)
     chosen = next((o for o in found if (o.algorithm, o.codec) == (algorithm, codec)), None)
     shown = found if call.tolerance is None else _worth_showing(found, chosen)
-    fastest = min(option.seconds for option in shown)
     tail = [f"choice: {_reason(found, chosen, call, setting, algorithm, codec)}"]
     if unblocked is not None:
         tail.append(f"where some rank must not block in MPI, given a time-out or other collectives: {unblocked}")
@@ -44,41 +38,65 @@ def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unbl
         [
             *head,
             "",
-            f"{'algorithm':<20}{'codec':<22}{'time':>12}{'× best':>9}{'encodings':>11}{'error':>10}",
-            *(_row(option, call, setting, fastest, option is chosen) for option in shown),
+            f"{'algorithm':<20}{'codec':<26}{'time':>12}{'gain':>9}{'encodings':>11}{'error':>10}",
+            *(_row(option, call, setting, found[0].seconds, option is chosen) for option in shown),
             "",
             *tail,
+            f"gain: over {setting.own}, uncompressed",
             "error: estimate of ‖result - exact‖ / ‖exact‖ for Gaussian values" + _NO_LIMIT * (call.codec is not None),
         ]
     )
 
 
 def duration(seconds: float) -> str:
-    """Seconds with a fitting unit."""
+    """Format seconds with a fitting unit."""
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3f} {unit}"
     return f"{seconds * 1e6:.2f} µs"
 
 
+def link_text(link: Link) -> str:
+    """Describe a link: its speed, and the latency of a message."""
+    speed = f"{8e-9 / link.per_byte:.4g} Gb/s" if link.per_byte else "infinitely fast"
+    return f"{speed}, {duration(link.latency)} a message"
+
+
+def _head(call: Call, setting: Setting) -> list[str]:
+    world, profile = setting.world, setting.between_gpus or setting.profile
+    nodes = f"{world.nodes} nodes of {world.per_node}" if world.nodes > 1 else "one node"
+    reduced = f" by {call.op}" if call.op not in ("", "sum") else ""
+    allowed = f"; error up to {call.tolerance:g}" if call.tolerance is not None else ""
+    values = f"{call.collective} of {call.nbytes} bytes of {call.dtype}{reduced}"
+    lines = [f"{values} on {world.size} ranks, {nodes}{allowed}"]
+    if world.nodes > 1:
+        lines.append(f"between nodes: {link_text(profile.between)}")
+    measured = profile.timings or profile.speeds != DEFAULTS.speeds
+    remark = "" if measured else " (nothing was measured here: `python -m compcoll tune` does)"
+    return [*lines, f"profile: {profile.source}{remark}"]
+
+
 def _worth_showing(found: list[Option], chosen: Option | None) -> list[Option]:
-    """Keep, for each algorithm, the options without a codec and with the fastest codec that may be chosen."""
-    shown: dict[tuple[str, bool], Option] = {}
+    """Keep, of what may be chosen, the fastest option for each codec's name and for each algorithm; and all that
+    compress nothing.
+    """
+    fastest: dict[tuple[str, bool], Option] = {}
     for option in sorted(found, key=lambda option: option.seconds):
-        if option.codec is None or not option.refused:
-            shown.setdefault((option.algorithm, option.codec is None), option)
-    return [option for option in found if option in shown.values() or option is chosen]
+        if option.codec is not None and not option.refused:
+            fastest.setdefault((option.algorithm, True), option)
+            fastest.setdefault((option.codec.name, False), option)
+    return [o for o in found if o.codec is None or o is chosen or o in fastest.values()]
 
 
-def _row(option: Option, call: Call, setting: Setting, fastest: float, chosen: bool) -> str:
+def _row(option: Option, call: Call, setting: Setting, native_seconds: float, chosen: bool) -> str:
     count = 0 if option.codec is None else encodings(call.collective, option.algorithm, setting.world)
     error = "?" if option.error is None else f"{option.error:.1e}" if option.error else "0"
     mark = f"  ({option.refused})" if option.refused else ""
     if chosen:
         mark = "  <- auto" if call.algorithm == choose.AUTO else "  <- asked for"
     return (
-        f"{option.algorithm:<20}{short(option.codec):<22}{duration(option.seconds):>12}"
-        f"{option.seconds / fastest:>9.2f}{count:>11}{error:>10}{mark}"
+        f"{option.algorithm:<20}{short(option.codec):<26}{duration(option.seconds):>12}"
+        f"{native_seconds / option.seconds:>8.2f}×{count:>11}{error:>10}{mark}"
     )
 
 

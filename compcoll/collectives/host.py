@@ -10,12 +10,12 @@ from typing import Any
 from .. import config
 from ..algorithms import native
 from ..codecs.base import Array
+from ..codecs.sparse.sparsifier import Sparsifier
 from ..devices.host import HostCoder, HostDevice
 from ..errors import InvalidArgument, InvalidBuffer
 from ..feedback import ErrorFeedback
 from ..kernels._host import Function, Started
 from ..progress import Pending, Steps
-from ..sparse.contract import Sparsifier
 from . import choose
 from .call import MOVED, REDUCTIONS, Call, Setting, operation_name
 from .choose import COPY

@@ -11,12 +11,11 @@ from ..algorithms.dissemination import largest
 from ..codecs.base import Codec, Coder, Summands, bits_of
 from ..codecs.cast import uncompressed
 from ..codecs.checksum import CheckedCoder
+from ..codecs.sparse.sparsifier import MOST_ELEMENTS, SparseCoder, Sparsifier
 from ..devices.host import HostDevice
 from ..devices.host_summands import NumberCoder
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
-from ..sparse.coder import SparseCoder
-from ..sparse.contract import MOST_ELEMENTS, Sparsifier
 from . import choose, explanation
 from .call import MOVED, SUMS, Call, Setting
 from .signature import Signature

@@ -13,12 +13,12 @@ from ..algorithms.gather import gather
 from ..algorithms.hierarchical import sharded
 from ..algorithms.job import Job, Window
 from ..codecs.base import Array, Codec, Coder
+from ..codecs.sparse.sparsifier import SparseCoder
 from ..devices.host import HostDevice
 from ..errors import WireCorrupted
 from ..layout import Chunk, World, balanced_chunks, consecutive_chunks
 from ..model.predict import Profile
 from ..progress import Steps
-from ..sparse.coder import SparseCoder
 from ..transports.base import Native
 from ..transports.shared import Shared
 from . import choose

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from struct import Struct
 
 from ..algorithms.gather import gather
+from ..codecs.sparse.sparsifier import Sparsifier
 from ..dtypes import DTYPES
 from ..model import gpu
 from ..progress import THREADS, Pending, Steps, keep_forever, wait_for
-from ..sparse.contract import Sparsifier
 from ..transports.base import Group
 from ..transports.ipc import INVITATION_NBYTES, Links
 from ..transports.streamed import Carrier, Joining

@@ -157,7 +157,8 @@ class CodecLaunches:
         # Host and device have one wire: its length, and what configurations there are, is written down once.
         coder = _host.Coder(self._codec, self._first, self._second, variant, seed, self._storage, 0)
         self.wire_nbytes = coder.wire_nbytes
-        alone = configuration(self._codec, self._first, self._second, variant, dtype) if known else None
+        bits = coder.wire_nbytes(self._second) - coder.wire_nbytes(max(self._second - 8, 0))  # of 8 values, in bytes
+        alone = configuration(self._codec, self._first, self._second, bits, variant, dtype) if known else None
         self._tile = 0 if alone is None or self._codec == "zfp" else CAST_TILE if self._codec == "cast" else TILE
         self.program = program(self._codec, self._computed, alone)
         self._block = {"cast": 1, "zfp": 4}.get(self._codec, self._second)

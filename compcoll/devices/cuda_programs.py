@@ -67,9 +67,9 @@ class Configuration(NamedTuple):
     bits: int
 
 
-def configuration(codec: str, first: int, second: int, variant: int, dtype: str) -> Configuration | None:
+def configuration(codec: str, first: int, second: int, bits: int, variant: int, dtype: str) -> Configuration | None:
     """Tell what to compile a codec's program for: nothing where a warp cannot hold its blocks, a round of 128 values
-    at a time, and eight rounds of codes of one bit, two of those with random numbers.
+    at a time, and eight rounds of codes of one bit, two of those with random numbers. ``bits`` is the length of a code.
     """
     # Sums of many wires hand on float32, whatever the elements are.
     storage = DTYPES[dtype].precision if dtype == "float32" else 0
@@ -79,7 +79,6 @@ def configuration(codec: str, first: int, second: int, variant: int, dtype: str)
         return Configuration(first, second, variant, storage, 0)
     if TILE % second:
         return None
-    bits = {"onebit": 1, "fp8": 8, "int8": 8}.get(codec, first)
     least = {1: 1024, 2: 256, 4: 256, 8: 256 if codec == "qsgd" else 128}.get(bits, TILE + 1)
     return Configuration(first, second, variant, storage, bits) if second >= least else None
 

@@ -1,4 +1,4 @@
-"""Sparsification of values in a device's memory (the contract is `compcoll.sparse.contract.Selection`).
+"""Sparsification of values in a device's memory (the contract is `compcoll.codecs.sparse.sparsifier.Selection`).
 
 Passes over a whole buffer are kernels. What they find, and what others send, is little: indices and values are in host
 memory, where wires are written and read as those of the host's own arrays.

@@ -1,4 +1,4 @@
-"""Selection and sparse wires on NumPy memory (the contract is `compcoll.sparse.contract.Selection`)."""
+"""Selection and sparse wires on NumPy memory (the contract is `compcoll.codecs.sparse.sparsifier.Selection`)."""
 
 from __future__ import annotations
 

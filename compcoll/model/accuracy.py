@@ -16,14 +16,14 @@ from ..layout import World
 
 
 def encodings(collective: str, algorithm: str, world: World) -> int:
-    """Tell how often a value is encoded on its way, at most."""
+    """Return how often a value is encoded on its way, at most."""
     return 0 if world.size == 1 else ALGORITHMS[algorithm].encodings(collective, world.size, world.nodes).levels
 
 
 def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: str, world: World) -> float | None:
-    """Estimate of the result's relative error; None where nothing is known of the codec.
+    """Estimate the result's relative error; None if nothing is known of the codec.
 
-    The error of one encoding grows as `compcoll.algorithms.record.Growth` tells. A codec that does not round to nearest
+    `compcoll.algorithms.record.Growth` says how the error of one encoding grows. A codec that does not round to nearest
     has an error with a mean, which adds up (`Codec.bias`). An unbiased error that is not small is itself encoded again:
     of a partial sum of j terms with variance v of errors, the next encoding makes ``v + ε² (j + v)``.
 
@@ -53,7 +53,7 @@ def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: 
 
 
 def affordable(dtype: str) -> list[Codec]:
-    """The codecs that ``codec="auto"`` chooses from, for values of a type.
+    """Return the codecs that ``codec="auto"`` chooses from, for an element type.
 
     Not the cast to float16: values above 65504 would become infinite.
     """

@@ -13,18 +13,18 @@ from functools import lru_cache
 from ..codecs import ALL
 from .predict import RAW, Link, Profile, Speed
 
+# Seconds of a byte between a GPU and pinned host memory, one way: PCIe 4.0, 16 lanes.
 COPY_PER_BYTE = 1 / 25e9
-"""Seconds of a byte between a GPU and pinned host memory, one way: PCIe 4.0, 16 lanes."""
 
 _NVLINK = Link(latency=8e-6, per_byte=1 / 370e9)
+# Host seconds of launching a kernel and what belongs to it.
 _LAUNCH = 12e-6
-"""Host seconds of launching a kernel and what belongs to it."""
 
+# Host seconds of a message that goes by way of pinned memory.
 _HOP = 50e-6
-"""Host seconds of a message that goes by way of pinned memory."""
 
+# Host seconds of a message that another GPU takes from shared memory: events, a copy and a notice at both ends.
 _TAKEN = 30e-6
-"""Host seconds of a message that another GPU takes from shared memory: events, a copy and a notice at both ends."""
 
 _CALL = 30e-6
 
@@ -39,14 +39,14 @@ _SPEEDS = {
     "fp8": (3.2e12, 3.0e12, 1.8e12, 1.4e12),
     "cast": (2.7e12, 2.3e12, 1.6e12, 1.5e12),
 }
+# Estimated: no kernel of these codecs was measured.
 _OTHERWISE = (1.0e12, 1.2e12, 1.0e12, 0.6e12)
-"""Estimated: no kernel of these codecs was measured."""
 
+# A copy, as measured; of additions, what a kernel reads and writes at the same bytes a second.
 _RAW = Speed(RAW, 32, 2.0e12, 2.0e12, 1.4e12, 1.0e12)
-"""A copy, as measured; of additions, what a kernel reads and writes at the same bytes a second."""
 
 _CODECS = tuple(
-    Speed(known.kind, known.bits, *_SPEEDS.get(known.kind.split()[0], _OTHERWISE))
+    Speed(known.codec, known.bits, *_SPEEDS.get(known.codec.split()[0], _OTHERWISE))
     for codec in ALL
     for known in codec.speeds
 )
@@ -55,31 +55,17 @@ _CODECS = tuple(
 @lru_cache(maxsize=64)
 def by_nccl(host: Profile) -> Profile:
     """The profile of GPUs whose messages NCCL carries; between nodes by the network of the hosts' profile."""
-    return replace(
-        host,
-        inside=_NVLINK,
-        speeds=(_RAW, *_CODECS),
-        message=_LAUNCH,
-        call=_CALL,
-        per_node=0,
-        timings=(),
-        source="GPUs as measured on an H200, NVLink modelled",
-    )
+    source = "GPUs as measured on an H200, NVLink modelled"
+    return replace(by_the_host(host), inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_LAUNCH, source=source)
 
 
 @lru_cache(maxsize=64)
 def by_the_host(host: Profile) -> Profile:
     """The profile of GPUs whose wires travel as those of the hosts do, by way of pinned memory."""
     raw = next(speed for speed in host.speeds if speed.codec == RAW)
-    return replace(
-        host,
-        speeds=(raw, *_CODECS),
-        message=_HOP,
-        call=_CALL,
-        per_node=0,
-        timings=(),
-        source="GPUs as measured on an H200; between ranks as " + host.source,
-    )
+    source = "GPUs as measured on an H200; between ranks as " + host.source
+    speeds = (raw, *_CODECS)
+    return replace(host, speeds=speeds, message=_HOP, call=_CALL, per_node=0, timings=(), source=source)
 
 
 @lru_cache(maxsize=64)
@@ -87,10 +73,5 @@ def by_ipc(host: Profile) -> Profile:
     """The profile of GPUs of one node that read wires from each other's memory; what runs on the host goes by theirs,
     which is `by_the_host`.
     """
-    return replace(
-        host,
-        inside=_NVLINK,
-        speeds=(_RAW, *_CODECS),
-        message=_TAKEN,
-        source=f"GPUs that read each other's memory over NVLink, modelled; MPI's own and shared memory: {host.source}",
-    )
+    source = f"GPUs that read each other's memory over NVLink, modelled; MPI's own and shared memory: {host.source}"
+    return replace(host, inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_TAKEN, source=source)

@@ -6,18 +6,18 @@ from typing import Any
 
 from .. import config
 from ..codecs import Codec
-from .predict import RAW, Way, raw
+from .predict import RAW, WireFormat, raw
 
 _HALF = 2.0  # the ratio for which a segment is neither longer nor shorter
 
 
 def kind_of(codec: Codec | None) -> str:
-    """The kind of codec, as a profile names it."""
+    """Return the kind of codec, as a profile names it."""
     return RAW if codec is None else codec.kind
 
 
-def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
-    """Describe how values travel with a codec.
+def wire_format(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> WireFormat:
+    """Describe the format of values on the wire with a codec.
 
     Parameters
     ----------
@@ -28,19 +28,18 @@ def way_of(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> Way:
     dtype, itemsize : str, int
         Element type.
     """
-    return raw(itemsize) if codec is None else Way(codec.kind, codec.wire_bits(device, dtype), itemsize)
+    return raw(itemsize) if codec is None else WireFormat(codec.kind, codec.wire_bits(device, dtype), itemsize)
+
+
+way_of = wire_format  # the former name
 
 
 def segment_nbytes(codec: Codec | None, ratio: float, nodes: int, *, blocks: bool = False) -> int:
-    """Uncompressed bytes of a segment of values that are so many times as long as their wire, where that is fixed."""
+    """Return the uncompressed bytes of a segment; ``ratio``, of values to their wire, counts for fixed sizes."""
     by_ratio = codec is None or (codec.fixed_size and not codec.additive)
     return config.segment_nbytes(nodes, ratio if by_ratio else _HALF, blocks=blocks)
 
 
 def short(codec: Codec | None) -> str:
-    """A codec with the settings that it was given."""
-    if codec is None:
-        return "-"
-    unsaid = (None, False, "auto", "dense")
-    settings = {k: f"{v:g}" if isinstance(v, float) else v for k, v in vars(codec).items() if v not in unsaid}
-    return f"{codec.name} " + " ".join(f"{name}={value}" for name, value in settings.items())
+    """Describe a codec in a table."""
+    return "-" if codec is None else codec.label

@@ -16,20 +16,22 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.costs import Costs
 from ..codecs import ALL
+from ..codecs.base import Speed as Speed
 from ..errors import InvalidArgument
 from ..layout import World
 
+# The kind of codec that leaves values as they are.
 RAW = "none"
-"""The kind of codec that leaves values as they are."""
 
+# The kind of sparsifiers.
 SPARSE = "sparse"
-"""The kind of sparsifiers."""
 
 
 @dataclass(frozen=True)
@@ -41,33 +43,16 @@ class Link:
     latency : float
         Seconds of a message without content (α).
     per_byte : float
-        Seconds of a byte (β), each way, while as many come the other way.
+        Seconds of a byte (β), each wire, while as many come the other wire.
     """
 
     latency: float
     per_byte: float
 
-
-@dataclass(frozen=True)
-class Speed:
-    """The speed of one rank's encoding and decoding, in bytes of float32 values a second, while the others do so, too.
-
-    Parameters
-    ----------
-    codec : str
-        Kind of codec: its name, with the format for casts.
-    bits : float
-        Bits of a value on the wire.
-    encode, decode, accumulate, recode : float
-        Bytes a second to the wire; from the wire; decoded and added in one pass; decoded, added and encoded again.
-    """
-
-    codec: str
-    bits: float
-    encode: float
-    decode: float
-    accumulate: float
-    recode: float
+    def __post_init__(self) -> None:
+        for name, number in vars(self).items():
+            if not 0 <= number < math.inf:
+                raise InvalidArgument(f"link: {name}={number!r} s must be finite and not negative")
 
 
 @dataclass(frozen=True)
@@ -127,10 +112,7 @@ class Profile:
     source: str = "defaults"
 
     def __post_init__(self) -> None:
-        numbers = {"message": self.message, "call": self.call}
-        for name, link in (("inside", self.inside), ("between", self.between)):
-            numbers |= {f"{name}.latency": link.latency, f"{name}.per_byte": link.per_byte}
-        for name, number in numbers.items():
+        for name, number in (("message", self.message), ("call", self.call)):
             if not 0 <= number < math.inf:
                 raise InvalidArgument(f"profile: {name}={number!r} s must be finite and not negative")
         for speed in self.speeds:
@@ -146,8 +128,8 @@ class Profile:
             raise InvalidArgument(f"profile: per_node={self.per_node!r} must not be negative")
 
     def speed(self, codec: str, bits: float) -> Speed:
-        """The known speed that is closest: same kind, next in bits; for a kind that nobody measured as the codec tells,
-        or the slowest.
+        """Return the most similar known speed: of the same kind, nearest in bits. If the kind was not measured, the
+        codec's default counts, or else the slowest speed.
         """
         for speeds in (self.speeds, _USUAL):
             if alike := [speed for speed in speeds if speed.codec == codec]:
@@ -155,19 +137,19 @@ class Profile:
         return min(self.speeds, key=lambda speed: speed.recode)
 
     def measured(self, world: World, algorithm: str | None = None) -> bool:
-        """Tell whether that algorithm, or any other than MPI's own, was timed among ranks placed like these."""
+        """Return whether that algorithm, or any except MPI's own, was timed on ranks placed like these."""
         return any(
             timing.world == world and (timing.algorithm == algorithm if algorithm else timing.algorithm != "native")
             for timing in self.timings
         )
 
 
-_USUAL = tuple(Speed(*usual) for codec in ALL for usual in codec.speeds)
-"""The speeds of codecs where nothing was measured, as they tell."""
+# The speeds of codecs where nothing was measured.
+_USUAL = tuple(speed for codec in ALL for speed in codec.speeds)
 
 
-class Way(NamedTuple):
-    """The way in which values travel.
+class WireFormat(NamedTuple):
+    """The format of values on the wire.
 
     Attributes
     ----------
@@ -189,18 +171,27 @@ class Way(NamedTuple):
         return 8 * self.itemsize / self.bits
 
 
-def raw(itemsize: int = 4) -> Way:
+Way = WireFormat  # the former name
+
+
+def raw(itemsize: int = 4) -> WireFormat:
     """Values as they are."""
-    return Way(RAW, 8.0 * itemsize, itemsize)
+    return WireFormat(RAW, 8.0 * itemsize, itemsize)
 
 
 def predict(
-    profile: Profile, collective: str, algorithm: str, nbytes: int, world: World, way: Way, segment: int = 1 << 20
+    profile: Profile,
+    collective: str,
+    algorithm: str,
+    nbytes: int,
+    world: World,
+    wire: WireFormat,
+    segment: int = 1 << 20,
 ) -> float:
     """Seconds that a collective will take.
 
-    The formula's, times what measurements of that algorithm were found to take over what the formula says: of the
-    same world for all algorithms, for MPI's own else of the most similar one.
+    This is the formula's time, corrected by the ratio of measured to computed times of that algorithm: in the same
+    world, or for MPI's own in the most similar one.
 
     Parameters
     ----------
@@ -212,7 +203,7 @@ def predict(
         Bytes of a rank's buffer, uncompressed.
     world : World
         The ranks.
-    way : Way
+    wire : WireFormat
         How values travel; ``"native"`` sends them as they are.
     segment : int
         Uncompressed bytes of a segment.
@@ -220,18 +211,18 @@ def predict(
     if nbytes < 0 or segment < 1:
         raise InvalidArgument(f"{nbytes} bytes in segments of {segment}: sizes must not be negative")
     if algorithm == "native":
-        if way.itemsize < 4 and collective in ("allreduce", "reduce_scatter"):
+        if wire.itemsize < 4 and collective in ("allreduce", "reduce_scatter"):
             # MPI reduces no halves: float32 copies of the input and of the output, and the result back.
-            copies = 3 * 4 / way.itemsize * nbytes / profile.speed(RAW, 32.0).decode
-            return copies + predict(profile, collective, algorithm, nbytes * 4 // way.itemsize, world, raw(), segment)
-        way = raw(way.itemsize)
-    seconds = formula(profile, collective, algorithm, nbytes, world, way, segment)
-    timing = _best_timing(profile.timings, collective, algorithm, world, way)
+            copies = 3 * 4 / wire.itemsize * nbytes / profile.speed(RAW, 32.0).decode
+            return copies + predict(profile, collective, algorithm, nbytes * 4 // wire.itemsize, world, raw(), segment)
+        wire = raw(wire.itemsize)
+    seconds = formula(profile, collective, algorithm, nbytes, world, wire, segment)
+    timing = _best_timing(profile.timings, collective, algorithm, world, wire)
     if timing is None and (other := ALGORITHMS[algorithm].resembles):
-        timing = _best_timing(profile.timings, collective, other, world, way)
+        timing = _best_timing(profile.timings, collective, other, world, wire)
     if timing is None or world.size == 1:
         return seconds
-    known = Way(timing.codec, timing.bits)
+    known = WireFormat(timing.codec, timing.bits)
     return seconds * _interpolate(
         nbytes,
         [
@@ -242,34 +233,34 @@ def predict(
 
 
 def formula(
-    profile: Profile, collective: str, algorithm: str, nbytes: int, world: World, way: Way, segment: int
+    profile: Profile, collective: str, algorithm: str, nbytes: int, world: World, wire: WireFormat, segment: int
 ) -> float:
-    """Compute what the algorithm's formula says, opening included."""
+    """Return the seconds of the algorithm's formula, handshake included."""
     if world.size == 1:
         return nbytes / profile.speed(RAW, 32.0).decode
-    record, costs = ALGORITHMS[algorithm], _costs(profile, nbytes, world, way, segment, world.per_node)
-    opening = (world.size - 1).bit_length() * (costs.latency + 0.5 * profile.message)
-    return opening + (profile.call if record.steps else 0.0) + record.cost(costs, collective)
+    record, costs = ALGORITHMS[algorithm], _costs(profile, nbytes, world, wire, segment, world.per_node)
+    handshake = (world.size - 1).bit_length() * (costs.latency + 0.5 * profile.message)
+    return handshake + (profile.call if record.steps else 0.0) + record.cost(costs, collective)
 
 
-def _costs(profile: Profile, nbytes: int, world: World, way: Way, segment: int, share: int) -> Costs:
-    """The constants of one situation, where so many ranks share a node, in seconds per byte of the caller's values."""
+def _costs(profile: Profile, nbytes: int, world: World, wire: WireFormat, segment: int, share: int) -> Costs:
+    """Return the constants of one call, in seconds per byte of the caller's values; ``share`` ranks share a node."""
 
     def among(others: World, coded: bool) -> Costs:
-        return _costs(profile, nbytes, others, way if coded else raw(way.itemsize), segment, share)
+        return _costs(profile, nbytes, others, wire if coded else raw(wire.itemsize), segment, share)
 
-    speed = profile.speed(way.codec, way.bits)
-    plain = profile.speed(RAW, 8.0 * way.itemsize)
+    speed = profile.speed(wire.codec, wire.bits)
+    plain = profile.speed(RAW, 8.0 * wire.itemsize)
     # Ranks of a node share its cores: with more of them, each has less. Halves are computed on as float32.
     crowd = share / profile.per_node if profile.per_node else 1.0
-    work = crowd * (4 / way.itemsize if way.itemsize < 4 else 1.0)
+    work = crowd * (4 / wire.itemsize if wire.itemsize < 4 else 1.0)
     alone = world.nodes == 1
     return Costs(
         n=float(nbytes),
         world=world,
         segment=segment,
-        coded=way.codec != RAW,
-        shrink=1 / way.ratio,
+        coded=wire.codec != RAW,
+        shrink=1 / wire.ratio,
         encode=work / speed.encode,
         decode=work / speed.decode,
         accumulate=work / speed.accumulate,
@@ -284,10 +275,12 @@ def _costs(profile: Profile, nbytes: int, world: World, way: Way, segment: int, 
     )
 
 
-def _best_timing(timings: Iterable[Timing], collective: str, algorithm: str, world: World, way: Way) -> Timing | None:
+def _best_timing(
+    timings: Iterable[Timing], collective: str, algorithm: str, world: World, wire: WireFormat
+) -> Timing | None:
     if collective != "allreduce":
         return None
-    fitting = [t for t in timings if t.algorithm == algorithm and (t.codec == RAW) == (way.codec == RAW)]
+    fitting = [t for t in timings if t.algorithm == algorithm and (t.codec == RAW) == (wire.codec == RAW)]
     if algorithm != "native":
         fitting = [timing for timing in fitting if timing.world == world]
     fitting = [timing for timing in fitting if (timing.world.nodes == 1) == (world.nodes == 1)]
@@ -295,17 +288,12 @@ def _best_timing(timings: Iterable[Timing], collective: str, algorithm: str, wor
 
 
 def _interpolate(nbytes: int, factors: list[tuple[int, float]]) -> float:
-    """Interpolate between two sizes along a straight line of logarithms; beyond the last ones as there."""
-    factors = sorted(factors)
-    if nbytes <= factors[0][0]:
-        return factors[0][1]
-    for (low, first), (high, second) in pairwise(factors):
-        if nbytes <= high:
-            part = math.log(nbytes / max(low, 1)) / math.log(high / max(low, 1))
-            return float(first ** (1 - part) * second**part)
-    return factors[-1][1]
+    """Interpolate between sizes, linearly in logarithms; beyond the last sizes their factors hold."""
+    sizes, values = np.log(np.maximum(np.array(sorted(factors), float).T, [[1], [0]]))
+    return float(np.exp(np.interp(math.log(max(nbytes, 1)), sizes, values)))
 
 
+# The profile where nothing was measured: shared memory inside a node, TCP at 10 Gb/s between nodes.
 DEFAULTS = Profile(
     # Shared memory; TCP at 10 Gb/s; a core with AVX2.
     inside=Link(latency=1e-6, per_byte=1 / 5e9),
@@ -318,8 +306,8 @@ DEFAULTS = Profile(
     message=4e-6,
     call=10e-6,
 )
-"""The profile where nothing was measured: shared memory inside a node, TCP at 10 Gb/s between nodes."""
 
+# How long allreduces take under Intel MPI, against `shared_memory`: 2021.18, two ranks of a node, on an AMD EPYC.
 _INTEL = {
     "native": (
         *((1 << 12, 1.05), (1 << 13, 0.95), (1 << 14, 0.85), (1 << 15, 0.7), (1 << 16, 0.6)),
@@ -327,13 +315,12 @@ _INTEL = {
     ),
     "dissemination": ((1 << 10, 0.8), (1 << 12, 0.95), (1 << 13, 1.05), (1 << 14, 1.2), (1 << 15, 1.4)),
 }
-"""How long allreduces take under Intel MPI, against `shared_memory`: 2021.18, two ranks of a node, on an AMD EPYC."""
 
 
 @lru_cache(maxsize=8)
 def defaults_of(mpi: str) -> Profile:
-    """The profile where nothing was measured, for an MPI library, by its name: for one that is known to be faster in a
-    node than the cost model has it, with timings on the default profile's scale.
+    """Return the default profile for an MPI library: with timings if the library is known to be faster inside a node
+    than the cost model's formula.
     """
     if not mpi.startswith("Intel"):
         return DEFAULTS

@@ -18,8 +18,8 @@ from ..layout import World
 from ..transports.base import Located, Transport
 from .predict import DEFAULTS, Link, Profile, Speed, Timing, defaults_of
 
+# The version of the files.
 VERSION = 1
-"""The version of the files."""
 
 _FORMAT = "compcoll profile"
 _REMEDY = "make it again with `mpirun … python -m compcoll tune`, or delete it"
@@ -44,7 +44,7 @@ class Place:
     device: str
 
     def covers(self, other: Place) -> bool:
-        """Tell whether what holds here holds there: among some of the hosts, too."""
+        """Return whether this place's profile holds for another: one of the same or fewer hosts."""
         return (self.mpi, self.device) == (other.mpi, other.device) and set(other.hosts) <= set(self.hosts)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ def folder() -> Path:
 
 
 def path_of(place: Place) -> Path:
-    """Tell where the profile of a place is kept."""
+    """Return the path of a place's profile."""
     text = "\n".join((place.mpi, place.device, *place.hosts))
     return folder() / f"{blake2b(text.encode(), digest_size=8).hexdigest()}.json"
 
@@ -161,7 +161,7 @@ def _profile(data: Mapping[str, Any], source: str) -> Profile:
 
 
 def find(place: Place) -> Stored | None:
-    """The profile made in a place, else one of a place with more hosts, the fewest; None if there is none.
+    """Return the profile of a place, or that of the smallest place that covers it; None if there is none.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def latest(host: str, device: str) -> Stored | None:
 
 
 def _readable() -> list[Stored]:
-    """All stored profiles but those that cannot be used: of some other place, they are not ours to complain about."""
+    """Return all stored profiles, without those that cannot be read."""
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
@@ -202,10 +202,10 @@ def place_of(transport: Located, device: str) -> Place:
 
 
 def profile_for(transport: Transport, device: str) -> Profile:
-    """Find what is known of the machines that ranks run on: the same on every rank, read by rank 0 alone. Collective.
+    """Find the profile of the machines that the ranks run on. Rank 0 reads it for all. Collective.
 
-    COMPCOLL_PROFILE names a file, or ``defaults``. A profile that cannot be used is told of once, by a warning, and
-    the defaults of the MPI library hold.
+    COMPCOLL_PROFILE names a file, or ``defaults``. If a profile cannot be used, one warning says so, and the defaults
+    of the MPI library hold.
 
     Parameters
     ----------
@@ -216,16 +216,16 @@ def profile_for(transport: Transport, device: str) -> Profile:
     """
     if transport.size == 1 or not isinstance(transport, Located):
         return DEFAULTS
-    place = place_of(transport, device)
-    return _told(transport, lambda: _of(place, World.of(transport.nodes)))
+    place, world = place_of(transport, device), World.of(transport.nodes)
+    return _broadcast(transport, lambda: _known(place, world))
 
 
+# Quick profiles that this process has measured, where none is stored.
 _measured: dict[tuple[Place, World], Profile] = {}
-"""Profiles that this process has measured in passing, where none is stored."""
 
 
 def remember(transport: Located, device: str, measure: Callable[[], Profile]) -> None:
-    """Measure what the ranks of a transport have no profile for, unless the environment names one. Collective.
+    """Measure a profile for a transport's ranks if none is stored and the environment names none. Collective.
 
     Parameters
     ----------
@@ -235,33 +235,27 @@ def remember(transport: Located, device: str, measure: Callable[[], Profile]) ->
         Measures; all ranks call it, or none.
     """
     place, world = place_of(transport, device), World.of(transport.nodes)
-    wanted = transport.tell(lambda: not config.profile() and _of(place, world) is defaults_of(place.mpi))
+    wanted = transport.tell(lambda: not config.profile() and _known(place, world) is defaults_of(place.mpi))
     if wanted:
         measured = measure()
-        _measured[place, world] = _told(transport, lambda: measured)
+        _measured[place, world] = _broadcast(transport, lambda: measured)
 
 
-def _told(transport: Located, find: Callable[[], Profile]) -> Profile:
+def _broadcast(transport: Located, find: Callable[[], Profile]) -> Profile:
     """Give every rank the profile that rank 0 finds. Collective."""
     parts = transport.tell(lambda: asdict(find()))
     return _profile(parts, parts["source"])
 
 
-def _of(place: Place, world: World) -> Profile:
-    """The profile of a place, or what was measured in passing, or the defaults."""
-    known = _known(place)
-    is_default = known is defaults_of(place.mpi) and not config.profile()
-    return _measured.get((place, world), known) if is_default else known
-
-
-def _known(place: Place) -> Profile:
-    """The profile of a place, or the defaults."""
-    named = config.profile()
-    if named == config.NO_PROFILE:
-        return defaults_of(place.mpi)
-    try:
-        stored = load(Path(named)) if named else find(place)
-    except (ProfileError, OSError, RuntimeError) as error:
-        warnings.warn(f"{error} (compcoll goes on with its defaults)", RuntimeWarning, stacklevel=2)
-        return defaults_of(place.mpi)
-    return defaults_of(place.mpi) if stored is None else stored.profile
+def _known(place: Place, world: World) -> Profile:
+    """The profile of a place; else the one that was measured there; else the defaults."""
+    named, stored = config.profile(), None
+    if named != config.NO_PROFILE:
+        try:
+            stored = load(Path(named)) if named else find(place)
+        except (ProfileError, OSError, RuntimeError) as error:
+            warnings.warn(f"{error} (compcoll goes on with its defaults)", RuntimeWarning, stacklevel=2)
+    if stored is not None:
+        return stored.profile
+    defaults = defaults_of(place.mpi)
+    return defaults if named else _measured.get((place, world), defaults)

@@ -1,23 +1,30 @@
-"""A network that is not there: what its links and NICs do to messages."""
+"""Simulated networks: thousands of ranks on a virtual clock, in one process. Messages take time but have no content.
+
+The network has two levels: ranks on nodes, nodes joined by links. A message takes ``α + nbytes β``. Whatever sends or
+receives does so one message after the other, and both at once: each rank's port inside its node, each of a node's
+NICs, and the node's uplink, which carries less than all its NICs if the network is oversubscribed. Bytes of a message
+pass one as soon as they have left the one before (cut-through); what waits for a receiver waits in the network.
+
+Every rank has a clock of its own, which its kernels and messages advance, and which may run ahead: it stops only where
+the rank waits for what is not known yet. What ranks share is served in the order of time, by events.
+
+Where all nodes do the same at the same time, one of them is enough: the ranks of a `Symmetry`'s first node stand for
+all others. A message to another node is then taken for the one that comes in its stead.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import NamedTuple
 
-from ..errors import InvalidArgument
-
-
-class Link(Protocol):
-    """A class of links: seconds of a message without content, and of a byte (such as `compcoll.model.predict.Link`)."""
-
-    @property
-    def latency(self) -> float: ...
-
-    @property
-    def per_byte(self) -> float: ...
+from ..algorithms.record import Symmetry
+from ..errors import CompcollError, InvalidArgument
+from ..model.predict import Link
+from ..progress import Pending, Steps
+from ..transports.base import Persistent, Reposted, Wire
 
 
 @dataclass(frozen=True)
@@ -55,51 +62,24 @@ class Network:
             )
         if not 1 <= self.oversubscription < math.inf:
             raise InvalidArgument(f"oversubscription={self.oversubscription!r} must be a number of at least 1")
-        numbers = {"message": self.message}
-        for name, link in (("inside", self.inside), ("between", self.between)):
-            numbers |= {f"{name}.latency": link.latency, f"{name}.per_byte": link.per_byte}
-        for name, number in numbers.items():
-            if not 0 <= number < math.inf:
-                raise InvalidArgument(f"{name}={number!r} s must be finite and not negative")
+        if not 0 <= self.message < math.inf:
+            raise InvalidArgument(f"message={self.message!r} s must be finite and not negative")
 
 
-class Nodes(Sequence[int]):
-    """The node of each rank, without a list of them."""
-
-    def __init__(self, size: int, per_node: int) -> None:
-        self._size = size
-        self._per_node = per_node
-
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, rank: int) -> int: ...
-
-    @overload
-    def __getitem__(self, rank: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, rank: int | slice) -> int | Sequence[int]:
-        if isinstance(rank, slice):
-            return [each // self._per_node for each in range(self._size)[rank]]
-        return range(self._size)[rank] // self._per_node
-
-    def __iter__(self) -> Iterator[int]:
-        return (rank // self._per_node for rank in range(self._size))
-
-    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        return range(self._size).index(value * self._per_node)
+def has_symmetry(symmetry: Symmetry, ranks: int, per_node: int) -> bool:
+    """Tell whether nodes may stand for each other: all have as many ranks, powers of two for ``"exclusive"``."""
+    if symmetry == "exclusive":
+        return ranks & ranks - 1 == 0 and per_node & per_node - 1 == 0
+    return symmetry == "rotation" and ranks % per_node == 0
 
 
+@dataclass(slots=True, eq=False)
 class Server:
     """Something that lets one message pass after the other."""
 
-    __slots__ = ("free", "latency", "per_byte")
-
-    def __init__(self, per_byte: float, latency: float = 0.0) -> None:
-        self.per_byte = per_byte
-        self.latency = latency
-        self.free = 0.0
+    per_byte: float
+    latency: float = 0.0
+    free: float = 0.0
 
 
 class Node:
@@ -118,3 +98,297 @@ class Node:
         self.nics_in = [Server(far.per_byte) for _ in nics]
         self.up = [Server(uplink, far.latency)] if shared else []
         self.down = [Server(uplink)] if shared else []
+
+
+@dataclass(slots=True, eq=False)
+class _Waited:
+    """One end of a message. ``done`` is when it ends, infinite as long as that is not known."""
+
+    rank: SimulatedTransport
+    wire: Wire
+    receives: bool
+    posted: float
+    near: bool = False
+    done: float = math.inf
+    waiting: bool = False
+
+    def Test(self) -> bool:
+        return self.done <= self.rank.now
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """A message under way; ``tail`` is when its last byte leaves what it passes."""
+
+    sending: _Waited
+    nbytes: int
+    path: Sequence[Server]
+    tail: float = 0.0
+    arrived: float = math.inf
+    receiving: _Waited | None = None
+
+
+class Account(NamedTuple):
+    """The account of a run.
+
+    Attributes
+    ----------
+    seconds : tuple of float
+        For each simulated rank, when it ended.
+    messages : int
+        Messages of the simulated ranks.
+    """
+
+    seconds: tuple[float, ...]
+    messages: int
+
+
+class Simulated:
+    """A world of ranks on a virtual clock.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    network : Network
+        Between them.
+    symmetry : {"none", "rotation", "exclusive"}
+        Other than "none": the first node's ranks stand for all. The caller must know that they do the same.
+    progress : callable, optional
+        Called now and then with the number of further messages.
+
+    Attributes
+    ----------
+    transports : list of SimulatedTransport
+        The ranks that are simulated.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        network: Network,
+        symmetry: Symmetry = "none",
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
+        per_node = network.ranks_per_node
+        if size < 1:
+            raise InvalidArgument(f"{size} ranks: at least 1 is needed")
+        if symmetry != "none" and not has_symmetry(symmetry, size, per_node):
+            reason = "nodes differ" if symmetry == "rotation" else "powers of two are needed"
+            raise InvalidArgument(f"{size} ranks, {per_node} per node: {reason}, no node stands for another")
+        self.size = size
+        self.network = network
+        self._symmetry = symmetry
+        self._progress = progress
+        simulated = size if symmetry == "none" else per_node
+        self._nodes = [Node(network) for _ in range(-(-simulated // per_node))]
+        nodes = [rank // per_node for rank in range(size)]
+        self.transports = [SimulatedTransport(self, rank, size, nodes) for rank in range(simulated)]
+        self._events: list[tuple[float, int, int, _Message]] = []
+        self._count = 0
+        self._messages = 0
+        self._sent: dict[int, list[_Message]] = {}
+        self._expected: dict[int, list[_Waited]] = {}
+        self._paths: dict[tuple[int, int], tuple[Server, ...]] = {}
+
+    def run(self, steps: Sequence[Steps], starts: Sequence[float] = (), opened: Sequence[float] = ()) -> Account:
+        """Run the steps of each simulated rank to their end.
+
+        Parameters
+        ----------
+        steps : sequence of Steps
+            One algorithm's generator for each of `transports`.
+        starts : sequence of float
+            When each rank begins; at 0 by default.
+        opened : sequence of float
+            When each has ended its handshake, before which it may send but uses nothing that came; at 0 by default.
+
+        Raises
+        ------
+        CompcollError
+            If ranks wait for messages that nobody sends.
+        """
+        for transport, start in zip(self.transports, starts, strict=False):
+            transport.now = start
+        for transport, end in zip(self.transports, opened, strict=False):
+            transport.opened = end
+        for transport, own in zip(self.transports, steps, strict=True):
+            transport.steps = own
+            transport.ended = False
+        for transport in self.transports:
+            _advance(transport)
+        events, handled = self._events, 0
+        while events:
+            time, _, stage, message = heapq.heappop(events)
+            self._pass(time, stage, message)
+            handled += 1
+            if self._progress is not None and handled & 0xFFF == 0:
+                self._progress(0x1000)
+        stuck = [transport.rank for transport in self.transports if not transport.ended]
+        if stuck:
+            raise CompcollError(f"deadlock: of {len(self.transports)} ranks {len(stuck)} wait, {stuck[0]} first")
+        return Account(tuple(transport.now for transport in self.transports), self._messages)
+
+    def send(self, source: SimulatedTransport, wire: Wire, dest: int, tag: int) -> _Waited:
+        """Put a message on its way at the source's time."""
+        sending = _Waited(source, wire, False, source.now)
+        origin, target = self._image(source.rank, dest)
+        key = (tag * self.size + origin) * self.size + target
+        message = _Message(sending, wire.nbytes, self._path(source.rank, dest, target))
+        expected = self._expected.get(key)
+        if expected:
+            self._match(message, expected.pop(0))
+        else:
+            self._sent.setdefault(key, []).append(message)
+        self._messages += 1
+        self._count += 1
+        heapq.heappush(self._events, (source.now, self._count, 0, message))
+        return sending
+
+    def receive(self, dest: SimulatedTransport, wire: Wire, source: int, tag: int) -> _Waited:
+        """Expect a message from the dest's time on."""
+        per_node = self.network.ranks_per_node
+        near = source // per_node == dest.rank // per_node
+        receiving = _Waited(dest, wire, True, dest.now, near)
+        key = (tag * self.size + source) * self.size + dest.rank
+        sent = self._sent.get(key)
+        if sent:
+            message = sent.pop(0)
+            self._match(message, receiving)
+            if message.arrived < math.inf:
+                self._deliver(message, receiving)
+        else:
+            self._expected.setdefault(key, []).append(receiving)
+        return receiving
+
+    def _image(self, source: int, dest: int) -> tuple[int, int]:
+        """The message to a simulated rank that this one stands for."""
+        if self._symmetry == "none":
+            return source, dest
+        inner = dest % self.network.ranks_per_node
+        if self._symmetry == "rotation":
+            return (source - (dest - inner)) % self.size, inner
+        return source ^ (dest - inner), inner
+
+    def _path(self, source: int, dest: int, image: int) -> tuple[Server, ...]:
+        """List what a message passes: on the source's side, then on that of the dest's image."""
+        path = self._paths.get((source, dest))
+        if path is None:
+            network = self.network
+            per_node = network.ranks_per_node
+            here, there = self._nodes[source // per_node], self._nodes[image // per_node]
+            first, last = source % per_node, image % per_node
+            if source // per_node == dest // per_node:
+                path = here.ports_out[first], there.ports_in[last]
+            else:
+                out, into = here.nics_out[first % network.nics], there.nics_in[last % network.nics]
+                path = (out, *here.up, *there.down, into)
+            self._paths[source, dest] = path
+        return path
+
+    @staticmethod
+    def _match(message: _Message, receiving: _Waited) -> None:
+        wire = receiving.wire
+        room = wire.buffer.nbytes
+        if message.nbytes > room or (wire.exact and message.nbytes != room):
+            raise CompcollError(
+                f"a message of {message.nbytes} bytes came to rank {receiving.rank.rank}, which expected {room}"
+            )
+        wire.nbytes = message.nbytes
+        message.receiving = receiving
+
+    def _pass(self, time: float, stage: int, message: _Message) -> None:
+        """A message's first byte has come to a stage of its path."""
+        server = message.path[stage]
+        start = max(time, server.free)
+        server.free = start + message.nbytes * server.per_byte
+        message.tail = max(server.free, message.tail)
+        if stage == 0:
+            _complete(message.sending, message.tail)
+        if stage + 1 < len(message.path):
+            message.tail += server.latency
+            self._count += 1
+            heapq.heappush(self._events, (start + server.latency, self._count, stage + 1, message))
+            return
+        message.arrived = message.tail
+        if message.receiving is not None:
+            self._deliver(message, message.receiving)
+
+    @staticmethod
+    def _deliver(message: _Message, receiving: _Waited) -> None:
+        if isinstance(receiving.wire.buffer, memoryview):  # few bytes that mean something
+            receiving.wire.content[:] = message.sending.wire.content
+        _complete(receiving, max(message.arrived, receiving.posted))
+
+
+class SimulatedTransport:
+    """One rank's end of a `Simulated` world.
+
+    Attributes
+    ----------
+    now : float
+        The rank's time.
+    opened : float
+        When its handshake ends.
+    """
+
+    def __init__(self, world: Simulated, rank: int, size: int, nodes: Sequence[int]) -> None:
+        self.world = world
+        self.rank = rank
+        self.size = size
+        self.nodes = nodes
+        self.now = self.opened = 0.0
+        self.steps: Steps = iter(())  # type: ignore[assignment]
+        self.ended = True
+        self.half_message = world.network.message / 2
+        self.copy = world.network.inside.per_byte if world.network.copied else 0.0
+
+    def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
+        self.now += self.half_message
+        return self.world.send(self, wire, dest, tag)
+
+    def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
+        return self.world.receive(self, wire, source, tag)
+
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.isend(wire, dest, tag))
+
+    def forget(self, message: Persistent) -> None:
+        """Give nothing back."""
+
+    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.irecv(wire, source, tag))
+
+    def free(self) -> None:
+        """Give nothing back."""
+
+
+def _advance(rank: SimulatedTransport) -> None:
+    """Go on until the rank waits for what is not known yet."""
+    for pending in rank.steps:
+        if isinstance(pending, Reposted):
+            pending = pending.message
+        if pending is None:
+            continue
+        assert isinstance(pending, _Waited)
+        if pending.done == math.inf:
+            pending.waiting = True
+            return
+        _arrive(rank, pending)
+    rank.ended = True
+
+
+def _arrive(rank: SimulatedTransport, waited: _Waited) -> None:
+    rank.now = max(rank.now, rank.opened, waited.done)
+    if waited.receives:
+        rank.now += rank.half_message
+        if rank.copy and waited.near:
+            rank.now += rank.copy * waited.wire.nbytes
+
+
+def _complete(waited: _Waited, time: float) -> None:
+    waited.done = time
+    if waited.waiting:
+        waited.waiting = False
+        _arrive(waited.rank, waited)
+        _advance(waited.rank)

@@ -70,52 +70,38 @@ def plot(
     figure = Figure(figsize=(13, 5.5), layout="constrained")
     by_ranks, by_size = figure.subplots(1, 2)
     contenders = [(name, way) for name in names for way in ways]
+    labels = [name if way is None else f"{name}, {way.name}" for name, way in contenders]
     counts = _doubling(max(scenario.network.ranks_per_node, 2), scenario.ranks)
+    largest = sizes[-1]
     if len(sizes) == 1:
-        sizes = _doubling(max(sizes[0] >> 10, DTYPES[scenario.dtype].itemsize), 4 * sizes[0])
-        largest = sizes[-1] // 4
-    else:
-        largest = sizes[-1]
+        sizes = _doubling(max(largest >> 10, DTYPES[scenario.dtype].itemsize), 4 * largest)
 
-    def seconds(name: str, way: Codec | None, **change: int) -> float:
-        return simulation.allreduce(resized(scenario, **change), name, way, progress=progress).seconds
+    def milliseconds(name: str, way: Codec | None, **change: int) -> float:
+        return 1e3 * simulation.allreduce(resized(scenario, **change), name, way, progress=progress).seconds
 
-    for index, (name, way) in enumerate(contenders):
-        label = name if way is None else f"{name}, {way.name}"
-        style: dict[str, Any] = {
-            "color": _COLOURS[names.index(name) % len(_COLOURS)],
-            "linestyle": "--" if way is None else "-",
-            "marker": "." if way is None else "o",
-            "markersize": 4,
-            "label": label,
-            "zorder": 3 + index,
-        }
-        times = [seconds(name, way, ranks=ranks, nbytes=largest) * 1e3 for ranks in counts]
-        by_ranks.plot(counts, times, **style)
-    curves = [[seconds(name, way, nbytes=nbytes) for nbytes in sizes] for name, way in contenders]
-    for (name, way), curve in zip(contenders, curves, strict=True):
-        by_size.plot(
-            sizes,
-            [each * 1e3 for each in curve],
-            color=_COLOURS[names.index(name) % len(_COLOURS)],
-            linestyle="--" if way is None else "-",
-        )
-    best = [min(range(len(contenders)), key=lambda index: curves[index][column]) for column in range(len(sizes))]
+    curves = []
+    for (name, way), label in zip(contenders, labels, strict=True):
+        style: dict[str, Any] = {"color": _COLOURS[names.index(name) % len(_COLOURS)], "label": label}
+        style |= {"linestyle": "--", "marker": "."} if way is None else {"linestyle": "-", "marker": "o"}
+        curves.append([milliseconds(name, way, nbytes=nbytes) for nbytes in sizes])
+        times = [milliseconds(name, way, ranks=ranks, nbytes=largest) for ranks in counts]
+        by_ranks.plot(counts, times, markersize=4, **style)
+        by_size.plot(sizes, curves[-1], markersize=4, **style)
+    best = [min(range(len(curves)), key=lambda index: curves[index][column]) for column in range(len(sizes))]
     for (_, first), (high, second) in pairwise(zip(sizes, best, strict=True)):
         if first != second:
-            name, way = contenders[second]
             by_size.axvline(high, color="gray", linewidth=0.8)
-            text = f" {name}" + ("" if way is None else f", {way.name}")
-            by_size.text(high, 0.02, text, rotation=90, transform=by_size.get_xaxis_transform(), fontsize=7)
+            place = {"transform": by_size.get_xaxis_transform(), "fontsize": 7}
+            by_size.text(high, 0.02, f" {labels[second]}", rotation=90, **place)
     bound = [resized(scenario, ranks=ranks, nbytes=largest).bound * 1e3 for ranks in counts]
     by_ranks.plot(counts, bound, color="black", linewidth=0.8, label="bound, uncompressed")
     by_size.plot(sizes, [resized(scenario, nbytes=n).bound * 1e3 for n in sizes], color="black", linewidth=0.8)
-    by_ranks.set(xlabel="ranks", ylabel="ms", title=f"{largest / 2**20:g} MiB", xscale="log", yscale="log")
-    by_size.set(xlabel="bytes", ylabel="ms", title=f"{scenario.ranks} ranks", xscale="log", yscale="log")
-    by_ranks.set_xscale("log", base=2)
-    by_size.set_xscale("log", base=2)
+    by_ranks.set(xlabel="ranks", title=f"{largest / 2**20:g} MiB")
+    by_size.set(xlabel="bytes", title=f"{scenario.ranks} ranks")
     by_ranks.legend(fontsize=8)
     for axes in (by_ranks, by_size):
+        axes.set(ylabel="ms", yscale="log")
+        axes.set_xscale("log", base=2)
         axes.grid(alpha=0.3)
     figure.savefig(path)
 

@@ -1,11 +1,12 @@
-"""Collectives on networks that are not there: our own algorithms, unchanged, on a virtual clock.
+"""Simulated collectives: our own algorithms, unchanged, on a virtual clock.
 
-A rank's kernels take what a `Profile` says of their speed, and its messages what the network makes of them; nothing is
-sent and nothing computed. Above some hundred ranks, one node stands for all where all nodes do the same.
+A `Profile` says how long a rank's kernels take, and a `Network` how long its messages do. Nothing is sent or computed.
+If all nodes do the same, one node is simulated for all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,30 +24,28 @@ from ..devices.sizes import Extent, KernelSeconds, SizesCoder
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
 from ..layout import SIGNATURE_NBYTES, Chunk, World, balanced_chunks, in_pairs
-from ..model.kinds import kind_of, way_of
-from ..model.predict import DEFAULTS, Profile, Speed
+from ..model.predict import DEFAULTS, RAW, Profile, Speed
 from ..progress import Steps
 from ..stats import Stats
 from ..transports.base import Group, Transport, Wire
-from .network import Network
-from .transport import Account, Simulated, SimulatedTransport
+from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
 
+# The algorithms that can be simulated: MPI's own is not ours to know.
 ALGORITHMS = tuple(choose.ALLREDUCE)
-"""The algorithms that can be simulated: MPI's own is not ours to know."""
 
+# The number of messages that are simulated one by one rather than sizes rounded.
 _FEW_MESSAGES = 300_000
-"""The number of messages that are simulated one by one rather than sizes rounded."""
 
+# More than these take minutes, and memory.
 _MANY_MESSAGES = 5_000_000
-"""More than these take minutes, and memory."""
 
+# Sizes may grow by this factor, so that all ranks have chunks of one size.
 _ROUNDED = 1.02
-"""Sizes may grow by this factor, so that all ranks have chunks of one size."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """An allreduce among ranks that are not there.
+    """An allreduce to be simulated.
 
     Parameters
     ----------
@@ -60,8 +59,6 @@ class Scenario:
         Element type.
     profile : Profile
         Speeds of the codecs.
-    speed : Speed, optional
-        Of the codec, instead of the profile's.
     call : float
         Host seconds before the algorithm begins.
     segment : int, optional
@@ -73,7 +70,6 @@ class Scenario:
     nbytes: int
     dtype: str = "float32"
     profile: Profile = DEFAULTS
-    speed: Speed | None = None
     call: float = 0.0
     segment: int | None = None
 
@@ -159,13 +155,13 @@ def allreduce(
     algorithm : str
         One of `ALGORITHMS`.
     codec : Codec, optional
-        Nothing is compressed by default. Where wires vary in size, they are taken to be half as long as the values.
+        Nothing is compressed by default. Wires that vary in size are assumed to be half as long as the values.
     symmetric : bool
-        Whether one node may stand for all where that changes nothing.
+        Whether one node may be simulated for all where that changes nothing.
     patient : bool
         Whether millions of messages may be simulated one by one.
     progress : callable, optional
-        Told now and then how many messages more have passed something.
+        Called now and then with the number of further messages.
 
     Raises
     ------
@@ -175,10 +171,10 @@ def allreduce(
     if algorithm not in ALGORITHMS:
         choose.check("allreduce", algorithm)
         raise InvalidArgument(f"algorithm {algorithm!r} cannot be simulated: {', '.join(ALGORITHMS)} can")
-    device, world, itemsize = HostDevice(), scenario.world, DTYPES[scenario.dtype].itemsize
+    device, itemsize, profile = HostDevice(), DTYPES[scenario.dtype].itemsize, scenario.profile
     n = scenario.nbytes // itemsize
     call = Call("allreduce", n, scenario.dtype, itemsize, "sum", codec, algorithm)
-    plan = make_plan(call, Setting(world, device, scenario.profile, library="", shared=False))
+    plan = make_plan(call, Setting(scenario.world, device, profile, library="", shared=False))
     if scenario.segment is not None:
         plan = plan._replace(segment=max(scenario.segment // itemsize, 1))
     cut = _cut(plan, n, scenario, symmetric)
@@ -186,33 +182,25 @@ def allreduce(
     if cut.symmetry == "none" and count > _MANY_MESSAGES and not patient:
         raise InvalidArgument(_too_many(scenario, plan, count))
     simulated = Simulated(scenario.ranks, scenario.network, cut.symmetry, progress)
-    begun = opening(scenario.ranks, scenario.network)
+    begun = handshake(scenario.ranks, scenario.network)
     opened = [scenario.call + begun.seconds[t.rank % len(begun.seconds)] for t in simulated.transports]
     ahead = plan.coder is not None and plan.coder.fixed_size  # as in blocking calls that are replayed
     starts = [scenario.call] * len(opened) if ahead else opened
+    raw = profile.speed(RAW, 8.0 * itemsize)
+    speed = raw if codec is None else profile.speed(codec.kind, codec.wire_bits(device, scenario.dtype))
     take = lru_cache(maxsize=None)(Extent)
-    speeds = scenario.speed or scenario.profile.speed(
-        kind_of(codec), way_of(codec, device, scenario.dtype, itemsize).bits
-    )
-    raw_speeds = scenario.profile.speed("none", 8.0 * itemsize)
-    running: list[tuple[Steps, Stats, list[SizesCoder]]] = []
-    for transport in simulated.transports:
-        stats = Stats("allreduce", None, algorithm, scenario.nbytes)
-        coders = [
-            SizesCoder(transport, _length(plan, itemsize), _seconds(raw_speeds if codec is None else speeds, itemsize)),
-            SizesCoder(transport, lambda n: itemsize * n, _seconds(raw_speeds, itemsize)),
-        ]
-        running.append((_steps(transport, plan, cut, coders, take, stats, itemsize), stats, coders))
-    account = simulated.run([steps for steps, _, _ in running], starts, opened)
+    jobs = [_job(transport, plan, cut, (speed, raw), take) for transport in simulated.transports]
+    account = simulated.run([choose.ALLREDUCE[algorithm](job) for job in jobs], starts, opened)
+    coders = [(job.coder, job.raw) for job in jobs]
     return Outcome(
         algorithm,
         codec,
         max(account.seconds),
-        max(stats.wire_nbytes for _, stats, _ in running),
-        max(stats.raw_sent_nbytes for _, stats, _ in running),
-        account.messages / len(running),
-        max(sum(coder.encode_seconds for coder in coders) for _, _, coders in running),
-        max(sum(coder.decode_seconds for coder in coders) for _, _, coders in running),
+        max(job.stats.wire_nbytes for job in jobs),
+        max(job.stats.raw_sent_nbytes for job in jobs),
+        account.messages / len(jobs),
+        max(sum(coder.encode_seconds for coder in both) for both in coders),
+        max(sum(coder.decode_seconds for coder in both) for both in coders),
         cut.n * itemsize,
         cut.symmetry,
     )
@@ -232,53 +220,88 @@ def _handshake(transport: Transport) -> Steps:
         yield sent
 
 
+def _job(
+    transport: SimulatedTransport,
+    plan: Plan,
+    cut: _Cut,
+    speeds: tuple[Speed, Speed],
+    take: Callable[[int], Any],
+) -> Any:
+    """Make what `compcoll.collectives.host` gives to an algorithm, for one rank: coders let time pass."""
+    itemsize, coder = plan.call.itemsize, plan.coder
+    assert coder is not None
+    wire_nbytes = coder.wire_nbytes if coder.fixed_size else lambda n: -(-n * itemsize // 2)
+    return Job(
+        group=Group(transport, tag=1),
+        coder=SizesCoder(transport, wire_nbytes, _seconds(speeds[0], itemsize)),
+        x=Window(Extent(0)),
+        out=Window(Extent(0)),
+        chunks=cut.chunks,
+        take=take,
+        stats=Stats("allreduce", None, plan.algorithm, plan.call.nbytes),
+        itemsize=itemsize,
+        raw=SizesCoder(transport, lambda n: itemsize * n, _seconds(speeds[1], itemsize)),
+        cut=partial(balanced_chunks, cut.n, block=plan.block, segment=plan.segment),
+    )
+
+
 @lru_cache(maxsize=32)
-def opening(ranks: int, network: Network) -> Account:
-    """The messages by which ranks find out whether they make the same call: the same for all algorithms."""
+def handshake(ranks: int, network: Network) -> Account:
+    """Simulate the handshake, by which ranks find out whether they make the same call: alike for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "exclusive" if in_pairs(ranks) else "rotation"
     simulated = Simulated(ranks, network, symmetry)
     return simulated.run([_handshake(transport) for transport in simulated.transports])
 
 
 def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int:
-    """About as many messages as all ranks send: of every segment one a level, or two on its way."""
-    p, segments = scenario.ranks, sum(len(chunk) for chunk in chunks)
-    return p * segments * (p.bit_length() if RECORDS[algorithm].symmetry == "exclusive" else 2)
+    """Estimate how many messages all ranks send: two for each segment of a chunk, or one in each exchange of the whole
+    buffer.
+    """
+    p, segments, record = scenario.ranks, sum(len(chunk) for chunk in chunks), RECORDS[algorithm]
+    exchanges = record.symmetry == "exclusive" and not record.chunked
+    return p * segments * (p.bit_length() if exchanges else 2)
 
 
 def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
     """Chunks of one size for all ranks, if that is possible or almost so; then one node stands for all."""
-    ranks, per_node = scenario.ranks, scenario.network.ranks_per_node
-    own_parts = RECORDS[plan.algorithm].parts(ranks)
-    chunks = balanced_chunks(n, own_parts, plan.block, plan.segment)
+    ranks, record = scenario.ranks, RECORDS[plan.algorithm]
+    chunks = balanced_chunks(n, record.parts(ranks), plan.block, plan.segment)
     exact = _Cut(n, chunks, "none")
-    symmetry = RECORDS[plan.algorithm].symmetry
-    if not symmetric or symmetry == "none" or ranks % per_node:
+    if not symmetric or not has_symmetry(record.symmetry, ranks, scenario.network.ranks_per_node):
         return exact
-    if symmetry == "exclusive":
-        return exact if ranks & ranks - 1 or per_node & per_node - 1 else exact._replace(symmetry="exclusive")
-    parts = ranks // per_node if plan.algorithm == choose.HIERARCHICAL else ranks
-    if _equal(balanced_chunks(n, parts, plan.block, plan.segment)):
-        return exact._replace(symmetry="rotation")
-    unit = parts * plan.block * (64 if n >= parts * plan.block * 1024 else 1)
+    if _equal(balanced_chunks(n, _parts(plan, scenario), plan.block, plan.segment)):
+        return exact._replace(symmetry=record.symmetry)
+    unit = _unit(plan, n, scenario)
     rounded = -(-n // unit) * unit
     if messages(scenario, plan.algorithm, chunks) <= _FEW_MESSAGES or rounded > _ROUNDED * n:
         return exact
-    return _Cut(rounded, balanced_chunks(rounded, own_parts, plan.block, plan.segment), "rotation")
+    chunks = balanced_chunks(rounded, record.parts(ranks), plan.block, plan.segment)
+    return _Cut(rounded, chunks, record.symmetry)
+
+
+def _parts(plan: Plan, scenario: Scenario) -> int:
+    """Return how many parts of a buffer must have one size, so that all nodes do the same."""
+    if plan.algorithm == choose.HIERARCHICAL:
+        return scenario.ranks // scenario.network.ranks_per_node
+    return RECORDS[plan.algorithm].parts(scenario.ranks)
+
+
+def _unit(plan: Plan, n: int, scenario: Scenario) -> int:
+    """Return a number of values whose multiples can be cut into parts of one size."""
+    unit = _parts(plan, scenario) * plan.block
+    return unit * (64 if n >= 1024 * unit else 1)
 
 
 def _too_many(scenario: Scenario, plan: Plan, count: int) -> str:
     """Say what to do about too many messages."""
-    ranks, per_node = scenario.ranks, scenario.network.ranks_per_node
-    remedy = "fewer ranks"
-    if RECORDS[plan.algorithm].symmetry == "exclusive":
+    ranks, per_node, itemsize = scenario.ranks, scenario.network.ranks_per_node, DTYPES[scenario.dtype].itemsize
+    symmetry, remedy = RECORDS[plan.algorithm].symmetry, "fewer ranks"
+    if has_symmetry(symmetry, ranks, per_node):
+        remedy += f", or a multiple of {_unit(plan, scenario.nbytes // itemsize, scenario) * itemsize} bytes,"
+    elif symmetry == "exclusive":
         remedy += ", or powers of two,"
-    elif ranks % per_node:
+    elif symmetry == "rotation":
         remedy += f", or a multiple of {per_node},"
-    else:
-        parts = ranks // per_node if plan.algorithm == choose.HIERARCHICAL else ranks
-        nbytes = parts * plan.block * DTYPES[scenario.dtype].itemsize
-        remedy += f", or a multiple of {nbytes * (64 if scenario.nbytes >= 1024 * nbytes else 1)} bytes,"
     return (
         f"{plan.algorithm} of {scenario.nbytes} bytes on {ranks} ranks: {count} messages would be simulated one by "
         f"one, since not all nodes do the same: {remedy} would be fast; or be patient"
@@ -289,14 +312,6 @@ def _equal(chunks: Sequence[Chunk]) -> bool:
     return len({tuple(end - begin for begin, end in chunk) for chunk in chunks}) == 1
 
 
-def _length(plan: Plan, itemsize: int) -> Callable[[int], int]:
-    """The length of the wire of so many values."""
-    assert plan.coder is not None
-    if plan.coder.fixed_size:
-        return plan.coder.wire_nbytes
-    return lambda n: -(-n * itemsize // 2)
-
-
 def _seconds(speed: Speed, itemsize: int) -> KernelSeconds:
     """Seconds of a value. Halves are computed on as float32."""
     nbytes = max(itemsize, 4)
@@ -304,34 +319,46 @@ def _seconds(speed: Speed, itemsize: int) -> KernelSeconds:
     return KernelSeconds(*(nbytes / rate for rate in rates))
 
 
-def _steps(
-    transport: SimulatedTransport,
-    plan: Plan,
-    cut: _Cut,
-    coders: Sequence[SizesCoder],
-    take: Callable[[int], Any],
-    stats: Stats,
-    itemsize: int,
-) -> Steps:
-    """Take the steps that `compcoll.collectives.host` runs on one rank."""
-    nothing = Extent(0)
-    job = Job(
-        group=Group(transport, tag=1),
-        coder=coders[0],
-        x=Window(nothing),
-        out=Window(nothing),
-        chunks=cut.chunks,
-        take=take,
-        stats=stats,
-        itemsize=itemsize,
-        raw=coders[1],
-        cut=partial(balanced_chunks, cut.n, block=plan.block, segment=plan.segment),
-    )
-    return choose.ALLREDUCE[plan.algorithm](job)
-
-
 def resized(scenario: Scenario, *, ranks: int | None = None, nbytes: int | None = None) -> Scenario:
     """Give a scenario another number of ranks or another size; a network of no more ranks than there are."""
     ranks = scenario.ranks if ranks is None else ranks
     network = replace(scenario.network, ranks_per_node=min(scenario.network.ranks_per_node, ranks))
     return replace(scenario, ranks=ranks, network=network, nbytes=scenario.nbytes if nbytes is None else nbytes)
+
+
+def step_seconds(nbytes: float, computing: float, network: Network, ranks: int) -> float:
+    """Predict a step of data-parallel training, in which nothing is sent while something is computed: the model with
+    which LDTE-BS, a sparsifier, was extrapolated to clusters.
+
+    i GPUs a node, j nodes, g bytes of gradients on their way, T_B seconds of a step on one GPU::
+
+        T_comm = g / C_gpu log2 i + g / C_cpu + (C_lat + g / C_net) log2 j
+        T_comp = T_B - g / C_cpu
+
+    and i j B / (T_comm + T_comp) examples a second, with batches of B. Copies between GPU and CPU, g / C_cpu, are part
+    of T_B, and so cancel.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes of a rank's gradients on their way: g.
+    computing : float
+        Seconds of a step on one GPU: T_B.
+    network : Network
+        Its links inside nodes carry C_gpu bytes a second, those between nodes C_net after C_lat seconds.
+    ranks : int
+        One a GPU, of whole nodes.
+
+    Raises
+    ------
+    InvalidArgument
+        If nodes would not be whole, or the step took no time.
+    """
+    if ranks % network.ranks_per_node:
+        raise InvalidArgument(f"{ranks} ranks, {network.ranks_per_node} a node: whole nodes are needed")
+    if not 0 < computing < math.inf:
+        raise InvalidArgument(f"computing={computing!r} s: a positive time is needed")
+    inside, between = network.inside, network.between
+    near = nbytes * inside.per_byte * math.log2(network.ranks_per_node)
+    far = (between.latency + nbytes * between.per_byte) * math.log2(ranks // network.ranks_per_node)
+    return computing + near + far

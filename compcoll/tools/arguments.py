@@ -15,27 +15,27 @@ from ..errors import InvalidArgument
 from ..model.predict import Link
 from ..registry import codec_classes, get_codec, is_own
 
+# Options of codecs whose names commands have for options of their own.
 _OF_COMMANDS = ("dtype", "seed")
-"""Options of codecs whose names commands have for options of their own."""
 
 _BYTES = {"": 1, "b": 1, **{f"{p}{s}": 1 << 10 * i for i, p in enumerate("kmgt", 1) for s in ("", "b", "ib")}}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_BYTES_A_SECOND = {f"{p}B/s": 1000**i for i, p in enumerate(["", "k", "M", "G", "T"])}
-_BITS = {f"{p}bit{s}": 1000**i for i, p in enumerate(["", "k", "m", "g", "t"]) for s in ("", "/s")}
+_BITS_PER_SECOND = {f"{p}bit{s}": 1000**i / 8 for i, p in enumerate(["", "k", "m", "g", "t"]) for s in ("", "/s")}
+_SPEEDS = {**_BITS_PER_SECOND, **{f"{p}B/s": 1000**i for i, p in enumerate(["", "k", "M", "G", "T"])}}
 
 
 def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
-    """Give a parser ``--codec``, and the options of all codecs: the fields of their dataclasses.
+    """Add ``--codec`` to a parser, and the options of all codecs: the fields of their dataclasses.
 
-    An option is called as the field is; ``--codec-NAME`` where commands have such an option of their own, and where
-    only codecs of other packages have that field.
+    An option has the name of its field. It is ``--codec-NAME`` if commands have an option of that name, or if only
+    codecs of other packages have that field.
 
     Parameters
     ----------
     parser : argparse.ArgumentParser or group
         Gets them.
     text : str
-        What its help is to say of ``--codec``.
+        The help of ``--codec``.
     """
     parser.add_argument("--codec", metavar="NAME", help=text)
     for name, of_codecs in _options().items():
@@ -118,12 +118,12 @@ def _converted(text: Any, field: Field[Any] | None) -> Any:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes given as ``4096``, ``16M``, ``16MB`` or ``16MiB``: suffixes are powers of 1024."""
+    """Parse bytes given as ``4096``, ``16M``, ``16MB`` or ``16MiB``: suffixes are powers of 1024."""
     return round(_parse(text, _BYTES, "a size: bytes are needed, such as 4096, 64K, 16M or 1G"))
 
 
 def amount(nbytes: float) -> str:
-    """Bytes with a fitting unit, a power of 1024."""
+    """Format bytes with a fitting unit, a power of 1024."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):.4g} {unit}"
@@ -139,24 +139,13 @@ def doubling(low: int, high: int) -> list[int]:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds given as ``2us``, ``0.5ms`` or ``1s``."""
+    """Parse seconds given as ``2us``, ``0.5ms`` or ``1s``."""
     return _parse(text, _SECONDS, "a duration: s, ms, us or ns are needed, such as 2us")
 
 
-def parse_rate(text: str) -> float:
-    """Bits per second given as ``100gbit`` or ``500mbit``: suffixes are powers of 1000."""
-    return _parse(text, _BITS, "a link's speed: bits per second are needed, such as 100gbit or 500mbit")
-
-
 def parse_speed(text: str) -> float:
-    """Bytes per second given as ``1.5GB/s``, or in bits as ``100gbit``: suffixes are powers of 1000."""
-    if "bit" in text.lower():
-        return parse_rate(text) / 8
-    match = re.fullmatch(r"\s*([\d.]+)\s*([kMGT]?B/s)\s*", text)
-    expected = "a speed: bytes or bits per second are needed, such as 1.5GB/s or 100gbit"
-    if match is None:
-        raise InvalidArgument(f"{text!r} is not {expected}")
-    return _parse(match[1], {"": _BYTES_A_SECOND[match[2]]}, expected)
+    """Parse bytes per second given as ``1.5GB/s``, or in bits as ``100gbit``: suffixes are powers of 1000."""
+    return _parse(text, _SPEEDS, "a speed: bytes or bits per second are needed, such as 1.5GB/s or 100gbit")
 
 
 def given(text: str | None, parse: Callable[[str], float], otherwise: float) -> float:
@@ -173,8 +162,10 @@ def link(speed: str | None, latency: str | None, otherwise: Link) -> Link:
 
 
 def _parse(text: str, units: Mapping[str, float], expected: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ/]*)", text.strip().lower())
-    value = float(match[1]) * units[match[2]] if match is not None and match[2] in units else math.nan
+    """A positive number with one of the units, in lower case or as it is."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ/]*)", text.strip(), re.IGNORECASE)
+    unit = units.get(match[2], units.get(match[2].lower(), math.nan)) if match else math.nan
+    value = float(match[1]) * unit if match else math.nan
     if not 0 < value < math.inf:
         raise InvalidArgument(f"{text!r} is not {expected}")
     return value

@@ -7,26 +7,36 @@ import json
 import os
 import platform
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import config
+from ..collectives.choose import NAMES
+from ..collectives.explanation import link_text
+from ..communicator import Communicator
 from ..devices.cores import affinity, usable_cores
 from ..devices.host import HostDevice
+from ..devices.memory import gpus
 from ..errors import CompcollError, MPIMissing
 from ..layout import World
+from ..model.predict import DEFAULTS
+from ..model.profile import find, load, path_of, place_of
+from ..transports.gpu_aware import gpu_awareness
+from . import selftest
 from .machine import Launcher, binding, cpu, launcher, loaded_networks, settings, versions
+from .tune import Stopwatch, with_links
 
 if TYPE_CHECKING:
     from ..transports.mpi import MPITransport
 
+T = TypeVar("T")
+
 WRONG, SLOW, NOTE = "wrong", "slow", "note"
 
 _NEEDED = ("numpy", "ml_dtypes", "zfpy", "mpi4py")
-_ROUND_TRIPS = 50
-_LARGE = 4 << 20
+_SECONDS = 1.0  # for messages
 _TIMEOUT = 60.0
 
 
@@ -69,7 +79,7 @@ class Report:
         return all(finding.level != WRONG for finding in self.findings)
 
     def add(self, heading: str, text: str, **facts: Any) -> None:
-        """Add a line, and what it says for programs."""
+        """Add a line for people, and its facts for programs."""
         self.lines.append((heading, text))
         self.facts |= facts
 
@@ -79,14 +89,20 @@ class Report:
         if finding not in self.findings:
             self.findings.append(finding)
 
+    def attempt(self, work: Callable[[], T], remedy: str) -> T | None:
+        """Return what a function returns; None, and a finding, if it raises an error of compcoll's."""
+        try:
+            return work()
+        except CompcollError as error:
+            self.find(WRONG, str(error), remedy)
+            return None
+
 
 DESCRIPTION = (
     "Looks at the machine, MPI and the launcher, tests codecs and collectives, and says what to "
     "change. Alone or under mpirun: with as many ranks, and on as many nodes, as will be used. Exit status 1 if "
     "something is wrong."
 )
-"""What the command does."""
-
 EXAMPLE = "mpirun -n 4 python -m compcoll doctor"
 
 
@@ -97,63 +113,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine and print, on one rank."""
-    started_by = launcher()
-    report = examine_alone()
-    speaks = examine_ranks(report, started_by)
-    if speaks:
+    report, started_by = Report(), launcher()
+    _packages(report)
+    _environment(report)
+    _cpu(report)
+    if examine_ranks(report, started_by):
         print(to_json(report) if args.json else "\n".join(to_text(report)), flush=True)
     return 0 if report.healthy else 1
 
 
-def examine_alone() -> Report:
-    """Find out what one process sees without MPI."""
-    report = Report()
-    system = f"{platform.system()} {platform.machine()}"
+def _packages(report: Report) -> None:
+    system, python = f"{platform.system()} {platform.machine()}", platform.python_version()
     found = versions()
     version = found.pop("compcoll")
-    report.add(
-        "compcoll",
-        f"{version} on Python {platform.python_version()}, {system}",
-        compcoll=version,
-        python=platform.python_version(),
-        system=system,
-    )
+    about = f"{version} on Python {python}, {system}"
+    report.add("compcoll", about, compcoll=version, python=python, system=system)
     installed = ", ".join(f"{name} {number}" for name, number in found.items() if number)
     missing = ", ".join(name for name, number in found.items() if not number)
     report.add("packages", installed + (f"; not installed: {missing}" if missing else ""), packages=found)
     for name in _NEEDED:
         if not found[name]:
             report.find(WRONG, f"{name} is not installed", f"pip install {name}")
-    _environment(report)
-    name, features = cpu()
-    report.add("CPU", f"{name}: {', '.join(features) or 'no feature that matters'}", cpu=name, cpu_features=features)
-    _kernels(report)
-    return report
 
 
 def _environment(report: Report) -> None:
     ours, unknown, mpis = settings()
-    told = [f"{name}={value}" for name, value in {**ours, **mpis}.items()]
-    report.add("environment", ", ".join(told) or "no settings of compcoll's or MPI's", environment={**ours, **mpis})
+    every = {**ours, **mpis}
+    text = ", ".join(f"{name}={value}" for name, value in every.items())
+    report.add("environment", text or "no settings of compcoll's or MPI's", environment=every)
     for name in unknown:
-        report.find(
-            NOTE, f"{name} is in the environment, but compcoll has no such setting", "look for a slip of the pen"
-        )
+        text = f"{name} is in the environment, but compcoll has no such setting"
+        report.find(NOTE, text, "look for a slip of the pen")
     for read in (config.timeout, lambda: config.threads(1), config.segment_nbytes):
-        _try(report, read, "set it right, or unset it")
+        report.attempt(read, "set it right, or unset it")
 
 
-def _try(report: Report, work: Callable[[], Any], remedy: str) -> Any:
-    try:
-        return work()
-    except CompcollError as error:
-        report.find(WRONG, str(error), remedy)
-        return None
-
-
-def _kernels(report: Report) -> None:
+def _cpu(report: Report) -> None:
+    name, features = cpu()
+    report.add("CPU", f"{name}: {', '.join(features) or 'no feature that matters'}", cpu=name, cpu_features=features)
     sets = HostDevice.instruction_sets()
-    used = _try(report, lambda: config.instruction_set(sets), "choose one that this CPU can run, or unset it")
+    used = report.attempt(lambda: config.instruction_set(sets), "choose one that this CPU can run, or unset it")
     report.add("kernels", f"{used or 'none'} of {', '.join(sets)}", instruction_set=used, instruction_sets=sets)
     if used is not None and used != sets[-1]:
         remedy = f"unset {config.INSTRUCTION_SET}, unless you compare"
@@ -163,7 +162,7 @@ def _kernels(report: Report) -> None:
 
 
 def examine_ranks(report: Report, started_by: Launcher) -> bool:
-    """Find out what all ranks see together; tell whether this one is to speak. Collective, if there is an MPI."""
+    """Find out what all ranks see together, and return whether this rank is to print. Collective under MPI."""
     try:
         from ..transports.mpi import transport_by_mpi
     except MPIMissing as error:
@@ -190,15 +189,16 @@ def examine_ranks(report: Report, started_by: Launcher) -> bool:
 
 
 def _library(report: Report, transport: MPITransport, started_by: Launcher) -> None:
-    from ..transports.library import library
+    from ..transports.library import library  # loads MPI
 
     known = library()
     name = " ".join(known.version.split(",")[0].splitlines()[0].replace("Version:", "").split())
     standard = ".".join(map(str, known.standard))
-    device = re.search(r"Device:\s*(\S+)", known.version)
-    text = f"{name}{f' ({device[1]})' if device else ''}, MPI {standard}, threads: {known.thread_level}"
-    report.add("MPI", text, mpi=name, mpi_standard=standard, thread_level=known.thread_level)
-    report.facts |= {"mpi_memory_kinds": known.memory_kinds, "mpi_device": device[1] if device else None}
+    found = re.search(r"Device:\s*(\S+)", known.version)
+    device = found[1] if found else None
+    text = f"{name}{f' ({device})' if device else ''}, MPI {standard}, threads: {known.thread_level}"
+    facts = {"mpi": name, "mpi_standard": standard, "thread_level": known.thread_level}
+    report.add("MPI", text, **facts, mpi_memory_kinds=known.memory_kinds, mpi_device=device)
     text = started_by.name + (f", {started_by.ranks} ranks" if started_by.ranks > 1 else "")
     report.add("launcher", text, launcher=started_by._asdict())
     if started_by.ranks != transport.size and started_by.name != "none":
@@ -209,11 +209,8 @@ def _library(report: Report, transport: MPITransport, started_by: Launcher) -> N
             "use the mpirun of that library (launch/mpirun finds it), or point MPI4PY_LIBMPI at the other library",
         )
     if known.thread_level != "MULTIPLE":
-        report.find(
-            NOTE,
-            f'MPI was started with thread level {known.thread_level}: progress="thread" cannot be used',
-            'mpi4py.rc.thread_level = "multiple" before MPI starts, and an MPI built for it',
-        )
+        text = f'MPI was started with thread level {known.thread_level}: progress="thread" cannot be used'
+        report.find(NOTE, text, 'mpi4py.rc.thread_level = "multiple" before MPI starts, and an MPI built for it')
 
 
 def _placement(report: Report, transport: MPITransport) -> None:
@@ -221,32 +218,30 @@ def _placement(report: Report, transport: MPITransport) -> None:
     every = transport.gather(lambda: own)
     hosts = transport.gather(platform.node)
     present = transport.gather(lambda: os.cpu_count() or len(own))
-    texts, crowded = [], []
+    texts = []
     for node in range(max(transport.nodes) + 1):
         ranks = [rank for rank, on in enumerate(transport.nodes) if on == node]
-        cores = {core for rank in ranks for core in every[rank]}
+        host, cores = hosts[ranks[0]], {core for rank in ranks for core in every[rank]}
         bound = binding([every[rank] for rank in ranks], present[ranks[0]])
-        told = f"{len(ranks)} on {hosts[ranks[0]]} ({len(every[ranks[0]])} cores a rank, {bound})"
-        texts.append(told)
+        texts.append(f"{len(ranks)} on {host} ({len(every[ranks[0]])} cores a rank, {bound})")
         if len(ranks) > len(cores):
-            crowded.append(f"{len(ranks)} ranks share {len(cores)} cores on {hosts[ranks[0]]}")
-    count = f"{transport.size} on {len(texts)} node{'s' * (len(texts) > 1)}: "
-    report.add("ranks", count + "; ".join(texts[:4]) + (" …" if len(texts) > 4 else ""), ranks=transport.size)
-    report.facts |= {"nodes": list(transport.nodes), "hosts": hosts, "cores": every}
-    threads = _try(report, lambda: config.threads(transport.cores), f"set {config.THREADS} right, or unset it")
+            remedy = "start fewer ranks on it, or have the launcher bind fewer cores away from them"
+            report.find(SLOW, f"{len(ranks)} ranks share {len(cores)} cores on {host}", remedy)
+    text = f"{transport.size} on {_counted(len(texts), 'node')}: {'; '.join(texts[:4])}{' …' * (len(texts) > 4)}"
+    report.add("ranks", text, ranks=transport.size, nodes=list(transport.nodes), hosts=hosts, cores=every)
+    threads = report.attempt(lambda: config.threads(transport.cores), f"set {config.THREADS} right, or unset it")
     report.add("threads", f"{threads} for each kernel", threads=threads)
-    for text in crowded:
-        report.find(SLOW, text, "start fewer ranks on it, or have the launcher bind fewer cores away from them")
-    usable = usable_cores()
-    if threads is not None and threads > usable:
-        text = f"{threads} threads for each kernel on {usable} core{'s' * (usable > 1)}"
+    if threads is not None and threads > (usable := usable_cores()):
+        text = f"{threads} threads for each kernel on {_counted(usable, 'core')}"
         report.find(SLOW, text, f"unset {config.THREADS}, or set it to at most {usable}")
 
 
-def _codecs(report: Report) -> None:
-    from . import selftest
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n > 1)}"
 
-    wrong = _try(report, selftest.check_codecs, "see above")
+
+def _codecs(report: Report) -> None:
+    wrong = report.attempt(selftest.check_codecs, "see above")
     for text in wrong or ():
         report.find(WRONG, f"codec {text}", "build compcoll again; if it stays, report it with this output")
     count = f"{len(selftest.CODECS)} of our own on {len(HostDevice.instruction_sets())} instruction sets"
@@ -255,57 +250,33 @@ def _codecs(report: Report) -> None:
 
 
 def _messages(report: Report, transport: MPITransport) -> None:
-    """Latency and bandwidth from rank 0 to the first other rank on its node, and to the first on another."""
-    nodes = list(transport.nodes)
-    near = next((rank for rank in range(1, transport.size) if nodes[rank] == nodes[0]), None)
-    far = next((rank for rank in range(1, transport.size) if nodes[rank] != nodes[0]), None)
+    """Report latency and bandwidth of messages, as all pairs of ranks measure them at once."""
+    world = World.of(transport.nodes)
     networks = loaded_networks()
     report.facts["loaded_networks"] = networks
-    among = f" (loaded: {', '.join(networks)})" if networks else ""
-    for partner, where, guess in (
-        (near, "inside a node", "shared memory, presumably"),
-        (far, "between nodes", f"TCP or what MPI prefers to it{among}"),
-    ):
-        if partner is None:
-            continue
-        latency, speed = _ping_pong(transport, partner)
-        text = f"{where}: {latency * 1e6:.1f} µs, {speed / 1e9:.2f} GB/s; {guess}: MPI does not tell"
-        report.add("messages", text, **{where.replace(" ", "_"): {"latency": latency, "bytes_per_second": speed}})
-    if near is None and far is None:
+    if world.size == 1:
         report.add("messages", "none: one rank only; start this under mpirun to test more")
-
-
-def _ping_pong(transport: MPITransport, partner: int) -> tuple[float, float]:
-    comm, seconds = transport.comm, []
-    for nbytes, count in ((8, _ROUND_TRIPS), (_LARGE, 4)):
-        buffer = bytearray(nbytes)
-        times = []
-        for _ in range(count + 2):
-            started = time.perf_counter()
-            if transport.rank == 0:
-                comm.Send(buffer, partner)
-                comm.Recv(buffer, partner)
-            elif transport.rank == partner:
-                comm.Recv(buffer, 0)
-                comm.Send(buffer, 0)
-            times.append((time.perf_counter() - started) / 2)
-        seconds.append(sorted(times[2:])[count // 2])
-    latency, large = transport.tell(lambda: seconds)
-    return latency, _LARGE / max(large - latency, 1e-9)
+        return
+    measured = with_links(DEFAULTS, transport, Stopwatch(transport, _SECONDS), world, 0.1)
+    among = f" (loaded: {', '.join(networks)})" if networks else ""
+    for there, where, link, guess in (
+        (world.per_node > 1, "inside a node", measured.inside, "shared memory, presumably"),
+        (world.nodes > 1, "between nodes", measured.between, f"TCP or what MPI prefers to it{among}"),
+    ):
+        if there:
+            text = f"{where}: {link_text(link)}; {guess}: MPI does not tell"
+            facts = {"latency": link.latency, "bytes_per_second": 1 / link.per_byte}
+            report.add("messages", text, **{where.replace(" ", "_"): facts})
 
 
 def _gpu(report: Report) -> None:
     """Report which GPUs there are, and how their memory reaches other ranks."""
-    from ..devices.memory import gpus
-    from ..transports.gpu_aware import gpu_awareness
-    from . import selftest
-
     names, why = gpus()
     wrong = selftest.check_gpu() if names else ""
     if wrong:
         remedy = "pip install 'compcoll[cuda13]' (cuda12 for drivers of CUDA 12) brings the compiler that CuPy needs"
         report.find(WRONG, f"GPU: {wrong}", remedy)
-    known = _try(report, gpu_awareness, f"set {config.GPU_AWARE} right, or unset it")
+    known = report.attempt(gpu_awareness, f"set {config.GPU_AWARE} right, or unset it")
     if known is None:
         return
     way = "takes their memory" if known.aware else "does not take their memory: wires go through pinned host memory"
@@ -315,16 +286,11 @@ def _gpu(report: Report) -> None:
 
 
 def _sums(report: Report, transport: MPITransport) -> None:
-    from ..collectives.choose import NAMES
-    from ..communicator import Communicator
-    from . import selftest
-
     comm = Communicator(transport.comm, timeout=_TIMEOUT)
     wrong = selftest.check_allreduce(comm, World.of(transport.nodes))
+    remedy = "run it again with fewer ranks or another MPI; if it stays, report it with this output"
     for text in wrong:
-        report.find(
-            WRONG, text, "run it again with fewer ranks or another MPI; if it stays, report it with this output"
-        )
+        report.find(WRONG, text, remedy)
     verdict = "as they should be" if not wrong else f"{len(wrong)} tests failed"
     report.add("sums", f"allreduce by {', '.join(NAMES['allreduce'])}: {verdict}", sums_wrong=wrong)
     if not wrong:
@@ -333,8 +299,6 @@ def _sums(report: Report, transport: MPITransport) -> None:
 
 def _profile(report: Report, transport: MPITransport) -> None:
     """Report whether auto knows these machines."""
-    from ..model.profile import find, load, path_of, place_of
-
     place = place_of(transport, HostDevice().name)
     if transport.rank != 0:
         return
@@ -342,9 +306,7 @@ def _profile(report: Report, transport: MPITransport) -> None:
     if named == config.NO_PROFILE:
         report.add("profile", f"defaults, as {config.PROFILE} says", profile=None)
         return
-    from pathlib import Path
-
-    stored = _try(report, lambda: load(Path(named)) if named else find(place), "make it again, or delete it")
+    stored = report.attempt(lambda: load(Path(named)) if named else find(place), "make it again, or delete it")
     if stored is not None:
         source = named or str(path_of(stored.place))
         report.add("profile", f"{source}, made {stored.made}", profile=source)

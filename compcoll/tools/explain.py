@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import sys
 from pathlib import Path
 
 from ..collectives import choose
@@ -12,7 +11,7 @@ from ..collectives.call import MOVED, REDUCTIONS, Call, Setting
 from ..collectives.plan import Plan, make_plan
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES
-from ..errors import CompcollError, InvalidArgument
+from ..errors import InvalidArgument
 from ..layout import World
 from ..model.predict import DEFAULTS, Profile
 from ..model.profile import latest, load
@@ -22,41 +21,38 @@ DESCRIPTION = (
     "Prints what the cost model predicts for every algorithm, with and without the codec, and what "
     "auto chooses and why. Needs no MPI."
 )
-"""What the command does."""
 
 EXAMPLE = "python -m compcoll explain --bytes 16M --codec zfp --rate 8 -p 64"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 16M")
-    parser.add_argument("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
-    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="default: as in the profile, else 1")
+    add_place(parser)
     add_codec_options(
         parser, "zfp, minmax, cast …, or auto with --tolerance, which is then the result's relative error"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
     parser.add_argument("--collective", choices=sorted(choose.NAMES), default="allreduce", help="default: %(default)s")
-    parser.add_argument(
-        "--profile", metavar="FILE", help='a stored profile, or "defaults" (default: the last one made on this host)'
-    )
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that describe a buffer, ranks and a profile."""
+    add = parser.add_argument
+    add("--bytes", required=True, metavar="SIZE", help="bytes of a rank's buffer, such as 64K, 16M or 1G")
+    add("-p", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
+    add("--ranks-per-node", type=int, metavar="N", help="default: as in the profile, else 1")
+    add("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
+    add("--profile", metavar="FILE", help='a stored profile, or "defaults" (default: the last one made on this host)')
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    try:
-        print(plan(args))
-    except CompcollError as error:
-        print(f"compcoll explain: {error}", file=sys.stderr)
-        return 1
+    print(plan(args))
     return 0
 
 
 def plan(args: argparse.Namespace) -> Plan:
-    """The plan of the call that the arguments describe."""
-    device = HostDevice()
-    profile = profile_named(args.profile, device)
-    world = world_of(args, profile)
+    """Make the plan of the call that the arguments describe."""
+    profile = profile_named(args.profile, HostDevice())
     automatic, itemsize = args.codec == choose.AUTO, DTYPES[args.dtype].itemsize
     call = Call(
         args.collective,
@@ -70,7 +66,13 @@ def plan(args: argparse.Namespace) -> Plan:
         () if args.collective == "allgatherv" else None,
         _tolerance(given_options(args)) if automatic else None,
     )
-    return make_plan(call, Setting(world, device, profile, library="MPI", shared=world.nodes == 1 and world.size > 1))
+    return plan_in(call, world_of(args, profile), profile)
+
+
+def plan_in(call: Call, world: World, profile: Profile) -> Plan:
+    """Make the plan of a call under MPI, of arrays in host memory."""
+    shared = world.nodes == 1 and world.size > 1
+    return make_plan(call, Setting(world, HostDevice(), profile, library="MPI", shared=shared))
 
 
 def _tolerance(options: dict[str, str]) -> float:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from .. import config
 from ..transports.gpu_aware import mapped_files
 
+# Other names under which a package is installed.
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}
-"""Other names under which a package is installed."""
 
 PACKAGES = ("compcoll", "numpy", "ml_dtypes", "zfpy", "mpi4py", "cupy", "torch", "tqdm", "matplotlib")
 
@@ -62,7 +62,7 @@ _LAUNCHERS = (
 
 
 def launcher(environment: Mapping[str, str] | None = None) -> Launcher:
-    """Find out who started this process, as far as the environment tells.
+    """Find the launcher of this process by the environment.
 
     Parameters
     ----------

@@ -6,24 +6,23 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ..codecs import Codec
-from ..collectives.explanation import duration
+from ..codecs.sparse import Sparsifier
+from ..collectives.explanation import duration, link_text
 from ..devices.host import HostDevice
 from ..dtypes import DTYPES
-from ..errors import CompcollError, InvalidArgument
-from ..model.kinds import kind_of, short, way_of
-from ..model.predict import DEFAULTS, Link, Profile
+from ..errors import InvalidArgument
+from ..model.kinds import kind_of, short, wire_format
+from ..model.predict import DEFAULTS, Profile
 from ..model.profile import load
 from ..simulation import run as simulation
 from ..simulation.network import Network
-from ..simulation.run import ALGORITHMS, Outcome, Scenario, resized
-from ..simulation.throughput import step_seconds
-from ..sparse.contract import Sparsifier
+from ..simulation.run import ALGORITHMS, Outcome, Scenario, resized, step_seconds
 from .arguments import (
     add_codec_options,
     amount,
@@ -43,8 +42,6 @@ DESCRIPTION = (
     "Runs compcoll's own allreduce algorithms on a virtual clock: messages and kernels take time, but "
     "nothing is sent or computed. Needs no MPI. docs/simulation.md tells what is modelled."
 )
-"""What the command does."""
-
 EXAMPLE = "python -m compcoll simulate --ranks 256 --link 100gbit --latency 2us --codec zfp --rate 8"
 
 
@@ -85,40 +82,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and print."""
-    try:
-        scenario, codec = _scenario(args)
-        names = _algorithms(args.algorithm)
-        sizes = _sizes(args.bytes, DTYPES[args.dtype].itemsize)
-        if args.plot is not None:
-            from ..simulation import plot as simulation_plot
+    scenario, codec = _scenario(args)
+    names = _algorithms(args.algorithm)
+    sizes = _sizes(args.bytes, DTYPES[args.dtype].itemsize)
+    if args.plot is not None:
+        from ..simulation import plot as simulation_plot
 
-            simulation_plot.check(args.plot)
-        training = _training(args, scenario, codec, sizes)
-        sparse = isinstance(codec, Sparsifier)
-        ways = [None] if codec is None or (sparse and training) else [None, codec]
-        with _progress() as progress:
-            outcomes = [
-                [
-                    simulation.allreduce(
-                        resized(scenario, nbytes=size), name, way, patient=args.patient, progress=progress
-                    )
-                    for name in names
-                    for way in ways
-                ]
-                for size in sizes
+        simulation_plot.check(args.plot)
+    training = _training(args, scenario, codec, sizes)
+    sparse = isinstance(codec, Sparsifier)
+    codecs = [None] if codec is None or (sparse and training) else [None, codec]
+    with _progress() as bar:
+        progress = None if bar is None else bar.update
+        outcomes = [
+            [
+                simulation.allreduce(resized(scenario, nbytes=size), name, way, patient=args.patient, progress=progress)
+                for name in names
+                for way in codecs
             ]
-            if args.plot is not None:
-                simulation_plot.plot(args.plot, scenario, names, ways, sizes, progress)
-    except CompcollError as error:
-        print(f"compcoll simulate: {error}", file=sys.stderr)
-        return 1
+            for size in sizes
+        ]
+        if args.plot is not None:
+            simulation_plot.plot(args.plot, scenario, names, codecs, sizes, progress)
     if args.json:
         record = _record(scenario, [outcome for row in outcomes for outcome in row])
         print(json.dumps({**record, "training": training}, indent=1))
-    else:
-        tables = [_table(resized(scenario, nbytes=size), row) for size, row in zip(sizes, outcomes, strict=True)]
-        parts = [_head(scenario), *tables, _crossovers(sizes, outcomes), _throughputs(training)]
-        print("\n\n".join("\n".join(lines) for lines in parts if lines))
+        return 0
+    tables = [_table(resized(scenario, nbytes=size), row) for size, row in zip(sizes, outcomes, strict=True)]
+    parts = [_head(scenario), *tables, _crossovers(sizes, outcomes), _throughputs(training)]
+    print("\n\n".join("\n".join(lines) for lines in parts if lines))
     return 0
 
 
@@ -152,7 +144,7 @@ def _training(
     if args.computing is None:
         return []
     computing, network = parse_seconds(args.computing), scenario.network
-    ratio = way_of(codec, HostDevice(), args.dtype, DTYPES[args.dtype].itemsize).ratio
+    ratio = wire_format(codec, HostDevice(), args.dtype, DTYPES[args.dtype].itemsize).ratio
     return [
         {
             "nbytes": nbytes,
@@ -173,7 +165,7 @@ def _speeds(args: argparse.Namespace, profile: Profile, codec: Codec | None) -> 
         raise InvalidArgument(f"--{next(iter(given))} is the speed of a codec: give --codec")
     if isinstance(codec, Sparsifier):
         raise InvalidArgument(f"{codec.name}: sparse allreduces are not simulated; `explain` predicts them")
-    bits = way_of(codec, HostDevice(), args.dtype, DTYPES[args.dtype].itemsize).bits
+    bits = wire_format(codec, HostDevice(), args.dtype, DTYPES[args.dtype].itemsize).bits
     speed = replace(profile.speed(kind_of(codec), bits), codec=kind_of(codec), bits=bits, **given)
     return replace(profile, speeds=(speed, *profile.speeds))
 
@@ -195,19 +187,13 @@ def _sizes(text: str, itemsize: int) -> list[int]:
     return doubling(low, high)
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int], object] | None]:
-    """Show a count of messages on a terminal, if tqdm is there."""
-    if not sys.stderr.isatty():
-        yield None
-        return
+def _progress() -> contextlib.AbstractContextManager[Any]:
+    """Make a bar that counts messages on a terminal, if tqdm is installed; else None."""
     try:
         from tqdm import tqdm
     except ImportError:
-        yield None
-        return
-    with tqdm(unit=" events", unit_scale=True, leave=False, file=sys.stderr, delay=0.5) as bar:
-        yield bar.update
+        return contextlib.nullcontext()
+    return tqdm(unit=" events", unit_scale=True, leave=False, file=sys.stderr, delay=0.5, disable=None)  # type: ignore[no-any-return]
 
 
 def _head(scenario: Scenario) -> list[str]:
@@ -216,16 +202,13 @@ def _head(scenario: Scenario) -> list[str]:
     nics = f"{network.nics} NICs" if network.nics > 1 else "a NIC"
     lines = [f"allreduce of {scenario.dtype} on {scenario.ranks} ranks, {nodes} nodes of {network.ranks_per_node}"]
     if nodes > 1:
-        lines.append(f"between nodes: {_told(network.between)}, {nics} a node{uplinks}")
+        lines.append(f"between nodes: {link_text(network.between)}, {nics} a node{uplinks}")
     if network.ranks_per_node > 1:
-        lines.append(f"inside a node: {_told(network.inside)}" + (", copied by the receiver" if network.copied else ""))
+        lines.append(
+            f"inside a node: {link_text(network.inside)}" + (", copied by the receiver" if network.copied else "")
+        )
     host = f"host: {duration(network.message)} a message, {duration(scenario.call)} a call"
     return [*lines, f"{host}; codecs as in profile: {scenario.profile.source}"]
-
-
-def _told(link: Link | Any) -> str:
-    speed = f"{8e-9 / link.per_byte:.4g} Gb/s" if link.per_byte else "infinitely fast"
-    return f"{speed}, {duration(link.latency)}"
 
 
 def _table(scenario: Scenario, outcomes: Sequence[Outcome]) -> list[str]:
@@ -274,21 +257,14 @@ def _throughputs(training: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _record(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    network = scenario.network
+    results = [
+        {**outcome._asdict(), "codec": None if outcome.codec is None else repr(outcome.codec)} for outcome in outcomes
+    ]
     return {
         "ranks": scenario.ranks,
-        "ranks_per_node": network.ranks_per_node,
-        "nics": network.nics,
-        "oversubscription": network.oversubscription,
-        "between": vars(network.between),
-        "inside": vars(network.inside),
-        "copied": network.copied,
-        "message": network.message,
+        **asdict(scenario.network),
         "call": scenario.call,
         "dtype": scenario.dtype,
         "profile": scenario.profile.source,
-        "results": [
-            {**outcome._asdict(), "codec": None if outcome.codec is None else repr(outcome.codec)}
-            for outcome in outcomes
-        ],
+        "results": results,
     }

@@ -7,7 +7,9 @@ then measure what each of them gets.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -22,25 +24,30 @@ from .. import config
 from ..algorithms import ALGORITHMS
 from ..algorithms.dissemination import largest
 from ..codecs import ZFP, Cast, Codec, MinMax
+from ..codecs.sparse import Sparsifier
 from ..collectives.choose import ALLREDUCE, DISSEMINATION, NATIVE, SHARED_MEMORY
 from ..communicator import Communicator
 from ..devices.host import HostDevice
 from ..errors import CompcollError
 from ..layout import World
-from ..model.kinds import kind_of, way_of
-from ..model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, Way, formula
+from ..model.kinds import kind_of, wire_format
+from ..model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, WireFormat, formula
 from ..model.profile import Stored, load, path_of, place_of, save
 from ..progress import give_way
 from ..registry import get_codec, list_codecs
-from ..sparse.contract import Sparsifier
-from ..transports.base import Tunable, Wire
-from .timing import Bar, Stopwatch
+from ..transports.base import Located, Tunable, Wire
 
+# Bytes of the allreduces that are timed: up to what no processor's caches hold.
 SIZES = tuple(1 << power for power in (8, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 26))
-"""Bytes of the allreduces that are timed: up to what no processor's caches hold."""
-
+# Bytes up to which times scatter: longer allreduces outlast a scheduler's slices.
 SCATTERED = 1 << 22
-"""Bytes up to which times scatter: longer allreduces outlast a scheduler's slices."""
+# A quick profile: the sizes up to which times scatter are visited twice, each for a part of the usual time.
+QUICK_SIZES = tuple(1 << power for power in (*range(12, 23, 2), *range(12, 25, 2)))
+_QUICK_PART = 0.3
+# A quick profile counts a codec's gain only if the codec saves this part of the library's own time on the wire.
+_NOTICED = 0.1
+# In a quick profile, this quantile of the times of our own allreduces counts, and its complement of the library's.
+_DOUBTED = 0.75
 
 _SEGMENT = 1 << 20
 _SECONDS_EACH = 0.15  # for an algorithm and a size; half as much for small ones
@@ -49,14 +56,13 @@ _TWICE = 1 << 20
 _ROUNDS = 5  # at least, of what is timed
 _EXCHANGED = 8  # messages of an exchange, each of half a segment
 _TINY = 32  # messages at once, to find out what a message costs
-
+_SHORTEST = 1e-5  # seconds; shorter work is repeated in a row, which finds its code and memory at hand
+_MOST = 200  # repetitions at most
 
 DESCRIPTION = (
     "Measures links, codecs and MPI's own allreduce among the ranks that it is started on, in half a "
     "minute or so, and stores a profile by which auto chooses from then on. With one rank: codecs only."
 )
-"""What the command does."""
-
 EXAMPLE = "mpirun -n 4 python -m compcoll tune"
 
 
@@ -73,26 +79,20 @@ def run(args: argparse.Namespace) -> int:
     from ..transports.mpi import transport_by_mpi  # starts MPI
 
     transport = transport_by_mpi(None, threads=False, timeout=config.DEFAULT_TIMEOUT)
-    said = ""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a profile that cannot be used: it is made anew
-            comm = Communicator(transport)
-        with Bar(enabled=transport.rank == 0) as bar:
-            stored = tune(comm, transport, Stopwatch(transport, args.seconds), bar)
-        if transport.rank == 0:
-            path = args.output or path_of(stored.place)
-            stored = replace(stored, profile=_merged(stored, path))
-            save(stored, path)
-            print("\n".join([*describe(stored), f"stored in {path}"]))
-    except CompcollError as error:
-        said = str(error)
-        print(f"compcoll tune: {said}", file=sys.stderr)
-    return 1 if said else 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a profile that cannot be used: it is made anew
+        comm = Communicator(transport)
+    stored = tune(comm, transport, args.seconds)
+    if transport.rank == 0:
+        path = args.output or path_of(stored.place)
+        stored = replace(stored, profile=_merged(stored, path))
+        save(stored, path)
+        print("\n".join([*describe(stored), f"stored in {path}"]))
+    return 0
 
 
-def tune(comm: Communicator, transport: Tunable, watch: Stopwatch, bar: Bar) -> Stored:
-    """Measure everything. Collective.
+def tune(comm: Communicator, transport: Tunable, seconds: float | None = None, *, quick: bool = False) -> Stored:
+    """Measure links, codecs and allreduces. Collective.
 
     Parameters
     ----------
@@ -100,29 +100,48 @@ def tune(comm: Communicator, transport: Tunable, watch: Stopwatch, bar: Bar) -> 
         Over the transport.
     transport : Tunable
         Between the ranks.
-    watch : Stopwatch
-        Times.
-    bar : Bar
-        Shows how far it is.
+    seconds : float, optional
+        No measurement begins after so long: 30 s, or 3 s for a quick profile.
+    quick : bool
+        Whether to measure links, the library's own allreduce and a few others of a few sizes only. Codecs and hosts
+        then have the default speeds.
     """
     world = World.of(transport.nodes)
+    usual = 3.0 if quick else 30.0
+    watch = Stopwatch(transport, usual if seconds is None else seconds)
     device = HostDevice(config.threads(transport.cores or 1.0))
-    bar.show(0.0, "codecs")
-    speeds = tuple(_speed(codec, device, watch) for codec in _codecs())
-    profile = replace(DEFAULTS, speeds=speeds, per_node=world.per_node, source="measured")
+    show = _show if transport.rank == 0 and not quick and sys.stderr.isatty() else lambda text: None
+    profile = replace(DEFAULTS, source="quick profile")
+    if not quick:
+        show("codecs")
+        speeds = tuple(_speed(codec, device, watch) for codec in _codecs())
+        profile = replace(DEFAULTS, speeds=speeds, per_node=world.per_node, source="measured")
     if world.size > 1:
-        bar.show(0.2, "links")
-        profile = with_links(profile, transport, watch, world, 1.0)
-        profile = replace(profile, message=_message(transport, device, watch, _pairs([range(world.size)])))
-        visits = [nbytes for nbytes in SIZES if nbytes <= _TWICE] + list(SIZES)
-        timings = timings_of(series_of(comm, transport, world), profile, world, watch, bar, visits)
+        show("links")
+        part = _QUICK_PART if quick else 1.0
+        profile = with_links(profile, transport, watch, world, part)
+        if quick:
+            series, sizes = quick_series(comm, transport, world), QUICK_SIZES
+        else:
+            profile = replace(profile, message=_message(transport, device, watch, _pairs([range(world.size)])))
+            series = series_of(comm, transport, world)
+            sizes = (*(nbytes for nbytes in SIZES if nbytes <= _TWICE), *SIZES)
+        timings = timings_of(series, profile, world, watch, sizes, part, show)
+        if quick:
+            timings = tuple(believed(each, timings, profile) for each in timings)
         profile = replace(profile, call=call_of(profile, timings, world), timings=timings)
+    show("")
     made = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Stored(profile, place_of(transport, device.name), made)
 
 
+def _show(text: str) -> None:
+    """Replace the terminal's line by what is measured next."""
+    print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def with_links(profile: Profile, transport: Tunable, watch: Stopwatch, world: World, part: float) -> Profile:
-    """A profile with the links that there are; measured for a part of the usual time."""
+    """Measure the links that exist, for a part of the usual time, and return the profile with them."""
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(transport.nodes):
         by_node.setdefault(node, []).append(rank)
@@ -170,7 +189,7 @@ def _merged(stored: Stored, path: Path) -> Profile:
 def _codecs() -> list[Codec | None]:
     """List what is measured: values as they are, every codec as it is by default, and other settings of our own."""
     own: list[Codec | None] = [None, ZFP(rate=16), MinMax(4), Cast("bfloat16"), ZFP(precision=16)]
-    # Of additive codecs what is added is no wire: their kinds take the speed of others.
+    # Additive codecs have no coder: the cost model takes the speeds in their classes.
     codecs = [codec for codec in map(get_codec, list_codecs()) if not codec.additive]
     # One sparsifier stands for all of them.
     return own + [codec for codec in codecs if codec.name == "topk" or not isinstance(codec, Sparsifier)]
@@ -195,7 +214,7 @@ def _speed(codec: Codec | None, device: HostDevice, watch: Stopwatch) -> Speed:
 
     return Speed(
         kind_of(codec),
-        way_of(codec, device, "float32", 4).bits,
+        wire_format(codec, device, "float32", 4).bits,
         encode=rate(lambda x, wire, o: coder.encode(n, x, (), target)),
         decode=rate(lambda x, wire, o: coder.decode(n, None, (wire,), o)),
         accumulate=rate(lambda x, wire, o: coder.decode(n, x, (wire,), o)),
@@ -204,7 +223,7 @@ def _speed(codec: Codec | None, device: HostDevice, watch: Stopwatch) -> Speed:
 
 
 def _pairs(groups: Iterable[Iterable[int]]) -> dict[int, int]:
-    """Partners within each group; one that is left over has none."""
+    """Pair the ranks within each group; a rank that is left over has no partner."""
     found: dict[int, int] = {}
     for group in groups:
         ranks = list(group)
@@ -276,7 +295,7 @@ class Timed(NamedTuple):
     Attributes
     ----------
     part : float
-        Of its repetitions, that took at most the time that counts; of large arrays it is half of them.
+        The quantile of its repetitions that counts; for large arrays it is the median.
     """
 
     algorithm: str
@@ -285,25 +304,25 @@ class Timed(NamedTuple):
     part: float = 0.5
 
     def part_of(self, nbytes: int) -> float:
-        """The part that counts of repetitions with arrays of that size."""
+        """Return the quantile that counts for arrays of that size."""
         return self.part if nbytes <= SCATTERED else 0.5
 
     def of_visits(self, *seconds: float) -> float:
-        """The time that counts of those that several visits gave: the best one's, of what is doubted the worst's."""
+        """Return the time that counts of several visits: the best, or the worst in a quick profile."""
         return max(seconds) if self.part > 0.5 else min(seconds)
 
     @property
-    def way(self) -> Way:
-        """The way in which values travel: all codecs that are timed send 8 bits a value."""
-        return Way(kind_of(self.codec), 32.0 if self.codec is None else 8.0)
+    def wire(self) -> WireFormat:
+        """The format on the wire: all codecs that are timed send 8 bits a value."""
+        return WireFormat(kind_of(self.codec), 32.0 if self.codec is None else 8.0)
 
     def fits(self, nbytes: int, world: World) -> bool:
-        """Tell whether arrays of that size can go so: what travels with the opening is small."""
-        return self.algorithm != DISSEMINATION or nbytes / self.way.ratio <= largest(world.size)
+        """Return whether the algorithm takes arrays of that size: only small ones travel with the handshake."""
+        return self.algorithm != DISSEMINATION or nbytes / self.wire.ratio <= largest(world.size)
 
 
 def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
-    """The allreduces that there are among these ranks: the library's own, and ours with values as they are and zfp."""
+    """List the allreduces to time on these ranks: the library's own, and ours uncompressed and with zfp."""
     names = [name for name in ALLREDUCE if not ALGORITHMS[name].unfit(world)]
     ways: list[tuple[str, Codec | None]] = [(NATIVE, None)]
     ways += [(name, codec) for name in names for codec in (None, ZFP(rate=8))]
@@ -317,18 +336,51 @@ def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Time
     return [timed(*way) for way in ways]
 
 
+def quick_series(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
+    """List the allreduces of a quick profile: those that compress, those that are about as fast without, and the
+    library's own, in place and without our opening, as a group's own is called where nothing is compressed.
+
+    If repeated timings differ too much to decide, the library's own must win: of ours a slow one counts, of the
+    library's own a fast one, and of two visits the worse one of ours.
+    """
+    series = series_of(comm, transport, world)
+    few = [each for each in series if each.codec is not None or each.algorithm in (SHARED_MEMORY, DISSEMINATION)]
+    if transport.native is None:
+        return few
+    _, start = transport.native.reductions("allreduce", "sum")
+    own = Timed(NATIVE, None, lambda x, out: start(out, out).Test(), 1 - _DOUBTED)
+    return [own, *(each._replace(part=_DOUBTED) for each in few)]
+
+
+def believed(timing: Timing, timings: Iterable[Timing], profile: Profile) -> Timing:
+    """Raise a compressed allreduce's times to the library's own where there is little to save: a gain seen there is
+    scatter.
+    """
+    own = next((dict(each.points) for each in timings if each.algorithm == NATIVE), {})
+    if timing.codec == RAW or not own:
+        return timing
+    world = timing.world
+    link = profile.between if world.nodes > 1 else profile.inside
+    saved = 2 * (world.size - 1) / world.size * link.per_byte * (1 - timing.bits / 32)
+    points = (
+        (nbytes, max(seconds, own[nbytes]) if saved * nbytes < _NOTICED * own[nbytes] else seconds)
+        for nbytes, seconds in timing.points
+    )
+    return replace(timing, points=tuple(points))
+
+
 def timings_of(
     series: Sequence[Timed],
     profile: Profile,
     world: World,
     watch: Stopwatch,
-    bar: Bar,
     visits: Sequence[int],
     part: float = 1.0,
+    show: Callable[[str], None] = lambda text: None,
 ) -> tuple[Timing, ...]:
-    """Allreduces of these sizes, in bytes and smallest first, as far as time goes by what the profile says.
+    """Time allreduces of these sizes in bytes, in this order, until the stopwatch does not afford the next size.
 
-    Sizes are visited twice where what disturbs them lasts longer than they do.
+    Short allreduces are visited twice: a disturbance may last longer than one visit.
     """
     points: list[dict[int, float]] = [{} for _ in series]
     # Parts of one large buffer, as of gradients: its pages are huge, and MPI is seen at its best.
@@ -337,31 +389,99 @@ def timings_of(
     for index, nbytes in enumerate(visits):
         fitting = [(own, each) for own, each in zip(points, series, strict=True) if each.fits(nbytes, world)]
         expected = sum(
-            formula(profile, "allreduce", each.algorithm, nbytes, world, each.way, _SEGMENT) for _, each in fitting
+            formula(profile, "allreduce", each.algorithm, nbytes, world, each.wire, _SEGMENT) for _, each in fitting
         )
         budget = part * _SECONDS_EACH * (1 if nbytes > _TWICE else 0.5 if nbytes > _SMALL else 0.25) * len(fitting)
         if index and not watch.affords(max(budget, _ROUNDS * expected)):
             break
-        bar.show(0.3 + 0.7 * index / len(visits), f"allreduces of {nbytes} bytes")
+        show(f"allreduces of {nbytes} bytes, {index + 1} of {len(visits)}")
         works = [partial(each.run, values[: nbytes // 4], results[: nbytes // 4]) for _, each in fitting]
         times = watch.each(works, budget, [each.part_of(nbytes) for _, each in fitting])
         for (own, each), seconds in zip(fitting, times, strict=True):
             own[nbytes] = each.of_visits(seconds, own.get(nbytes, seconds))
     return tuple(
-        Timing(each.algorithm, each.way.codec, each.way.bits, world, tuple(own.items()))
+        Timing(each.algorithm, each.wire.codec, each.wire.bits, world, tuple(own.items()))
         for each, own in zip(series, points, strict=True)
         if own
     )
 
 
 def call_of(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
-    """Estimate what the smallest allreduces of our own took beyond what the formulas say, at least: of values as they
-    are, where those were timed.
-    """
+    """Estimate the constant of our own algorithms: what the smallest allreduces took beyond the formulas, at least."""
     own = [timing for timing in timings if timing.algorithm in ALLREDUCE]
     beyond = []
     for timing in [timing for timing in own if timing.codec == RAW] or own:
-        (nbytes, seconds), way = timing.points[0], Way(timing.codec, timing.bits)
-        said = formula(replace(profile, call=0.0), "allreduce", timing.algorithm, nbytes, world, way, _SEGMENT)
+        (nbytes, seconds), wire = timing.points[0], WireFormat(timing.codec, timing.bits)
+        said = formula(replace(profile, call=0.0), "allreduce", timing.algorithm, nbytes, world, wire, _SEGMENT)
         beyond.append(seconds - said)
     return max(min(beyond, default=0.0), 0.0)
+
+
+class Stopwatch:
+    """Times work that all ranks do together.
+
+    Parameters
+    ----------
+    transport : Located
+        Between the ranks.
+    seconds : float
+        When to stop, counted from now.
+    """
+
+    def __init__(self, transport: Located, seconds: float) -> None:
+        self._transport = transport
+        self._deadline = time.perf_counter() + seconds
+
+    def affords(self, seconds: float) -> bool:
+        """Return whether that much time is left. Collective."""
+        return self._transport.tell(lambda: time.perf_counter() + seconds < self._deadline)
+
+    def seconds(self, work: Callable[[], Any], budget: float) -> float:
+        """Measure one thing like `each`."""
+        return self.each([work], budget)[0]
+
+    def each(
+        self, works: Sequence[Callable[[], Any]], budget: float, parts: Sequence[float] | None = None
+    ) -> list[float]:
+        """Return, for each work, the median over repetitions of the slowest rank's time. Collective.
+
+        The works take turns, in an order drawn anew for each repetition, so that none profits from the caches of
+        the one before.
+
+        Parameters
+        ----------
+        works : sequence of callable
+            What is timed; done once before.
+        budget : float
+            Seconds for all works together; at least three repetitions are made.
+        parts : sequence of float, optional
+            For each work, the quantile that is returned instead of the median.
+        """
+        for work in works:
+            work()
+        once = self._slowest([self._once(work, 1) for work in works])
+        rows = [max(int(_SHORTEST / max(seconds, 1e-9)), 1) for seconds in once]
+        turn = sum(max(seconds, _SHORTEST) for seconds in once)
+        repetitions = min(max(int(budget / turn), 3), _MOST)
+        draws, order = random.Random(0), list(range(len(works)))  # the same on all ranks
+        times: list[list[float]] = [[] for _ in works]
+        for _ in range(repetitions):
+            draws.shuffle(order)
+            for index in order:
+                times[index].append(self._once(works[index], rows[index]))
+        return [
+            float(np.quantile(self._slowest(own), part))
+            for own, part in zip(times, parts or [0.5] * len(works), strict=True)
+        ]
+
+    def _once(self, work: Callable[[], Any], row: int) -> float:
+        self._transport.barrier()
+        started = time.perf_counter()
+        for _ in range(row):
+            work()
+        return (time.perf_counter() - started) / row
+
+    def _slowest(self, seconds: list[float]) -> list[float]:
+        """Return the longest time of any rank for each repetition."""
+        every: list[list[float]] = self._transport.gather(lambda: seconds)
+        return [max(same) for same in zip(*every, strict=True)]

@@ -12,7 +12,7 @@ from docutils.statemachine import StringList
 from compcoll.layout import World
 from compcoll.model.predict import DEFAULTS, Link
 from compcoll.tools.arguments import parse_bytes, parse_speed
-from compcoll.tools.choose import chosen
+from compcoll.tools.choose import chosen, gain
 
 LINKS = ("1gbit", "10gbit", "25gbit", "100gbit")
 SIZES = ("64K", "1M", "16M", "100M", "1G")
@@ -22,11 +22,10 @@ RANKS = (2, 4, 16, 64)
 def cell(size: str, link: str, ranks: int, error: float) -> str:
     """What is chosen, and its gain."""
     profile = replace(DEFAULTS, between=Link(DEFAULTS.between.latency, 1 / parse_speed(link)))
-    choice = chosen(profile, World(ranks), parse_bytes(size), error)
-    best = choice.best
-    if best.codec is None:
+    plan = chosen(profile, World(ranks), parse_bytes(size), error)
+    if plan.codec is None:
         return "uncompressed"
-    return f"**{choice.gain(best):.1f} ×** {best.codec.label}, {best.algorithm}"
+    return f"**{gain(plan):.1f} ×** {plan.codec.label}, {plan.algorithm}"
 
 
 class Chooser(Directive):

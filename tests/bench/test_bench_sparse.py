@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from mpi.environments import Completed
 
+from compcoll.codecs.sparse.sparsifier import WIRES
 from compcoll.sparse import TopK
-from compcoll.sparse.contract import WIRES
 from compcoll.tools.arguments import add_codec_options, chosen_codec
 from osu_like_bench import data, selection
 from osu_like_bench.errors import UsageError

@@ -23,7 +23,7 @@ from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES, computed_on, numpy_dtype
 from compcoll.kernels import _host
-from compcoll.model.kinds import way_of
+from compcoll.model.kinds import wire_format
 from compcoll.tools import arguments, explain, simulate
 from osu_like_bench import bounds
 from osu_like_bench.parser import build_parser
@@ -105,7 +105,7 @@ def test_feedback_keeps_no_more_than_an_encoding_loses(codec: Codec) -> None:
 def test_bits_on_the_wire_are_what_is_sent() -> None:
     for codec in FIXED:
         coder = codec.coder(DEVICE, "float32")
-        assert way_of(codec, DEVICE, "float32", 4).bits == 8 * coder.wire_nbytes(1 << 16) / (1 << 16)
+        assert wire_format(codec, DEVICE, "float32", 4).bits == 8 * coder.wire_nbytes(1 << 16) / (1 << 16)
 
 
 # ---- options ----
@@ -206,7 +206,7 @@ def test_codecs_of_others_need_little() -> None:
     assert Keep().feedback_converges("float32") and Keep().error_bound("float32") is None
     with pytest.raises(errors.InvalidArgument, match="tells no error bound"):
         bounds.bound_of(Keep(), "float32")
-    assert way_of(Keep(), DEVICE, "float32", 4).bits == 32
+    assert wire_format(Keep(), DEVICE, "float32", 4).bits == 32
 
 
 def test_what_a_codec_is_taken_for_that_says_nothing() -> None:

@@ -63,7 +63,7 @@ class Dithered(NumpyCodec):
 
     seed: int = 0
     name: ClassVar[str] = "dithered"
-    stochastic = True  # type: ignore[assignment]
+    stochastic = True
 
     def encode(self, x: Values, rng: np.random.Generator) -> bytes:
         return np.floor(x / 0.1 + rng.random(x.size)).astype(np.int16).tobytes()

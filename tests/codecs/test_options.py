@@ -14,12 +14,12 @@ from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, 
 from compcoll.codecs import base, numpy_codec
 from compcoll.codecs.checksum import CheckedCoder
 from compcoll.codecs.numpy_codec import NumpyCoder
-from compcoll.codecs.options import Integers, OneOf, Reals, YesOrNo
+from compcoll.codecs.options import Integers, OneOf, Reals
+from compcoll.codecs.sparse.sparsifier import SparseCoder
 from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostCoder, HostDevice
 from compcoll.devices.host_summands import NumberCoder
 from compcoll.sparse import Hybrid, RandomK, Strom, TopK, Variance
-from compcoll.sparse.coder import SparseCoder
 
 MILLION, SHORT = 1 << 20, 1 << 16
 ABOVE_ZERO = 5e-324
@@ -71,7 +71,6 @@ def test_limits(codec: type[Codec], name: str, default: Any, least: Any, largest
         (OneOf((8, 16, 32)), "8, 16 or 32"),
         (OneOf(("l2", "max")), "l2 or max"),
         (OneOf((None, "mean")), "mean"),
-        (YesOrNo(), ""),
         (Reals(0, 1, closed=True), "from 0 to 1"),
         (Reals(0, 1), "above 0 and at most 1"),
         (Reals(0, math.inf), "above 0 and finite"),

@@ -13,6 +13,7 @@ from oracles.collectives import expected
 
 from compcoll import Communicator, CompcollError, Request
 from compcoll.algorithms import native
+from compcoll.codecs.sparse.sparsifier import MOST_ELEMENTS
 from compcoll.collectives import choose
 from compcoll.collectives.call import MOVED, REDUCTIONS, Call, Setting
 from compcoll.collectives.plan import make_plan
@@ -21,7 +22,6 @@ from compcoll.errors import CollectiveFailed, InvalidBuffer, UnknownAlgorithm
 from compcoll.layout import World as Ranks
 from compcoll.model.predict import DEFAULTS
 from compcoll.sparse import TopK
-from compcoll.sparse.contract import MOST_ELEMENTS
 
 RANKS = 3
 TYPES = ["?", *np.typecodes["AllInteger"], *np.typecodes["AllFloat"], ml_dtypes.bfloat16]

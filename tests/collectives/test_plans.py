@@ -10,6 +10,7 @@ import pytest
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign
 from compcoll.codecs.base import bits_of
 from compcoll.codecs.checksum import CheckedCoder
+from compcoll.codecs.sparse.sparsifier import SparseCoder
 from compcoll.collectives import choose
 from compcoll.collectives.call import Call, Setting
 from compcoll.collectives.choose import Option
@@ -19,7 +20,6 @@ from compcoll.dtypes import DTYPES
 from compcoll.layout import World
 from compcoll.model.predict import DEFAULTS, RAW, Timing
 from compcoll.sparse import TopK
-from compcoll.sparse.coder import SparseCoder
 
 DEVICE = HostDevice(1)
 KIB, MIB = 1 << 10, 1 << 20

@@ -14,9 +14,9 @@ from fakes.loopback import World, normals
 from promises import ADDITIVE, DTYPES, FIXED, one_of_each
 
 from compcoll import ErrorFeedback, Sign
+from compcoll.codecs.sparse.selectors import SELECTORS
 from compcoll.devices import streams
 from compcoll.sparse import DGCFeedback, SparseSum, VarianceFeedback
-from compcoll.sparse.selectors import SELECTORS
 
 CODECS = [None, *one_of_each(FIXED)]
 N = 9 * 280

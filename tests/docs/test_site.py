@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from compcoll import registry
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -33,6 +35,13 @@ def test_every_public_name_is_in_the_reference(module: str) -> None:
     errors = importlib.import_module("compcoll.errors")  # all of them, by automodule
     public = set(importlib.import_module(module).__all__)
     assert public - {name for name in public if hasattr(errors, name)} <= there
+
+
+def test_every_codec_has_its_row() -> None:
+    names = {cls.name for cls in registry.codec_classes().values() if registry.is_own(cls)}
+    for page in (DOCS / "codecs.md", DOCS.parent / "README.md"):
+        rows = "\n".join(line for line in page.read_text().splitlines() if line.startswith("|"))
+        assert names - set(re.findall(r'`"(\w+)"`', rows)) == set(), f"{page.name} has no row of these codecs"
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:

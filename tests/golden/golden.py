@@ -28,10 +28,10 @@ from promises import EVERY
 
 from compcoll import Codec, Communicator, CompcollError, ErrorFeedback
 from compcoll.algorithms import ALGORITHMS
+from compcoll.codecs.sparse.sparsifier import Sparsifier
 from compcoll.collectives.compiled_plan import feedback_refused
 from compcoll.dtypes import DTYPES, numpy_dtype
 from compcoll.sparse import VarianceFeedback
-from compcoll.sparse.contract import Sparsifier
 from compcoll.transports.loopback import Loopback
 
 FILE = Path(__file__).with_name("digests.txt")

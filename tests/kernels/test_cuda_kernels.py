@@ -13,12 +13,14 @@ from fakes.cuda_shim import Shim, ShimDevice
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from oracles.device_values import DTYPES, KINDS, bits, memory, untouched_around, values_of
+from promises import FIXED
 from properties import examples
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign, TernGrad
 from compcoll.devices.cuda_launches import MOST_WIRES, CodecLaunches
 from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostDevice
+from compcoll.kernels import _host
 
 SMALLEST = {"float32": 2.0**-97, "float64": 2.0**-961}
 
@@ -41,6 +43,10 @@ FAMILIES: dict[str, st.SearchStrategy[Codec]] = {
     "int8": st.builds(Int8, BLOCKS),
     "fp8": st.builds(FP8, st.sampled_from(["e4m3", "e5m2"]), BLOCKS),
 }
+# Other codecs with kernels, in the configurations of their examples.
+for _codec in FIXED:
+    if _codec.name in _host.codecs():
+        FAMILIES.setdefault(_codec.name, st.sampled_from([other for other in FIXED if other.name == _codec.name]))
 
 
 @st.composite

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from oracles.device_values import KINDS, bits, memory, untouched_around, values_of
 from properties import examples
 
+from compcoll.codecs.sparse.selectors import SELECTORS
 from compcoll.devices import cuda_launches as launches
 from compcoll.devices.cuda_programs import COMPUTED
 from compcoll.devices.cuda_selection import DeviceSelection, SelectionKernels
 from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
-from compcoll.sparse.selectors import SELECTORS
 
 
 class AtOnce:

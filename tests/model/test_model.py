@@ -23,12 +23,12 @@ from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument, ProfileError
 from compcoll.layout import World
 from compcoll.model import accuracy, profile
-from compcoll.model.kinds import kind_of, way_of
-from compcoll.model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, Way, predict, raw
-from compcoll.tools.arguments import parse_bytes, parse_rate, parse_seconds
+from compcoll.model.kinds import kind_of, wire_format
+from compcoll.model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, WireFormat, predict, raw
+from compcoll.tools.arguments import parse_bytes, parse_seconds, parse_speed
 
 DEVICE = HostDevice()
-ZFP8 = Way("zfp", 8.0, 4)
+ZFP8 = WireFormat("zfp", 8.0, 4)
 SLOW = replace(DEFAULTS, between=Link(20e-6, 8 / 1e9))
 FREE = Profile(Link(0, 0), Link(0, 1e-9), (Speed(RAW, 32, *[1e15] * 4), Speed("zfp", 8, *[1e15] * 4)), 0, 0)
 
@@ -92,9 +92,13 @@ def test_two_levels() -> None:
 @pytest.mark.parametrize("world", [World(1), World(2), World(7), World(64, 8), World(1000, 4)], ids=str)
 def test_times_are_positive_and_grow_with_size(collective: str, world: World) -> None:
     for algorithm in choose.NAMES[collective]:
-        for way in (raw(), ZFP8, Way("zfp", 8.0, 2), Way("zfp", 16.0, 8), Way("unheard of", 5.0, 4)):
-            times = [predict(DEFAULTS, collective, algorithm, n, world, way) for n in (0, 4, 4096, 1 << 20, 1 << 28)]
-            assert all(t >= 0 for t in times) and times == sorted(times), (algorithm, way)
+        for wire in (
+            raw(),
+            ZFP8,
+            *(WireFormat(*wire) for wire in (("zfp", 8, 2), ("zfp", 16, 8), ("unheard of", 5, 4))),
+        ):
+            times = [predict(DEFAULTS, collective, algorithm, n, world, wire) for n in (0, 4, 4096, 1 << 20, 1 << 28)]
+            assert all(t >= 0 for t in times) and times == sorted(times), (algorithm, wire)
 
 
 def test_measurements_win_over_formulas() -> None:
@@ -214,8 +218,8 @@ def test_kinds_and_ways() -> None:
     assert [kind_of(c) for c in (None, ZFP(), ZFP(lossless=True), MinMax(), Cast())] == [
         *(RAW, "zfp", "zfpy", "minmax", "cast float16"),
     ]
-    assert way_of(ZFP(rate=8), DEVICE, "float32", 4) == Way("zfp", 8.0, 4)
-    assert way_of(MinMax(4), DEVICE, "float32", 4).bits == pytest.approx(4, rel=0.02)
+    assert wire_format(ZFP(rate=8), DEVICE, "float32", 4) == WireFormat("zfp", 8.0, 4)
+    assert wire_format(MinMax(4), DEVICE, "float32", 4).bits == pytest.approx(4, rel=0.02)
     assert DEFAULTS.speed("zfp", 15).bits == 16
     assert DEFAULTS.speed("unheard of", 8) == min(DEFAULTS.speeds, key=lambda speed: speed.recode)
 
@@ -259,7 +263,7 @@ BAD_FILES = {
     "other JSON": (lambda: "[1]", "not a profile of compcoll's"),
     "version": (lambda: spoiled(version=99), "has version 99, this compcoll reads 1"),
     "no profile": (lambda: spoiled(profile=None), "lacks something or has it wrong"),
-    "negative": (lambda: spoiled().replace('"per_byte": 2e-10', '"per_byte": -1'), r"inside.per_byte=-1.0 s must be"),
+    "negative": (lambda: spoiled().replace('"per_byte": 2e-10', '"per_byte": -1'), r"link: per_byte=-1.0 s must be"),
     "zero rate": (lambda: spoiled().replace('"encode": 6000000000.0', '"encode": 0'), "must be positive"),
     "foreign": (lambda: spoiled(place={"mpi": "x", "hosts": ["z"], "device": "y"}), "of another place"),
 }
@@ -276,29 +280,29 @@ def test_bad_profiles_are_told_of_and_defaults_hold(what: str, home: Path) -> No
         profile.find(PLACE)
     assert str(path) in str(caught.value) and "compcoll tune" in str(caught.value)
     with pytest.warns(RuntimeWarning, match=text) as told:
-        assert profile._known(PLACE) is DEFAULTS
+        assert profile._known(PLACE, World(2)) is DEFAULTS
     assert len(told) == 1
     # Elsewhere nobody minds.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert profile._known(replace(PLACE, hosts=("q",))) is DEFAULTS
+        assert profile._known(replace(PLACE, hosts=("q",)), World(2)) is DEFAULTS
 
 
 def test_profile_named_in_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     profile.save(STORED)
     path = profile.save(replace(STORED, profile=SLOW), tmp_path / "slow.json")
     monkeypatch.setenv("COMPCOLL_PROFILE", str(path))
-    assert profile._known(PLACE).between == SLOW.between
+    assert profile._known(PLACE, World(2)).between == SLOW.between
     monkeypatch.setenv("COMPCOLL_PROFILE", "defaults")
-    assert profile._known(PLACE) is DEFAULTS
+    assert profile._known(PLACE, World(2)) is DEFAULTS
     monkeypatch.setenv("COMPCOLL_PROFILE", str(tmp_path / "none.json"))
     with pytest.warns(RuntimeWarning, match=r"none\.json cannot be read: No such file"):
-        assert profile._known(PLACE) is DEFAULTS
+        assert profile._known(PLACE, World(2)) is DEFAULTS
 
 
 def test_defaults_know_intel_mpi(home: Path) -> None:
     """Inside a node its own allreduce beats memory in common from 8 to 512 KiB; not that of others."""
-    intel = profile._known(replace(PLACE, mpi="Intel(R) MPI Library 2021.18.1 for Linux* OS"))
+    intel = profile._known(replace(PLACE, mpi="Intel(R) MPI Library 2021.18.1 for Linux* OS"), World(2))
 
     def chosen(known: Profile, nbytes: int, ranks: int) -> str:
         call = Call("allreduce", nbytes // 4, "float32", 4, "sum", None, choose.AUTO)
@@ -321,9 +325,11 @@ def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_profiles_that_cannot_be_right() -> None:
-    for change in ({"message": -1.0}, {"call": float("nan")}, {"per_node": -1}, {"inside": Link(float("inf"), 0)}):
+    for change in ({"message": -1.0}, {"call": float("nan")}, {"per_node": -1}):
         with pytest.raises(InvalidArgument, match="profile"):
             replace(DEFAULTS, **change)
+    with pytest.raises(InvalidArgument, match="latency=inf"):
+        Link(float("inf"), 0)
     with pytest.raises(InvalidArgument, match="no speed of 'none'"):
         replace(DEFAULTS, speeds=DEFAULTS.speeds[1:])
     for size, per_node in ((0, 1), (4, 0), (4, 5), (-1, 1)):
@@ -372,7 +378,7 @@ def test_units() -> None:
     assert [parse_bytes(t) for t in ("4096", "16M", "16MiB", "64k", "1.5G")] == [
         *(4096, 16 << 20, 16 << 20, 64 << 10, 3 << 29),
     ]
-    assert parse_seconds("2us") == pytest.approx(2e-6) and parse_rate("100gbit") == 100e9
-    for parse, text in ((parse_bytes, "0"), (parse_bytes, "-4"), (parse_seconds, "2"), (parse_rate, "10")):
+    assert parse_seconds("2us") == pytest.approx(2e-6) and parse_speed("100gbit") == 100e9 / 8
+    for parse, text in ((parse_bytes, "0"), (parse_bytes, "-4"), (parse_seconds, "2"), (parse_speed, "10")):
         with pytest.raises(InvalidArgument, match="is not a"):
             parse(text)

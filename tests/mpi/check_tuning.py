@@ -19,7 +19,6 @@ from compcoll.errors import InvalidArgument
 from compcoll.layout import World
 from compcoll.model.predict import DEFAULTS, RAW, Link, Timing
 from compcoll.model.profile import Place, Stored, load, save
-from compcoll.tools.timing import Bar, Stopwatch
 from compcoll.tools.tune import tune
 from compcoll.transports.mpi import MPITransport
 
@@ -100,8 +99,7 @@ def check_tune(comm: MPI.Intracomm) -> None:
     transport = MPITransport(comm)
     with setting("defaults"):
         communicator = Communicator(transport)
-    with Bar(enabled=False) as bar:
-        stored = tune(communicator, transport, Stopwatch(transport, 0.5), bar)
+    stored = tune(communicator, transport, 0.5)
     assert len(stored.profile.speeds) >= 8
     if comm.size > 1:
         names = {timing.algorithm for timing in stored.profile.timings}

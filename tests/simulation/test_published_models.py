@@ -10,9 +10,9 @@ import pytest
 from compcoll.__main__ import main
 from compcoll.errors import InvalidArgument
 from compcoll.layout import World
-from compcoll.model.predict import Link, Profile, Speed, Way, formula, raw
+from compcoll.model.predict import Link, Profile, Speed, WireFormat, formula, raw
 from compcoll.simulation.network import Network
-from compcoll.simulation.throughput import step_seconds
+from compcoll.simulation.run import step_seconds
 
 SLOW = Link(latency=0.0, per_byte=1e-6)
 INSTANT = Profile(
@@ -30,7 +30,7 @@ def test_sparse_ring_against_the_dense_ring(ranks: int) -> None:
     """Tsuzuku et al., section 5: T_v = n s p β / c, T_r = 2 (p - 1) n s β / p, so 2 (p - 1) c / p² times as fast."""
     nbytes, c = 64 << 20, 100
     dense = formula(INSTANT, "allreduce", "ring", nbytes, World(ranks), raw(), 1 << 30)
-    sparse = formula(INSTANT, "allreduce", "sparse_ring", nbytes, World(ranks), Way("sparse", 32 / c), 1 << 30)
+    sparse = formula(INSTANT, "allreduce", "sparse_ring", nbytes, World(ranks), WireFormat("sparse", 32 / c), 1 << 30)
     assert sparse == pytest.approx(nbytes * ranks * SLOW.per_byte / c)
     assert dense / sparse == pytest.approx(2 * (ranks - 1) * c / ranks**2)
 

@@ -21,9 +21,8 @@ from compcoll.__main__ import main
 from compcoll.errors import InvalidArgument
 from compcoll.model.predict import DEFAULTS, Link
 from compcoll.simulation import run as simulation
-from compcoll.simulation.network import Network
-from compcoll.simulation.run import ALGORITHMS, Outcome, Scenario, opening
-from compcoll.simulation.transport import Account, Simulated
+from compcoll.simulation.network import Account, Network, Simulated
+from compcoll.simulation.run import ALGORITHMS, Outcome, Scenario, handshake
 from compcoll.tools.arguments import parse_speed
 from compcoll.transports.base import Wire
 
@@ -38,9 +37,9 @@ INSTANT = type(DEFAULTS)(LINK, LINK, (NOTHING, AT_ONCE), message=0.0, call=0.0)
 def run(
     ranks: int, nbytes: int, algorithm: str, codec: Codec | None = None, *, symmetric: bool = True, **network: Any
 ) -> Outcome:
-    """What is simulated, without the opening."""
+    """What is simulated, without the handshake."""
     scenario = Scenario(ranks, Network(**{"inside": FREE, "between": LINK, **network}), nbytes, profile=INSTANT)
-    with patch.object(simulation, "opening", lambda ranks, network: Account((0.0,) * ranks, 0)):
+    with patch.object(simulation, "handshake", lambda ranks, network: Account((0.0,) * ranks, 0)):
         return simulation.allreduce(scenario, algorithm, codec, symmetric=symmetric)
 
 
@@ -204,13 +203,13 @@ def test_the_same_messages_as_real_ranks(
         assert each is not None and sum(transport.sent) == each.wire_nbytes
 
 
-def test_the_opening_is_simulated_too() -> None:
+def test_the_handshake_is_simulated_too() -> None:
     network = Network(FREE, LINK)
-    assert max(opening(16, network).seconds) == pytest.approx(4 * (ALPHA + 16 * BETA))
+    assert max(handshake(16, network).seconds) == pytest.approx(4 * (ALPHA + 16 * BETA))
     for nbytes in (1 << 14, 1 << 20):
         whole = simulation.allreduce(Scenario(16, network, nbytes, profile=INSTANT, call=1e-3), "ring").seconds
         first = ALPHA + nbytes // 16 * BETA  # on its way meanwhile
-        later = max(max(opening(16, network).seconds) - first, 0.0)
+        later = max(max(handshake(16, network).seconds) - first, 0.0)
         assert (later > 0) is (nbytes == 1 << 14)
         assert whole == pytest.approx(run(16, nbytes, "ring").seconds + later + 1e-3)
 
@@ -283,7 +282,7 @@ def test_deadlock_is_told() -> None:
     [
         (lambda: Network(LINK, LINK, ranks_per_node=0), "at least 1"),
         (lambda: Network(LINK, LINK, oversubscription=0.5), "oversubscription=0.5"),
-        (lambda: Network(LINK, Link(-1.0, 0.0)), "between.latency=-1.0"),
+        (lambda: Network(LINK, Link(-1.0, 0.0)), "latency=-1.0"),
         (lambda: Scenario(1, Network(LINK, LINK), 4), "at least 2"),
         (lambda: Scenario(4, Network(LINK, LINK), 3), "3 bytes"),
         (lambda: Scenario(4, Network(LINK, LINK, 8), 4), "8 ranks per node"),

@@ -10,12 +10,12 @@ from fakes.loopback import World, exact_sum, normals
 
 from compcoll import Codec
 from compcoll.codecs.base import ErrorBound
+from compcoll.codecs.sparse.selectors import SELECTORS
+from compcoll.codecs.sparse.sparsifier import FULL, POWER, SIGN, Sparsifier
 from compcoll.devices.host import HostDevice
 from compcoll.devices.host_selection import HostSelection
 from compcoll.errors import InvalidBuffer
 from compcoll.sparse import DGCFeedback, Hybrid, RandomK, Strom, TopK, Variance, VarianceFeedback
-from compcoll.sparse.contract import FULL, POWER, SIGN, Sparsifier
-from compcoll.sparse.selectors import SELECTORS
 
 Look = tuple[str, int]
 
@@ -172,7 +172,7 @@ PROPERTIES: list[tuple[Sparsifier, int, bool, float]] = [
 @pytest.mark.parametrize(("codec", "values", "largest_first", "density"), PROPERTIES, ids=repr)
 def test_what_is_supposed_of_sparsifiers(codec: Sparsifier, values: int, largest_first: bool, density: float) -> None:
     """Of those that do not say how much they send, a hundredth: an index of 4 bytes and a value of 4, or 8, each."""
-    assert (codec.sent_values, codec.largest_first, codec.expected_density) == (values, largest_first, density)
+    assert (codec.sent_values, codec.largest_first) == (values, largest_first)
     assert (codec.kind, codec.fixed_size, codec.additive) == ("sparse", False, False)
     for dtype, bits in (("float16", 64), ("bfloat16", 64), ("float32", 64), ("float64", 96)):
         assert codec.wire_bits(HostDevice(1), dtype) == pytest.approx(density * bits)

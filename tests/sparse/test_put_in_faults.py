@@ -18,13 +18,13 @@ from fakes.loopback import World, exact_sum, normals
 from compcoll import QSGD, ZFP, Cast, Codec, ErrorFeedback, IntSum, MinMax, OneBit, Sign
 from compcoll.algorithms import sparse
 from compcoll.codecs import FP8
+from compcoll.codecs.sparse.sparsifier import FULL, WIRES
 from compcoll.collectives import choose
 from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostDevice
 from compcoll.devices.host_summands import integer_levels
 from compcoll.errors import InvalidArgument, WireCorrupted
 from compcoll.sparse import DGCFeedback, TopK, VarianceFeedback, warmup_density
-from compcoll.sparse.contract import FULL, WIRES
 
 KERNELS = Path(__file__).resolve().parents[2] / "compcoll" / "kernels"
 SETS = HostDevice.instruction_sets()

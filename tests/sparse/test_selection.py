@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
+from compcoll.codecs.sparse.selectors import SELECTORS
 from compcoll.devices.host import HostDevice
-from compcoll.sparse.selectors import SELECTORS
 
 SETS = HostDevice.instruction_sets()
 KINDS = ["normal", "laplace", "shifted", "zeros", "ties", "constant", "few", "huge", "tiny"]

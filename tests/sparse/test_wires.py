@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from properties import examples
 
 import compcoll
+from compcoll.codecs.sparse.sparsifier import FULL, POWER, SIGN, WIRES
 from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES, numpy_dtype
 from compcoll.errors import WireCorrupted
 from compcoll.sparse import RandomK, TopK, Variance
-from compcoll.sparse.contract import FULL, POWER, SIGN, WIRES
 
 
 def nearest_power(x: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ class Tried(Codec):
 
     coder_class: type[NumpyCoder] = Sound
     name: ClassVar[str] = "tried"
-    fixed_size = False  # type: ignore[assignment]
+    fixed_size = False
 
     def coder(self, device: Device, dtype: str) -> Coder:
         if dtype != "float32":
@@ -58,7 +58,7 @@ class Anonymous(Tried):
 
 
 class FixedSize(Tried):
-    fixed_size = True  # type: ignore[assignment]
+    fixed_size = True
 
 
 class Random(Sound):

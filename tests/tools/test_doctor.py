@@ -56,8 +56,8 @@ def test_a_codec_that_forgets_nan_is_found() -> None:
             self.wire_nbytes, self.encode = coder.wire_nbytes, coder.encode
             self._coder = coder
 
-        def decode(self, n: int, add: Any, wires: Any, out: Any) -> None:
-            self._coder.decode(n, add, wires, out)
+        def decode(self, n: int, add: Any, wires: Any, out: Any, *, scale: float = 1.0) -> None:
+            self._coder.decode(n, add, wires, out, scale=scale)
             np.nan_to_num(out, copy=False)
 
     class Forgetful(compcoll.Codec):
@@ -66,7 +66,7 @@ def test_a_codec_that_forgets_nan_is_found() -> None:
         def coder(self, device: Any, dtype: str) -> Any:
             return Forgets(selftest.CODECS["zfp rate=16"].coder(device, dtype))
 
-    assert selftest._check_values("mine", Forgetful(), HostDevice()) == ["mine: NaN became 0.0"]
+    assert selftest._check_values("mine", Forgetful()) == ["mine: NaN became 0.0"]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,7 @@ def test_json() -> None:
         ({"COMPCOLL_PROFILE": "nowhere.json"}, "nowhere.json cannot be read"),
         ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "started 2 ranks, but MPI sees 1"),
         ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, "mpi4py finds no MPI library"),
+        ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "COMPCOLL_INSTRUCTION_SET": "mmx"}, "COMPCOLL_INSTRUCTION_SET='mmx'"),
     ],
 )
 def test_what_is_wrong_is_told(environment: dict[str, str], said: str) -> None:

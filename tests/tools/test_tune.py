@@ -1,4 +1,4 @@
-"""What is measured in passing: sizes go as far as links carry them in time, whatever small calls take."""
+"""Quick profiles: sizes go as far as links carry them in time, whatever small calls take."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from compcoll import ZFP
 from compcoll.layout import World
 from compcoll.model.predict import DEFAULTS, Link, Timing
-from compcoll.tools import in_passing, timing, tune
-from compcoll.tools.timing import Bar, Stopwatch
+from compcoll.tools import tune
+from compcoll.tools.tune import Stopwatch
 
 PAIR = World(2, 1)
 SIZES = (1 << 12, 1 << 20, 1 << 22)
@@ -37,7 +37,7 @@ class Native:
 
 
 class Alone:
-    """As much of a transport as measuring in passing needs, for one rank."""
+    """As much of a transport as a quick profile needs, for one rank."""
 
     shared = None
 
@@ -73,8 +73,8 @@ class Slow:
 def test_sizes_end_where_links_would_take_too_long(per_byte: float, measured: tuple[int, ...]) -> None:
     comm, profile = Slow(), replace(DEFAULTS, between=Link(1e-5, per_byte))
     transport = Alone()
-    series = [each for each in in_passing.few_series(comm, transport, PAIR) if each.algorithm in ("native", "ring")]
-    timings = tune.timings_of(series, profile, PAIR, Stopwatch(transport, 2.0), Bar(enabled=False), SIZES, 0.01)
+    series = [each for each in tune.quick_series(comm, transport, PAIR) if each.algorithm in ("native", "ring")]
+    timings = tune.timings_of(series, profile, PAIR, Stopwatch(transport, 2.0), SIZES, 0.01)
     assert {timing.algorithm: tuple(n for n, _ in timing.points) for timing in timings} == {
         "ring": measured,
         "native": measured,
@@ -88,13 +88,13 @@ def test_sizes_end_where_links_would_take_too_long(per_byte: float, measured: tu
 def test_what_scatters_counts_as_slow_of_ours_and_as_fast_of_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of both go from 1 to 4 ms: what tells nothing leaves it to the library's own."""
     now, taken = [0.0], itertools.cycle([1e-3, 2e-3, 3e-3, 4e-3])
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def work() -> None:
         now[0] += next(taken)
 
     transport = Alone()
-    own, *ours = in_passing.few_series(Slow(), transport, PAIR)
+    own, *ours = tune.quick_series(Slow(), transport, PAIR)
     assert own.algorithm == "native" and ours
     watch = Stopwatch(transport, 1e9)
     parts = ([own.part_of(1 << 20)], None, [ours[0].part_of(1 << 20)])
@@ -109,7 +109,7 @@ def test_what_scatters_counts_as_slow_of_ours_and_as_fast_of_the_librarys(monkey
 def test_a_disturbed_visit_leaves_a_size_to_the_librarys_own() -> None:
     """Both take 2 ms; then the library's own is disturbed during one of two visits, ours are by luck not."""
     taken = {"native": iter([2e-3, 6e-3]), "ring": iter([2.5e-3, 1.5e-3])}
-    series = [each for each in in_passing.few_series(Slow(), Alone(), PAIR) if each.algorithm in taken]
+    series = [each for each in tune.quick_series(Slow(), Alone(), PAIR) if each.algorithm in taken]
     assert [each.algorithm for each in series] == ["native", "ring"]
 
     def each(works: object, budget: float, parts: object) -> list[float]:
@@ -117,12 +117,12 @@ def test_a_disturbed_visit_leaves_a_size_to_the_librarys_own() -> None:
 
     watch = SimpleNamespace(affords=lambda seconds: True, each=each)
     visits = (1 << 20, 1 << 20)
-    timings = tune.timings_of(series, DEFAULTS, PAIR, watch, Bar(enabled=False), visits, 0.3)
+    timings = tune.timings_of(series, DEFAULTS, PAIR, watch, visits, 0.3)
     assert {timing.algorithm: timing.points for timing in timings} == {
         "native": ((1 << 20, 2e-3),),
         "ring": ((1 << 20, 2.5e-3),),
     }
-    assert all(in_passing._FEW_SIZES.count(nbytes) == 2 for nbytes in in_passing._FEW_SIZES if nbytes <= tune.SCATTERED)
+    assert all(tune.QUICK_SIZES.count(nbytes) == 2 for nbytes in tune.QUICK_SIZES if nbytes <= tune.SCATTERED)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,6 @@ def test_a_codec_gains_nothing_where_the_wire_takes_little(nbytes: int, per_byte
     coded = Timing("dissemination", "zfp", 8.0, PAIR, ((nbytes, 400e-6),))
     slow = replace(coded, points=((nbytes, 700e-6),))
     every = (own, plain, coded, slow)
-    seen = [in_passing.believed(each, every, profile).points[0][1] for each in every]
+    seen = [tune.believed(each, every, profile).points[0][1] for each in every]
     assert seen == [600e-6, 300e-6, counts, 700e-6]
-    assert in_passing.believed(coded, (coded,), profile) == coded
+    assert tune.believed(coded, (coded,), profile) == coded

@@ -16,10 +16,9 @@ from ... import config
 from ...communicator import Communicator
 from ...devices.host import HostDevice
 from ...errors import InvalidArgument, MPIMissing, NotUnderMPI, ThreadsUnavailable
+from ...model.predict import Profile
 from ...model.profile import remember, save
-from ...tools.in_passing import estimate
 from ...tools.machine import launcher
-from ...tools.timing import Bar, Stopwatch
 from ...tools.tune import describe
 from ...tools.tune import tune as _tune
 from ..membership import gathered, timeout_of
@@ -168,7 +167,11 @@ def _transport(group: dist.ProcessGroup, device: torch.device, seconds: float) -
 def _measure(group: dist.ProcessGroup, device: torch.device, seconds: float) -> None:
     """Measure what a group's links carry, unless a profile tells."""
     transport = _transport(group, device, seconds)
-    remember(transport, HostDevice().name, lambda: estimate(Communicator(transport, timeout=seconds), transport))
+
+    def quick_profile() -> Profile:
+        return _tune(Communicator(transport, timeout=seconds), transport, quick=True).profile
+
+    remember(transport, HostDevice().name, quick_profile)
 
 
 @untraced
@@ -205,8 +208,7 @@ def tune(group: Group = None, seconds: float = 30.0) -> str:
     device = device_of(group)
     transport = _transport(group, device, timeout_of(group, device))
     communicator = Communicator(transport)
-    with Bar(enabled=transport.rank == 0) as bar:
-        stored = _tune(communicator, transport, Stopwatch(transport, seconds), bar)
+    stored = _tune(communicator, transport, seconds)
     path = transport.tell(lambda: str(save(stored)))
     return "\n".join([*describe(stored), f"stored in {path}"])
 

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
 from compcoll import ErrorFeedback, IntSum
-from compcoll.sparse.contract import Sparsifier
+from compcoll.codecs.sparse.sparsifier import Sparsifier
 from compcoll.torch.gradients.hooks import GradientCompression
 from compcoll.torch.low_rank.methods import LowRank
 from compcoll.torch.optimizers.diloco import DiLoCo

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..codecs.base import Array, ErrorBound, Example
-from ..codecs.options import Integers, OneOf, Reals, option
-from ..errors import InvalidArgument
-from ..feedback import ErrorFeedback
-from .contract import FULL, POWER, SIGN, Choice, Selection, Sparsifier
+from ...errors import InvalidArgument
+from ...feedback import ErrorFeedback
+from ..base import Array, ErrorBound, Example
+from ..options import Integers, OneOf, Reals, option
 from .feedback import VarianceFeedback
 from .selectors import SELECTORS
+from .sparsifier import POWER, SIGN, Choice, Selection, Sparsifier
 
 _DENSITY = Reals(0, 1)
 _ABOVE_ZERO = Reals(0)
@@ -49,7 +49,7 @@ class TopK(Sparsifier):
 
     References
     ----------
-    See `compcoll.sparse.selectors`.
+    See `compcoll.codecs.sparse.selectors`.
 
     Examples
     --------
@@ -62,6 +62,7 @@ class TopK(Sparsifier):
     select: str = option("ldte", OneOf(tuple(SELECTORS)), "how they are found")
 
     name: ClassVar[str] = "topk"
+    largest_first: ClassVar[bool] = True
     examples = (
         Example({}),
         Example({"density": 0.05, "select": "exact"}),
@@ -77,14 +78,6 @@ class TopK(Sparsifier):
     def error_bound(self, dtype: str) -> ErrorBound:
         """An element that is not sent is lost."""
         return ErrorBound(relative=1.0)
-
-    @property
-    def expected_density(self) -> float:
-        return self.density
-
-    @property
-    def largest_first(self) -> bool:
-        return True
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
         k = _wanted(self.density, values.size)
@@ -119,10 +112,6 @@ class RandomK(Sparsifier):
 
     name: ClassVar[str] = "randomk"
     examples = (Example({"density": 0.1, "seed": 3, "wire": "mask"}),)
-
-    @property
-    def expected_density(self) -> float:
-        return self.density
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
         n = values.size
@@ -219,12 +208,8 @@ class Variance(_NeedsVariance):
     zeta: float = option(0.999, Reals(0, 1, closed=True), "decay of v where nothing is sent")
 
     name: ClassVar[str] = "variance"
+    conserves = "none"  # values become powers of two, and what that changes is forgotten, as in the paper
     value_format: ClassVar[int] = POWER
-
-    @property
-    def conserves(self) -> str:
-        """Values become powers of two, and what that changes is forgotten, as in the paper."""
-        return "none"
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
         indices = kernels.unambiguous(values, _variance(kernels, values, feedback), self.alpha, 0.0)
@@ -288,6 +273,4 @@ class Hybrid(_NeedsVariance):
         feedback.sent(kernels, indices, sent)
 
 
-ALL = (TopK, RandomK, Strom, Variance, Hybrid)
-
-__all__ = ["ALL", "FULL", "POWER", "SIGN", "Hybrid", "RandomK", "Strom", "TopK", "Variance"]
+ALL: tuple[type[Sparsifier], ...] = (TopK, RandomK, Strom, Variance, Hybrid)

@@ -4,9 +4,9 @@
 >>> total = compcoll.allreduce(gradient, codec="topk", density=0.001, feedback=feedback)
 """
 
-from .codecs import Hybrid, RandomK, Strom, TopK, Variance
-from .contract import SparseSum, Sparsifier
 from .feedback import DGCFeedback, VarianceFeedback, warmup_density
+from .methods import Hybrid, RandomK, Strom, TopK, Variance
+from .sparsifier import SparseSum, Sparsifier
 
 __all__ = [
     "DGCFeedback",

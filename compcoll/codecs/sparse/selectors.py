@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
 
-from ..codecs.base import Array
-from .contract import Selection
+from ..base import Array
+from .sparsifier import Selection
 
 _SAMPLE = 16384  # values of a long buffer in which thresholds are tried before they are in all
 _PART = 128  # of a longer one, a sample is this part
@@ -186,6 +186,7 @@ def _searched(
     return exact(kernels, values, k)
 
 
+# The selectors, by the names that `TopK` takes.
 SELECTORS: Mapping[str, Selector] = {
     "exact": exact,
     "hierarchical": hierarchical,
@@ -193,4 +194,3 @@ SELECTORS: Mapping[str, Selector] = {
     "bisection": bisection,
     "ldte": ldte,
 }
-"""The selectors, by the names that `TopK` takes."""

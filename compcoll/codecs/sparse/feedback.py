@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..codecs.options import real
-from ..errors import InvalidArgument, InvalidBuffer
-from ..feedback import ErrorFeedback, Incoming
+from ...errors import InvalidArgument, InvalidBuffer
+from ...feedback import ErrorFeedback, Incoming
+from ..options import real
 
 
 class DGCFeedback(ErrorFeedback):
