@@ -10,15 +10,15 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
+from .roll_call import UnderWay
 from .untraced import untraced
 
 Value = TypeVar("Value")
@@ -141,19 +141,6 @@ class Handle(Lasting, Generic[Value]):
         """Wake those that wait in other threads."""
 
 
-class Waiting(Protocol):
-    """The waits for one operation of a backend's, which end with errors of ours."""
-
-    def within(self, timeout: timedelta | None) -> AbstractContextManager[None]:
-        """Give the context of a wait, which may have a time-out of its own."""
-
-    def from_now_on(self) -> None:
-        """Note that somebody waits in C++, by a future."""
-
-    def no_more(self) -> None:
-        """Note that this has ended."""
-
-
 class Followed(Lasting):
     """PyTorch's handle of an operation of a backend of its own, with errors of ours.
 
@@ -161,7 +148,7 @@ class Followed(Lasting):
     ----------
     work : torch.distributed.Work
         The operation.
-    waiting : Waiting
+    waiting : UnderWay
         The waits for it.
     finish : callable, optional
         Makes the result of what came, once, when somebody waits, and returns its tensors.
@@ -170,7 +157,7 @@ class Followed(Lasting):
     def __init__(
         self,
         work: dist.Work,
-        waiting: Waiting,
+        waiting: UnderWay,
         finish: Callable[[], list[Tensor]] | None = None,
     ) -> None:
         super().__init__()
@@ -239,31 +226,20 @@ class Followed(Lasting):
             return self._made
 
 
-class CompletedWork(Lasting):
-    """PyTorch's handle of operations that have ended, and well."""
+class CompletedWork(Handle[None]):
+    """An operation that has ended, and well."""
+
+    done = True
+
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.note_wait(timeout)
         return True
 
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
+    def result(self) -> None:
         return None
-
-    def synchronize(self) -> None:
-        pass
-
-    def get_future(self) -> Future[None]:
-        """Make a future of nothing, which has ended."""
-        self.asked = True
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
 
 
 class CoalescedWork(Lasting):

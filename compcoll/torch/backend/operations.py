@@ -1,4 +1,4 @@
-"""PyTorch's operations of reductions: what they do to elements, and how MPI does it."""
+"""Tensors as MPI sees them, and PyTorch's operations of reductions: what they do to elements, and how MPI does it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,51 @@ from torch.distributed import ReduceOp
 
 from ...errors import InvalidArgument, UnsupportedDType
 from ...transports.library import MPI
-from .mpi_buffers import MPI_TYPES, BufferSpec, elements_of
+from ..buffers import nbytes_of
+
+MPI_TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.complex64: MPI.C_FLOAT_COMPLEX,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
+    **{
+        getattr(torch, f"{kind}{bits}"): getattr(MPI, f"{kind.upper()}{bits}_T")
+        for kind in ("int", "uint")
+        for bits in (8, 16, 32, 64)
+    },
+    torch.bool: MPI.UINT8_T,
+}
+
+Memory = MPI.buffer | bytearray
+BufferSpec = tuple[Memory, int, MPI.Datatype]
+"""A buffer as mpi4py takes it: memory, count, element type."""
+
+_from_address = MPI.buffer.fromaddress
+_EMPTY = bytearray(0)
+
+
+def memory_of(tensor: Tensor, nbytes: int) -> Memory:
+    """A contiguous tensor's memory; a GPU's, once that has done what the current stream has."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows no streams
+    return _from_address(tensor.data_ptr(), nbytes) if nbytes else _EMPTY
+
+
+def bytes_of(tensor: Tensor) -> BufferSpec:
+    """A contiguous tensor's memory, as bytes."""
+    nbytes = nbytes_of(tensor)
+    return memory_of(tensor, nbytes), nbytes, MPI.BYTE
+
+
+def elements_of(tensor: Tensor) -> BufferSpec:
+    """A contiguous tensor's memory, as elements that MPI can reduce."""
+    count = tensor.numel()
+    return memory_of(tensor, count * tensor.element_size()), count, MPI_TYPES[tensor.dtype]
+
 
 # MPI has no arithmetic for these: they are reduced in float32 and rounded once.
-_NARROW = {
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-}
+_NARROW = {torch.float16, torch.bfloat16}
+_NARROW |= {getattr(torch, f"float8_{kind}") for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 
 _SUM, _AVG = ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG
 _PREMUL = ReduceOp.RedOpType.PREMUL_SUM

@@ -5,37 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from ...errors import CollectiveMismatch, CommunicatorBroken, UnsupportedDevice
+from ...errors import CollectiveMismatch, CommunicatorBroken
 from ...stats import Stats
 from ..handles import CoalescedWork, CompletedWork
 from ..job_queue import JobQueue, Work
 from ..options import Options
-from ..streams import Ordered
 from ..untraced import untraced
 from .channel import Channel, Collective, create_channel, signature
-from .data_movement import DataMovement
-from .gpu_copies import StagedCall, gpu_of, staging_streams
+from .collectives import DataMovement
 from .messages import Message, Messages
-from .monitored_barrier import monitored_barrier
 from .reductions import Reductions
 from .splitting import SplittingGroup
 
 
-class _Options(Protocol):
-    """PyTorch's options of any collective."""
-
-    timeout: timedelta
-    asyncOp: bool  # noqa: N815  # PyTorch's name
-
-
-def _collective(prepare: Callable[..., Collective], default: _Options) -> Callable[..., Work | CompletedWork]:
+def _collective(prepare: Callable[..., Collective], default: Any) -> Callable[..., Work | CompletedWork]:
     """Make an operation of a method that prepares it: run in its turn, at once if the caller waits.
 
     Parameters
@@ -54,25 +44,17 @@ def _collective(prepare: Callable[..., Collective], default: _Options) -> Callab
 
     @untraced
     @wraps(prepare)
-    def start(self: ProcessGroup, *arguments: Any, opts: _Options = default) -> Work | CompletedWork:
+    def start(self: ProcessGroup, *arguments: Any, opts: Any = default) -> Work | CompletedWork:
         if len(arguments) > count:
             arguments, opts = arguments[:count], arguments[count]
         given = (*arguments, opts) if wanted else arguments
         prepares = self._reductions if reduces else self._movements
-        order: Ordered | None
         try:
-            try:
-                collective = prepare(prepares, *given)
-                order = collective.order
-            except UnsupportedDevice:
-                gpu = gpu_of(arguments)
-                if gpu is None:
-                    raise
-                order = staged = StagedCall(staging_streams(gpu))
-                collective = prepare(prepares, *staged.staged(names, given))
+            collective = prepare(prepares, *given)
         except Exception as error:
             self._refuse(prepare.__name__, error)
             raise
+        order = collective.order
         job = partial(self.channel.run, collective, opts.timeout.total_seconds())
         if order is not None:
             job = partial(order.around, job)
@@ -169,8 +151,7 @@ class ProcessGroup(SplittingGroup):
 
         def job() -> None:
             try:
-                messages = Messages(channel.comm, seconds)
-                monitored_barrier(messages, channel.rank, channel.size, seconds, wait_all_ranks)
+                Messages(channel.comm, seconds).monitored_barrier(wait_all_ranks)
             except CommunicatorBroken as error:
                 channel.broken = error
                 raise

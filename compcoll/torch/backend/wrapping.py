@@ -31,7 +31,7 @@ from ..linear import linear
 from ..options import Options
 from ..roll_call import board_of
 from ..untraced import untraced
-from .autoload import NAME
+from . import NAME
 from .splitting import SplittingGroup
 
 
