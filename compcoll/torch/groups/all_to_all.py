@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from ...codecs.base import Codec
 from ...devices.host import HostDevice
@@ -19,8 +18,10 @@ from ...errors import CollectiveMismatch, InvalidArgument, InvalidBuffer
 from ..buffers import array_of, overlap, split_counts
 from ..handles import Followed
 from ..roll_call import board_of
-from .member import check_tensors, coding
+from . import operators
+from .member import check_fixed, check_tensors, coding
 from .membership import Group
+from .operators import traced_by
 
 _HOST = HostDevice()
 _Splits: TypeAlias = list[int]
@@ -28,6 +29,7 @@ _Codecs: TypeAlias = tuple[Codec, Codec]
 """Of values, and of gradients."""
 
 
+@traced_by(operators.all_to_all_single)
 def all_to_all_single(
     output: Tensor,
     input: Tensor,
@@ -69,13 +71,6 @@ def all_to_all_single(
     >>> bool((received == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, **codec_options}
-        return operators.all_to_all_single(
-            output, input, output_split_sizes, input_split_sizes, group, async_op, **call
-        )
     group, chosen = check_tensors(group, output, input), check_fixed(coding(codec, codec_options))
     if not (output.is_contiguous() and input.is_contiguous()) or overlap(output, input):
         raise InvalidBuffer("all_to_all_single: contiguous tensors are needed that share no memory")
@@ -122,6 +117,7 @@ class _Exchange(torch.autograd.Function):
         return _Exchange.apply(gradient, *ctx.how), None, None, None, None
 
 
+@traced_by(operators.all_to_all_single_autograd)
 def all_to_all_single_autograd(
     input: Tensor,
     output_split_sizes: Sequence[int] | None = None,
@@ -164,11 +160,6 @@ def all_to_all_single_autograd(
     >>> tokens.grad.shape == tokens.shape
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"backward_codec": backward_codec, "codec": codec, **codec_options}
-        return operators.all_to_all_single_autograd(input, output_split_sizes, input_split_sizes, group, **call)
     group, chosen = check_tensors(group, input), check_fixed(coding(codec, codec_options))
     back = chosen if backward_codec is None else check_fixed(coding(backward_codec, {}))
     if not input.dim():
@@ -182,19 +173,6 @@ def all_to_all_single_autograd(
         )
     result: Tensor = _Exchange.apply(input, rows, coming, group, (chosen, back))
     return result
-
-
-def check_fixed(codec: Codec) -> Codec:
-    """Refuse a codec whose wires have sizes that others do not know.
-
-    Raises
-    ------
-    InvalidArgument
-        If it is one.
-    """
-    if not codec.fixed_size:
-        raise InvalidArgument(f"{codec!r}: its wires have sizes that other ranks do not know; use one of a fixed rate")
-    return codec
 
 
 def encoded(part: Tensor, codec: Codec) -> Tensor:

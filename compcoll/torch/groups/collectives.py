@@ -9,7 +9,6 @@ from weakref import ref
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from ...codecs.base import Codec
 from ...collectives import choose
@@ -22,14 +21,17 @@ from ..buffers import Packed, nbytes_of
 from ..handles import Followed
 from ..job_queue import Work
 from ..linear import linear
+from . import operators
 from .member import Decision, Member, check_tensors, coding, member_of, members
 from .membership import Group
+from .operators import traced_by
 
 _Key = tuple[Any, ...]
 _MOST_KEPT = 1024
 _OWN = "the group's own all_reduce"
 
 
+@traced_by(operators.all_reduce)
 def all_reduce(
     tensor: Tensor,
     op: Any = "sum",
@@ -85,11 +87,6 @@ def all_reduce(
     >>> bool((tensor == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
-        return operators.all_reduce(tensor, op, group, async_op, **call)
     # Beside calls that wait for a network all of this is out of the caches: each look at an object costs, and adds up.
     member, decision, key = None, None, None
     if feedback is None:
@@ -114,6 +111,7 @@ def _sum(member: Member, tensor: Tensor, decision: Decision, algorithm: str) -> 
     member.communicator.allreduce(values, op=decision.op, out=values, codec=decision.codec, algorithm=algorithm)
 
 
+@traced_by(operators.all_reduce_coalesced)
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
     op: Any = "sum",
@@ -134,11 +132,6 @@ def all_reduce_coalesced(
     >>> bool((tensors[1] == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
-        return operators.all_reduce_coalesced(tensors, op, group, async_op, **call)
     if not tensors:
         raise InvalidBuffer("no tensor was given")
     return _all_reduce(list(tensors), list(tensors), op, group, async_op, (codec, algorithm, codec_options), feedback)
@@ -239,6 +232,7 @@ def _unpacked(packed: Packed, result: list[Tensor]) -> list[Tensor]:
     return result
 
 
+@traced_by(operators.reduce_scatter_tensor)
 def reduce_scatter_tensor(
     output: Tensor,
     input: Tensor,
@@ -266,11 +260,6 @@ def reduce_scatter_tensor(
     >>> bool((part == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
-        return operators.reduce_scatter_tensor(output, input, op, group, async_op, **call)
     group, operation = check_tensors(group, output, input), linear(op)
     codec = coding(codec, codec_options)
     choose.check("reduce_scatter", algorithm)
@@ -295,6 +284,7 @@ def reduce_scatter_tensor(
     return member.start(run, output, async_op, output, input)
 
 
+@traced_by(operators.all_gather_into_tensor)
 def all_gather_into_tensor(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -321,11 +311,6 @@ def all_gather_into_tensor(
     >>> bool((whole == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, "algorithm": algorithm, **codec_options}
-        return operators.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, **call)
     group = check_tensors(group, output_tensor, input_tensor)
     codec = coding(codec, codec_options)
     choose.check("allgather", algorithm)

@@ -174,3 +174,16 @@ def coding(codec: str | Codec | None, options: dict[str, Any]) -> Codec:
     if chosen is None:
         raise InvalidArgument("codec=None: name a codec, or use torch.distributed's own collective")
     return chosen
+
+
+def check_fixed(codec: Codec) -> Codec:
+    """Refuse a codec whose wires have sizes that others do not know.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is one.
+    """
+    if not codec.fixed_size:
+        raise InvalidArgument(f"{codec!r}: its wires have sizes that other ranks do not know; use one of a fixed rate")
+    return codec

@@ -14,8 +14,8 @@ from ...codecs.base import Codec
 from ...errors import CollectiveMismatch, InvalidArgument
 from ..roll_call import board_of
 from ..untraced import untraced
-from .all_to_all import check_fixed, decoded, encoded, wire_nbytes
-from .member import check_tensors, coding
+from .all_to_all import decoded, encoded, wire_nbytes
+from .member import check_fixed, check_tensors, coding
 from .membership import Group
 
 
