@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch.futures import Future
@@ -142,26 +143,28 @@ class JobQueue:
         self._used = False
         self._closed = False
 
-    def submit(self, job: Callable[[], Any]) -> Work:
+    def submit(self, job: Callable[[], Any], order: StreamOrder | None = None) -> Work:
         """Put a job at the end of the line and return at once.
 
         Parameters
         ----------
         job : callable
             Without arguments. Calls of MPI in it may block.
+        order : StreamOrder, optional
+            Of a job on tensors of a GPU.
 
         Returns
         -------
         Work
             With ``wait()`` and ``get_future()``.
         """
-        work = self._enter(job)
+        work = self._enter(job, order)
         self._used = True
         if self._asleep and not work.done:
             self.wake()
         return work
 
-    def run(self, job: Callable[[], Any]) -> Any:
+    def run(self, job: Callable[[], Any], order: StreamOrder | None = None) -> Any:
         """Run a job and all those in front of it; in this thread unless another is at it already.
 
         Returns
@@ -169,8 +172,8 @@ class JobQueue:
         object
             What the job returned.
         """
-        if self._line or self._closed or not self._turn.acquire(False):
-            return self._enter(job).result()
+        if order is not None or self._line or self._closed or not self._turn.acquire(False):
+            return self._enter(job, order).result()
         self._owner = threading.get_ident()
         try:
             return job()
@@ -203,10 +206,11 @@ class JobQueue:
         self._closed = True
         self._background.close(seconds)
 
-    def _enter(self, job: Callable[[], Any]) -> Work:
+    def _enter(self, job: Callable[[], Any], order: StreamOrder | None) -> Work:
         if self._closed:
             raise CommunicatorBroken("this process group was destroyed")
-        work = Work(job, self)
+        work = Work(job if order is None else partial(order.around, job), self)
+        work.stream_order = order
         if self._owner == threading.get_ident():
             work.run()
         else:

@@ -54,18 +54,12 @@ def _collective(prepare: Callable[..., Collective], default: Any) -> Callable[..
         except Exception as error:
             self._refuse(prepare.__name__, error)
             raise
-        order = collective.order
         job = partial(self.channel.run, collective, opts.timeout.total_seconds())
-        if order is not None:
-            job = partial(order.around, job)
         work: Work | CompletedWork = self._completed
         if opts.asyncOp:
-            work = self.jobs.submit(job)
-            work.stream_order = order
+            work = self.jobs.submit(job, collective.order)
         else:
-            self.jobs.run(job)
-            if order is not None:
-                order.order()
+            self.jobs.run(job, collective.order)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -54,6 +54,17 @@ def _left(name: str) -> Callable[..., Any]:
     return collective
 
 
+def _one_by_one(name: str) -> Callable[..., Any]:
+    """Make a collective of several tensors of that of one: PyTorch's backends do not let Python call their own."""
+
+    @untraced
+    def collective(self: WrappingGroup, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
+        one, pairs = getattr(self, name), zip(outputs, inputs, strict=True)
+        return CoalescedWork([one(output, source, *opts) for output, source in pairs])
+
+    return collective
+
+
 class WrappingGroup(SplittingGroup):
     """A process group of PyTorch's own backends that compresses what its options say.
 
@@ -139,21 +150,8 @@ class WrappingGroup(SplittingGroup):
     reduce, gather, scatter = map(_left, ("reduce", "gather", "scatter"))
     send, recv, recv_anysource = map(_left, ("send", "recv", "recv_anysource"))
 
-    @untraced
-    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
-        """Gather several tensors. PyTorch's backends do not let Python call their own."""
-        pairs = zip(outputs, inputs, strict=True)
-        return CoalescedWork([self.all_gather_single(output, source, *opts) for output, source in pairs])
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    @untraced
-    def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
-        """Add up several tensors, and keep this rank's parts; see `all_gather_single_coalesced`."""
-        pairs = zip(outputs, inputs, strict=True)
-        return CoalescedWork([self.reduce_scatter_single(output, source, *opts) for output, source in pairs])
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    all_gather_single_coalesced = allgather_into_tensor_coalesced = _one_by_one("all_gather_single")
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = _one_by_one("reduce_scatter_single")
 
     @untraced
     def barrier(self, opts: BarrierOptions | None = None) -> Any:

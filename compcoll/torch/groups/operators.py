@@ -33,6 +33,7 @@ from .membership import Group, check_group
 _Splits: TypeAlias = Sequence[int] | None
 _Asked: TypeAlias = tuple[str, str, str, str]
 """Operation, group, codec and algorithm."""
+_Result: TypeAlias = tuple[Any] | None
 _Collective = TypeVar("_Collective", bound=Callable[..., Any])
 
 _REASON = (
@@ -44,21 +45,21 @@ _eager: dict[str, Callable[..., Any]] = {}
 """The collectives as they run outside of graphs, by their names: operators run them, too."""
 
 
-def traced_by(traced: Callable[..., Any]) -> Callable[[_Collective], _Collective]:
+def traced_by(traced: Callable[..., _Result]) -> Callable[[_Collective], _Collective]:
     """Have torch.compile trace another function than a collective.
 
     Parameters
     ----------
     traced : callable
-        Takes the collective, which breaks the graph, in front of its arguments.
+        Takes the collective's arguments; returns its result in a tuple, or None if no operator can do the call: then
+        the collective itself runs outside of the graph.
     """
 
     def decorate(collective: _Collective) -> _Collective:
         @wraps(collective)
         def call(*arguments: Any, **named: Any) -> Any:
-            if is_dynamo_compiling():
-                return traced(collective, *arguments, **named)
-            return collective(*arguments, **named)
+            result = traced(*arguments, **named) if is_dynamo_compiling() else None
+            return collective(*arguments, **named) if result is None else result[0]
 
         _eager[collective.__name__] = untraced(collective, _REASON)
         return cast(_Collective, call)
@@ -207,65 +208,42 @@ def _in_turn(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> An
     return result
 
 
-def all_reduce(
-    eager: Callable[..., Any], tensor: Tensor, op: Any = "sum", group: Group = None, async_op: bool = False, **call: Any
-) -> Any:
+def all_reduce(tensor: Tensor, op: Any = "sum", group: Group = None, async_op: bool = False, **call: Any) -> _Result:
     """Trace `compcoll.torch.all_reduce`; so do the other functions their namesakes."""
-    asked = _asked(op, group, async_op, **call)
-    return eager(tensor, op, group, async_op, **call) if asked is None else _sum([tensor], asked)
+    return all_reduce_coalesced([tensor], op, group, async_op, **call)
 
 
 def all_reduce_coalesced(
-    eager: Callable[..., Any],
-    tensors: Sequence[Tensor],
-    op: Any = "sum",
-    group: Group = None,
-    async_op: bool = False,
-    **call: Any,
-) -> Any:
-    asked = _asked(op, group, async_op, **call) if tensors else None
-    return eager(tensors, op, group, async_op, **call) if asked is None else _sum(tensors, asked)
-
-
-def _sum(tensors: Sequence[Tensor], asked: _Asked) -> None:
+    tensors: Sequence[Tensor], op: Any = "sum", group: Group = None, async_op: bool = False, **call: Any
+) -> _Result:
+    asked = _asked(op, group, async_op or not tensors, **call)
+    if asked is None:
+        return None
     own = [tensor.detach() for tensor in tensors]
     for tensor, result in zip(own, _in_turn(_all_reduce, own, *asked), strict=True):
         tensor.copy_(result)
+    return (None,)
 
 
 def reduce_scatter_tensor(
-    eager: Callable[..., Any],
-    output: Tensor,
-    input: Tensor,
-    op: Any = "sum",
-    group: Group = None,
-    async_op: bool = False,
-    **call: Any,
-) -> Any:
+    output: Tensor, input: Tensor, op: Any = "sum", group: Group = None, async_op: bool = False, **call: Any
+) -> _Result:
     asked = _asked(op, group, async_op, **call)
-    if asked is None:
-        return eager(output, input, op, group, async_op, **call)
-    output.detach().copy_(_in_turn(_reduce_scatter, output.detach(), input.detach(), *asked))
-    return None
+    return (
+        None if asked is None else _copied(output, _in_turn(_reduce_scatter, output.detach(), input.detach(), *asked))
+    )
 
 
 def all_gather_into_tensor(
-    eager: Callable[..., Any],
-    output_tensor: Tensor,
-    input_tensor: Tensor,
-    group: Group = None,
-    async_op: bool = False,
-    **call: Any,
-) -> Any:
+    output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False, **call: Any
+) -> _Result:
     asked = _asked("sum", group, async_op, **call)
     if asked is None:
-        return eager(output_tensor, input_tensor, group, async_op, **call)
-    output_tensor.detach().copy_(_in_turn(_all_gather, output_tensor.detach(), input_tensor.detach(), *asked))
-    return None
+        return None
+    return _copied(output_tensor, _in_turn(_all_gather, output_tensor.detach(), input_tensor.detach(), *asked))
 
 
 def all_to_all_single(
-    eager: Callable[..., Any],
     output: Tensor,
     input: Tensor,
     output_split_sizes: _Splits = None,
@@ -273,18 +251,21 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
     **call: Any,
-) -> Any:
+) -> _Result:
     asked = _asked("sum", group, async_op, **call)
     if asked is None:
-        return eager(output, input, output_split_sizes, input_split_sizes, group, async_op, **call)
+        return None
     _, name, codec, _ = asked
     splits = output_split_sizes or (), input_split_sizes or ()
-    output.detach().copy_(_in_turn(_all_to_all, output.detach(), input.detach(), *splits, name, codec, codec))
-    return None
+    return _copied(output, _in_turn(_all_to_all, output.detach(), input.detach(), *splits, name, codec, codec))
+
+
+def _copied(output: Tensor, result: Tensor) -> _Result:
+    output.detach().copy_(result)
+    return (None,)
 
 
 def all_to_all_single_autograd(
-    eager: Callable[..., Any],
     input: Tensor,
     output_split_sizes: _Splits = None,
     input_split_sizes: _Splits = None,
@@ -292,11 +273,11 @@ def all_to_all_single_autograd(
     *,
     backward_codec: str | Codec | None = None,
     **call: Any,
-) -> Any:
+) -> _Result:
     coming, going = output_split_sizes or (), input_split_sizes or ()
     asked = _asked("sum", group, bool(coming) != bool(going) or not input.dim(), **call)
     back = asked if backward_codec is None else _asked("sum", group, False, codec=backward_codec)
     if asked is None or back is None:
-        return eager(input, output_split_sizes, input_split_sizes, group, backward_codec=backward_codec, **call)
+        return None
     output = input.new_empty(sum(coming) if coming else len(input), *input.shape[1:])
-    return _in_turn(_all_to_all, output, input, coming, going, asked[1], asked[2], back[2])
+    return (_in_turn(_all_to_all, output, input, coming, going, asked[1], asked[2], back[2]),)
