@@ -153,13 +153,13 @@ class Reductions(Collectives):
 
     def _plan_of(self, operation: ReduceOperation, dtype: torch.dtype, nbytes: int) -> Plan:
         """Find out how what may be compressed, or go through shared memory, is reduced."""
-        op, options = "mean" if operation.mean else "sum", self._options
+        options = self._options
         if self._compress(dtype, operation, nbytes):
-            return Plan(operation, op, options.codec, options.algorithm)
+            return Plan(operation, operation.linear, options.codec, options.algorithm)
         # Inside a node the communicator mostly chooses shared memory.
         large = self.channel.one_node and nbytes >= STREAMED_NBYTES
         if large and operation.linear and dtype in (torch.float32, torch.float64):
-            return Plan(operation, op)
+            return Plan(operation, operation.linear)
         return Plan(operation)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: AllreduceCoalescedOptions) -> Collective:
@@ -295,7 +295,7 @@ class Reductions(Collectives):
         result = torch.empty_like(target.memory) if overlap(source, target.memory) else target.memory
         if compress:
             x, out = _array_of(source).reshape(self.size, -1), _array_of(result).reshape(1, -1)
-            op, options = "mean" if operation.mean else "sum", self._options
+            options, op = self._options, operation.linear
             algorithm = options.algorithm if options.algorithm in NAMES["reduce_scatter"] else AUTO
             self._communicator.reduce_scatter(
                 x, op=op, out=out, codec=options.codec, algorithm=algorithm, timeout=self.channel.limit
@@ -315,7 +315,7 @@ class Reductions(Collectives):
         options = self._options
         if options.codec is None or self.size == 1:
             return False
-        return nbytes >= max(options.min_bytes, 1) and operation.linear and dtype in COMPRESSIBLE
+        return nbytes >= max(options.min_bytes, 1) and operation.linear != "" and dtype in COMPRESSIBLE
 
 
 def _array_of(memory: Tensor) -> Array:

@@ -219,16 +219,8 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 
 def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, over: str) -> list[int] | None:
     """Find the group's ranks in MPI_COMM_WORLD; None if they are no MPI's, and need not be."""
-    own = (0, 0, True)
-    if over == "mpi" or _mpi_is_likely():
-        try:
-            from ...transports.library import standing
-
-            own = standing()
-        except MPIMissing:
-            if over == "mpi":
-                raise
-    told = [tuple(map(int, row.split())) for row in gathered(" ".join(map(str, map(int, own))).encode(), group, device)]
+    own = " ".join(map(str, map(int, _standing(needed=over == "mpi"))))
+    told = [tuple(map(int, row.split())) for row in gathered(own.encode(), group, device)]
     ranks, sizes, threads = (list(column) for column in zip(*told, strict=True))
     if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):
         if over == "auto":
@@ -249,18 +241,22 @@ def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, over: str) -> 
 
 def mpi_knows(ranks: int) -> bool:
     """Tell whether this process is one of at least so many ranks of MPI's."""
-    if not _mpi_is_likely():
-        return False
-    try:
-        from ...transports.library import standing
-    except MPIMissing:
-        return False
-    return standing()[1] >= ranks
+    return _standing()[1] >= ranks
 
 
-def _mpi_is_likely() -> bool:
-    """Tell whether this process seems to be a rank of MPI's: MPI that runs already, or a launcher that starts it.
+def _standing(*, needed: bool = False) -> tuple[int, int, bool]:
+    """Find this process's rank in MPI_COMM_WORLD, the number of ranks there, and whether several threads may call MPI.
 
-    torchrun, which may itself be started by srun, starts processes that MPI must not take for its rank.
+    There are no ranks if MPI does not run and no launcher starts it, unless it is needed. torchrun, which may itself be
+    started by srun, starts processes that MPI must not take for its rank.
     """
-    return "mpi4py.MPI" in sys.modules or (_BY_ELASTIC not in os.environ and launcher().name != "none")
+    likely = "mpi4py.MPI" in sys.modules or (_BY_ELASTIC not in os.environ and launcher().name != "none")
+    try:
+        if needed or likely:
+            from ...transports.library import standing
+
+            return standing()
+    except MPIMissing:
+        if needed:
+            raise
+    return 0, 0, True
