@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 from weakref import ref
@@ -91,24 +91,15 @@ def all_reduce(
     member, decision, key = None, None, None
     if feedback is None:
         try:
-            about = tensor.numel(), tensor.dtype, tensor.layout, tensor.is_cpu
+            about = tensor.numel(), tensor.dtype, tensor.layout, tensor.is_cpu, tensor.is_contiguous()
             key = (*about, op, codec, algorithm, *codec_options.items())
-            meant = dist.group.WORLD if group is None else group
-            member = members.get(ref(meant))
+            member = members.get(ref(dist.group.WORLD if group is None else group))
             decision = None if member is None else member.decided.get(key)
         except (AttributeError, TypeError):  # no tensor, no group, or what cannot be a key
             key = None
-    if member is not None and decision is not None and tensor.is_contiguous():
-        if decision.by_group is not None:
-            return _by_group(decision, member, meant, tensor, async_op)
-        return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
-    return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
-
-
-def _sum(member: Member, tensor: Tensor, decision: Decision, algorithm: str) -> None:
-    """Sum one contiguous tensor by the member's communicator, in place."""
-    values = member.place(tensor.device).array(tensor.detach().view(-1))
-    member.communicator.allreduce(values, op=decision.op, out=values, codec=decision.codec, algorithm=algorithm)
+    if member is None or decision is None:
+        member, decision = _decide([tensor], op, group, codec, algorithm, codec_options, feedback, key)
+    return _all_reduce(member, decision, [tensor], async_op)
 
 
 @traced_by(operators.all_reduce_coalesced)
@@ -134,51 +125,63 @@ def all_reduce_coalesced(
     """
     if not tensors:
         raise InvalidBuffer("no tensor was given")
-    return _all_reduce(list(tensors), list(tensors), op, group, async_op, (codec, algorithm, codec_options), feedback)
+    member, decision = _decide(tensors, op, group, codec, algorithm, codec_options, feedback)
+    return _all_reduce(member, decision, list(tensors), async_op)
 
 
-def _all_reduce(
-    tensors: list[Tensor],
-    result: list[Tensor],
+def _decide(
+    tensors: Sequence[Tensor],
     op: Any,
     group: Group,
-    async_op: bool,
-    asked: tuple[str | Codec, str, dict[str, Any]],
+    codec: str | Codec,
+    algorithm: str,
+    options: dict[str, Any],
     feedback: ErrorFeedback | None,
     key: _Key | None = None,
-) -> Work | dist.Work | None:
-    group, operation = check_tensors(group, *tensors), linear(op)
-    codec = coding(asked[0], asked[2])
-    choose.check("allreduce", asked[1])
+) -> tuple[Member, Decision]:
+    """Decide how a sum runs, and keep that under the key of equal calls."""
+    group, operation, codec = check_tensors(group, *tensors), linear(op), coding(codec, options)
+    choose.check("allreduce", algorithm)
     member = member_of(group, tensors[0].device)
-    communicator = member.communicator
-    packed = Packed(tensors, filled=False)
-    if packed.memory.numel() and feedback is None:
-        plan = communicator.explain(
-            member.place(packed.memory.device).array(packed.memory), op=operation.name, codec=codec, algorithm=asked[1]
-        )
-        by_group = None
-        if operation.factor is None and _is_the_groups(plan, asked[1], packed.memory, member):
-            by_group = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
-        decision = Decision(by_group, operation.name, codec)
-        settled = packed.memory.is_cpu or member.carrier_known
-        if key is not None and settled and operation.factor is None and len(member.decided) < _MOST_KEPT:
+    decision = Decision(None, operation, codec, algorithm, feedback)
+    memory = Packed(tensors, filled=False).memory
+    if memory.numel() and feedback is None and operation.factor is None:
+        values = member.place(memory.device).array(memory)
+        plan = member.communicator.explain(values, op=operation.name, codec=codec, algorithm=algorithm)
+        if _is_the_groups(plan, algorithm, memory, member):
+            decision = decision._replace(by_group=Stats("allreduce", None, choose.NATIVE, nbytes_of(memory)))
+        if key is not None and (memory.is_cpu or member.carrier_known) and len(member.decided) < _MOST_KEPT:
             member.decided[key] = decision
-        if by_group is not None:
-            whole = packed if packed.shared else Packed(tensors, filled=True)
-            return _by_group(decision, member, group, whole.memory, async_op, partial(_unpacked, whole, result))
+    return member, decision
+
+
+def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async_op: bool) -> Work | dist.Work | None:
+    """Sum tensors in place: by the member's communicator, or by the group's own all_reduce."""
+    by_group, operation, codec, algorithm, feedback = decision
+    if by_group is not None:
+        packed = Packed(tensors, filled=True)
+        if operation.name == "mean":
+            packed.memory.div_(member.communicator.size)
+        with member.board.waits(_OWN):
+            work = member.all_reduce([packed.memory], _options(async_op))
+            member.stats = by_group  # while the network works
+            if async_op:
+                return Followed(work, member.board.under_way(_OWN), partial(_unpacked, packed, tensors))
+            work.wait()
+        packed.unpack()
+        return None
 
     def run() -> None:
-        whole = packed if packed.shared else Packed(tensors, filled=True)
+        packed = Packed(tensors, filled=True)
         if operation.factor is not None:
-            whole.memory.mul_(operation.factor)
-        values = member.place(whole.memory.device).array(whole.memory)
-        communicator.allreduce(
-            values, op=operation.name, out=values, codec=codec, algorithm=asked[1], feedback=feedback
+            packed.memory.mul_(operation.factor)
+        values = member.place(packed.memory.device).array(packed.memory)
+        member.communicator.allreduce(
+            values, op=operation.name, out=values, codec=codec, algorithm=algorithm, feedback=feedback
         )
-        whole.unpack()
+        packed.unpack()
 
-    return member.start(run, result, async_op, *tensors)
+    return member.start(run, tensors, async_op, *tensors)
 
 
 def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -> bool:
@@ -194,28 +197,6 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -
     if not memory.is_cpu:  # from GPU to GPU, where ours copies to the host
         return True
     return not (member.in_one_node and plan.algorithm in (choose.SHARED_MEMORY, choose.DISSEMINATION))
-
-
-def _by_group(
-    decision: Decision,
-    member: Member,
-    group: dist.ProcessGroup,
-    memory: Tensor,
-    async_op: bool,
-    finish: Callable[[], list[Tensor]] | None = None,
-) -> dist.Work | None:
-    """Have the group's own all_reduce do it."""
-    if decision.op == "mean":
-        memory.detach().div_(group.size())
-    with member.board.waits(_OWN):
-        work = member.own_allreduce(group, [memory], _options(async_op))
-        member.stats = decision.by_group  # while the network works
-        if async_op:
-            return Followed(work, member.board.under_way(_OWN), finish)
-        work.wait()
-    if finish is not None:
-        finish()
-    return None
 
 
 @cache

@@ -17,11 +17,13 @@ from torch import Tensor
 from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...errors import InvalidArgument, InvalidBuffer, UnsupportedDevice, UnsupportedDType
+from ...feedback import ErrorFeedback
 from ...registry import as_codec
 from ...stats import Stats
 from ..arrays import GPUArrays, HostArrays, arrays_on
 from ..buffers import COMPRESSIBLE
 from ..job_queue import JobQueue, Work
+from ..linear import Linear
 from ..roll_call import Board
 from ..untraced import untraced
 from .membership import Group, check_group, communicator_of
@@ -34,15 +36,17 @@ class Decision(NamedTuple):
     ----------
     by_group : Stats or None
         What is said of it where it is the group's own all_reduce.
-    op : str
-        ``"sum"`` or ``"mean"``.
-    codec : Codec
-        Compresses otherwise.
+    operation : Linear
+        The sum or mean.
+    codec, algorithm, feedback
+        Of the communicator's allreduce otherwise.
     """
 
     by_group: Stats | None
-    op: str
+    operation: Linear
     codec: Codec
+    algorithm: str
+    feedback: ErrorFeedback | None
 
 
 class Member:
@@ -53,13 +57,11 @@ class Member:
     stats : Stats or None
         Of the collective that ended last.
     decided : dict
-        How sums of one contiguous tensor run, by all their arguments. Those need no other look.
+        How sums of one tensor run, by all their arguments. Those need no other look.
     in_one_node : bool
         Whether all ranks are in one node, and open collectives through memory that they share.
     board : Board
         Where those that wait in the group's own all_reduce find out who is silent.
-    own_allreduce : callable
-        The group's, without compression, as a function of the group: a method of it would keep it alive.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -68,8 +70,7 @@ class Member:
         self.decided: dict[tuple[Any, ...], Decision] = {}
         self.board: Board = self.communicator._transport.board  # type: ignore[attr-defined]  # of this group, over it
         self.in_one_node = len(set(self.communicator.nodes)) == 1
-        kind: Any = type(group)
-        self.own_allreduce: Callable[..., dist.Work] = getattr(kind, "uncompressed_allreduce", kind.allreduce)
+        self._group = ref(group)  # which a member must not keep alive
         self._jobs = JobQueue("group")
         self._places: dict[torch.device, HostArrays | GPUArrays] = {}
 
@@ -78,6 +79,11 @@ class Member:
         """Tell whether the ranks have found out what carries messages between their GPUs, by which ``auto`` decides."""
         there = self.communicator._gpu
         return there is not None and there.carrier_known
+
+    def all_reduce(self, tensors: list[Tensor], options: dist.AllreduceOptions) -> dist.Work:
+        """Start the group's own all_reduce, without compression."""
+        group: Any = self._group()
+        return getattr(group, "uncompressed_allreduce", group.allreduce)(tensors, options)
 
     def place(self, device: torch.device) -> HostArrays | GPUArrays:
         """The arrays that stand for tensors of a device."""
