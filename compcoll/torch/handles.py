@@ -154,12 +154,7 @@ class Followed(Lasting):
         Makes the result of what came, once, when somebody waits, and returns its tensors.
     """
 
-    def __init__(
-        self,
-        work: dist.Work,
-        waiting: UnderWay,
-        finish: Callable[[], list[Tensor]] | None = None,
-    ) -> None:
+    def __init__(self, work: dist.Work, waiting: UnderWay, finish: Callable[[], list[Tensor]] | None = None) -> None:
         super().__init__()
         self._work = work
         self._waiting = waiting

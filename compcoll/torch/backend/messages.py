@@ -49,14 +49,7 @@ class Message(Handle[list[Tensor]]):
     """
 
     def __init__(
-        self,
-        request: MPI.Request,
-        packed: Packed,
-        order: CallOrder | None,
-        what: str,
-        *,
-        sending: bool,
-        seconds: float,
+        self, request: MPI.Request, packed: Packed, order: CallOrder | None, what: str, *, sending: bool, seconds: float
     ) -> None:
         super().__init__(threading.RLock())
         self._request = request

@@ -10,12 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import (
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-)
+from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions, ReduceOptions, ReduceScatterOptions
 from torch.distributed import ReduceOp
 
 from ...algorithms.dissemination import surely_small
@@ -29,15 +24,7 @@ from ...errors import InvalidBuffer, UnsupportedDType
 from ...stats import Stats
 from ...transports.library import MPI
 from ..arrays import Array, GPUArrays, gpu_can_encode
-from ..buffers import (
-    COMPRESSIBLE,
-    array_of,
-    check,
-    compressible,
-    nbytes_of,
-    on_host,
-    overlap,
-)
+from ..buffers import COMPRESSIBLE, array_of, check, compressible, nbytes_of, on_host, overlap
 from ..options import Options
 from ..streams import StreamOrder
 from .channel import Channel, Collective, signature

@@ -21,13 +21,7 @@ from .membership import Group
 
 @untraced
 def send(
-    tensor: Tensor,
-    dst: int,
-    group: Group = None,
-    tag: int = 0,
-    *,
-    codec: str | Codec = "zfp",
-    **codec_options: Any,
+    tensor: Tensor, dst: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "zfp", **codec_options: Any
 ) -> None:
     """Send a tensor to one rank, compressed: activations to the next stage of a pipeline, or gradients back, each with
     a codec of its own.
@@ -70,13 +64,7 @@ def send(
 
 @untraced
 def recv(
-    tensor: Tensor,
-    src: int,
-    group: Group = None,
-    tag: int = 0,
-    *,
-    codec: str | Codec = "zfp",
-    **codec_options: Any,
+    tensor: Tensor, src: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "zfp", **codec_options: Any
 ) -> None:
     """Receive a tensor that another rank sent by `compcoll.torch.send`, whose other parameters these are.
 

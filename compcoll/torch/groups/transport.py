@@ -26,13 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import __version__
-from ...errors import (
-    CollectiveMismatch,
-    CommunicatorBroken,
-    CompcollError,
-    InvalidArgument,
-    WireCorrupted,
-)
+from ...errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, WireCorrupted
 from ...kernels._host import Function
 from ...progress import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
