@@ -22,7 +22,9 @@ Thing = TypeVar("Thing")
 
 
 class Collectives:
-    """Prepares collectives: arguments are checked in the caller's thread, memory is touched when the job runs.
+    """Prepares broadcasts, gathers, scatters and exchanges.
+
+    Arguments are checked in the caller's thread; memory is touched when the job runs.
 
     Parameters
     ----------
@@ -56,10 +58,6 @@ class Collectives:
         """Refuse lists that have not one entry for each rank."""
         if len(parts) != self.size:
             raise InvalidBuffer(f"{what} has {len(parts)} entries: one for each of the {self.size} ranks is needed")
-
-
-class DataMovement(Collectives):
-    """Prepares broadcasts, gathers, scatters and exchanges."""
 
     def broadcast(self, tensors: Sequence[Tensor], opts: BroadcastOptions) -> Collective:
         tensor, root = only(tensors), self.root(opts.rootRank)

@@ -19,7 +19,7 @@ from ..job_queue import JobQueue, Work
 from ..options import Options
 from ..untraced import untraced
 from .channel import Channel, Collective, create_channel, signature
-from .collectives import DataMovement
+from .collectives import Collectives
 from .messages import Message, Messages
 from .reductions import Reductions
 from .splitting import SplittingGroup
@@ -31,7 +31,7 @@ def _collective(prepare: Callable[..., Collective], default: Any) -> Callable[..
     Parameters
     ----------
     prepare : callable
-        A method of `DataMovement` or `Reductions`: takes the operation's arguments, with PyTorch's options where its
+        A method of `Collectives` or `Reductions`: takes the operation's arguments, with PyTorch's options where its
         last one is ``opts``.
     default : options of PyTorch's
         Where the caller gives none.
@@ -40,7 +40,6 @@ def _collective(prepare: Callable[..., Collective], default: Any) -> Callable[..
     names = code.co_varnames[1 : code.co_argcount]
     wanted = "opts" in names
     count = len(names) - wanted
-    reduces = prepare.__qualname__.startswith(Reductions.__name__)
 
     @untraced
     @wraps(prepare)
@@ -48,9 +47,8 @@ def _collective(prepare: Callable[..., Collective], default: Any) -> Callable[..
         if len(arguments) > count:
             arguments, opts = arguments[:count], arguments[count]
         given = (*arguments, opts) if wanted else arguments
-        prepares = self._reductions if reduces else self._movements
         try:
-            collective = prepare(prepares, *given)
+            collective = prepare(self._collectives, *given)
         except Exception as error:
             self._refuse(prepare.__name__, error)
             raise
@@ -88,8 +86,7 @@ class ProcessGroup(SplittingGroup):
         self.channel = channel
         self.jobs = JobQueue()
         self._messages = Messages(channel.comm.Dup(), channel.seconds)
-        self._reductions = Reductions(channel, options)
-        self._movements = DataMovement(channel)
+        self._collectives = Reductions(channel, options)
         self._completed = CompletedWork()
         self._coalesced: list[Any] | None = None
         self._alive = True
@@ -98,7 +95,7 @@ class ProcessGroup(SplittingGroup):
     @property
     def stats(self) -> Stats | None:
         """Account of the collective that ended last among those that might be compressed; None before the first."""
-        return self._reductions.stats
+        return self._collectives.stats
 
     allreduce = _collective(Reductions.allreduce, c10d.AllreduceOptions())
     allreduce_coalesced = _collective(Reductions.allreduce_coalesced, c10d.AllreduceCoalescedOptions())
@@ -108,16 +105,16 @@ class ProcessGroup(SplittingGroup):
     reduce_scatter_single_coalesced = _collective(
         Reductions.reduce_scatter_single_coalesced, c10d.ReduceScatterOptions()
     )
-    broadcast = _collective(DataMovement.broadcast, c10d.BroadcastOptions())
-    allgather = _collective(DataMovement.allgather, c10d.AllgatherOptions())
-    allgather_coalesced = _collective(DataMovement.allgather_coalesced, c10d.AllgatherOptions())
-    all_gather_single = _collective(DataMovement.all_gather_single, c10d.AllgatherOptions())
-    all_gather_single_coalesced = _collective(DataMovement.all_gather_single_coalesced, c10d.AllgatherOptions())
-    gather = _collective(DataMovement.gather, c10d.GatherOptions())
-    scatter = _collective(DataMovement.scatter, c10d.ScatterOptions())
-    alltoall = _collective(DataMovement.alltoall, c10d.AllToAllOptions())
-    all_to_all_single = _collective(DataMovement.all_to_all_single, c10d.AllToAllOptions())
-    barrier = _collective(DataMovement.barrier, c10d.BarrierOptions())
+    broadcast = _collective(Collectives.broadcast, c10d.BroadcastOptions())
+    allgather = _collective(Collectives.allgather, c10d.AllgatherOptions())
+    allgather_coalesced = _collective(Collectives.allgather_coalesced, c10d.AllgatherOptions())
+    all_gather_single = _collective(Collectives.all_gather_single, c10d.AllgatherOptions())
+    all_gather_single_coalesced = _collective(Collectives.all_gather_single_coalesced, c10d.AllgatherOptions())
+    gather = _collective(Collectives.gather, c10d.GatherOptions())
+    scatter = _collective(Collectives.scatter, c10d.ScatterOptions())
+    alltoall = _collective(Collectives.alltoall, c10d.AllToAllOptions())
+    all_to_all_single = _collective(Collectives.all_to_all_single, c10d.AllToAllOptions())
+    barrier = _collective(Collectives.barrier, c10d.BarrierOptions())
 
     # The names that these had in earlier versions of PyTorch, which parts of it still call.
     _allgather_base = all_gather_single
@@ -177,7 +174,7 @@ class ProcessGroup(SplittingGroup):
         self.jobs.close(self.channel.seconds)
         if self.channel.broken is None:
             self._messages.free()
-        self._reductions.tell_unused_codec()
+        self._collectives.tell_unused_codec()
         self.channel.free()
 
     def abort(self) -> None:

@@ -269,8 +269,7 @@ def check_errors_of_memory_that_mpi_takes(comm: MPI.Intracomm) -> None:
         error = raised(lambda: there.call("broadcast", [x.t()], rootRank=0))
         assert "illegal memory access" in str(error)
         there.call("broadcast", [x.t()], rootRank=0)
-        movements = there.group._movements
-        with mock.patch.object(movements, "comm", SimpleNamespace(Bcast=fail)):
+        with mock.patch.object(there.group._collectives, "comm", SimpleNamespace(Bcast=fail)):
             error = raised(lambda: there.call("broadcast", [x.t()], rootRank=0))
         assert isinstance(error, CommunicatorBroken) and "broadcast" in str(error)
         assert torch.equal(there.download(x), torch.arange(12.0).view(3, 4))
