@@ -16,7 +16,7 @@ from ..progress import THREADS
 
 _SECONDS_AT_THE_END = 2.0
 
-_all: weakref.WeakSet[Background] = weakref.WeakSet()
+_ending: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 @lru_cache(maxsize=1)
@@ -25,8 +25,8 @@ def _end_all_at_exit() -> None:
 
 
 def _end_all() -> None:
-    """End all threads before MPI and the interpreter end; each may take two seconds."""
-    for background in tuple(_all):
+    """End threads before MPI and the interpreter end; each may take two seconds."""
+    for background in tuple(_ending):
         background.close(_SECONDS_AT_THE_END)
 
 
@@ -39,9 +39,12 @@ class Background:
         Of the thread, after the prefix that all threads of compcoll have.
     look : callable
         Called without arguments; returns the seconds until the next call, or None to sleep until `wake`.
+    ends_at_exit : bool
+        Whether the thread ends when the interpreter begins to: it may be in C++ for long, or have jobs to do. Others
+        go on until there is no interpreter.
     """
 
-    def __init__(self, name: str, look: Callable[[], float | None]) -> None:
+    def __init__(self, name: str, look: Callable[[], float | None], *, ends_at_exit: bool = False) -> None:
         self._name, self._look = f"{THREADS}{name}", look
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -49,7 +52,9 @@ class Background:
         # No queue.SimpleQueue: whose get() is late for its time-out waits without one (CPython 3.11).
         self._bell = threading.Lock()
         self._bell.acquire()
-        _all.add(self)
+        if ends_at_exit:
+            _ending.add(self)
+            _end_all_at_exit()
 
     def start(self) -> None:
         """Start the thread, if it does not run yet."""
@@ -58,7 +63,6 @@ class Background:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                     self._thread.start()
-                    _end_all_at_exit()
 
     def wake(self) -> None:
         """Have the thread call its function now."""

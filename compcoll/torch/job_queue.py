@@ -136,7 +136,7 @@ class JobQueue:
         self._line: deque[Work] = deque()
         self._turn = threading.Lock()
         self._owner = 0
-        self._background = Background(name, self._look)
+        self._background = Background(name, self._look, ends_at_exit=True)
         self._looks, self._nap = 0, _SHORTEST_NAP
         self._woken = False
         self._asleep = True

@@ -222,8 +222,8 @@ def _look_at_boards() -> float:
     return _SECONDS_BETWEEN_LOOKS
 
 
-_background = Background("roll-call", _look_at_boards)
-"""The thread that writes and reads for all boards; it must not be in the store, in C++, when the interpreter ends."""
+_background = Background("roll-call", _look_at_boards, ends_at_exit=True)
+"""The thread that writes and reads for all boards. It must not be in the store, in C++, when the interpreter ends."""
 
 _boards: weakref.WeakKeyDictionary[dist.ProcessGroup, Board] = weakref.WeakKeyDictionary()
 
