@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 from unittest import mock
@@ -29,11 +30,16 @@ def check_messages_use_thread_local_capture_mode(comm: MPI.Intracomm) -> None:
             self.done = True
             return True
 
+    def exchange(mode: Any) -> int:
+        if threading.current_thread() is progress._background._thread:
+            calls.append(mode._obj.value)
+        return 0
+
+    progress, deadline = messages._Progress(), time.monotonic() + 60
     with (
-        mock.patch.object(captures, "_exchange", return_value=lambda mode: calls.append(mode._obj.value) or 0),
+        mock.patch.object(captures, "_exchange", return_value=exchange),
         mock.patch.object(torch.cuda, "is_initialized", return_value=True),
     ):
-        progress, deadline = messages._Progress(), time.monotonic() + 60
         for number in (1, 2):
             progress.add(Ended())  # type: ignore[arg-type]
             while len(calls) <= number and time.monotonic() < deadline:
