@@ -18,7 +18,7 @@ from ...collectives.choose import AUTO, NAMES
 from ...errors import InvalidArgument
 from ...stats import Stats
 from ..buffers import COMPRESSIBLE, nbytes_of
-from ..groups import collectives, member
+from ..groups import collectives, membership
 from ..handles import CoalescedWork, CompletedWork, Followed
 from ..linear import linear
 from ..options import Options
@@ -89,7 +89,7 @@ class WrappingGroup(SplittingGroup):
     @property
     def stats(self) -> Stats | None:
         """Account of the compressed collective that ended last; None before the first."""
-        return member.stats(self)
+        return membership.stats(self)
 
     @cached_property
     def _others(self) -> set[str]:

@@ -22,8 +22,7 @@ from ..handles import Followed
 from ..job_queue import Work
 from ..linear import linear
 from . import operators
-from .member import Decision, Member, check_tensors, coding, member_of, members
-from .membership import Group
+from .membership import Decision, Group, Member, check_tensors, coding, member_of, members
 from .operators import traced_by
 
 _Key = tuple[Any, ...]

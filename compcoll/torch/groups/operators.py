@@ -27,8 +27,7 @@ from ...errors import CompcollError
 from ...feedback import ErrorFeedback
 from ..linear import linear
 from ..untraced import constant, untraced
-from .member import check_fixed, coding
-from .membership import Group, check_group
+from .membership import Group, check_fixed, check_group, coding
 
 _Splits: TypeAlias = Sequence[int] | None
 _Asked: TypeAlias = tuple[str, str, str, str]

@@ -21,7 +21,7 @@ from compcoll import ZFP, Communicator, ErrorFeedback
 from compcoll.errors import UnknownAlgorithm
 from compcoll.model.predict import RAW
 from compcoll.model.profile import _measured as measured
-from compcoll.torch.groups.member import member_of
+from compcoll.torch.groups.membership import member_of
 from compcoll.torch.groups.transport import GroupTransport
 
 CPU = torch.device("cpu")

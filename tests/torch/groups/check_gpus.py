@@ -24,7 +24,7 @@ import compcoll.torch
 from compcoll.errors import CollectiveFailed, PeerTimeout
 from compcoll.progress import Watch
 from compcoll.torch.groups import collectives, nccl
-from compcoll.torch.groups.member import member_of
+from compcoll.torch.groups.membership import member_of
 
 N = 3 * 4 * 700
 MINMAX: dict[str, Any] = {"codec": "minmax", "block": 64, "algorithm": "direct"}
