@@ -174,12 +174,7 @@ class JobQueue:
         """
         if order is not None or self._line or self._closed or not self._turn.acquire(False):
             return self._enter(job, order).result()
-        self._owner = threading.get_ident()
-        try:
-            return job()
-        finally:
-            self._owner = 0
-            self._turn.release()
+        return self._in_turn(job)
 
     def finish(self, work: Work, seconds: float = -1.0) -> None:
         """Wait for a job's end, and take part.
@@ -192,7 +187,7 @@ class JobQueue:
         if self._owner == threading.get_ident():
             self._drain(work)
         elif seconds <= 0 and self._turn.acquire(blocking=False):
-            self._own_and_drain(work)
+            self._in_turn(partial(self._drain, work))
         else:
             self.wake()
             started = time.monotonic()
@@ -217,16 +212,16 @@ class JobQueue:
             self._line.append(work)
         return work
 
-    def _own_and_drain(self, until: Work | None) -> None:
-        """Run the line in the turn that was taken, then give the turn back."""
+    def _in_turn(self, work: Callable[[], Any]) -> Any:
+        """Do some work in the turn that was taken, then give the turn back."""
         self._owner = threading.get_ident()
         try:
-            self._drain(until)
+            return work()
         finally:
             self._owner = 0
             self._turn.release()
 
-    def _drain(self, until: Work | None) -> None:
+    def _drain(self, until: Work | None = None) -> None:
         while self._line and (until is None or not until.done):
             self._line.popleft().run()
 
@@ -244,7 +239,7 @@ class JobQueue:
         self._nap = min(2 * self._nap, _LONGEST_NAP)
         if self._line:
             self._turn.acquire()
-            self._own_and_drain(None)
+            self._in_turn(self._drain)
             self._nap = _SHORTEST_NAP
         self._looks = 0 if self._used else self._looks + 1
         self._used = False
