@@ -177,8 +177,7 @@ class ProcessGroup(SplittingGroup):
         self._collectives.tell_unused_codec()
         self.channel.free()
 
-    def abort(self) -> None:
-        self.shutdown()
+    abort = shutdown
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []

@@ -205,18 +205,15 @@ def _check_alike(group: dist.ProcessGroup, call: str, rows_out: list[int], rows_
     every = [torch.empty_like(own) for _ in range(group.size())]
     with board_of(group).waits("all_to_all_single"):
         dist.all_gather(every, own, group=group)
-    told = [each.tolist() for each in every]
-    ranks = len(told)
-    if len({each[0] for each in told}) > 1:
-        others = [rank for rank, each in enumerate(told) if each[0] != told[group.rank()][0]]
+    calls, sent, expected = np.split(torch.stack(every).numpy(), [1, 1 + group.size()], axis=1)
+    others = np.flatnonzero(calls != calls[group.rank()])
+    if others.size:
         raise CollectiveMismatch(f"rank {', '.join(map(str, others))} make another call than {call} of this rank")
-    for source, sent in enumerate(told):
-        for dest, expected in enumerate(told):
-            if sent[1 + dest] != expected[1 + ranks + source]:
-                raise CollectiveMismatch(
-                    f"all_to_all_single: rank {source} sends {sent[1 + dest]} elements to rank {dest}, which expects "
-                    f"{expected[1 + ranks + source]}"
-                )
+    for source, dest in np.argwhere(sent != expected.T)[:1]:
+        raise CollectiveMismatch(
+            f"all_to_all_single: rank {source} sends {sent[source, dest]} elements to rank {dest}, which expects "
+            f"{expected[dest, source]}"
+        )
 
 
 @untraced
