@@ -10,6 +10,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
-from .roll_call import UnderWay
+from .roll_call import Waits
 from .untraced import untraced
 
 Value = TypeVar("Value")
@@ -148,16 +149,16 @@ class Followed(Lasting):
     ----------
     work : torch.distributed.Work
         The operation.
-    waiting : UnderWay
-        The waits for it.
+    waits : callable
+        Makes the contexts of waits for it, as `Board.under_way` gives it.
     finish : callable, optional
         Makes the result of what came, once, when somebody waits, and returns its tensors.
     """
 
-    def __init__(self, work: dist.Work, waiting: UnderWay, finish: Callable[[], list[Tensor]] | None = None) -> None:
+    def __init__(self, work: dist.Work, waits: Waits, finish: Callable[[], list[Tensor]] | None = None) -> None:
         super().__init__()
         self._work = work
-        self._waiting = waiting
+        self._waits = waits
         self._finish = finish
         self._made: list[Tensor] | None = None
         self._error: BaseException | None = None
@@ -168,7 +169,7 @@ class Followed(Lasting):
         self.note_wait(timeout)
         own = timeout or None  # C++ gives 0 for none
         try:
-            with self._waiting.within(own):
+            with self._waits(asks=own is None):
                 self._work.wait(*() if own is None else (own,))
         except Exception as error:
             self._error = error
@@ -201,18 +202,16 @@ class Followed(Lasting):
     def get_future(self) -> Future[Any]:
         """Make a future of the result."""
         self.asked = True
-
-        future = self._work.get_future()
+        waiting = ExitStack()
+        waiting.enter_context(self._waits())
 
         def ended(future: Future[Any]) -> Any:
-            self._waiting.no_more()
-            with self._waiting.within(None):
+            with waiting:
                 value = future.value()
             made = self._finished()
             return value if made is None else made
 
-        self._waiting.from_now_on()
-        return future.then(ended)
+        return self._work.get_future().then(ended)
 
     def _finished(self) -> list[Tensor] | None:
         with self._lock:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
+from functools import partial
 
 import torch.distributed as dist
 
@@ -30,6 +30,10 @@ _SECONDS_OF_THE_STORE = 0.4
 """The longest time that the store may take; less than any roll call."""
 
 _GAVE_UP, _LOST, _WAITS = "gave up", "lost a connection", "waits"
+
+
+Waits = Callable[..., AbstractContextManager[None]]
+"""Makes the context of a wait for one operation, with ``asks`` as in `Board.waits`."""
 
 
 class Board:
@@ -66,9 +70,9 @@ class Board:
         _watched.add(self)
         _background.start()
 
-    def under_way(self, what: str) -> UnderWay:
-        """Note that an operation has begun, for which somebody may wait from now on."""
-        return UnderWay(self, what)
+    def under_way(self, what: str) -> Waits:
+        """Make the waits for an operation that has just begun: `waits`, without its first argument."""
+        return partial(self.waits, what, started=time.monotonic())
 
     @contextmanager
     def waits(
@@ -182,34 +186,6 @@ class Board:
         if self._heard and self._own is None and waits is not None:
             self._own, self._own_since = (_WAITS, f"waits: {waits}"), time.monotonic()
             self.look()
-
-
-class UnderWay:
-    """The waits for one operation that has begun, which end with errors of compcoll's.
-
-    Parameters
-    ----------
-    board : Board
-        Where the ranks find out who is silent.
-    what : str
-        The operation, for people.
-    """
-
-    def __init__(self, board: Board, what: str) -> None:
-        self._board, self._what = board, what
-        self._started = time.monotonic()
-
-    def within(self, timeout: timedelta | None) -> AbstractContextManager[None]:
-        """Make the context of a wait, which may have a time-out of its own."""
-        return self._board.waits(self._what, asks=timeout is None, started=self._started)
-
-    def from_now_on(self) -> None:
-        """Note that somebody waits in C++, by a future."""
-        self._board.waiting[self] = self._what
-
-    def no_more(self) -> None:
-        """Note that the operation has ended."""
-        self._board.waiting.pop(self, None)
 
 
 _watched: weakref.WeakSet[Board] = weakref.WeakSet()
