@@ -41,6 +41,7 @@ from ...tools.machine import launcher
 from ...tools.timing import Bar, Stopwatch
 from ...tools.tune import describe
 from ...tools.tune import tune as _tune
+from ...transports.told import packed, unpacked
 from ..arrays import GPUArrays, HostArrays, arrays_on
 from ..buffers import COMPRESSIBLE
 from ..job_queue import JobQueue, Work
@@ -243,8 +244,8 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 
 def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, over: str) -> list[int] | None:
     """Find the group's ranks in MPI_COMM_WORLD; None if they are no MPI's, and need not be."""
-    own = " ".join(map(str, map(int, _standing(needed=over == "mpi"))))
-    told = [tuple(map(int, row.split())) for row in gathered(own.encode(), group, device)]
+    own = packed(_standing(needed=over == "mpi"))
+    told = [unpacked(each) for each in gathered(own, group, device)]
     ranks, sizes, threads = (list(column) for column in zip(*told, strict=True))
     if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):
         if over == "auto":
