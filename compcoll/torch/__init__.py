@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from .gradients.dgc import DGC
     from .gradients.hooks import GradientCompression
     from .gradients.shards import ShardCompression
-    from .groups.all_to_all import all_to_all_single, all_to_all_single_autograd
     from .groups.collectives import (
         all_gather_into_tensor,
         all_reduce,
         all_reduce_coalesced,
         reduce_scatter_tensor,
     )
-    from .groups.member import stats
-    from .groups.membership import tune
-    from .groups.pipeline import recv, send
+    from .groups.exchanges import all_to_all_single, all_to_all_single_autograd, recv, send
+    from .groups.membership import stats, tune
     from .low_rank.methods import ACPSGD, PowerSGD
     from .optimizers.diloco import DiLoCo
     from .optimizers.one_bit import OneBitAdam
@@ -76,12 +74,12 @@ _HOMES = {
     "all_gather_into_tensor": "groups.collectives",
     "all_reduce": "groups.collectives",
     "all_reduce_coalesced": "groups.collectives",
-    "all_to_all_single": "groups.all_to_all",
-    "all_to_all_single_autograd": "groups.all_to_all",
-    "recv": "groups.pipeline",
-    "send": "groups.pipeline",
+    "all_to_all_single": "groups.exchanges",
+    "all_to_all_single_autograd": "groups.exchanges",
+    "recv": "groups.exchanges",
+    "send": "groups.exchanges",
     "reduce_scatter_tensor": "groups.collectives",
-    "stats": "groups.member",
+    "stats": "groups.membership",
     "tune": "groups.membership",
     "WholeState": "whole_state",
     "compress": "gradients.compression",

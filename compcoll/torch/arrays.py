@@ -8,7 +8,7 @@ wait for it: the host does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,23 @@ Array = Any
 HostArray = npt.NDArray[Any]
 
 
-class HostArrays:
+class _Arrays:
+    """What host and GPU have in common."""
+
+    def ordered(self, *tensors: Tensor) -> StreamOrder | None:
+        """Note the order of a job on some tensors, which is submitted now; on the host there is none."""
+        return None
+
+    def submit(self, jobs: JobQueue, job: Callable[[], Any], *tensors: Tensor) -> Work:
+        """Put a job on some tensors in a queue; on a GPU it launches on the stream of these arrays."""
+        return jobs.submit(job, self.ordered(*tensors))
+
+    def run(self, jobs: JobQueue, job: Callable[[], Any], *tensors: Tensor) -> None:
+        """Run a job on some tensors, and all those in front of it: the host waits for messages, not for kernels."""
+        jobs.run(job, self.ordered(*tensors))
+
+
+class HostArrays(_Arrays):
     """Works on gradients in host memory, at once."""
 
     array = staticmethod(array_of)
@@ -58,18 +74,8 @@ class HostArrays:
         """Copy losses to host memory."""
         return losses
 
-    @staticmethod
-    def submit(jobs: JobQueue, job: Callable[[], Any], *tensors: Tensor) -> Work:
-        """Put a job on some tensors in a queue."""
-        return jobs.submit(job)
 
-    @staticmethod
-    def run(jobs: JobQueue, job: Callable[[], Any], *tensors: Tensor) -> None:
-        """Run a job on some tensors, and all those in front of it."""
-        jobs.run(job)
-
-
-class GPUArrays:
+class GPUArrays(_Arrays):
     """Works on gradients on a GPU, in the order of one stream; the methods are those of `HostArrays`.
 
     Parameters
@@ -114,21 +120,7 @@ class GPUArrays:
         return copy
 
     def ordered(self, *tensors: Tensor) -> StreamOrder:
-        """Note the order of a job on some tensors, which is submitted now."""
         return StreamOrder(self.device, self._stream, tensors)
-
-    def submit(self, jobs: JobQueue, job: Callable[[], Any], *tensors: Tensor) -> Work:
-        """Put a job on some tensors in a queue; it launches on the stream of these arrays."""
-        order = self.ordered(*tensors)
-        work = jobs.submit(partial(order.around, job))
-        work.stream_order = order
-        return work
-
-    def run(self, jobs: JobQueue, job: Callable[[], Any], *tensors: Tensor) -> None:
-        """Run a job on some tensors, and all those in front of it: the host waits for messages, not for kernels."""
-        order = self.ordered(*tensors)
-        jobs.run(partial(order.around, job))
-        order.order()
 
 
 def device_of(parameters: Iterable[Tensor]) -> torch.device:

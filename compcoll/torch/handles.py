@@ -10,15 +10,16 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
+from .roll_call import Waits
 from .untraced import untraced
 
 Value = TypeVar("Value")
@@ -141,19 +142,6 @@ class Handle(Lasting, Generic[Value]):
         """Wake those that wait in other threads."""
 
 
-class Waiting(Protocol):
-    """The waits for one operation of a backend's, which end with errors of ours."""
-
-    def within(self, timeout: timedelta | None) -> AbstractContextManager[None]:
-        """Give the context of a wait, which may have a time-out of its own."""
-
-    def from_now_on(self) -> None:
-        """Note that somebody waits in C++, by a future."""
-
-    def no_more(self) -> None:
-        """Note that this has ended."""
-
-
 class Followed(Lasting):
     """PyTorch's handle of an operation of a backend of its own, with errors of ours.
 
@@ -161,21 +149,16 @@ class Followed(Lasting):
     ----------
     work : torch.distributed.Work
         The operation.
-    waiting : Waiting
-        The waits for it.
+    waits : callable
+        Makes the contexts of waits for it, as `Board.under_way` gives it.
     finish : callable, optional
         Makes the result of what came, once, when somebody waits, and returns its tensors.
     """
 
-    def __init__(
-        self,
-        work: dist.Work,
-        waiting: Waiting,
-        finish: Callable[[], list[Tensor]] | None = None,
-    ) -> None:
+    def __init__(self, work: dist.Work, waits: Waits, finish: Callable[[], list[Tensor]] | None = None) -> None:
         super().__init__()
         self._work = work
-        self._waiting = waiting
+        self._waits = waits
         self._finish = finish
         self._made: list[Tensor] | None = None
         self._error: BaseException | None = None
@@ -186,7 +169,7 @@ class Followed(Lasting):
         self.note_wait(timeout)
         own = timeout or None  # C++ gives 0 for none
         try:
-            with self._waiting.within(own):
+            with self._waits(asks=own is None):
                 self._work.wait(*() if own is None else (own,))
         except Exception as error:
             self._error = error
@@ -219,18 +202,16 @@ class Followed(Lasting):
     def get_future(self) -> Future[Any]:
         """Make a future of the result."""
         self.asked = True
-
-        future = self._work.get_future()
+        waiting = ExitStack()
+        waiting.enter_context(self._waits())
 
         def ended(future: Future[Any]) -> Any:
-            self._waiting.no_more()
-            with self._waiting.within(None):
+            with waiting:
                 value = future.value()
             made = self._finished()
             return value if made is None else made
 
-        self._waiting.from_now_on()
-        return future.then(ended)
+        return self._work.get_future().then(ended)
 
     def _finished(self) -> list[Tensor] | None:
         with self._lock:
@@ -239,31 +220,20 @@ class Followed(Lasting):
             return self._made
 
 
-class CompletedWork(Lasting):
-    """PyTorch's handle of operations that have ended, and well."""
+class CompletedWork(Handle[None]):
+    """An operation that has ended, and well."""
+
+    done = True
+
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.note_wait(timeout)
         return True
 
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> None:
+    def result(self) -> None:
         return None
-
-    def synchronize(self) -> None:
-        pass
-
-    def get_future(self) -> Future[None]:
-        """Make a future of nothing, which has ended."""
-        self.asked = True
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
 
 
 class CoalescedWork(Lasting):

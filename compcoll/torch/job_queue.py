@@ -15,42 +15,23 @@ look disturbs them. Whoever asks for a future will not run the job: then, and wh
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
-import torch
 from torch.futures import Future
 
-from ..devices.captures import use_thread_local_capture_mode
 from ..errors import CommunicatorBroken, PeerTimeout
-from ..progress import THREADS
+from .background import Background
 from .handles import Handle
-from .streams import Ordered
+from .streams import StreamOrder
 from .untraced import untraced
 
-_SECONDS_AT_THE_END = 2.0
 _SHORTEST_NAP, _LONGEST_NAP, _LOOKS = 100e-6, 2e-3, 20
-
-_queues: weakref.WeakSet[JobQueue] = weakref.WeakSet()
-
-
-@lru_cache(maxsize=1)
-def _end_all_at_exit() -> None:
-    atexit.register(_end_all)
-
-
-def _end_all() -> None:
-    """End the threads before MPI ends; what is under way may end within two seconds."""
-    for queue in tuple(_queues):
-        queue.close(_SECONDS_AT_THE_END)
 
 
 class Work(Handle[Any]):
@@ -65,11 +46,11 @@ class Work(Handle[Any]):
 
     Attributes
     ----------
-    stream_order : Ordered or None
+    stream_order : StreamOrder or None
         The job's place between what a GPU's streams do before and after it, if it works on tensors there.
     """
 
-    stream_order: Ordered | None = None
+    stream_order: StreamOrder | None = None
     value: Any = None
 
     def __init__(self, job: Callable[[], Any], jobs: JobQueue) -> None:
@@ -152,40 +133,38 @@ class JobQueue:
 
     def __init__(self, name: str = "jobs") -> None:
         self.lock = threading.Lock()
-        self._name = f"{THREADS}{name}"
         self._line: deque[Work] = deque()
         self._turn = threading.Lock()
         self._owner = 0
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._background = Background(name, self._look, ends_at_exit=True)
+        self._looks, self._nap = 0, _SHORTEST_NAP
         self._woken = False
         self._asleep = True
         self._used = False
         self._closed = False
-        self._thread: threading.Thread | None = None
-        _queues.add(self)
-        _end_all_at_exit()
 
-    def submit(self, job: Callable[[], Any]) -> Work:
+    def submit(self, job: Callable[[], Any], order: StreamOrder | None = None) -> Work:
         """Put a job at the end of the line and return at once.
 
         Parameters
         ----------
         job : callable
             Without arguments. Calls of MPI in it may block.
+        order : StreamOrder, optional
+            Of a job on tensors of a GPU.
 
         Returns
         -------
         Work
             With ``wait()`` and ``get_future()``.
         """
-        work = self._enter(job)
+        work = self._enter(job, order)
         self._used = True
         if self._asleep and not work.done:
             self.wake()
         return work
 
-    def run(self, job: Callable[[], Any]) -> Any:
+    def run(self, job: Callable[[], Any], order: StreamOrder | None = None) -> Any:
         """Run a job and all those in front of it; in this thread unless another is at it already.
 
         Returns
@@ -193,14 +172,9 @@ class JobQueue:
         object
             What the job returned.
         """
-        if self._line or self._closed or not self._turn.acquire(False):
-            return self._enter(job).result()
-        self._owner = threading.get_ident()
-        try:
-            return job()
-        finally:
-            self._owner = 0
-            self._turn.release()
+        if order is not None or self._line or self._closed or not self._turn.acquire(False):
+            return self._enter(job, order).result()
+        return self._in_turn(job)
 
     def finish(self, work: Work, seconds: float = -1.0) -> None:
         """Wait for a job's end, and take part.
@@ -213,7 +187,7 @@ class JobQueue:
         if self._owner == threading.get_ident():
             self._drain(work)
         elif seconds <= 0 and self._turn.acquire(blocking=False):
-            self._own_and_drain(work)
+            self._in_turn(partial(self._drain, work))
         else:
             self.wake()
             started = time.monotonic()
@@ -224,72 +198,53 @@ class JobQueue:
 
     def close(self, seconds: float | None = None) -> None:
         """End the thread when the line is empty, or after so many seconds."""
-        if self._closed:
-            return
         self._closed = True
-        if self._thread is None:
-            return
-        self._ring()
-        if self._thread is not threading.current_thread():
-            self._thread.join(seconds)
+        self._background.close(seconds)
 
-    def _enter(self, job: Callable[[], Any]) -> Work:
+    def _enter(self, job: Callable[[], Any], order: StreamOrder | None) -> Work:
         if self._closed:
             raise CommunicatorBroken("this process group was destroyed")
-        work = Work(job, self)
+        work = Work(job if order is None else partial(order.around, job), self)
+        work.stream_order = order
         if self._owner == threading.get_ident():
             work.run()
         else:
             self._line.append(work)
         return work
 
-    def _own_and_drain(self, until: Work | None) -> None:
-        """Run the line in the turn that was taken, then give the turn back."""
+    def _in_turn(self, work: Callable[[], Any]) -> Any:
+        """Do some work in the turn that was taken, then give the turn back."""
         self._owner = threading.get_ident()
         try:
-            self._drain(until)
+            return work()
         finally:
             self._owner = 0
             self._turn.release()
 
-    def _drain(self, until: Work | None) -> None:
+    def _drain(self, until: Work | None = None) -> None:
         while self._line and (until is None or not until.done):
             self._line.popleft().run()
 
     def wake(self) -> None:
         """Have the thread look at the line now."""
+        if not self._woken:
+            self._woken = True
+            self._background.wake()
+
+    def _look(self) -> float | None:
+        """Run the line in the queue's thread; return the seconds until its next look, or None if it sleeps."""
         if self._woken:
-            return
-        self._woken = True
-        self._ring()
-        if self._thread is None:
-            with self.lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                    self._thread.start()
-
-    def _ring(self) -> None:
-        # Of two who ring at once the second finds the lock released.
-        with contextlib.suppress(RuntimeError):
-            self._bell.release()
-
-    def _serve(self) -> None:
-        looks, nap = 0, _SHORTEST_NAP
-        while not self._closed or self._line:
-            nap = min(2 * nap, _LONGEST_NAP)
-            if self._line:
-                if torch.cuda.is_initialized():
-                    use_thread_local_capture_mode()
-                self._turn.acquire()
-                self._own_and_drain(None)
-                nap = _SHORTEST_NAP
-            looks = 0 if self._used else looks + 1
-            self._used = False
-            # Who submits sees that the thread is asleep, or the thread sees the job.
-            self._asleep = looks > _LOOKS
-            if self._line:
-                continue
-            # No queue.SimpleQueue: whose get() is late for its time-out waits without one (CPython 3.11).
-            if self._bell.acquire(timeout=-1 if self._asleep else nap):
-                self._woken, looks = False, 0
-            self._asleep = False
+            self._woken, self._looks = False, 0
+        self._asleep = False
+        self._nap = min(2 * self._nap, _LONGEST_NAP)
+        if self._line:
+            self._turn.acquire()
+            self._in_turn(self._drain)
+            self._nap = _SHORTEST_NAP
+        self._looks = 0 if self._used else self._looks + 1
+        self._used = False
+        # Who submits sees that the thread is asleep, or the thread sees the job.
+        self._asleep = self._looks > _LOOKS
+        if self._line:
+            return 0.0
+        return None if self._asleep else self._nap

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -71,11 +71,16 @@ def gathered(data: bytes, group: dist.ProcessGroup, device: torch.device) -> lis
     device : torch.device
         Where it has its tensors.
     """
+    return gather_bytes(data, lambda values: _gathered(values, group, device))
+
+
+def gather_bytes(data: bytes, all_gather: Callable[[Tensor], list[Tensor]]) -> list[bytes]:
+    """Gather bytes of any length, by a function that gathers tensors of equal length. Collective."""
     told = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    sizes = [int(size) for size in _gathered(torch.tensor([told.numel()]), group, device)]
+    sizes = [int(size) for size in all_gather(torch.tensor([told.numel()]))]
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: told.numel()] = told
-    return [bytes(one[:size].tolist()) for one, size in zip(_gathered(padded, group, device), sizes, strict=True)]
+    return [bytes(one[:size].tolist()) for one, size in zip(all_gather(padded), sizes, strict=True)]
 
 
 def _gathered(values: Tensor, group: dist.ProcessGroup, device: torch.device) -> list[Tensor]:

@@ -6,21 +6,18 @@ cannot be left while it waits: and a store that does not answer keeps nobody fro
 
 from __future__ import annotations
 
-import atexit
-import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
-from functools import lru_cache
+from functools import partial
 
 import torch.distributed as dist
 
 from ..collectives.missing import RollCall
 from ..errors import CollectiveFailed, CompcollError, PeerFailed, PeerTimeout
-from ..progress import THREADS
 from ..transports.told import packed, unpacked
+from .background import Background
 
 _GONE = ("onnection closed", "onnection reset", "Broken pipe", "pair closure", "onnection refused")
 _LATE = ("imed out", "imeout")
@@ -31,9 +28,12 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_OF_THE_STORE = 0.4
 """The longest time that the store may take; less than any roll call."""
-_SECONDS_AT_THE_END = 1.0
 
 _GAVE_UP, _LOST, _WAITS = "gave up", "lost a connection", "waits"
+
+
+Waits = Callable[..., AbstractContextManager[None]]
+"""Makes the context of a wait for one operation, with ``asks`` as in `Board.waits`."""
 
 
 class Board:
@@ -67,11 +67,12 @@ class Board:
         # An earlier group of these ranks may have had this one's name, and so the same place in the store.
         while store.check([str(self._read + 1)]):
             self._read += 1
-        _clerk().boards.add(self)
+        _watched.add(self)
+        _background.start()
 
-    def under_way(self, what: str) -> UnderWay:
-        """Note that an operation has begun, for which somebody may wait from now on."""
-        return UnderWay(self, what)
+    def under_way(self, what: str) -> Waits:
+        """Make the waits for an operation that has just begun: `waits`, without its first argument."""
+        return partial(self.waits, what, started=time.monotonic())
 
     @contextmanager
     def waits(
@@ -160,13 +161,13 @@ class Board:
     def _announce(self, how: str, text: str) -> None:
         if self._own is None and self._store is not None:
             self._own, self._own_since = (how, text), time.monotonic()
-            _clerk().bell.set()
+            _background.wake()
 
     def _some_gave_up(self) -> bool:
         return any(how == _GAVE_UP for how, _ in tuple(self._heard.values()))
 
     def look(self) -> None:
-        """Write and read what is to be told and heard; answer for who waits. Only the clerk calls this."""
+        """Write and read what is to be told and heard; answer for who waits. Only the background thread calls this."""
         store = self._store
         telling = self._own is not None and not self._written
         if store is None or not (self.waiting or self._wanted or telling):
@@ -187,53 +188,18 @@ class Board:
             self.look()
 
 
-class UnderWay:
-    """An operation that has begun (the contract is `compcoll.torch.handles.Waiting`)."""
-
-    def __init__(self, board: Board, what: str) -> None:
-        self._board, self._what = board, what
-        self._started = time.monotonic()
-
-    def within(self, timeout: timedelta | None) -> AbstractContextManager[None]:
-        return self._board.waits(self._what, asks=timeout is None, started=self._started)
-
-    def from_now_on(self) -> None:
-        self._board.waiting[self] = self._what
-
-    def no_more(self) -> None:
-        self._board.waiting.pop(self, None)
+_watched: weakref.WeakSet[Board] = weakref.WeakSet()
 
 
-class _Clerk:
-    """The thread that looks at all boards of this process."""
-
-    def __init__(self) -> None:
-        self.boards: weakref.WeakSet[Board] = weakref.WeakSet()
-        self.bell = threading.Event()
-        self._ended = False
-        self._thread = threading.Thread(target=self._serve, name=f"{THREADS}roll-call", daemon=True)
-        self._thread.start()
-        # The interpreter must not end while this thread is in the store, in C++.
-        atexit.register(self._end)
-
-    def _serve(self) -> None:
-        while not self._ended:
-            self.bell.wait(_SECONDS_BETWEEN_LOOKS)
-            self.bell.clear()
-            for board in tuple(self.boards):
-                with suppress(Exception):
-                    board.look()
-
-    def _end(self) -> None:
-        self._ended = True
-        self.bell.set()
-        self._thread.join(_SECONDS_AT_THE_END)
+def _look_at_boards() -> float:
+    for board in tuple(_watched):
+        with suppress(Exception):
+            board.look()
+    return _SECONDS_BETWEEN_LOOKS
 
 
-@lru_cache(maxsize=1)
-def _clerk() -> _Clerk:
-    return _Clerk()
-
+_background = Background("roll-call", _look_at_boards, ends_at_exit=True)
+"""The thread that writes and reads for all boards. It must not be in the store, in C++, when the interpreter ends."""
 
 _boards: weakref.WeakKeyDictionary[dist.ProcessGroup, Board] = weakref.WeakKeyDictionary()
 

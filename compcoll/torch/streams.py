@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 Value = TypeVar("Value")
-
-
-class Ordered(Protocol):
-    """A job between what its caller has launched on a GPU, and what whoever waits for it will launch.
-
-    Attributes
-    ----------
-    devices : list of torch.device
-        The GPU: for futures whose values are there.
-    """
-
-    devices: list[torch.device]
-
-    def around(self, job: Callable[[], Value]) -> Value:
-        """Do the job, in the thread that comes to it."""
-
-    def order(self) -> None:
-        """Let what the caller launches next come after the job, which has been done."""
 
 
 class StreamOrder:

@@ -1,4 +1,4 @@
-"""Methods that torch.compile leaves alone."""
+"""Functions that torch.compile leaves alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,23 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def untraced(function: Function) -> Function:
-    """Keep torch.compile out of a method and all that it calls, without the 10 µs of torch._dynamo.disable."""
+def untraced(function: Function, reason: str = "") -> Function:
+    """Keep torch.compile out of a function and all that it calls, without the 10 µs of torch._dynamo.disable.
+
+    Parameters
+    ----------
+    function : callable
+        Of Python.
+    reason : str
+        For whoever wants a whole graph.
+    """
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = reason or None  # type: ignore[attr-defined]
+    return function
+
+
+def constant(function: Function) -> Function:
+    """Have torch.compile call a function, and keep its result, without loading torch._dynamo now."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -12,7 +12,6 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -34,7 +33,7 @@ from compcoll.torch import arrays, job_queue, membership
 from compcoll.torch.gradients import hooks
 
 try:
-    from compcoll.torch.backend import gpu_aware, gpu_copies, messages, process_group, reductions
+    from compcoll.torch.backend import gpu, reductions
     from compcoll.transports import mpi as transports_mpi
 except MPIMissing:  # of ranks of a process group alone
     BY_MPI = False
@@ -207,7 +206,6 @@ class LateCUDA:
         self._aware = aware
         self.sites: set[Site] = set()
         self.pinned = 0
-        self._copies: Any = lru_cache(maxsize=None)(gpu_copies.StagingStreams) if BY_MPI else None
 
     def leaves_out(self, frame: FrameType) -> bool:
         site = Path(frame.f_code.co_filename).stem, frame.f_lineno
@@ -253,10 +251,8 @@ class LateCUDA:
         """What stands in for the backend over MPI."""
         return [
             (transports_mpi, "gpu_awareness", lambda: SimpleNamespace(aware=False)),
-            (gpu_aware, "gpu_awareness", lambda: SimpleNamespace(aware=self._aware)),
-            (process_group, "staging_streams", self._copies),
-            (messages, "staging_streams", self._copies),
-            (gpu_copies.StagingStreams, "pinned", self._pinned),
+            (gpu, "gpu_awareness", lambda: SimpleNamespace(aware=self._aware)),
+            (gpu, "pinned", self._pinned),
             (reductions, "gpu_can_encode", lambda: True),
         ]
 

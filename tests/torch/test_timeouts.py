@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mpi.environments import Completed
+
+from compcoll.errors import PeerTimeout
+from compcoll.progress import wait_for
 
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist, compcoll.torch
@@ -127,9 +131,6 @@ def test_a_rank_that_does_not_come_is_named_and_one_that_stops_in_mpi_ends_the_j
 
 def test_the_clock_is_looked_at_in_every_wait() -> None:
     """However long a look takes: on busy cores a core that was lent comes back late."""
-    pytest.importorskip("torch")
-    from compcoll.torch.backend.channel import poll
-
     started, looks = time.monotonic(), 0
 
     def look() -> bool:
@@ -138,5 +139,6 @@ def test_the_clock_is_looked_at_in_every_wait() -> None:
         time.sleep(0.02)
         return False
 
-    assert not poll(look, 0.2)
+    with pytest.raises(PeerTimeout, match="nothing came within"):
+        wait_for(SimpleNamespace(Test=look), 0.2, "nothing came")
     assert time.monotonic() - started >= 0.2 and looks <= 11

@@ -1,0 +1,3 @@
+"""The process group "compcoll"."""
+
+NAME = "compcoll"

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-NAME = "compcoll"
+from . import NAME
 
 
 def register() -> None:
@@ -33,16 +33,12 @@ def _register() -> None:
     by_environment = _rendezvous_handlers["env"]
 
     def by_environment_or_mpi(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-        started_by_mpi = "RANK" not in os.environ and "rank=" not in url and _launched()
+        from ...tools.machine import launcher
+
+        started_by_mpi = "RANK" not in os.environ and "rank=" not in url and launcher().name != "none"
         return (_by_mpi if started_by_mpi else by_environment)(url, **options)
 
     _rendezvous_handlers["env"] = by_environment_or_mpi
-
-
-def _launched() -> bool:
-    from ...tools.machine import launcher
-
-    return launcher().name != "none"
 
 
 def _by_mpi(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:

@@ -3,14 +3,15 @@
 What compcoll's collectives do is theirs: their first messages tell whether all ranks make the same call, and no wait is
 without end. Before one of MPI's blocking collectives runs, which take a part of the time of the nonblocking ones on
 large buffers, the communicator's handshake tells the same. A rank that is stuck in there because another has died
-cannot be called back: `_Watch` ends the job when time is up.
+cannot be called back: `watched` ends the job when time is up.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,18 +20,16 @@ from torch import Tensor
 from ...collectives.signature import Signature, fingerprint
 from ...communicator import Communicator
 from ...errors import CommunicatorBroken, InvalidArgument, PeerTimeout
-from ...progress import give_way
 from ...transports.job_end import end_job
 from ...transports.library import MPI
-from ..streams import Ordered
+from ..background import Background
+from ..streams import StreamOrder
 
 SECONDS_TO_MEET = 60.0
 """The shortest time-out of ranks that have only just started, which need not be at the same place soon."""
 
 _TAGS = 32768  # MPI promises tags up to 32767
-_SPINS = 200
-_YIELDS = 2000
-_NAP = 50e-6
+_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @lru_cache(maxsize=4096)
@@ -39,64 +38,30 @@ def signature(*words: object) -> Signature:
     return Signature(" ".join(str(word) for word in words))
 
 
-def poll(test: Callable[[], bool], seconds: float) -> bool:
-    """Call ``test`` until it tells True, or so many seconds have passed; tells which it was."""
-    deadline = time.monotonic() + seconds
-    looks = 0
-    while not test():
-        if time.monotonic() > deadline:
-            return False
-        looks += 1
-        if looks > _SPINS + _YIELDS:
-            time.sleep(_NAP)
-        elif looks > _SPINS:
-            give_way()
-    return True
+_blocked: dict[int, tuple[float, float, str]] = {}
+"""Of each thread in a blocking call of MPI's: when that began, its time-out, and what it does."""
 
 
-class _Watch:
-    """Ends the job when a blocking call of MPI takes longer than its time-out."""
-
-    def __init__(self) -> None:
-        self.blocked: dict[int, tuple[float, float, str]] = {}
-        self._thread = threading.Thread(target=self._look, name="compcoll-watch", daemon=True)
-        self._thread.start()
-
-    def _look(self) -> None:
-        while True:
-            time.sleep(0.5)
-            now = time.monotonic()
-            for since, limit, text in tuple(self.blocked.values()):
-                if now - since > limit:
-                    end_job(f" Timed out: {text} did not end within {limit:g} s, another rank has probably died")
+def _end_late_calls() -> float:
+    now = time.monotonic()
+    for since, limit, text in tuple(_blocked.values()):
+        if now - since > limit:
+            end_job(f" Timed out: {text} did not end within {limit:g} s, another rank has probably died")
+    return _SECONDS_BETWEEN_LOOKS
 
 
-@lru_cache(maxsize=1)
-def _watch() -> _Watch:
-    return _Watch()
+_watch = Background("watch", _end_late_calls)
 
 
-class watched:  # noqa: N801  # reads as the context that it is
-    """Blocking calls of MPI's, by this thread: the job ends if they take longer than so many seconds.
-
-    Parameters
-    ----------
-    what : str
-        What they do.
-    seconds : float
-        Their time-out.
-    """
-
-    __slots__ = ("_blocked", "_seconds", "_what")
-
-    def __init__(self, what: str, seconds: float) -> None:
-        self._blocked, self._what, self._seconds = _watch().blocked, what, seconds
-
-    def __enter__(self) -> None:
-        self._blocked[threading.get_ident()] = (time.monotonic(), self._seconds, self._what)
-
-    def __exit__(self, *error: object) -> None:
-        del self._blocked[threading.get_ident()]
+@contextmanager
+def watched(what: str, seconds: float) -> Iterator[None]:
+    """Make blocking calls of MPI's in this thread: the job ends if they take longer than so many seconds."""
+    _watch.start()
+    _blocked[threading.get_ident()] = (time.monotonic(), seconds, what)
+    try:
+        yield
+    finally:
+        del _blocked[threading.get_ident()]
 
 
 Tensors = Sequence[Tensor] | Sequence[Sequence[Tensor]]
@@ -112,16 +77,18 @@ class Collective(NamedTuple):
     result : tensors or None
         The value of its future.
     signature : Signature or None
-        What all ranks must have told each other before it runs, and may block in MPI; None if ``run`` sees to the
-        handshake, and blocks nowhere.
-    order : Ordered or None
+        What all ranks must have told each other before it runs; None if ``run`` sees to the handshake.
+    order : StreamOrder or None
         The order on a GPU's streams of what works on tensors where they are.
+    blocks : bool
+        Whether ``run`` may block in MPI, where no rank can be called back; not if it has no signature.
     """
 
     run: Callable[[], object]
     result: Tensors | None
     signature: Signature | None = None
-    order: Ordered | None = None
+    order: StreamOrder | None = None
+    blocks: bool = True
 
 
 class Channel:
@@ -178,12 +145,13 @@ class Channel:
         if self.broken is not None:
             raise CommunicatorBroken(f"this process group cannot be used any more: {self.broken}") from self.broken
         self.limit = seconds = seconds if seconds > 0 else self.seconds
-        run, result, call, _ = collective
+        run, result, call, _, blocks = collective
         try:
-            if call is None:
+            if call is not None:
+                self.communicator.handshake(call, seconds)
+            if call is None or not blocks:
                 run()
             else:
-                self.communicator.handshake(call, seconds)
                 with watched(call.call, seconds):
                     run()
             return result

@@ -5,25 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from functools import lru_cache
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...devices.captures import use_thread_local_capture_mode
-from ...errors import InvalidArgument, InvalidBuffer, PeerTimeout
-from ...progress import THREADS, keep_forever
+from ...errors import CommunicatorBroken, InvalidArgument, InvalidBuffer, PeerTimeout
+from ...progress import keep_forever, wait_for
 from ...transports.library import MPI
-from ..buffers import Packed, check, nbytes_of, on_host
+from ..background import Background
+from ..buffers import Packed, nbytes_of, on_host
 from ..handles import Handle
 from ..untraced import untraced
-from .channel import poll
-from .gpu_aware import GPUPacked, gpu_for_mpi, streams
-from .gpu_copies import StagedTensor, gpu_of, staging_streams
-from .mpi_buffers import bytes_of
+from .gpu import CallOrder, packed, streams
+from .operations import bytes_of
 
 _SHORTEST_NAP, _LONGEST_NAP = 50e-6, 2e-3
+_ON_HOST = nullcontext()
 
 
 class Message(Handle[list[Tensor]]):
@@ -35,8 +36,10 @@ class Message(Handle[list[Tensor]]):
     ----------
     request : mpi4py.MPI.Request
         MPI's handle.
-    packed : Packed or StagedTensor
+    packed : Packed
         The tensor and the memory that MPI was given.
+    order : CallOrder or None
+        Of a tensor on a GPU.
     what : str
         For messages about errors.
     sending : bool
@@ -46,11 +49,12 @@ class Message(Handle[list[Tensor]]):
     """
 
     def __init__(
-        self, request: MPI.Request, packed: Packed | StagedTensor, what: str, *, sending: bool, seconds: float
+        self, request: MPI.Request, packed: Packed, order: CallOrder | None, what: str, *, sending: bool, seconds: float
     ) -> None:
         super().__init__(threading.RLock())
         self._request = request
         self._packed = packed
+        self._order = order
         self._what = what
         self._sending = sending
         self._seconds = seconds
@@ -62,7 +66,7 @@ class Message(Handle[list[Tensor]]):
             if self.done:
                 return True
             try:
-                with self._packed.bound():
+                with _bound(self._order):
                     if not self._request.Test(self._status):
                         return False
                     self._arrived()
@@ -71,7 +75,7 @@ class Message(Handle[list[Tensor]]):
             self._end()
         return True
 
-    is_completed = test
+    is_completed = Test = test
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -87,8 +91,11 @@ class Message(Handle[list[Tensor]]):
         self.note_wait(timeout)
         given = 0.0 if timeout is None else timeout.total_seconds()
         seconds = given if given > 0 else self._seconds
-        if not self.done and not poll(self.test, seconds):
-            self._give_up(seconds)
+        if not self.done:
+            try:
+                wait_for(self, seconds, self._what)
+            except PeerTimeout:
+                self._give_up(seconds)
         if self.error is not None:
             raise self.error
         return True
@@ -106,6 +113,8 @@ class Message(Handle[list[Tensor]]):
             self.error = InvalidBuffer(f"{self._what}: {nbytes} bytes came for a tensor of {room}")
         else:
             self._packed.unpack()
+            if self._order is not None:
+                self._order.finish()
 
     def _give_up(self, seconds: float) -> None:
         with self._lock:
@@ -114,7 +123,7 @@ class Message(Handle[list[Tensor]]):
             if self._sending:
                 keep_forever((self._request, self._packed))
             else:
-                with self._packed.bound():
+                with _bound(self._order):
                     self._request.Cancel()
                     self._request.Wait(self._status)
                     if not self._status.Is_cancelled():
@@ -130,33 +139,28 @@ class _Progress:
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._work = threading.Event()
-        threading.Thread(target=self._advance, name=f"{THREADS}messages", daemon=True).start()
+        self._nap = _SHORTEST_NAP
+        self._background = Background("messages", self._advance)
 
     def add(self, message: Message) -> None:
         self._messages.append(message)
-        self._work.set()
+        self._background.wake()
 
-    def _advance(self) -> None:
-        nap = _SHORTEST_NAP
-        while True:
-            self._work.wait()
-            self._work.clear()
-            while self._messages and not MPI.Is_finalized():
-                if torch.cuda.is_initialized():
-                    use_thread_local_capture_mode()
-                remaining = [message for message in tuple(self._messages) if not message.test()]
-                ended = [message for message in tuple(self._messages) if message.done]
-                for message in ended:
-                    self._messages.remove(message)
-                nap = _SHORTEST_NAP if ended else min(nap * 1.5, _LONGEST_NAP)
-                if remaining:
-                    time.sleep(nap)
+    def _advance(self) -> float | None:
+        if MPI.Is_finalized():
+            return None
+        ended = [message for message in tuple(self._messages) if message.test()]
+        for message in ended:
+            self._messages.remove(message)
+        self._nap = _SHORTEST_NAP if ended else min(self._nap * 1.5, _LONGEST_NAP)
+        return self._nap if self._messages else None
 
 
-@lru_cache(maxsize=1)
-def _progress() -> _Progress:
-    return _Progress()
+_progress = _Progress()
+
+
+def _bound(order: CallOrder | None) -> AbstractContextManager[None]:
+    return _ON_HOST if order is None else order.bound()
 
 
 class Messages:
@@ -181,46 +185,81 @@ class Messages:
 
     def send(self, tensors: Sequence[Tensor], dest: int, tag: int) -> Message:
         """Start to send a tensor."""
-        packed = self._packed(tensors, tag, filled=True)
-        with packed.bound():
-            request = self._comm.Isend(bytes_of(packed.memory), self._rank(dest), tag)
-        return self._start(request, packed, f"a send to rank {dest} with tag {tag}", sending=True)
+        what = f"a send to rank {dest} with tag {tag}"
+        return self._start(self._comm.Isend, tensors, self._rank(dest), tag, what, sending=True)
 
     def receive(self, tensors: Sequence[Tensor], source: int | None, tag: int) -> Message:
         """Start to receive a tensor, from any rank if none is given."""
-        packed = self._packed(tensors, tag, filled=False)
         rank = MPI.ANY_SOURCE if source is None else self._rank(source)
-        with packed.bound():
-            request = self._comm.Irecv(bytes_of(packed.memory), rank, tag)
-        sender = "any rank" if source is None else f"rank {source}"
-        return self._start(request, packed, f"a receive from {sender} with tag {tag}", sending=False)
+        what = f"a receive from {'any rank' if source is None else f'rank {source}'} with tag {tag}"
+        return self._start(self._comm.Irecv, tensors, rank, tag, what, sending=False)
 
     def free(self) -> None:
         """Give the communicator back."""
         if not MPI.Is_finalized():
             self._comm.Free()
 
-    def _start(self, request: MPI.Request, packed: Packed | StagedTensor, what: str, *, sending: bool) -> Message:
-        message = Message(request, packed, what, sending=sending, seconds=self.seconds)
-        if not message.test():
-            _progress().add(message)
-        return message
-
-    def _packed(self, tensors: Sequence[Tensor], tag: int, *, filled: bool) -> Packed | StagedTensor:
+    def _start(self, post: Any, tensors: Sequence[Tensor], rank: int, tag: int, what: str, *, sending: bool) -> Message:
         if len(tensors) != 1:
             raise InvalidBuffer(f"{len(tensors)} tensors were given: one is sent at a time")
         if not 0 <= tag <= self._largest_tag:
             raise InvalidArgument(f"tag={tag}: 0 to {self._largest_tag} are allowed")
-        if on_host(tensors[0]):
-            return Packed(tensors, filled=filled)
-        if (gpu := gpu_for_mpi(tensors)) is not None:
-            return GPUPacked(gpu, self._stream(gpu), tensors[0], filled=filled)
-        if (gpu := gpu_of(tensors)) is not None:
-            return StagedTensor(staging_streams(gpu), tensors[0], filled=filled)
-        check(tensors[0])
-        return Packed(tensors, filled=filled)
+        order = None if on_host(tensors[0]) else CallOrder(self._stream, tensors)
+        pack = partial(packed, order, tensors, filled=sending)
+        memory = pack() if order is None else order.around(pack)
+        with _bound(order):
+            request = post(bytes_of(memory.memory), rank, tag)
+        message = Message(request, memory, order, what, sending=sending, seconds=self.seconds)
+        if not message.test():
+            _progress.add(message)
+        return message
 
     def _rank(self, rank: int) -> int:
         if not 0 <= rank < self._size:
             raise InvalidArgument(f"rank {rank} is not in this group: 0 to {self._size - 1}")
         return rank
+
+    def monitored_barrier(self, everybody: bool) -> None:
+        """Meet at rank 0, which hears from every other rank, then lets all go. No other message may be under way.
+
+        Parameters
+        ----------
+        everybody : bool
+            Whether rank 0 names all ranks that do not come in time, not only the first.
+
+        Raises
+        ------
+        CommunicatorBroken
+            If some rank does not come in time.
+        """
+        seconds, rank = self.seconds, self._comm.rank
+        deadline = time.monotonic() + seconds
+        token = torch.zeros(1, dtype=torch.uint8)
+
+        def passed(message: Message) -> bool:
+            try:
+                return message.wait(timedelta(seconds=max(deadline - time.monotonic(), 1e-3)))
+            except PeerTimeout:
+                return False
+
+        if rank != 0:
+            if not (passed(self.send([token], 0, 0)) and passed(self.receive([token], 0, 0))):
+                raise CommunicatorBroken(
+                    f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                    f"send/recv from rank 0: it did not answer within {seconds:g} s"
+                )
+            return
+        if seconds <= 0:
+            raise CommunicatorBroken(f"Rank 0 timed out in monitoredBarrier after {seconds * 1000:.0f} ms")
+        arriving = [self.receive([token.clone()], other, 0) for other in range(1, self._size)]
+        missing: list[int] = []
+        for other, message in enumerate(arriving, 1):
+            if not passed(message):
+                missing.append(other)
+                if not everybody:
+                    break
+        if missing:
+            ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            raise CommunicatorBroken(f"{ranks} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms")
+        for other in range(1, self._size):
+            self.send([token], other, 0).wait()

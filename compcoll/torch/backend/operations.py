@@ -1,4 +1,4 @@
-"""PyTorch's operations of reductions: what they do to elements, and how MPI does it."""
+"""Tensors as MPI sees them, and PyTorch's operations of reductions: what they do to elements, and how MPI does it."""
 
 from __future__ import annotations
 
@@ -11,43 +11,67 @@ from torch.distributed import ReduceOp
 
 from ...errors import InvalidArgument, UnsupportedDType
 from ...transports.library import MPI
-from .mpi_buffers import MPI_TYPES, BufferSpec, elements_of
+from ..buffers import nbytes_of
+
+MPI_TYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.complex64: MPI.C_FLOAT_COMPLEX,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
+    **{
+        getattr(torch, f"{kind}{bits}"): getattr(MPI, f"{kind.upper()}{bits}_T")
+        for kind in ("int", "uint")
+        for bits in (8, 16, 32, 64)
+    },
+    torch.bool: MPI.UINT8_T,
+}
+
+Memory = MPI.buffer | bytearray
+BufferSpec = tuple[Memory, int, MPI.Datatype]
+"""A buffer as mpi4py takes it: memory, count, element type."""
+
+_from_address = MPI.buffer.fromaddress
+_EMPTY = bytearray(0)
+
+
+def memory_of(tensor: Tensor, nbytes: int) -> Memory:
+    """A contiguous tensor's memory; a GPU's, once that has done what the current stream has."""
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows no streams
+    return _from_address(tensor.data_ptr(), nbytes) if nbytes else _EMPTY
+
+
+def bytes_of(tensor: Tensor) -> BufferSpec:
+    """A contiguous tensor's memory, as bytes."""
+    nbytes = nbytes_of(tensor)
+    return memory_of(tensor, nbytes), nbytes, MPI.BYTE
+
+
+def elements_of(tensor: Tensor) -> BufferSpec:
+    """A contiguous tensor's memory, as elements that MPI can reduce."""
+    count = tensor.numel()
+    return memory_of(tensor, count * tensor.element_size()), count, MPI_TYPES[tensor.dtype]
+
 
 # MPI has no arithmetic for these: they are reduced in float32 and rounded once.
-_NARROW = {
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2,
-    torch.float8_e5m2fnuz,
-}
+_NARROW = {torch.float16, torch.bfloat16}
+_NARROW |= {getattr(torch, f"float8_{kind}") for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 
-_SUM, _AVG = ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG
-_PREMUL = ReduceOp.RedOpType.PREMUL_SUM
 _OPERATIONS = {
-    _SUM: MPI.SUM,
-    _AVG: MPI.SUM,
-    _PREMUL: MPI.SUM,
-    ReduceOp.RedOpType.PRODUCT: MPI.PROD,
-    ReduceOp.RedOpType.MIN: MPI.MIN,
-    ReduceOp.RedOpType.MAX: MPI.MAX,
-    ReduceOp.RedOpType.BAND: MPI.BAND,
-    ReduceOp.RedOpType.BOR: MPI.BOR,
-    ReduceOp.RedOpType.BXOR: MPI.BXOR,
+    "SUM": MPI.SUM,
+    "AVG": MPI.SUM,
+    "PREMUL_SUM": MPI.SUM,
+    "PRODUCT": MPI.PROD,
+    "MIN": MPI.MIN,
+    "MAX": MPI.MAX,
+    "BAND": MPI.BAND,
+    "BOR": MPI.BOR,
+    "BXOR": MPI.BXOR,
 }
-_BITWISE = {ReduceOp.RedOpType.BAND, ReduceOp.RedOpType.BOR, ReduceOp.RedOpType.BXOR}
-_ORDERED = {ReduceOp.RedOpType.MIN, ReduceOp.RedOpType.MAX}
 # Of bytes that are 0 or 1, so that a sum of booleans is true where any is.
-_OF_BOOLEANS = {
-    _SUM: MPI.MAX,
-    ReduceOp.RedOpType.MAX: MPI.MAX,
-    ReduceOp.RedOpType.BOR: MPI.MAX,
-    ReduceOp.RedOpType.PRODUCT: MPI.MIN,
-    ReduceOp.RedOpType.MIN: MPI.MIN,
-    ReduceOp.RedOpType.BAND: MPI.MIN,
-    ReduceOp.RedOpType.BXOR: MPI.BXOR,
-}
+_OF_BOOLEANS = {"SUM": MPI.MAX, "MAX": MPI.MAX, "BOR": MPI.MAX}
+_OF_BOOLEANS |= {"PRODUCT": MPI.MIN, "MIN": MPI.MIN, "BAND": MPI.MIN, "BXOR": MPI.BXOR}
+_LINEAR = {"SUM": "sum", "AVG": "mean"}
 
 
 class ReduceOperation(NamedTuple):
@@ -59,23 +83,24 @@ class ReduceOperation(NamedTuple):
         Of the operation, for messages.
     operation : mpi4py.MPI.Op
         What MPI does.
-    linear, mean, scaled : bool
-        Whether it is a sum or a mean; a mean; a sum of values that are multiplied first.
+    linear : str
+        ``"sum"`` or ``"mean"``; empty if it is another operation.
     as_given : bool
         Whether MPI adds up the very elements that are given, or whatever it does with them.
     by_mpi : bool
         Whether MPI does all of it.
+    scaled : bool
+        Whether values are multiplied first.
     factor : float or torch.Tensor or None
-        What each rank's values are multiplied by first.
+        What each rank's values are multiplied by then.
     """
 
     name: str
     operation: MPI.Op
-    linear: bool
-    mean: bool
-    scaled: bool
+    linear: str
     as_given: bool
     by_mpi: bool
+    scaled: bool = False
     factor: float | Tensor | None = None
 
 
@@ -96,32 +121,31 @@ def reduce_operation(op: ReduceOp | ReduceOp.RedOpType, dtype: torch.dtype) -> R
     key = int(kind), dtype  # PyTorch's names of operations are hashed and compared slowly
     operation = _known.get(key)
     if operation is None:
-        operation = _known[key] = _reduce_operation(kind, dtype)
+        operation = _known[key] = _reduce_operation(kind.name, dtype)
     if not operation.scaled:
         return operation
     return operation._replace(factor=op.factor.cpu() if isinstance(op.factor, Tensor) else op.factor)
 
 
-def _reduce_operation(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> ReduceOperation:
-    if kind not in _OPERATIONS:
-        raise InvalidArgument(f"{kind} is no reduction: there are {', '.join(kind.name for kind in _OPERATIONS)}")
-    name = kind.name
-    floating = dtype.is_floating_point or dtype.is_complex
+def _reduce_operation(name: str, dtype: torch.dtype) -> ReduceOperation:
+    if name not in _OPERATIONS:
+        raise InvalidArgument(f"{name} is no reduction: there are {', '.join(_OPERATIONS)}")
     if dtype is torch.bool:
-        if kind not in _OF_BOOLEANS:
-            raise UnsupportedDType(f"{name} of booleans: there are {', '.join(k.name for k in _OF_BOOLEANS)}")
-        return ReduceOperation(
-            name, _OF_BOOLEANS[kind], linear=False, mean=False, scaled=False, as_given=True, by_mpi=True
-        )
-    if (kind in _BITWISE and floating) or (kind in _ORDERED and dtype.is_complex):
+        if name not in _OF_BOOLEANS:
+            raise UnsupportedDType(f"{name} of booleans: there are {', '.join(_OF_BOOLEANS)}")
+        return ReduceOperation(name, _OF_BOOLEANS[name], "", as_given=True, by_mpi=True)
+    floating = dtype.is_floating_point or dtype.is_complex
+    if (name in ("BAND", "BOR", "BXOR") and floating) or (name in ("MIN", "MAX") and dtype.is_complex):
         raise UnsupportedDType(f"{name} of {dtype} elements is not defined")
-    if kind == _PREMUL and not floating:
+    scaled = name == "PREMUL_SUM"
+    if scaled and not floating:
         raise UnsupportedDType(f"{name} of {dtype} elements: floating-point ones are needed")
     if dtype not in MPI_TYPES and dtype not in _NARROW and dtype is not torch.complex32:
         raise UnsupportedDType(f"elements of type {dtype} cannot be reduced")
-    mean, scaled = kind == _AVG, kind == _PREMUL
     as_given = dtype in MPI_TYPES and not scaled
-    return ReduceOperation(name, _OPERATIONS[kind], mean or kind == _SUM, mean, scaled, as_given, as_given and not mean)
+    return ReduceOperation(
+        name, _OPERATIONS[name], _LINEAR.get(name, ""), as_given, by_mpi=as_given and name != "AVG", scaled=scaled
+    )
 
 
 def reduce_into(
@@ -159,7 +183,7 @@ def reduce_into(
         result = values if same else result
     outgoing = elements_of(values)
     run(outgoing, outgoing if same else elements_of(result), operation.operation)
-    if operation.mean:
+    if operation.linear == "mean":
         rounding = None if result.dtype.is_floating_point or result.dtype.is_complex else "trunc"
         # CUDA multiplies by the reciprocal of a number, which is not the CPU's quotient.
         result.div_(result.new_full((), size) if result.is_cuda else size, rounding_mode=rounding)

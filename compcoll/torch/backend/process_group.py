@@ -5,43 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from ...errors import CollectiveMismatch, CommunicatorBroken, UnsupportedDevice
+from ...errors import CollectiveMismatch, CommunicatorBroken
 from ...stats import Stats
 from ..handles import CoalescedWork, CompletedWork
 from ..job_queue import JobQueue, Work
 from ..options import Options
-from ..streams import Ordered
 from ..untraced import untraced
 from .channel import Channel, Collective, create_channel, signature
-from .data_movement import DataMovement
-from .gpu_copies import StagedCall, gpu_of, staging_streams
+from .collectives import Collectives
 from .messages import Message, Messages
-from .monitored_barrier import monitored_barrier
 from .reductions import Reductions
 from .splitting import SplittingGroup
 
 
-class _Options(Protocol):
-    """PyTorch's options of any collective."""
-
-    timeout: timedelta
-    asyncOp: bool  # noqa: N815  # PyTorch's name
-
-
-def _collective(prepare: Callable[..., Collective], default: _Options) -> Callable[..., Work | CompletedWork]:
+def _collective(prepare: Callable[..., Collective], default: Any) -> Callable[..., Work | CompletedWork]:
     """Make an operation of a method that prepares it: run in its turn, at once if the caller waits.
 
     Parameters
     ----------
     prepare : callable
-        A method of `DataMovement` or `Reductions`: takes the operation's arguments, with PyTorch's options where its
+        A method of `Collectives` or `Reductions`: takes the operation's arguments, with PyTorch's options where its
         last one is ``opts``.
     default : options of PyTorch's
         Where the caller gives none.
@@ -50,40 +40,24 @@ def _collective(prepare: Callable[..., Collective], default: _Options) -> Callab
     names = code.co_varnames[1 : code.co_argcount]
     wanted = "opts" in names
     count = len(names) - wanted
-    reduces = prepare.__qualname__.startswith(Reductions.__name__)
 
     @untraced
     @wraps(prepare)
-    def start(self: ProcessGroup, *arguments: Any, opts: _Options = default) -> Work | CompletedWork:
+    def start(self: ProcessGroup, *arguments: Any, opts: Any = default) -> Work | CompletedWork:
         if len(arguments) > count:
             arguments, opts = arguments[:count], arguments[count]
         given = (*arguments, opts) if wanted else arguments
-        prepares = self._reductions if reduces else self._movements
-        order: Ordered | None
         try:
-            try:
-                collective = prepare(prepares, *given)
-                order = collective.order
-            except UnsupportedDevice:
-                gpu = gpu_of(arguments)
-                if gpu is None:
-                    raise
-                order = staged = StagedCall(staging_streams(gpu))
-                collective = prepare(prepares, *staged.staged(names, given))
+            collective = prepare(self._collectives, *given)
         except Exception as error:
             self._refuse(prepare.__name__, error)
             raise
         job = partial(self.channel.run, collective, opts.timeout.total_seconds())
-        if order is not None:
-            job = partial(order.around, job)
         work: Work | CompletedWork = self._completed
         if opts.asyncOp:
-            work = self.jobs.submit(job)
-            work.stream_order = order
+            work = self.jobs.submit(job, collective.order)
         else:
-            self.jobs.run(job)
-            if order is not None:
-                order.order()
+            self.jobs.run(job, collective.order)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -112,8 +86,7 @@ class ProcessGroup(SplittingGroup):
         self.channel = channel
         self.jobs = JobQueue()
         self._messages = Messages(channel.comm.Dup(), channel.seconds)
-        self._reductions = Reductions(channel, options)
-        self._movements = DataMovement(channel)
+        self._collectives = Reductions(channel, options)
         self._completed = CompletedWork()
         self._coalesced: list[Any] | None = None
         self._alive = True
@@ -122,7 +95,7 @@ class ProcessGroup(SplittingGroup):
     @property
     def stats(self) -> Stats | None:
         """Account of the collective that ended last among those that might be compressed; None before the first."""
-        return self._reductions.stats
+        return self._collectives.stats
 
     allreduce = _collective(Reductions.allreduce, c10d.AllreduceOptions())
     allreduce_coalesced = _collective(Reductions.allreduce_coalesced, c10d.AllreduceCoalescedOptions())
@@ -132,16 +105,16 @@ class ProcessGroup(SplittingGroup):
     reduce_scatter_single_coalesced = _collective(
         Reductions.reduce_scatter_single_coalesced, c10d.ReduceScatterOptions()
     )
-    broadcast = _collective(DataMovement.broadcast, c10d.BroadcastOptions())
-    allgather = _collective(DataMovement.allgather, c10d.AllgatherOptions())
-    allgather_coalesced = _collective(DataMovement.allgather_coalesced, c10d.AllgatherOptions())
-    all_gather_single = _collective(DataMovement.all_gather_single, c10d.AllgatherOptions())
-    all_gather_single_coalesced = _collective(DataMovement.all_gather_single_coalesced, c10d.AllgatherOptions())
-    gather = _collective(DataMovement.gather, c10d.GatherOptions())
-    scatter = _collective(DataMovement.scatter, c10d.ScatterOptions())
-    alltoall = _collective(DataMovement.alltoall, c10d.AllToAllOptions())
-    all_to_all_single = _collective(DataMovement.all_to_all_single, c10d.AllToAllOptions())
-    barrier = _collective(DataMovement.barrier, c10d.BarrierOptions())
+    broadcast = _collective(Collectives.broadcast, c10d.BroadcastOptions())
+    allgather = _collective(Collectives.allgather, c10d.AllgatherOptions())
+    allgather_coalesced = _collective(Collectives.allgather_coalesced, c10d.AllgatherOptions())
+    all_gather_single = _collective(Collectives.all_gather_single, c10d.AllgatherOptions())
+    all_gather_single_coalesced = _collective(Collectives.all_gather_single_coalesced, c10d.AllgatherOptions())
+    gather = _collective(Collectives.gather, c10d.GatherOptions())
+    scatter = _collective(Collectives.scatter, c10d.ScatterOptions())
+    alltoall = _collective(Collectives.alltoall, c10d.AllToAllOptions())
+    all_to_all_single = _collective(Collectives.all_to_all_single, c10d.AllToAllOptions())
+    barrier = _collective(Collectives.barrier, c10d.BarrierOptions())
 
     # The names that these had in earlier versions of PyTorch, which parts of it still call.
     _allgather_base = all_gather_single
@@ -169,8 +142,7 @@ class ProcessGroup(SplittingGroup):
 
         def job() -> None:
             try:
-                messages = Messages(channel.comm, seconds)
-                monitored_barrier(messages, channel.rank, channel.size, seconds, wait_all_ranks)
+                Messages(channel.comm, seconds).monitored_barrier(wait_all_ranks)
             except CommunicatorBroken as error:
                 channel.broken = error
                 raise
@@ -202,11 +174,10 @@ class ProcessGroup(SplittingGroup):
         self.jobs.close(self.channel.seconds)
         if self.channel.broken is None:
             self._messages.free()
-        self._reductions.tell_unused_codec()
+        self._collectives.tell_unused_codec()
         self.channel.free()
 
-    def abort(self) -> None:
-        self.shutdown()
+    abort = shutdown
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []

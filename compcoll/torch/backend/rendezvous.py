@@ -7,17 +7,19 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from zlib import crc32
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import _DistributedBackendOptions
 
 from ...transports.job_end import end_job_with_uncaught_errors, files
 from ...transports.library import MPI
-from ...transports.told import packed, unpacked
+from ...transports.nodes import host_name
 from ..options import Options
 from .channel import SECONDS_TO_MEET, create_channel, watched, world
 from .process_group import ProcessGroup
+
+_LONGEST_TEXT = 4096
 
 
 def rendezvous(timeout: timedelta = timedelta(seconds=SECONDS_TO_MEET)) -> Iterator[tuple[dist.Store, int, int]]:
@@ -36,44 +38,39 @@ def rendezvous(timeout: timedelta = timedelta(seconds=SECONDS_TO_MEET)) -> Itera
 def _store(rank: int, size: int, timeout: timedelta) -> dist.Store:
     """Make a store for all ranks. Collective."""
     comm = MPI.COMM_WORLD.Dup()
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    alone = node.size == size
-    node.Free()
-    store: dist.Store
-    if alone:
+    if len(set(_gathered(comm, crc32(host_name().encode())))) == 1:
         # A file asks no name server, which a TCPStore does even for 127.0.0.1.
-        path = _told(comm, _temporary_file() if rank == 0 else None)
+        path = _from_rank_0(comm, _temporary_file() if rank == 0 else "")
         files.append(path)
-        store = dist.FileStore(path, size)
+        store: dist.Store = dist.FileStore(path, size)
     elif rank == 0:
-        store = dist.TCPStore(_host(), 0, size, True, timeout, wait_for_workers=False)
-        _told(comm, (_host(), store.port))
+        host = os.environ.get("MASTER_ADDR") or MPI.Get_processor_name()
+        store = dist.TCPStore(host, 0, size, True, timeout, wait_for_workers=False)
+        _from_rank_0(comm, f"{host} {store.port}")
     else:
-        host, port = _told(comm, None)
-        store = dist.TCPStore(host, port, size, False, timeout, wait_for_workers=False)
+        host, port = _from_rank_0(comm, "").split()
+        store = dist.TCPStore(host, int(port), size, False, timeout, wait_for_workers=False)
     comm.Free()
     return store
 
 
-def _told(comm: MPI.Intracomm, value: object) -> Any:
-    """Give every rank the value of rank 0. Collective."""
-    data = bytearray(packed(value))
-    count = array("q", [len(data)])
-    comm.Bcast([count, MPI.INT64_T])
-    if comm.rank > 0:
-        data = bytearray(count[0])
+def _from_rank_0(comm: MPI.Intracomm, text: str) -> str:
+    """Give every rank the text of rank 0. Collective."""
+    data = bytearray(text.encode().ljust(_LONGEST_TEXT))
     comm.Bcast([data, MPI.BYTE])
-    return unpacked(data)
+    return data.decode().rstrip()
+
+
+def _gathered(comm: MPI.Intracomm, number: int) -> list[int]:
+    """Gather a number of each rank. Collective."""
+    numbers = array("q", [0]) * comm.size
+    comm.Allgather([array("q", [number]), MPI.INT64_T], [numbers, MPI.INT64_T])
+    return numbers.tolist()
 
 
 def _temporary_file() -> str:
-    handle, path = tempfile.mkstemp(prefix="compcoll-store-")
-    os.close(handle)
-    return path
-
-
-def _host() -> str:
-    return os.environ.get("MASTER_ADDR") or MPI.Get_processor_name()
+    with tempfile.NamedTemporaryFile(prefix="compcoll-store-", delete=False) as file:
+        return file.name
 
 
 def create(given: _DistributedBackendOptions, options: object) -> ProcessGroup:
@@ -98,8 +95,7 @@ def _ranks(given: _DistributedBackendOptions) -> list[int]:
         known = everybody.world_ranks if isinstance(everybody, ProcessGroup) else list(range(size))
         return [known[number] for number in given.global_ranks_in_group]
     if given.group_size == size:
-        numbers = array("q", [0]) * size
-        MPI.COMM_WORLD.Allgather([array("q", [given.group_rank]), MPI.INT64_T], [numbers, MPI.INT64_T])
+        numbers = _gathered(MPI.COMM_WORLD, given.group_rank)
         return [numbers.index(number) for number in range(size)]
     given.store.set(f"compcoll/{given.group_rank}", str(rank))
     return [int(given.store.get(f"compcoll/{number}")) for number in range(given.group_size)]

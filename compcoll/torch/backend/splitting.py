@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..options import Options
-from .autoload import NAME
+from . import NAME
 
 
 class SplittingGroup(dist.ProcessGroup):

@@ -13,25 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import (
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    ReduceScatterOptions,
-)
 
 from ...collectives.choose import AUTO, NAMES
 from ...errors import InvalidArgument
 from ...stats import Stats
 from ..buffers import COMPRESSIBLE, nbytes_of
-from ..groups import collectives, member
+from ..groups import collectives, membership
 from ..handles import CoalescedWork, CompletedWork, Followed
 from ..linear import linear
 from ..options import Options
 from ..roll_call import board_of
 from ..untraced import untraced
-from .autoload import NAME
+from . import NAME
 from .splitting import SplittingGroup
 
 
@@ -50,6 +43,17 @@ def _left(name: str) -> Callable[..., Any]:
         while not isinstance(first, Tensor):
             first = first[0]
         return self._followed(getattr(self._get_backend(first.device), name)(*arguments, **more), name)
+
+    return collective
+
+
+def _one_by_one(name: str) -> Callable[..., Any]:
+    """Make a collective of several tensors of that of one: PyTorch's backends do not let Python call their own."""
+
+    @untraced
+    def collective(self: WrappingGroup, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
+        one, pairs = getattr(self, name), zip(outputs, inputs, strict=True)
+        return CoalescedWork([one(output, source, *opts) for output, source in pairs])
 
     return collective
 
@@ -85,7 +89,7 @@ class WrappingGroup(SplittingGroup):
     @property
     def stats(self) -> Stats | None:
         """Account of the compressed collective that ended last; None before the first."""
-        return member.stats(self)
+        return membership.stats(self)
 
     @cached_property
     def _others(self) -> set[str]:
@@ -100,36 +104,42 @@ class WrappingGroup(SplittingGroup):
         return self._limit.total_seconds()
 
     @untraced
-    def allreduce(self, tensors: Any, opts: AllreduceOptions | None = None) -> Any:
-        opts = opts or AllreduceOptions()
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if not self._compresses(given, opts.reduceOp):
-            return self._followed(self.uncompressed_allreduce(given, opts), "allreduce")
-        return self._started(collectives.all_reduce, given[0], op=opts.reduceOp, opts=opts)
+        one = lambda tensors, **call: collectives.all_reduce(tensors[0], **call)  # noqa: E731
+        return self._reduced("allreduce", one, [given], given, opts or c10d.AllreduceOptions())
 
-    def uncompressed_allreduce(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Any:
+    def uncompressed_allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Any:
         """Have PyTorch's own backend do it; the base class's method would come back here."""
         return self._get_backend(tensors[0].device).allreduce(list(tensors), opts)
+
+    @untraced
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Any:
+        given, opts = list(tensors), opts or c10d.AllreduceCoalescedOptions()
+        return self._reduced("allreduce_coalesced", collectives.all_reduce_coalesced, [given], given, opts)
+
+    @untraced
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Any:
+        opts = opts or c10d.ReduceScatterOptions()
+        return self._reduced(
+            "_reduce_scatter_base", collectives.reduce_scatter_tensor, [output, source], [source], opts
+        )
+
+    def _reduced(
+        self, name: str, compressed: Callable[..., Any], arguments: list[Any], source: list[Tensor], opts: Any
+    ) -> Any:
+        """Compress a reduction, or have PyTorch's own backend do it by its method of this name."""
+        if not self._compresses(source, opts.reduceOp):
+            return self._followed(getattr(self._get_backend(source[0].device), name)(*arguments, opts), name)
+        names = NAMES["reduce_scatter" if "scatter" in name else "allreduce"]
+        options, algorithm = self.options, self.options.algorithm
+        call = {"codec": options.codec, "algorithm": algorithm if algorithm in names else AUTO}
+        work = compressed(*arguments, op=opts.reduceOp, group=self, async_op=opts.asyncOp, **call)
+        return CompletedWork() if work is None else work
 
     def _followed(self, work: dist.Work, name: str, finish: Callable[[], list[Tensor]] | None = None) -> Followed:
         """Give a backend's handle errors of ours."""
         return Followed(work, board_of(self).under_way(f"the process group's {name.strip('_')}"), finish)
-
-    @untraced
-    def allreduce_coalesced(self, tensors: Any, opts: AllreduceCoalescedOptions | None = None) -> Any:
-        opts = opts or AllreduceCoalescedOptions()
-        if not self._compresses(list(tensors), opts.reduceOp):
-            work = self._get_backend(tensors[0].device).allreduce_coalesced(list(tensors), opts)
-            return self._followed(work, "allreduce_coalesced")
-        return self._started(collectives.all_reduce_coalesced, list(tensors), op=opts.reduceOp, opts=opts)
-
-    @untraced
-    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: ReduceScatterOptions | None = None) -> Any:
-        opts = opts or ReduceScatterOptions()
-        if not self._compresses([source], opts.reduceOp):
-            work = self._get_backend(source.device)._reduce_scatter_base(output, source, opts)
-            return self._followed(work, "reduce_scatter")
-        return self._started(collectives.reduce_scatter_tensor, output, source, op=opts.reduceOp, opts=opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -139,31 +149,18 @@ class WrappingGroup(SplittingGroup):
     reduce, gather, scatter = map(_left, ("reduce", "gather", "scatter"))
     send, recv, recv_anysource = map(_left, ("send", "recv", "recv_anysource"))
 
-    @untraced
-    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
-        """Gather several tensors. PyTorch's backends do not let Python call their own."""
-        pairs = zip(outputs, inputs, strict=True)
-        return CoalescedWork([self.all_gather_single(output, source, *opts) for output, source in pairs])
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    all_gather_single_coalesced = allgather_into_tensor_coalesced = _one_by_one("all_gather_single")
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = _one_by_one("reduce_scatter_single")
 
     @untraced
-    def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
-        """Add up several tensors, and keep this rank's parts; see `all_gather_single_coalesced`."""
-        pairs = zip(outputs, inputs, strict=True)
-        return CoalescedWork([self.reduce_scatter_single(output, source, *opts) for output, source in pairs])
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    @untraced
-    def barrier(self, opts: BarrierOptions | None = None) -> Any:
-        opts = opts or BarrierOptions()
+    def barrier(self, opts: Any = None) -> Any:
+        opts = opts or c10d.BarrierOptions()
         return self._followed(self._get_backend(opts.device or torch.device("cpu")).barrier(opts), "barrier")
 
     @untraced
-    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: AllToAllOptions | None = None) -> Any:
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Any:
         """Exchange a tensor with each rank. gloo has it for one tensor only: there their bytes are one."""
-        opts, backend = opts or AllToAllOptions(), self._get_backend(outputs[0].device)
+        opts, backend = opts or c10d.AllToAllOptions(), self._get_backend(outputs[0].device)
         if not outputs[0].is_cpu:
             return self._followed(backend.alltoall(list(outputs), list(inputs), opts), "alltoall")
         arrived = torch.empty(sum(map(nbytes_of, outputs)), dtype=torch.uint8)
@@ -182,24 +179,15 @@ class WrappingGroup(SplittingGroup):
         options = self.options
         if options.codec is None or self.size() == 1 or not tensors:
             return False
-        first = tensors[0]
-        if first.device.type in self._others:
+        if tensors[0].device.type in self._others or tensors[0].dtype not in COMPRESSIBLE:
             return False
-        if first.dtype not in COMPRESSIBLE or any(tensor.layout is not torch.strided for tensor in tensors):
+        if any(tensor.layout is not torch.strided for tensor in tensors):
             return False
         try:
             linear(op)
         except InvalidArgument:
             return False
         return sum(map(nbytes_of, tensors)) >= max(options.min_bytes, 1)
-
-    def _started(self, collective: Callable[..., Any], *tensors: Any, op: Any, opts: Any) -> Any:
-        name = "reduce_scatter" if collective is collectives.reduce_scatter_tensor else "allreduce"
-        algorithm = self.options.algorithm if self.options.algorithm in NAMES[name] else AUTO
-        work = collective(
-            *tensors, op=op, group=self, async_op=opts.asyncOp, codec=self.options.codec, algorithm=algorithm
-        )
-        return CompletedWork() if work is None else work
 
     def _of_some(
         self, ranks: Sequence[int], store: dist.Store, timeout: timedelta | None, options: Options

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 from weakref import ref
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from ...codecs.base import Codec
 from ...collectives import choose
@@ -22,14 +21,16 @@ from ..buffers import Packed, nbytes_of
 from ..handles import Followed
 from ..job_queue import Work
 from ..linear import linear
-from .member import Decision, Member, check_tensors, coding, member_of, members
-from .membership import Group
+from . import operators
+from .membership import Decision, Group, Member, check_tensors, coding, member_of, members
+from .operators import traced_by
 
 _Key = tuple[Any, ...]
 _MOST_KEPT = 1024
 _OWN = "the group's own all_reduce"
 
 
+@traced_by(operators.all_reduce)
 def all_reduce(
     tensor: Tensor,
     op: Any = "sum",
@@ -85,35 +86,22 @@ def all_reduce(
     >>> bool((tensor == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
-        return operators.all_reduce(tensor, op, group, async_op, **call)
     # Beside calls that wait for a network all of this is out of the caches: each look at an object costs, and adds up.
     member, decision, key = None, None, None
     if feedback is None:
         try:
-            about = tensor.numel(), tensor.dtype, tensor.layout, tensor.is_cpu
+            about = tensor.numel(), tensor.dtype, tensor.layout, tensor.is_cpu, tensor.is_contiguous()
             key = (*about, op, codec, algorithm, *codec_options.items())
-            meant = dist.group.WORLD if group is None else group
-            member = members.get(ref(meant))
+            member = members.get(ref(dist.group.WORLD if group is None else group))
             decision = None if member is None else member.decided.get(key)
         except (AttributeError, TypeError):  # no tensor, no group, or what cannot be a key
             key = None
-    if member is not None and decision is not None and tensor.is_contiguous():
-        if decision.by_group is not None:
-            return _by_group(decision, member, meant, tensor, async_op)
-        return member.start(partial(_sum, member, tensor, decision, algorithm), tensor, async_op, tensor)
-    return _all_reduce([tensor], [tensor], op, group, async_op, (codec, algorithm, codec_options), feedback, key)
+    if member is None or decision is None:
+        member, decision = _decide([tensor], op, group, codec, algorithm, codec_options, feedback, key)
+    return _all_reduce(member, decision, [tensor], async_op)
 
 
-def _sum(member: Member, tensor: Tensor, decision: Decision, algorithm: str) -> None:
-    """Sum one contiguous tensor by the member's communicator, in place."""
-    values = member.place(tensor.device).array(tensor.detach().view(-1))
-    member.communicator.allreduce(values, op=decision.op, out=values, codec=decision.codec, algorithm=algorithm)
-
-
+@traced_by(operators.all_reduce_coalesced)
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
     op: Any = "sum",
@@ -134,58 +122,65 @@ def all_reduce_coalesced(
     >>> bool((tensors[1] == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
-        return operators.all_reduce_coalesced(tensors, op, group, async_op, **call)
     if not tensors:
         raise InvalidBuffer("no tensor was given")
-    return _all_reduce(list(tensors), list(tensors), op, group, async_op, (codec, algorithm, codec_options), feedback)
+    member, decision = _decide(tensors, op, group, codec, algorithm, codec_options, feedback)
+    return _all_reduce(member, decision, list(tensors), async_op)
 
 
-def _all_reduce(
-    tensors: list[Tensor],
-    result: list[Tensor],
+def _decide(
+    tensors: Sequence[Tensor],
     op: Any,
     group: Group,
-    async_op: bool,
-    asked: tuple[str | Codec, str, dict[str, Any]],
+    codec: str | Codec,
+    algorithm: str,
+    options: dict[str, Any],
     feedback: ErrorFeedback | None,
     key: _Key | None = None,
-) -> Work | dist.Work | None:
-    group, operation = check_tensors(group, *tensors), linear(op)
-    codec = coding(asked[0], asked[2])
-    choose.check("allreduce", asked[1])
+) -> tuple[Member, Decision]:
+    """Decide how a sum runs, and keep that under the key of equal calls."""
+    group, operation, codec = check_tensors(group, *tensors), linear(op), coding(codec, options)
+    choose.check("allreduce", algorithm)
     member = member_of(group, tensors[0].device)
-    communicator = member.communicator
-    packed = Packed(tensors, filled=False)
-    if packed.memory.numel() and feedback is None:
-        plan = communicator.explain(
-            member.place(packed.memory.device).array(packed.memory), op=operation.name, codec=codec, algorithm=asked[1]
-        )
-        by_group = None
-        if operation.factor is None and _is_the_groups(plan, asked[1], packed.memory, member):
-            by_group = Stats("allreduce", None, choose.NATIVE, nbytes_of(packed.memory))
-        decision = Decision(by_group, operation.name, codec)
-        settled = packed.memory.is_cpu or member.carrier_known
-        if key is not None and settled and operation.factor is None and len(member.decided) < _MOST_KEPT:
+    decision = Decision(None, operation, codec, algorithm, feedback)
+    memory = Packed(tensors, filled=False).memory
+    if memory.numel() and feedback is None and operation.factor is None:
+        values = member.place(memory.device).array(memory)
+        plan = member.communicator.explain(values, op=operation.name, codec=codec, algorithm=algorithm)
+        if _is_the_groups(plan, algorithm, memory, member):
+            decision = decision._replace(by_group=Stats("allreduce", None, choose.NATIVE, nbytes_of(memory)))
+        if key is not None and (memory.is_cpu or member.carrier_known) and len(member.decided) < _MOST_KEPT:
             member.decided[key] = decision
-        if by_group is not None:
-            whole = packed if packed.shared else Packed(tensors, filled=True)
-            return _by_group(decision, member, group, whole.memory, async_op, partial(_unpacked, whole, result))
+    return member, decision
+
+
+def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async_op: bool) -> Work | dist.Work | None:
+    """Sum tensors in place: by the member's communicator, or by the group's own all_reduce."""
+    by_group, operation, codec, algorithm, feedback = decision
+    if by_group is not None:
+        packed = Packed(tensors, filled=True)
+        if operation.name == "mean":
+            packed.memory.div_(member.communicator.size)
+        with member.board.waits(_OWN):
+            work = member.all_reduce([packed.memory], _options(async_op))
+            member.stats = by_group  # while the network works
+            if async_op:
+                return Followed(work, member.board.under_way(_OWN), partial(_unpacked, packed, tensors))
+            work.wait()
+        packed.unpack()
+        return None
 
     def run() -> None:
-        whole = packed if packed.shared else Packed(tensors, filled=True)
+        packed = Packed(tensors, filled=True)
         if operation.factor is not None:
-            whole.memory.mul_(operation.factor)
-        values = member.place(whole.memory.device).array(whole.memory)
-        communicator.allreduce(
-            values, op=operation.name, out=values, codec=codec, algorithm=asked[1], feedback=feedback
+            packed.memory.mul_(operation.factor)
+        values = member.place(packed.memory.device).array(packed.memory)
+        member.communicator.allreduce(
+            values, op=operation.name, out=values, codec=codec, algorithm=algorithm, feedback=feedback
         )
-        whole.unpack()
+        packed.unpack()
 
-    return member.start(run, result, async_op, *tensors)
+    return member.start(run, tensors, async_op, *tensors)
 
 
 def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -> bool:
@@ -203,28 +198,6 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -
     return not (member.in_one_node and plan.algorithm in (choose.SHARED_MEMORY, choose.DISSEMINATION))
 
 
-def _by_group(
-    decision: Decision,
-    member: Member,
-    group: dist.ProcessGroup,
-    memory: Tensor,
-    async_op: bool,
-    finish: Callable[[], list[Tensor]] | None = None,
-) -> dist.Work | None:
-    """Have the group's own all_reduce do it."""
-    if decision.op == "mean":
-        memory.detach().div_(group.size())
-    with member.board.waits(_OWN):
-        work = member.own_allreduce(group, [memory], _options(async_op))
-        member.stats = decision.by_group  # while the network works
-        if async_op:
-            return Followed(work, member.board.under_way(_OWN), finish)
-        work.wait()
-    if finish is not None:
-        finish()
-    return None
-
-
 @cache
 def _options(async_op: bool) -> dist.AllreduceOptions:
     """Make them once: beside calls that wait for a network, and so for caches, that takes microseconds each time."""
@@ -239,6 +212,7 @@ def _unpacked(packed: Packed, result: list[Tensor]) -> list[Tensor]:
     return result
 
 
+@traced_by(operators.reduce_scatter_tensor)
 def reduce_scatter_tensor(
     output: Tensor,
     input: Tensor,
@@ -266,11 +240,6 @@ def reduce_scatter_tensor(
     >>> bool((part == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, "algorithm": algorithm, "feedback": feedback, **codec_options}
-        return operators.reduce_scatter_tensor(output, input, op, group, async_op, **call)
     group, operation = check_tensors(group, output, input), linear(op)
     codec = coding(codec, codec_options)
     choose.check("reduce_scatter", algorithm)
@@ -295,6 +264,7 @@ def reduce_scatter_tensor(
     return member.start(run, output, async_op, output, input)
 
 
+@traced_by(operators.all_gather_into_tensor)
 def all_gather_into_tensor(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -321,11 +291,6 @@ def all_gather_into_tensor(
     >>> bool((whole == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, "algorithm": algorithm, **codec_options}
-        return operators.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, **call)
     group = check_tensors(group, output_tensor, input_tensor)
     codec = coding(codec, codec_options)
     choose.check("allgather", algorithm)

@@ -1,21 +1,24 @@
-"""The collectives as PyTorch operators, for compiled functions, which import this module as torch.compile traces them.
+"""The collectives as PyTorch operators, for compiled functions.
 
 The operators return new tensors. They find a group by its name, and a codec by its repr, since their schemas take only
 tensors, numbers and text. Each takes and returns a tensor that counts calls: so no compiler reorders, merges or drops
 calls, for which the other ranks wait. (PyTorch's effect tokens do not keep the order in Inductor 2.13.) A call that no
 operator can do breaks the graph, and runs as without torch.compile.
+
+This module must not load torch._dynamo, which takes seconds: whoever compiles has loaded it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeAlias
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_scalar
+from torch.compiler import is_dynamo_compiling
 from torch.library import custom_op
 
 from ...codecs.base import Codec
@@ -23,42 +26,57 @@ from ...collectives import choose
 from ...errors import CompcollError
 from ...feedback import ErrorFeedback
 from ..linear import linear
-from . import all_to_all, collectives
-from .member import coding
-from .membership import Group, check_group
+from ..untraced import constant, untraced
+from .membership import Group, check_fixed, check_group, coding
 
 _Splits: TypeAlias = Sequence[int] | None
 _Asked: TypeAlias = tuple[str, str, str, str]
 """Operation, group, codec and algorithm."""
+_Result: TypeAlias = tuple[Any] | None
+_Collective = TypeVar("_Collective", bound=Callable[..., Any])
 
 _REASON = (
     "compcoll runs these calls outside of the graph: with async_op=True, with feedback=, with a premultiplied sum, "
     "with a codec that is not a dataclass, and with arguments that the call refuses"
 )
 
+_eager: dict[str, Callable[..., Any]] = {}
+"""The collectives as they run outside of graphs, by their names: operators run them, too."""
 
-def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compiler.disable(function, reason=_REASON)
 
+def traced_by(traced: Callable[..., _Result]) -> Callable[[_Collective], _Collective]:
+    """Have torch.compile trace another function than a collective.
 
-_all_reduce_outside = _outside(collectives.all_reduce)
-_all_reduce_coalesced_outside = _outside(collectives.all_reduce_coalesced)
-_reduce_scatter_outside = _outside(collectives.reduce_scatter_tensor)
-_all_gather_outside = _outside(collectives.all_gather_into_tensor)
-_all_to_all_outside = _outside(all_to_all.all_to_all_single)
-_exchange_outside = _outside(all_to_all.all_to_all_single_autograd)
+    Parameters
+    ----------
+    traced : callable
+        Takes the collective's arguments; returns its result in a tuple, or None if no operator can do the call: then
+        the collective itself runs outside of the graph.
+    """
+
+    def decorate(collective: _Collective) -> _Collective:
+        @wraps(collective)
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = traced(*arguments, **named) if is_dynamo_compiling() else None
+            return collective(*arguments, **named) if result is None else result[0]
+
+        _eager[collective.__name__] = untraced(collective, _REASON)
+        return cast(_Collective, call)
+
+    return decorate
+
 
 _codecs: dict[str, Codec] = {}
 """The codecs that operators were traced with, by their reprs."""
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _options_of(kind: type) -> tuple[str, ...] | None:
     """Names of the options of a class of codecs; None if it is not a dataclass."""
     return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else None
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _as_text(op: Any, group: Group, codec: str | type[Codec], /, **options: Any) -> tuple[str, str, str] | None:
     """Names of operation, group and codec; None if no operator can do the call, or if the call refuses them."""
     try:
@@ -73,6 +91,8 @@ def _as_text(op: Any, group: Group, codec: str | type[Codec], /, **options: Any)
 
 def _guarded(value: Any) -> Any:
     """A number of which torch.compile knows the value, and not only a symbol."""
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
     return guard_scalar(value) if isinstance(value, (int, float)) else value
 
 
@@ -81,7 +101,7 @@ def _asked(
     group: Group,
     outside: bool,
     *,
-    codec: str | Codec,
+    codec: str | Codec = "zfp",
     algorithm: str = choose.AUTO,
     feedback: ErrorFeedback | None = None,
     **options: Any,
@@ -112,7 +132,7 @@ def _all_reduce(
     turn: Tensor, tensors: list[Tensor], op: str, group: str, codec: str, algorithm: str
 ) -> tuple[Tensor, list[Tensor]]:
     sums = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
-    collectives.all_reduce_coalesced(sums, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
+    _eager["all_reduce_coalesced"](sums, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
     return turn + 1, sums
 
 
@@ -126,7 +146,7 @@ def _reduce_scatter(
     turn: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
 ) -> tuple[Tensor, Tensor]:
     result = _like(output)
-    collectives.reduce_scatter_tensor(result, input, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
+    _eager["reduce_scatter_tensor"](result, input, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
     return turn + 1, result
 
 
@@ -135,7 +155,7 @@ def _all_gather(
     turn: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
 ) -> tuple[Tensor, Tensor]:
     result = _like(output)
-    collectives.all_gather_into_tensor(result, input, _group(group), codec=_codecs[codec], algorithm=algorithm)
+    _eager["all_gather_into_tensor"](result, input, _group(group), codec=_codecs[codec], algorithm=algorithm)
     return turn + 1, result
 
 
@@ -150,9 +170,9 @@ def _all_to_all(
     codec: str,
     backward_codec: str,
 ) -> tuple[Tensor, Tensor]:
-    all_to_all.check_fixed(_codecs[backward_codec])
+    check_fixed(_codecs[backward_codec])
     result = _like(output)
-    all_to_all.all_to_all_single(result, input.contiguous(), coming, going, _group(group), codec=_codecs[codec])
+    _eager["all_to_all_single"](result, input.contiguous(), coming, going, _group(group), codec=_codecs[codec])
     return turn + 1, result
 
 
@@ -187,59 +207,76 @@ def _in_turn(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> An
     return result
 
 
-def all_reduce(tensor: Tensor, op: Any, group: Group, async_op: bool, **call: Any) -> Any:
-    """`compcoll.torch.all_reduce` as torch.compile traces it: so are the other functions' namesakes."""
-    asked = _asked(op, group, async_op, **call)
-    return _all_reduce_outside(tensor, op, group, async_op, **call) if asked is None else _sum([tensor], asked)
+def all_reduce(tensor: Tensor, op: Any = "sum", group: Group = None, async_op: bool = False, **call: Any) -> _Result:
+    """Trace `compcoll.torch.all_reduce`; so do the other functions their namesakes."""
+    return all_reduce_coalesced([tensor], op, group, async_op, **call)
 
 
-def all_reduce_coalesced(tensors: Sequence[Tensor], op: Any, group: Group, async_op: bool, **call: Any) -> Any:
-    asked = _asked(op, group, async_op, **call) if tensors else None
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor], op: Any = "sum", group: Group = None, async_op: bool = False, **call: Any
+) -> _Result:
+    asked = _asked(op, group, async_op or not tensors, **call)
     if asked is None:
-        return _all_reduce_coalesced_outside(tensors, op, group, async_op, **call)
-    return _sum(tensors, asked)
-
-
-def _sum(tensors: Sequence[Tensor], asked: _Asked) -> None:
+        return None
     own = [tensor.detach() for tensor in tensors]
     for tensor, result in zip(own, _in_turn(_all_reduce, own, *asked), strict=True):
         tensor.copy_(result)
+    return (None,)
 
 
-def reduce_scatter_tensor(output: Tensor, input: Tensor, op: Any, group: Group, async_op: bool, **call: Any) -> Any:
+def reduce_scatter_tensor(
+    output: Tensor, input: Tensor, op: Any = "sum", group: Group = None, async_op: bool = False, **call: Any
+) -> _Result:
     asked = _asked(op, group, async_op, **call)
-    if asked is None:
-        return _reduce_scatter_outside(output, input, op, group, async_op, **call)
-    output.detach().copy_(_in_turn(_reduce_scatter, output.detach(), input.detach(), *asked))
-    return None
+    return (
+        None if asked is None else _copied(output, _in_turn(_reduce_scatter, output.detach(), input.detach(), *asked))
+    )
 
 
-def all_gather_into_tensor(output: Tensor, input: Tensor, group: Group, async_op: bool, **call: Any) -> Any:
+def all_gather_into_tensor(
+    output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False, **call: Any
+) -> _Result:
     asked = _asked("sum", group, async_op, **call)
     if asked is None:
-        return _all_gather_outside(output, input, group, async_op, **call)
-    output.detach().copy_(_in_turn(_all_gather, output.detach(), input.detach(), *asked))
-    return None
+        return None
+    return _copied(output_tensor, _in_turn(_all_gather, output_tensor.detach(), input_tensor.detach(), *asked))
 
 
 def all_to_all_single(
-    output: Tensor, input: Tensor, coming: _Splits, going: _Splits, group: Group, async_op: bool, **call: Any
-) -> Any:
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: _Splits = None,
+    input_split_sizes: _Splits = None,
+    group: Group = None,
+    async_op: bool = False,
+    **call: Any,
+) -> _Result:
     asked = _asked("sum", group, async_op, **call)
     if asked is None:
-        return _all_to_all_outside(output, input, coming, going, group, async_op, **call)
+        return None
     _, name, codec, _ = asked
-    splits = coming or (), going or ()
-    output.detach().copy_(_in_turn(_all_to_all, output.detach(), input.detach(), *splits, name, codec, codec))
-    return None
+    splits = output_split_sizes or (), input_split_sizes or ()
+    return _copied(output, _in_turn(_all_to_all, output.detach(), input.detach(), *splits, name, codec, codec))
+
+
+def _copied(output: Tensor, result: Tensor) -> _Result:
+    output.detach().copy_(result)
+    return (None,)
 
 
 def all_to_all_single_autograd(
-    input: Tensor, coming: _Splits, going: _Splits, group: Group, backward_codec: str | Codec | None, **call: Any
-) -> Any:
+    input: Tensor,
+    output_split_sizes: _Splits = None,
+    input_split_sizes: _Splits = None,
+    group: Group = None,
+    *,
+    backward_codec: str | Codec | None = None,
+    **call: Any,
+) -> _Result:
+    coming, going = output_split_sizes or (), input_split_sizes or ()
     asked = _asked("sum", group, bool(coming) != bool(going) or not input.dim(), **call)
     back = asked if backward_codec is None else _asked("sum", group, False, codec=backward_codec)
     if asked is None or back is None:
-        return _exchange_outside(input, coming, going, group, backward_codec=backward_codec, **call)
+        return None
     output = input.new_empty(sum(coming) if coming else len(input), *input.shape[1:])
-    return _in_turn(_all_to_all, output, input, coming or (), going or (), asked[1], asked[2], back[2])
+    return (_in_turn(_all_to_all, output, input, coming, going, asked[1], asked[2], back[2]),)

@@ -16,33 +16,41 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ... import __version__
-from ...errors import (
-    CollectiveMismatch,
-    CommunicatorBroken,
-    CompcollError,
-    InvalidArgument,
-    WireCorrupted,
-)
+from ...errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, WireCorrupted
+from ...kernels._host import Function
 from ...progress import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
 from ...transports.device import DeviceTransport
 from ...transports.nodes import find_nodes, host_name
 from ...transports.streamed import Joining
 from ...transports.told import packed, unpacked
-from ..membership import gathered
+from ..membership import gather_bytes, gathered
 from ..roll_call import Board, store_of
-from .native import GlooCollectives
 from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # in front of what may be shorter than its memory: gloo does not tell how many bytes came
+
+_UNKNOWN = -1  # bytes that gloo sent
+_OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,  # multiplied by 1/p afterwards
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
 
 
 def node_name() -> str:
@@ -56,7 +64,8 @@ def node_name() -> str:
 
 
 class GroupTransport:
-    """Point-to-point messages among the ranks of a process group (the contract is `transports.base.Connection`).
+    """Messages among the ranks of a process group, and gloo's own collectives on NumPy arrays (the contracts are
+    `Connection` and `Native` of `transports.base`).
 
     Parameters
     ----------
@@ -84,6 +93,7 @@ class GroupTransport:
 
     blocks = True
     lends_core = False
+    library = "gloo"
 
     def __init__(
         self, group: dist.ProcessGroup, device: torch.device, seconds: float, *, host: str | None = None
@@ -112,7 +122,6 @@ class GroupTransport:
         self.nodes: Sequence[int]
         found = find_nodes(host or node_name(), self.rank, self.size, self.gather, lambda: None)
         self.nodes, self.cores, self.shared, self.mail = found
-        self.native = GlooCollectives(self._gloo, self.rank, self.size, self.waiting)
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         sent = _memory(wire)
@@ -121,13 +130,14 @@ class GroupTransport:
             memory[:_LENGTH_NBYTES].view(torch.int64)[0] = wire.nbytes
             memory[_LENGTH_NBYTES : _LENGTH_NBYTES + wire.nbytes] = sent[: wire.nbytes]
             sent = memory[: _LENGTH_NBYTES + wire.nbytes]
-        return _Message(self, self._gloo.send([sent], dest, tag), f"a message to rank {dest}", dest)
+        return _Started(self, self._gloo.send([sent], dest, tag), f"a message to rank {dest}", dest)
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         what = f"a message from rank {source}"
         if wire.exact:
-            return _Message(self, self._gloo.recv([_memory(wire)], source, tag), what, source)
-        return _Arrival(self, self._gloo.recv([self._with_length(wire)], source, tag), what, source, wire)
+            return _Started(self, self._gloo.recv([_memory(wire)], source, tag), what, source)
+        work = self._gloo.recv([self._with_length(wire)], source, tag)
+        return _Started(self, work, what, source, lambda: _unpack(wire))
 
     def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
         return Reposted(lambda: self.isend(wire, dest, tag))
@@ -177,8 +187,12 @@ class GroupTransport:
             result = work()
         except Exception as error:
             failed = error
+        return self._settled(failed, result)
+
+    def _settled(self, failed: BaseException | None, result: Any = None) -> list[Any]:
+        """Gather results, or raise on all ranks what failed on some."""
         text = "" if failed is None else f"{type(failed).__name__}: {failed}"
-        told = [unpacked(each) for each in self._gathered(packed((text, result)))]
+        told = [unpacked(each) for each in gather_bytes(packed((text, result)), self._all_gather)]
         if failed is not None:
             raise failed
         failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(told) if text]
@@ -186,17 +200,10 @@ class GroupTransport:
             raise CommunicatorBroken(f"no communicator was made: {'; '.join(failures)}")
         return [result for _, result in told]
 
-    def _gathered(self, data: bytes) -> list[bytes]:
-        """Gather bytes, as `membership.gathered` does."""
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self.waiting(self._gloo.allgather([sizes], [torch.tensor([own.numel()])]), "what the ranks tell each other")
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: own.numel()] = own
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        self.waiting(self._gloo.allgather([parts], [padded]), "what the ranks tell each other")
-        return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
+    def _all_gather(self, values: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        self.waiting(self._gloo.allgather([parts], [values]), "what the ranks tell each other")
+        return parts
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
         return f"gloo of PyTorch {torch.__version__}", self._hosts
@@ -214,12 +221,7 @@ class GroupTransport:
             yield
         except Exception as error:
             failed = error
-
-        def settle() -> None:
-            if failed is not None:
-                raise failed
-
-        self.gather(settle)
+        self._settled(failed)
 
     def takes_device_memory(self) -> bool:
         return False
@@ -243,45 +245,95 @@ class GroupTransport:
     def abandon(self) -> None:
         """Wake nobody: who waits in gloo does so as long as the time-out lets."""
 
+    @property
+    def native(self) -> GroupTransport:
+        return self
 
-class _Message:
-    """A message under way; gloo's work keeps its tensor."""
+    def reductions(self, collective: str, op: str) -> tuple[Function, Callable[[Any, Any], Pending]]:
+        if op not in _OPERATIONS:
+            raise InvalidArgument(f"op={op!r} over a process group of gloo's: there are {', '.join(_OPERATIONS)}")
+        start = partial(self._iallreduce if collective == "allreduce" else self._ireduce_scatter, _OPERATIONS[op])
+        return Function(lambda x, out: start(x, out).Test(), _UNKNOWN), start
 
-    __slots__ = ("_peer", "_transport", "_what", "_work")
+    def _iallreduce(self, op: Any, x: Any, out: Any) -> Pending:
+        if out is not x:
+            out[...] = x
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self._started(self._gloo.allreduce([torch.from_numpy(out)], options), "allreduce")
 
-    def __init__(self, transport: GroupTransport, work: dist.Work, what: str, peer: int) -> None:
-        self._transport, self._what, self._peer = transport, what, peer
+    def _ireduce_scatter(self, op: Any, x: Any, out: Any) -> Pending:
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = op
+        given = torch.from_numpy(out).view(-1), torch.from_numpy(x).view(-1)
+        return self._started(self._gloo._reduce_scatter_base(*given, options), "reduce_scatter")
+
+    def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
+        itemsize = x.itemsize
+        own, counts = _bytes(x), [count * itemsize for count in counts]
+        padded = torch.zeros(max(counts), dtype=torch.uint8)
+        padded[: own.numel()] = own
+        parts = [torch.empty_like(padded) for _ in counts]
+
+        def joined() -> None:
+            torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)], out=_bytes(out))
+
+        return self._started(self._gloo.allgather([parts], [padded]), "allgather", joined)
+
+    def ibcast(self, x: Any, root: int) -> Pending:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return self._started(self._gloo.broadcast([_bytes(x)], options), "broadcast")
+
+    def ialltoall(self, x: Any, out: Any) -> Pending:
+        return self._started(self._gloo.alltoall_base(_bytes(out), _bytes(x), [], []), "alltoall")
+
+    def _started(self, work: dist.Work, what: str, end: Callable[[], object] | None = None) -> Pending:
+        return _Started(self, work, f"gloo's {what}", end=end)
+
+
+class _Started:
+    """An operation of gloo's under way, which can only be waited for; its work keeps its tensors."""
+
+    __slots__ = ("_end", "_peer", "_transport", "_what", "_work")
+
+    def __init__(
+        self,
+        transport: GroupTransport,
+        work: dist.Work,
+        what: str,
+        peer: int | None = None,
+        end: Callable[[], object] | None = None,
+    ) -> None:
+        self._transport, self._what, self._peer, self._end = transport, what, peer, end
         self._work: dist.Work | None = work
 
     def Test(self) -> bool:
-        """Wait until it has left or come."""
+        """Wait until it has ended."""
         if self._work is not None:
             self._transport.waiting(self._work, self._what, self._peer)
             self._work = None
+            if self._end is not None:
+                self._end()
         return True
 
 
-class _Arrival(_Message):
-    """A receive of what may be shorter than its memory."""
-
-    __slots__ = ("_wire",)
-
-    def __init__(self, transport: GroupTransport, work: dist.Work, what: str, peer: int, wire: Wire) -> None:
-        super().__init__(transport, work, what, peer)
-        self._wire = wire
-
-    def Test(self) -> bool:
-        super().Test()
-        memory = _memory(self._wire)
-        nbytes = int(self._wire.message[:_LENGTH_NBYTES].view(torch.int64))
-        if not 0 <= nbytes <= memory.numel():
-            raise WireCorrupted(f"{nbytes} bytes were announced, where at most {memory.numel()} are expected")
-        memory[:nbytes] = self._wire.message[_LENGTH_NBYTES : _LENGTH_NBYTES + nbytes]
-        self._wire.nbytes = nbytes
-        return True
+def _unpack(wire: Wire) -> None:
+    """Take what has come for a wire that may be shorter than its memory."""
+    memory = _memory(wire)
+    nbytes = int(wire.message[:_LENGTH_NBYTES].view(torch.int64))
+    if not 0 <= nbytes <= memory.numel():
+        raise WireCorrupted(f"{nbytes} bytes were announced, where at most {memory.numel()} are expected")
+    memory[:nbytes] = wire.message[_LENGTH_NBYTES : _LENGTH_NBYTES + nbytes]
+    wire.nbytes = nbytes
 
 
 def _memory(wire: Wire) -> Tensor:
     """View a wire's memory as a tensor."""
     buffer = wire.buffer
     return torch.frombuffer(buffer, dtype=torch.uint8) if buffer.nbytes else torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes(array: Any) -> Tensor:
+    """View an array's memory as bytes: of every element type, those that PyTorch does not know, too."""
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from compcoll.algorithms.shared_memory import STREAMED_NBYTES
 from compcoll.errors import CommunicatorBroken, PeerTimeout, UnsupportedDevice
 from compcoll.torch import Options, streams
-from compcoll.torch.backend import gpu_aware, mpi_buffers
+from compcoll.torch.backend import gpu, operations
 
 OPTIONS = {
     "broadcast": dist.BroadcastOptions,
@@ -169,39 +169,46 @@ def equal(expected: list[Tensor], got: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
 
 
-def check_every_operation_gives_mpi_the_memory(comm: MPI.Intracomm) -> None:
-    """The host's results with nothing in pinned memory, and no wait too few."""
-    needed = waits(gpu_aware, "synchronize") | waits(mpi_buffers, "synchronize")
+def assert_the_hosts_results(comm: MPI.Intracomm, *, aware: bool) -> None:
+    """In every operation, with every wait, and without any that are not needed."""
     for asynchronous in (False, True):
         with world():
             expected = Caller(None, asynchronous=asynchronous).results()
-        cuda = LateCUDA(aware=True)
+        cuda = LateCUDA(aware=aware)
         with world(), cuda.installed():
             got = Caller(cuda, asynchronous=asynchronous).results()
         for number, (one, other) in enumerate(zip(expected, got, strict=True)):
             assert torch.equal(one, other), (number, one, other)
-        assert cuda.pinned == 0
-        (after,) = cuda.sites - needed  # what the current stream waits for
-        assert cuda.sites == {*needed, after} and after in waits(streams, "wait_event")
+        assert (cuda.pinned == 0) == aware
+        (after,) = cuda.sites - waits(gpu, "synchronize") - waits(operations, "synchronize")
+        assert after in waits(streams, "wait_event")  # what the current stream waits for
     for site in sorted(cuda.sites):
-        late = LateCUDA(site, aware=True)
+        late = LateCUDA(site, aware=aware)
         with world(), late.installed():
             got = Caller(late, asynchronous=True).results()
         assert not all(comm.allgather(equal(expected, got))), f"nothing shows that the wait in {site} is needed"
+
+
+def check_every_operation_gives_mpi_the_memory(comm: MPI.Intracomm) -> None:
+    assert_the_hosts_results(comm, aware=True)
+
+
+def check_every_operation_by_way_of_pinned_memory(comm: MPI.Intracomm) -> None:
+    assert_the_hosts_results(comm, aware=False)
 
 
 def check_memory_is_the_tensors_own(comm: MPI.Intracomm) -> None:
     """And a rank whose MPI takes it works with one whose MPI does not, or whose tensors are on the host."""
     p, r = comm.size, comm.rank
     addresses: list[int] = []
-    original = mpi_buffers._from_address
+    original = operations._from_address
 
     def seen(address: int, nbytes: int) -> Any:
         addresses.append(address)
         return original(address, nbytes)
 
     cuda = LateCUDA(aware=r % 2 == 0)
-    with world(), cuda.installed(), mock.patch.object(mpi_buffers, "_from_address", seen):
+    with world(), cuda.installed(), mock.patch.object(operations, "_from_address", seen):
         there = Caller(cuda if r != 3 else None)
         x, y = there.upload(torch.full((N,), 1.0 + r)), there.empty(p, 50)
         there.call("allreduce", [x], reduceOp=SUM)
@@ -238,7 +245,7 @@ def check_what_goes_through_pinned_memory(comm: MPI.Intracomm) -> None:
         tensors = [there.upload(torch.full((N,), 1.0 + r)) for _ in range(2)]
         there.call("allreduce_coalesced", tensors, reduceOp=SUM)
         assert all((there.download(x) == p * (p + 1) / 2).all() for x in tensors)
-        assert cuda.pinned == before + (2 if p > 1 else 0)
+        assert cuda.pinned == before + (p > 1)
 
 
 def check_errors_of_memory_that_mpi_takes(comm: MPI.Intracomm) -> None:
@@ -262,8 +269,7 @@ def check_errors_of_memory_that_mpi_takes(comm: MPI.Intracomm) -> None:
         error = raised(lambda: there.call("broadcast", [x.t()], rootRank=0))
         assert "illegal memory access" in str(error)
         there.call("broadcast", [x.t()], rootRank=0)
-        movements = there.group._movements
-        with mock.patch.object(movements, "comm", SimpleNamespace(Bcast=fail)):
+        with mock.patch.object(there.group._collectives, "comm", SimpleNamespace(Bcast=fail)):
             error = raised(lambda: there.call("broadcast", [x.t()], rootRank=0))
         assert isinstance(error, CommunicatorBroken) and "broadcast" in str(error)
         assert torch.equal(there.download(x), torch.arange(12.0).view(3, 4))

@@ -75,8 +75,10 @@ def check_means_and_scaled_sums(comm: MPI.Intracomm) -> None:
             assert (x == before).all()
         for factor in (0.5, 2.0):
             x = torch.full((3,), comm.rank + 1.0)
-            dist.all_reduce(x, op=dist._make_nccl_premul_sum(factor))
-            assert (x == factor * comm.size * (comm.size + 1) / 2).all()
+            strided = x.repeat(2, 1).t()  # of the same count, dtype and operation each time, with another factor
+            for tensor in (x, strided):
+                dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
+                assert (tensor == factor * comm.size * (comm.size + 1) / 2).all(), factor
 
 
 def check_sizes_and_strides(comm: MPI.Intracomm) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from compcoll.torch import Options
-from compcoll.torch.backend import gpu_aware, gpu_copies
+from compcoll.torch.backend import gpu
 from compcoll.transports.gpu_aware import gpu_awareness
 
 
@@ -100,8 +100,8 @@ def main() -> None:
     assert all(torch.equal(own, other) for other in every) and own.isfinite().all()
 
     with (
-        mock.patch.object(gpu_copies.StagingStreams, "pinned", side_effect=AssertionError("a pinned copy")),
-        mock.patch.object(gpu_aware, "gpu_awareness", return_value=SimpleNamespace(aware=True)),
+        mock.patch.object(gpu, "pinned", side_effect=AssertionError("a pinned copy")),
+        mock.patch.object(gpu, "gpu_awareness", return_value=SimpleNamespace(aware=True)),
     ):
         without_copies(rank, size)
     dist.destroy_process_group()

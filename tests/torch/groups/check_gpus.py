@@ -23,8 +23,8 @@ from promises import FIXED, one_of_each
 import compcoll.torch
 from compcoll.errors import CollectiveFailed, PeerTimeout
 from compcoll.progress import Watch
-from compcoll.torch.groups import collectives, nccl
-from compcoll.torch.groups.member import member_of
+from compcoll.torch.groups import nccl
+from compcoll.torch.groups.membership import Member, member_of
 
 N = 3 * 4 * 700
 MINMAX: dict[str, Any] = {"codec": "minmax", "block": 64, "algorithm": "direct"}
@@ -133,7 +133,7 @@ def check_auto_goes_by_what_carries() -> None:
     """It looks for NCCL first, and then has the group's own, which for 4 MiB takes less time than compression."""
     rank, size = standing()
     inputs = normals(size, 1 << 20)
-    with gpus() as (cuda, group, made), mock.patch.object(collectives, "_by_group") as by_group:
+    with gpus() as (cuda, group, made), mock.patch.object(Member, "all_reduce") as by_group:
         for times in (0, 1, 2):
             tensor = uploaded(cuda, inputs[rank])
             compcoll.torch.all_reduce(tensor, "avg", group, codec="zfp", rate=8)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import compcoll.torch
-from compcoll.torch.groups.member import member_of
+from compcoll.torch.groups.membership import member_of
 
 
 def check_tune_stores_a_profile_that_is_found() -> None:

@@ -1,16 +1,18 @@
-"""Compressed all_to_all over any process group: by the group's own, of encoded rows."""
+"""Compressed rows and messages from rank to rank over any process group, such as those of a mixture of experts, and
+activations of a pipeline: encoded here, and sent by the group's own all_to_all, send and recv.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 
 from ...codecs.base import Codec
 from ...devices.host import HostDevice
@@ -19,8 +21,10 @@ from ...errors import CollectiveMismatch, InvalidArgument, InvalidBuffer
 from ..buffers import array_of, overlap, split_counts
 from ..handles import Followed
 from ..roll_call import board_of
-from .member import check_tensors, coding
-from .membership import Group
+from ..untraced import untraced
+from . import operators
+from .membership import Group, check_fixed, check_tensors, coding
+from .operators import traced_by
 
 _HOST = HostDevice()
 _Splits: TypeAlias = list[int]
@@ -28,6 +32,7 @@ _Codecs: TypeAlias = tuple[Codec, Codec]
 """Of values, and of gradients."""
 
 
+@traced_by(operators.all_to_all_single)
 def all_to_all_single(
     output: Tensor,
     input: Tensor,
@@ -69,13 +74,6 @@ def all_to_all_single(
     >>> bool((received == 1).all())
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"codec": codec, **codec_options}
-        return operators.all_to_all_single(
-            output, input, output_split_sizes, input_split_sizes, group, async_op, **call
-        )
     group, chosen = check_tensors(group, output, input), check_fixed(coding(codec, codec_options))
     if not (output.is_contiguous() and input.is_contiguous()) or overlap(output, input):
         raise InvalidBuffer("all_to_all_single: contiguous tensors are needed that share no memory")
@@ -122,6 +120,7 @@ class _Exchange(torch.autograd.Function):
         return _Exchange.apply(gradient, *ctx.how), None, None, None, None
 
 
+@traced_by(operators.all_to_all_single_autograd)
 def all_to_all_single_autograd(
     input: Tensor,
     output_split_sizes: Sequence[int] | None = None,
@@ -164,11 +163,6 @@ def all_to_all_single_autograd(
     >>> tokens.grad.shape == tokens.shape
     True
     """
-    if is_dynamo_compiling():
-        from . import operators
-
-        call = {"backward_codec": backward_codec, "codec": codec, **codec_options}
-        return operators.all_to_all_single_autograd(input, output_split_sizes, input_split_sizes, group, **call)
     group, chosen = check_tensors(group, input), check_fixed(coding(codec, codec_options))
     back = chosen if backward_codec is None else check_fixed(coding(backward_codec, {}))
     if not input.dim():
@@ -182,19 +176,6 @@ def all_to_all_single_autograd(
         )
     result: Tensor = _Exchange.apply(input, rows, coming, group, (chosen, back))
     return result
-
-
-def check_fixed(codec: Codec) -> Codec:
-    """Refuse a codec whose wires have sizes that others do not know.
-
-    Raises
-    ------
-    InvalidArgument
-        If it is one.
-    """
-    if not codec.fixed_size:
-        raise InvalidArgument(f"{codec!r}: its wires have sizes that other ranks do not know; use one of a fixed rate")
-    return codec
 
 
 def encoded(part: Tensor, codec: Codec) -> Tensor:
@@ -224,15 +205,123 @@ def _check_alike(group: dist.ProcessGroup, call: str, rows_out: list[int], rows_
     every = [torch.empty_like(own) for _ in range(group.size())]
     with board_of(group).waits("all_to_all_single"):
         dist.all_gather(every, own, group=group)
-    told = [each.tolist() for each in every]
-    ranks = len(told)
-    if len({each[0] for each in told}) > 1:
-        others = [rank for rank, each in enumerate(told) if each[0] != told[group.rank()][0]]
+    calls, sent, expected = np.split(torch.stack(every).numpy(), [1, 1 + group.size()], axis=1)
+    others = np.flatnonzero(calls != calls[group.rank()])
+    if others.size:
         raise CollectiveMismatch(f"rank {', '.join(map(str, others))} make another call than {call} of this rank")
-    for source, sent in enumerate(told):
-        for dest, expected in enumerate(told):
-            if sent[1 + dest] != expected[1 + ranks + source]:
-                raise CollectiveMismatch(
-                    f"all_to_all_single: rank {source} sends {sent[1 + dest]} elements to rank {dest}, which expects "
-                    f"{expected[1 + ranks + source]}"
-                )
+    for source, dest in np.argwhere(sent != expected.T)[:1]:
+        raise CollectiveMismatch(
+            f"all_to_all_single: rank {source} sends {sent[source, dest]} elements to rank {dest}, which expects "
+            f"{expected[dest, source]}"
+        )
+
+
+@untraced
+def send(
+    tensor: Tensor, dst: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "zfp", **codec_options: Any
+) -> None:
+    """Send a tensor to one rank, compressed: activations to the next stage of a pipeline, or gradients back, each with
+    a codec of its own.
+
+    As `torch.distributed.send`: no gradient comes back by itself; the schedule of a pipeline sends them.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        float16, bfloat16, float32 or float64.
+    dst : int
+        The other's rank in the default group.
+    group, codec, **codec_options
+        As of `compcoll.torch.all_reduce`; of the codecs those whose wires have a size that is known before.
+    tag : int
+        To match a receive with its send.
+
+    Raises
+    ------
+    InvalidBuffer, InvalidArgument, UnsupportedDType, UnsupportedDevice
+        If tensor, rank or codec cannot be right; before anything is sent.
+
+    Examples
+    --------
+    >>> rank, ranks = dist.get_rank(), dist.get_world_size()
+    >>> activations = torch.ones(8, 1024)
+    >>> if rank > 0:
+    ...     compcoll.torch.recv(activations, rank - 1, codec="fp8")
+    >>> if rank + 1 < ranks:
+    ...     compcoll.torch.send(activations, rank + 1, codec="fp8")
+    """
+    group, chosen = _checked(tensor, dst, group, codec, codec_options)
+    wire = encoded(tensor.detach().reshape(-1), chosen) if tensor.numel() else None
+    with board_of(group).waits(f"a message to rank {dst}", dist.get_group_rank(group, dst)):
+        if tensor.is_cpu:
+            dist.send(_head(tensor, chosen, 0 if wire is None else wire.numel()), dst, group, tag)
+        if wire is not None:
+            dist.send(wire, dst, group, tag)
+
+
+@untraced
+def recv(
+    tensor: Tensor, src: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "zfp", **codec_options: Any
+) -> None:
+    """Receive a tensor that another rank sent by `compcoll.torch.send`, whose other parameters these are.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Where it goes; of as many elements as were sent, and of their type.
+    src : int
+        The other's rank in the default group.
+    group, tag, codec, **codec_options
+        As the sender's.
+
+    Raises
+    ------
+    CollectiveMismatch
+        If the sender sent another number of elements, or another type, or by another codec: ``tensor`` is unchanged. On
+        a GPU, where the host would have to wait for that, such a call ends as the group's own does.
+
+    Examples
+    --------
+    >>> gradients = torch.empty(8, 1024)
+    >>> if dist.get_rank() + 1 < dist.get_world_size():
+    ...     compcoll.torch.recv(gradients, dist.get_rank() + 1, codec="minmax", bits=8)
+    """
+    group, chosen = _checked(tensor, src, group, codec, codec_options)
+    n = tensor.numel()
+    wire = torch.empty(wire_nbytes(n, tensor, chosen) if n else 0, dtype=torch.uint8, device=tensor.device)
+    waits = partial(board_of(group).waits, f"a message from rank {src}", dist.get_group_rank(group, src))
+    if tensor.is_cpu:
+        own = _head(tensor, chosen, wire.numel())
+        came = torch.empty_like(own)
+        with waits():
+            dist.recv(came, src, group, tag)
+        if not torch.equal(came, own):
+            if came[1]:
+                with waits():  # so that the next one fits
+                    dist.recv(torch.empty(int(came[1]), dtype=torch.uint8), src, group, tag)
+            raise CollectiveMismatch(
+                f"rank {src} sent other values than the {n} of {tensor.dtype} by {chosen!r} that are received here: "
+                f"{int(came[1])} bytes on the wire instead of {wire.numel()}"
+            )
+    if not n:
+        return
+    with waits():
+        dist.recv(wire, src, group, tag)
+    with torch.no_grad():
+        tensor.copy_(decoded(wire, tensor.new_empty(n), chosen).view(tensor.shape))
+
+
+def _checked(
+    tensor: Tensor, other: int, group: Group, codec: str | Codec, options: dict[str, Any]
+) -> tuple[dist.ProcessGroup, Codec]:
+    group = check_tensors(group, tensor)
+    chosen = check_fixed(coding(codec, options))
+    ranks = dist.get_process_group_ranks(group)
+    if not isinstance(other, int) or other not in ranks or other == dist.get_rank():
+        raise InvalidArgument(f"rank {other!r}: another one of the group's ranks {ranks} is needed than this one's")
+    return group, chosen
+
+
+def _head(tensor: Tensor, codec: Codec, nbytes: int) -> Tensor:
+    """Make what goes before a wire: a fingerprint of what it holds, and its length."""
+    return torch.tensor([zlib.crc32(f"{tensor.numel()} {tensor.dtype} {codec!r}".encode()), nbytes])

@@ -1,0 +1,89 @@
+"""Background threads, each of which calls one function again and again."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from ..devices.captures import use_thread_local_capture_mode
+from ..progress import THREADS
+
+_SECONDS_AT_THE_END = 2.0
+
+_ending: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+@lru_cache(maxsize=1)
+def _end_all_at_exit() -> None:
+    atexit.register(_end_all)
+
+
+def _end_all() -> None:
+    """End threads before MPI and the interpreter end; each may take two seconds."""
+    for background in tuple(_ending):
+        background.close(_SECONDS_AT_THE_END)
+
+
+class Background:
+    """A daemon thread that calls a function, and sleeps in between for as long as the function says.
+
+    Parameters
+    ----------
+    name : str
+        Of the thread, after the prefix that all threads of compcoll have.
+    look : callable
+        Called without arguments; returns the seconds until the next call, or None to sleep until `wake`.
+    ends_at_exit : bool
+        Whether the thread ends when the interpreter begins to: it may be in C++ for long, or have jobs to do. Others
+        go on until there is no interpreter.
+    """
+
+    def __init__(self, name: str, look: Callable[[], float | None], *, ends_at_exit: bool = False) -> None:
+        self._name, self._look = f"{THREADS}{name}", look
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        # No queue.SimpleQueue: whose get() is late for its time-out waits without one (CPython 3.11).
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        if ends_at_exit:
+            _ending.add(self)
+            _end_all_at_exit()
+
+    def start(self) -> None:
+        """Start the thread, if it does not run yet."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread.start()
+
+    def wake(self) -> None:
+        """Have the thread call its function now."""
+        with contextlib.suppress(RuntimeError):  # the lock is released: another thread has just done this
+            self._bell.release()
+        self.start()
+
+    def close(self, seconds: float | None = None) -> None:
+        """Have the thread end after one more call, and wait so many seconds for that."""
+        self._closed = True
+        if self._thread is not None:
+            self.wake()
+            if self._thread is not threading.current_thread():
+                self._thread.join(seconds)
+
+    def _run(self) -> None:
+        closed = False
+        while not closed:
+            closed = self._closed
+            if torch.cuda.is_initialized():
+                use_thread_local_capture_mode()
+            pause = self._look()
+            if not closed:
+                self._bell.acquire(timeout=-1 if pause is None else pause)
