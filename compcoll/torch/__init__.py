@@ -16,9 +16,9 @@ from .backend.autoload import register
 
 if TYPE_CHECKING:
     from .gradients.compression import compress
+    from .gradients.ddp import GradientCompression
     from .gradients.dgc import DGC
-    from .gradients.hooks import GradientCompression
-    from .gradients.shards import ShardCompression
+    from .gradients.fsdp import ShardCompression
     from .groups.all_to_all import all_to_all_single, all_to_all_single_autograd
     from .groups.collectives import (
         all_gather_into_tensor,
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from .groups.membership import tune
     from .groups.pipeline import recv, send
     from .low_rank.methods import ACPSGD, PowerSGD
+    from .optimizers.adam import OneBitAdam, ZeroOneAdam
     from .optimizers.diloco import DiLoCo
-    from .optimizers.one_bit import OneBitAdam
     from .optimizers.sparse_loco import SparseLoCo
-    from .optimizers.zero_one import ZeroOneAdam
     from .options import Options
     from .whole_state import WholeState
 
@@ -66,13 +65,13 @@ _HOMES = {
     "ACPSGD": "low_rank.methods",
     "DGC": "gradients.dgc",
     "DiLoCo": "optimizers.diloco",
-    "GradientCompression": "gradients.hooks",
-    "OneBitAdam": "optimizers.one_bit",
+    "GradientCompression": "gradients.ddp",
+    "OneBitAdam": "optimizers.adam",
     "Options": "options",
     "PowerSGD": "low_rank.methods",
-    "ShardCompression": "gradients.shards",
+    "ShardCompression": "gradients.fsdp",
     "SparseLoCo": "optimizers.sparse_loco",
-    "ZeroOneAdam": "optimizers.zero_one",
+    "ZeroOneAdam": "optimizers.adam",
     "all_gather_into_tensor": "groups.collectives",
     "all_reduce": "groups.collectives",
     "all_reduce_coalesced": "groups.collectives",

@@ -7,7 +7,13 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from ..codecs.base import Codec
+from ..collectives import choose
+from ..communicator import Communicator
 from ..errors import InvalidArgument
+from ..feedback import ErrorFeedback
+from ..sparse import Sparsifier
+from .arrays import Array
 from .buffers import COMPRESSIBLE
 
 KINDS = ("embeddings", "norms", "biases")
@@ -23,6 +29,43 @@ _NORMS = tuple(
         *(f"{kind}{dimensions}d" for kind in ("BatchNorm", "InstanceNorm") for dimensions in (1, 2, 3)),
     )
 )
+
+
+def compressing(codec: Codec | None) -> str:
+    """Return the allreduce algorithm that compresses even where that does not pay."""
+    return "sparse_ring" if isinstance(codec, Sparsifier) else "direct"
+
+
+def try_codec(
+    communicator: Communicator,
+    zeros: Iterable[Array],
+    codec: Codec | None,
+    algorithm: str,
+    feedback: Callable[[], ErrorFeedback] | None,
+    *,
+    scatter: bool = False,
+) -> None:
+    """Average a few zeros, so that a codec that a later call would refuse is refused now. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of the ranks that will average.
+    zeros : iterable of array
+        One for each element type.
+    codec, algorithm
+        Of the averages. ``"auto"`` would not compress so little: an algorithm that does is tried.
+    feedback : callable or None
+        Makes the feedback of an average.
+    scatter : bool
+        Whether they are reduce-scatters, rather than allreduces.
+    """
+    collective = communicator.reduce_scatter if scatter else communicator.allreduce
+    if algorithm == choose.AUTO:
+        algorithm = "direct" if scatter else compressing(codec)
+    for each in zeros if codec is not None else ():
+        made = None if feedback is None else feedback()
+        collective(each, op="mean", feedback=made, codec=codec, algorithm=algorithm)
 
 
 def kind_of(name: str, owner: nn.Module) -> str | None:

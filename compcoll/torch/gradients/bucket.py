@@ -20,12 +20,10 @@ from ..account import Account
 from ..arrays import Array, GPUArrays, HostArray, HostArrays
 from ..policy import SMALLEST
 from ..states import draw_as_begun
+from .residuals import Kept, adopt
 
 Feedback: TypeAlias = bool | Callable[[], ErrorFeedback]
 """True or False for the kind that the codec needs, or none; or what makes one of another kind."""
-
-Kept = dict[str, dict[str, Array]]
-"""Arrays that feedback keeps of parameters, by its name of the array (``"residual"`` …) and that of the parameter."""
 
 _SEPARATE_NBYTES = 1 << 16
 """Exact gradients of this size or more split what is compressed; smaller ones travel along as zeros."""
@@ -46,37 +44,6 @@ class Span(NamedTuple):
     end: int
     parts: Sequence[Part]
     feedback: ErrorFeedback | None
-
-
-class Remembered:
-    """What feedback kept of parameters before the first backward pass of an optimizer's step, which may be skipped."""
-
-    def __init__(self, place: HostArrays | GPUArrays) -> None:
-        self._place = place
-        self._arrays: Kept = {}
-        self._names: set[str] = set()
-
-    def remember(self, names: Collection[str], kept: Kept) -> None:
-        """Copy what is kept of some parameters, unless that was done already in this step."""
-        new = set(names) - self._names
-        self._names |= new
-        for kind, arrays in kept.items():
-            copies = self._arrays.setdefault(kind, {})
-            for name in new & arrays.keys():
-                if name in copies:
-                    self._place.put(arrays[name], copies[name])
-                else:
-                    copies[name] = self._place.copy(arrays[name])
-
-    def restore(self, kept: Kept) -> None:
-        """Have what is kept as it was."""
-        for kind, copies in self._arrays.items():
-            for name in self._names & copies.keys():
-                self._place.put(copies[name], kept[kind][name])
-
-    def forget(self) -> None:
-        """Begin another step."""
-        self._names.clear()
 
 
 class Bucket:
@@ -185,7 +152,7 @@ class Bucket:
             draw_as_begun(span.feedback, communicator)
             requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
-            _count(communicator, account, least)
+            account.add_last(communicator, least)
         else:
             for request in requests:
                 request.wait()
@@ -198,7 +165,7 @@ class Bucket:
         if exact is not None:
             # The ranks are together by now, and MPI's blocking call is much faster than its nonblocking one.
             communicator.allreduce(exact, op="mean", out=exact, codec=None)
-            _count(communicator, account, least)
+            account.add_last(communicator, least)
         self.put_back(values)
         for span in self.spans:
             for name, begin, end in span.parts:
@@ -222,12 +189,9 @@ class Bucket:
             return
         communicator.prepare_feedback(feedback, values[span.begin : span.end])
         for kind in feedback.arrays:
-            whole, known = self._place.losses(getattr(feedback, kind)), kept.setdefault(kind, {})
-            for name, begin, end in parts:
-                part = whole[begin - span.begin : end - span.begin]
-                if name in known:
-                    self._place.put(known[name], part)
-                known[name] = part
+            whole = self._place.losses(getattr(feedback, kind))
+            inside = [(name, begin - span.begin, end - span.begin) for name, begin, end in parts]
+            adopt(kept.setdefault(kind, {}), whole, inside, self._place)
             for before, behind in pairwise(parts):
                 if before.end < behind.begin:
                     self._lost_in_holes.append(whole[before.end - span.begin : behind.begin - span.begin])
@@ -285,13 +249,6 @@ def _of(kept: Mapping[str, Array], names: Collection[str]) -> list[Array]:
     return [kept[name] for name in names if name in kept]
 
 
-def _count(communicator: Communicator, account: Account, least: float) -> None:
-    """Add the collective that ended last to an account."""
-    stats = communicator.stats
-    assert stats is not None
-    account.add(stats, least)
-
-
 def average_sparse(gradient: Tensor, communicator: Communicator, account: Account) -> Tensor:
     """Average a sparse gradient in host memory, exactly. Collective.
 
@@ -313,6 +270,6 @@ def average_sparse(gradient: Tensor, communicator: Communicator, account: Accoun
     gathered = []
     for part in (indices, own.values().to(wide) / communicator.size):
         gathered.append(torch.from_numpy(communicator.allgatherv(part.numpy(), codec=None, algorithm=choose.AUTO)))
-        _count(communicator, account, communicator.size - 1)
+        account.add_last(communicator, communicator.size - 1)
     total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], own.shape, check_invariants=False)
     return total.coalesce().to(own.dtype)

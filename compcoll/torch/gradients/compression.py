@@ -20,8 +20,8 @@ from ...sparse import Sparsifier
 from ..policy import KINDS, SMALLEST, exact_parameters
 from .advice import advise
 from .bucket import Feedback
-from .hooks import GradientCompression
-from .shards import ShardCompression
+from .ddp import GradientCompression
+from .fsdp import ShardCompression
 
 
 def compress(

@@ -16,7 +16,7 @@ from ...collectives import choose
 from ...errors import InvalidArgument
 from ...sparse import DGCFeedback, TopK
 from ..policy import KINDS, SMALLEST, exact_parameters
-from .hooks import GradientCompression
+from .ddp import GradientCompression
 
 
 class DGC(GradientCompression):

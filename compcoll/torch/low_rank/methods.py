@@ -19,12 +19,13 @@ from ...errors import HookTaken, InvalidArgument
 from ...registry import as_codec
 from ..account import Account
 from ..arrays import device_of
+from ..hooks import check_hook_free
 from ..loss_scale import LossScale
 from ..membership import check_alike
 from ..policy import exact_parameters, has_sparse_gradient
 from ..states import layout_of, logical_name, residuals_of, state_of
 from .averaging import ACP, Averaging, Power
-from .back_propagation import BucketHook, GradientHooks, hooks_of
+from .back_propagation import DDPGradients, GradientHooks, hooks_of
 from .factors import Gradient, matrix_shape, worthwhile
 from .fusion import Kind
 from .one_pass import OnePassGradient
@@ -124,9 +125,9 @@ class LowRank:
         self._exact_steps = exact_steps
         self._steps = 0
         self._loss_scale = LossScale(parameters.values())
-        self._hooks: BucketHook | GradientHooks
+        self._hooks: DDPGradients | GradientHooks
         if wrapped:
-            self._hooks = BucketHook(self._averaging, self._kind, model, repr(self))
+            self._hooks = DDPGradients(self._averaging, self._kind, model, repr(self))
         else:
             nbytes = (BUFFER_MB if buffer_mb is None else buffer_mb) * 2**20
             self._hooks = GradientHooks(self._averaging, self._kind, model, group, nbytes, overlap=overlap)
@@ -150,7 +151,7 @@ class LowRank:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients in this context without averaging them, as DistributedDataParallel's `no_sync` does."""
-        if isinstance(self._hooks, BucketHook):
+        if isinstance(self._hooks, DDPGradients):
             raise InvalidArgument("use the no_sync() of DistributedDataParallel")
         before, self._hooks.enabled = self._hooks.enabled, False
         try:
@@ -164,7 +165,7 @@ class LowRank:
         Residuals have the shapes of their parameters, whatever wrapper and memory format the model has.
         """
         low = self._averaging.low
-        layout = self._hooks.layout if isinstance(self._hooks, BucketHook) else []
+        layout = self._hooks.hook.layout if isinstance(self._hooks, DDPGradients) else []
         unit = self._loss_scale.unit
         residuals = {logical_name(g.name): g.losses().cpu().reshape(g.shape) / unit for g in low if g.feedback}
         return state_of(self._rank, self._size, self._carried | residuals) | {
@@ -213,8 +214,8 @@ class LowRank:
         self.reset()
         self._carried = {name: lost for name, lost in residuals.items() if name not in low}
         self._loss_scale.restart(loaded=True)
-        if layout is not None and isinstance(self._hooks, BucketHook):
-            self._hooks.restore([[names[name] for name in bucket] for bucket in layout])
+        if layout is not None and isinstance(self._hooks, DDPGradients):
+            self._hooks.hook.restore([[names[name] for name in bucket] for bucket in layout])
         self._steps, self._averaging.step = first["steps"], first["step"]
         for name, gradient in low.items():
             for factor, kept in zip((gradient.left, gradient.right), first["factors"].get(name, ()), strict=False):
@@ -396,9 +397,7 @@ def _check_whole(model: nn.Module, method: str) -> None:
 
 
 def _check_free(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    if isinstance(model, DistributedDataParallel) and model._comm_hooks:
-        there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
-        raise HookTaken(f"this model has the communication hook {there!r} already: DDP takes one, once")
+    check_hook_free(model)
     for name, parameter in parameters.items():
         if hooks_of(parameter):
             raise HookTaken(

@@ -191,9 +191,7 @@ class CodedSums:
         self._communicator.free()
 
     def _count(self, account: Account, least: float) -> None:
-        stats = self._communicator.stats
-        assert stats is not None
         one = Account()
-        one.add(stats, least)
+        one.add_last(self._communicator, least)
         account.calls += one.calls
         account.wire_nbytes += one.wire_nbytes

@@ -16,11 +16,9 @@ from ...errors import InvalidArgument
 from ..account import Account
 from ..arrays import HostArray
 from ..buffers import array_of
-from .diloco import DiLoCo
-from .exchange import Exchange
-from .flat import Flat
-from .fragments import Schedule
+from .diloco import DiLoCo, Schedule
 from .ranks import Ranks
+from .vectors import Exchange
 
 CHUNK = 4096
 """Elements among which the largest are chosen: 64 × 64."""
@@ -90,14 +88,14 @@ class ChunkedTopK:
         return values
 
 
-class _SparseExchange:
-    """An `Exchange` of the largest elements: ``e ← β e + Δ``, of which is sent what `ChunkedTopK` encodes, and e keeps
+class _SparseExchange(Exchange):
+    """An exchange of the largest elements: ``e ← β e + Δ``, of which is sent what `ChunkedTopK` encodes, and e keeps
     the rest. All ranks add all wires, in the ranks' order. The mean of an element is over those that sent it.
     """
 
     of_mean = False
 
-    def __init__(self, density: float, beta: float, flat: Flat, vector: Tensor) -> None:
+    def __init__(self, density: float, beta: float, vector: Tensor) -> None:
         self._code, self._beta = ChunkedTopK(density), beta
         self._padded = -(-vector.numel() // CHUNK) * CHUNK
         self.losses: HostArray | None = torch.zeros_like(vector).numpy()
@@ -208,10 +206,7 @@ class SparseLoCo(DiLoCo):
                 raise InvalidArgument(f"{name}={value!r}: it must be finite, 0 or more, and at most {highest:g}")
         self._algorithm = "direct"
         outer: Any = partial(torch.optim.SGD, lr=lr)
-
-        def make(flat: Flat, vector: Tensor) -> Exchange:
-            return _SparseExchange(density, beta, flat, vector)
-
+        make = partial(_SparseExchange, density, beta)
         told = f"density {density:g}, beta {beta:g}, lr {lr:g}"
         schedule = Schedule.of(every, warmup, fragments, delay, alpha)
         self._set_up(model, inner, outer, schedule, make, told, group, timeout, over)

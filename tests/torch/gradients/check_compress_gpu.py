@@ -127,7 +127,7 @@ def on_late_gpu(
                 got = average(comm, model, step, cuda.upload)
                 assert all(isinstance(mean, OnGPU) for mean in got.values())
                 means.append(downloaded(cuda, got))
-            kept = compression._kept.values()
+            kept = compression._residuals.arrays.values()
             assert all(isinstance(losses, OnGPU) for part in kept for losses in part.values())
             return means, compression.state_dict()
         finally:

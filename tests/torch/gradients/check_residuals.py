@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compcoll.torch
 from compcoll import ErrorFeedback, IntSum
 from compcoll.sparse.contract import Sparsifier
-from compcoll.torch.gradients.hooks import GradientCompression
+from compcoll.torch.gradients.ddp import GradientCompression
 from compcoll.torch.low_rank.methods import LowRank
 from compcoll.torch.optimizers.diloco import DiLoCo
 from osu_like_bench.training.processes import start

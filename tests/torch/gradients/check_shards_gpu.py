@@ -19,7 +19,7 @@ import compcoll.torch
 from compcoll import Cast
 from compcoll.torch import streams
 from compcoll.torch.arrays import GPUArrays
-from compcoll.torch.gradients import shards
+from compcoll.torch.gradients import fsdp
 
 Collective = Callable[..., Any]
 
@@ -43,7 +43,7 @@ def results(comm: MPI.Intracomm, cuda: LateCUDA | None, dtype: torch.dtype) -> l
         model = sharded(make_net())
         if cuda is not None:
             stack.enter_context(cuda.installed())
-            stack.enter_context(mock.patch.object(shards, "arrays_on", there))
+            stack.enter_context(mock.patch.object(fsdp, "arrays_on", there))
         compression = compcoll.torch.compress(
             model, "minmax", bits=4, parameters=Cast("bfloat16"), algorithm="ring", exclude=["norms", "biases"]
         )
