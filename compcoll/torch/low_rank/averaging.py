@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,10 +13,8 @@ from torch import Tensor
 
 from ..account import Account
 from ..arrays import arrays_on
-from .factors import Gradient
-from .fusion import Buffer, Kind, Wait
-from .orthogonal import orthonormalize
-from .sums import Sums
+from .factors import Gradient, orthonormalize
+from .fusion import Buffer, Kind, Sums, Wait
 
 
 class Product(NamedTuple):
@@ -61,14 +58,9 @@ class Averaging(ABC):
     factors: ClassVar[int]
 
     def __init__(self, gradients: Sequence[Gradient], sums: Sums, ranks: int, *, reuse: bool, seed: int) -> None:
-        self.gradients = list(gradients)
-        self.low = [gradient for gradient in gradients if gradient.rank]
-        self.account = Account()
-        self.step = 0
-        self.sums = sums
-        self.ranks = ranks
-        self._reuse = reuse
-        self._seed = seed
+        self.gradients, self.low = list(gradients), [gradient for gradient in gradients if gradient.rank]
+        self.account, self.step = Account(), 0
+        self.sums, self.ranks, self._reuse, self._seed = sums, ranks, reuse, seed
         self._buffers: list[Buffer] = []
         self._waits: list[Wait] = []
         self.reset()
@@ -235,7 +227,6 @@ class Power(Averaging):
     factors = 2
 
     def __init__(self, gradients: Sequence[Gradient], sums: Sums, ranks: int, *, reuse: bool, seed: int) -> None:
-        self._rights: WeakKeyDictionary[Buffer, Buffer] = WeakKeyDictionary()
         self._values: dict[str, Tensor | None] = {}
         self._lefts: dict[str, Tensor] = {}
         super().__init__(gradients, sums, ranks, reuse=reuse, seed=seed)
@@ -281,9 +272,9 @@ class Power(Averaging):
     def _right_of(self, buffer: Buffer) -> Buffer | None:
         """The buffer of the right factors that belong to one of left ones, if it has any."""
         low = [gradient for gradient in buffer.gradients if buffer.has_factor(gradient)]
-        if low and buffer not in self._rights:
-            self._rights[buffer] = Buffer(low, Kind.RIGHT, buffer.wire.device)
-        return self._rights[buffer] if low else None
+        if low and buffer.right is None:
+            buffer.right = Buffer(low, Kind.RIGHT, buffer.wire.device)
+        return buffer.right
 
     def _fill(self, right: Buffer, buffer: Buffer) -> None:
         """Project to the orthonormalised means of left factors."""

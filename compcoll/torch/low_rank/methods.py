@@ -26,10 +26,8 @@ from ..policy import exact_parameters, has_sparse_gradient
 from ..states import layout_of, logical_name, residuals_of, state_of
 from .averaging import ACP, Averaging, Power
 from .back_propagation import DDPGradients, GradientHooks, hooks_of
-from .factors import Gradient, matrix_shape, worthwhile
-from .fusion import Kind
-from .one_pass import OnePassGradient
-from .sums import CodedSums, GroupSums, Sums
+from .factors import Gradient, OnePassGradient, matrix_shape, worthwhile
+from .fusion import CodedSums, Kind, Sums
 
 BUFFER_MB = 25.0
 """Uncompressed size of fusion buffers: that of DistributedDataParallel's buckets."""
@@ -115,9 +113,8 @@ class LowRank:
             else Gradient(name, p.shape, p.dtype, p.device, ranks[name], feedback=feedback)
             for name, p in reversed(parameters.items())
         ]
-        sums: Sums
         if chosen is None:
-            sums = GroupSums(group, device, jobs=self._method is Power)
+            sums = Sums(group, device, jobs=self._method is Power)
         else:
             lossy = feedback and self._method is ACP
             sums = CodedSums(group, device, chosen, algorithm, feedback=lossy, timeout=timeout, over=over)

@@ -22,7 +22,7 @@ from compcoll.devices import memory as gpu
 from compcoll.errors import CompcollError, InvalidArgument, UnsupportedDevice
 from compcoll.sparse import DGCFeedback
 from compcoll.torch import arrays, streams
-from compcoll.torch.low_rank.sums import CodedSums
+from compcoll.torch.low_rank.fusion import CodedSums
 from osu_like_bench.training.processes import start
 
 WAYS: list[dict[str, Any]] = [

@@ -404,8 +404,8 @@ class LocalRun(Run):
         for name in frozen:
             self.due[name] = np.zeros(SHAPES[name])  # is dropped, with a warning
             self.coming.pop(name, None)
+        self.coming = self.comm.bcast(self.coming)  # to ranks that took no part
         super().wrap(wrapper, ranks, frozen=frozen, **place)
-        self.coming = self.comm.bcast(self.coming)
         if self.compression is not None:
             self.compression.outer.register_step_pre_hook(self.note)
 
