@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .backend.autoload import register
 
 if TYPE_CHECKING:
-    from .gradients.compression import compress
+    from .gradients.compression import DGC, compress
     from .gradients.ddp import GradientCompression
-    from .gradients.dgc import DGC
     from .gradients.fsdp import ShardCompression
     from .groups.all_to_all import all_to_all_single, all_to_all_single_autograd
     from .groups.collectives import (
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from .optimizers.diloco import DiLoCo
     from .optimizers.sparse_loco import SparseLoCo
     from .options import Options
-    from .whole_state import WholeState
+    from .states import WholeState
 
 __all__ = [
     "ACPSGD",
@@ -63,7 +62,7 @@ __all__ = [
 
 _HOMES = {
     "ACPSGD": "low_rank.methods",
-    "DGC": "gradients.dgc",
+    "DGC": "gradients.compression",
     "DiLoCo": "optimizers.diloco",
     "GradientCompression": "gradients.ddp",
     "OneBitAdam": "optimizers.adam",
@@ -82,7 +81,7 @@ _HOMES = {
     "reduce_scatter_tensor": "groups.collectives",
     "stats": "groups.member",
     "tune": "groups.membership",
-    "WholeState": "whole_state",
+    "WholeState": "states",
     "compress": "gradients.compression",
 }
 

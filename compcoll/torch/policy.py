@@ -31,6 +31,18 @@ _NORMS = tuple(
 )
 
 
+def check_whole(name: str, value: object, lowest: int) -> None:
+    """Refuse an option that is no integer of at least ``lowest``.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise InvalidArgument(f"{name}={value!r}: an integer of {lowest} or more is needed")
+
+
 def compressing(codec: Codec | None) -> str:
     """Return the allreduce algorithm that compresses even where that does not pay."""
     return "sparse_ring" if isinstance(codec, Sparsifier) else "direct"

@@ -22,7 +22,7 @@ from ..arrays import device_of
 from ..hooks import check_hook_free
 from ..loss_scale import LossScale
 from ..membership import check_alike
-from ..policy import exact_parameters, has_sparse_gradient
+from ..policy import check_whole, exact_parameters, has_sparse_gradient
 from ..states import layout_of, logical_name, residuals_of, state_of
 from .averaging import ACP, Averaging, Power
 from .back_propagation import DDPGradients, GradientHooks, hooks_of
@@ -367,14 +367,10 @@ class PowerSGD(LowRank):
 
 
 def _check(rank: int, rate: float, exact_steps: int, buffer_mb: float | None, seed: int) -> None:
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InvalidArgument(f"rank={rank!r}: an integer of 1 or more is needed")
+    for name, value, lowest in (("rank", rank, 1), ("exact_steps", exact_steps, 0), ("seed", seed, 0)):
+        check_whole(name, value, lowest)
     if not rate > 0:
         raise InvalidArgument(f"min_compression_rate={rate!r}: a number above 0 is needed")
-    if isinstance(exact_steps, bool) or not isinstance(exact_steps, int) or exact_steps < 0:
-        raise InvalidArgument(f"exact_steps={exact_steps!r}: an integer of 0 or more is needed")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InvalidArgument(f"seed={seed!r}: an integer of 0 or more is needed")
     if buffer_mb is not None and not 0 <= buffer_mb < float("inf"):
         raise InvalidArgument(f"buffer_mb={buffer_mb!r}: a number of 0 or more is needed")
 

@@ -18,7 +18,7 @@ from ...registry import as_codec
 from ...sparse import Sparsifier
 from ..account import Account
 from ..hooks import check_hook_free
-from ..policy import compressing
+from ..policy import check_whole, compressing
 from ..states import state_of
 from .ranks import Ranks, any_rank, check_together, join, keep_gradients, module_of, scaling_of, told_by
 from .vectors import (
@@ -30,7 +30,6 @@ from .vectors import (
     groups_of,
     parameters_of,
     read_states,
-    untrained,
 )
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -222,12 +221,9 @@ class CompressedAdam(torch.optim.Optimizer):
 
     def _start_alike(self) -> None:
         """Give all ranks rank 0's parameters and buffers."""
-        values = self._flat.pack(self._parameters)
-        self._communicator.bcast(values.numpy(), 0, out=values.numpy(), codec=None)
-        self._put(values)
-        others = untrained(self._module, self._trained)
-        told = told_by(0, self._communicator, {"values": [each.detach().cpu() for each in others]})
-        for each, value in zip(others, told["values"], strict=True):
+        every = [*self._module.parameters(), *self._module.buffers()]
+        told = told_by(0, self._communicator, {"values": [each.detach().cpu() for each in every]})
+        for each, value in zip(every, told["values"], strict=True):
             each.detach().copy_(value)
 
     def _put(self, values: Tensor) -> None:
@@ -408,8 +404,8 @@ class OneBitAdam(CompressedAdam):
         over: str = "auto",
         **codec_options: Any,
     ) -> None:
-        if warmup != "auto" and (isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 1):
-            raise InvalidArgument(f'warmup={warmup!r}: a number of steps, 1 or more, or "auto" is needed')
+        if warmup != "auto":
+            check_whole("warmup", warmup, 1)
         self._warmup = warmup
         self.norms: list[float] = []
         self.highest_rate = 0.0
@@ -545,9 +541,8 @@ class ZeroOneAdam(CompressedAdam):
             "local_limit": local_limit,
         }
         for name, value in given.items():
-            optional = value is None and name in ("freeze", "local_after")
-            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidArgument(f"{name}={value!r}: a number of steps, 1 or more, is needed")
+            if value is not None or name not in ("freeze", "local_after"):
+                check_whole(name, value, 1)
         self._variance_updates, self._freeze = variance_updates, freeze
         self._local_after = freeze + 1 if local_after is None and freeze is not None else local_after
         self._local_steps, self._local_limit = local_steps, local_limit

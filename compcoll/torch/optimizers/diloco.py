@@ -22,7 +22,7 @@ from ..arrays import HostArray
 from ..handles import Handle
 from ..hooks import check_hook_free
 from ..job_queue import JobQueue
-from ..policy import compressing
+from ..policy import check_whole, compressing
 from ..states import state_of
 from .ranks import (
     SUPPORTED,
@@ -77,24 +77,13 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name, lowest in (("every", 1), ("warmup", 0), ("fragments", 1), ("delay", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                raise InvalidArgument(f"{name}={value!r}: a whole number, {lowest} or more, is needed")
+            check_whole(name, getattr(self, name), lowest)
         if self.fragments > self.every:
-            raise InvalidArgument(
-                f"fragments={self.fragments}: at most every={self.every}, one a step, can be sent in turn"
-            )
+            raise InvalidArgument(f"fragments={self.fragments}: at most every={self.every} can be sent in turn")
         if self.delay >= self.every:
-            raise InvalidArgument(
-                f"delay={self.delay}: an average must end before the next of its fragment: below every={self.every}"
-            )
+            raise InvalidArgument(f"delay={self.delay}: it must be below every={self.every}, the next average")
         if not 0 <= self.alpha < 1:
             raise InvalidArgument(f"alpha={self.alpha!r}: a number from 0 to below 1 is needed")
-
-    @classmethod
-    def of(cls, every: int, warmup: int, fragments: int, delay: int, alpha: float | None) -> Schedule:
-        """Make one whose share, unless given, is the paper's: 0.5 with a delay, and else none."""
-        return cls(every, warmup, fragments, delay, (0.5 if delay else 0.0) if alpha is None else float(alpha))
 
     @property
     def phases(self) -> list[int]:
@@ -300,6 +289,8 @@ class DiLoCo:
         Inner steps so far.
     account : Account
         What was sent so far, with the mean and the most of a step. Replace it by a new one to count from zero.
+    communicator : Communicator
+        Averages among the ranks; for nothing else but its `shrink`.
 
     Raises
     ------
@@ -359,30 +350,15 @@ class DiLoCo:
     ) -> None:
         chosen = as_codec(codec, codec_options)
         self._algorithm = compressing(chosen) if algorithm is None else algorithm
-        make = partial(Exchange, chosen, self._algorithm, feedback)
-        told = f"codec {chosen!r}, feedback {feedback}, algorithm {self._algorithm}"
-        schedule = Schedule.of(every, warmup, fragments, delay, alpha)
-        self._set_up(model, inner, outer, schedule, make, told, group, timeout, over)
-
-    def _set_up(
-        self,
-        model: nn.Module,
-        inner: torch.optim.Optimizer,
-        outer: Outer,
-        schedule: Schedule,
-        make: Callable[[Tensor], Exchange],
-        told: str,
-        group: Ranks | None,
-        timeout: float | None,
-        over: str,
-    ) -> None:
+        make, told = self._exchanges(chosen, feedback)
+        schedule = Schedule(every, warmup, fragments, delay, (0.5 if delay else 0.0) if alpha is None else float(alpha))
         self._module = module_of(model)
+        self._names = {id(p): name for name, p in self._module.named_parameters()}
         parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        self._trained = {id(p): name for name, p in parameters.items()}
         check_inner(inner, parameters)
         check_hook_free(model)
         self._inner, self._schedule = inner, schedule
-        self._names = {id(p): name for name, p in self._module.named_parameters()}
-        self._trained = {id(p): name for name, p in parameters.items()}
         dealt = strided(parameters, schedule.fragments)
         self._fragments = [Fragment(each, phase, make) for each, phase in zip(dealt, schedule.phases, strict=True)]
         self.outer = outer([fragment.outer for fragment in self._fragments])
@@ -396,7 +372,6 @@ class DiLoCo:
         self.steps, self._rounds = 0, -1
         self.account = Account()
         self._recent = RecentSteps(max(schedule.delay, 1))
-        self._communicator: Communicator | None = None
         self._join(group)
         self._resumed = False
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
@@ -405,11 +380,10 @@ class DiLoCo:
         setattr(inner, SUPPORTED, True)
         keep_gradients(model, f"compcoll {type(self).__name__}")
 
-    @property
-    def communicator(self) -> Communicator:
-        """The communicator by which the ranks average, for nothing else but its `shrink`."""
-        assert self._communicator is not None
-        return self._communicator
+    def _exchanges(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Exchange], str]:
+        """Return what makes the exchange of a vector, and the settings in words."""
+        told = f"codec {codec!r}, feedback {feedback}, algorithm {self._algorithm}"
+        return partial(Exchange, codec, self._algorithm, feedback), told
 
     @property
     def group(self) -> Ranks | None:
@@ -647,7 +621,7 @@ class DiLoCo:
         """Average with these ranks from now on, from where those are that have come farthest. Collective."""
         communicator = join(ranks, self._lines, self._timeout, self._over, self._algorithm)
         self._ranks: Ranks | None = ranks
-        self._communicator = communicator
+        self.communicator = communicator
         self._jobs = JobQueue("diloco")
         for fragment in self._fragments:
             fragment.exchange.try_out(communicator)
