@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,18 +26,14 @@ class DDPGradients:
     ----------
     averaging : Averaging
         Gets the gradients.
-    kind : callable
-        What the step that begins sends.
     model : DistributedDataParallel
         Takes the hook.
     name : str
         Of the hook, for messages.
     """
 
-    def __init__(
-        self, averaging: Averaging, kind: Callable[[], Kind], model: DistributedDataParallel, name: str
-    ) -> None:
-        self._averaging, self._kind = averaging, kind
+    def __init__(self, averaging: Averaging, model: DistributedDataParallel, name: str) -> None:
+        self._averaging = averaging
         self._gradients = {gradient.name: gradient for gradient in averaging.gradients}
         self._parameters = dict(model.module.named_parameters())
         self._buffers: dict[tuple[Kind, int], Buffer] = {}
@@ -46,25 +41,23 @@ class DDPGradients:
         self.errors, self.remove = self.hook.errors, self.hook.remove
 
     def _begin(self) -> None:
-        self._averaging.begin()
-        self._now = self._kind()
+        self._now = self._averaging.begin()
         self._under_way: list[tuple[Future[Tensor], Tensor]] = []
         self._targets: dict[str, Tensor] = {}
 
     def _start(self, bucket: FilledBucket) -> Future[Tensor]:
         for name, part in zip(bucket.names, self.hook.split(bucket.names, bucket.memory), strict=True):
             self._targets[name] = _shaped(part, self._parameters[name])
-        flagged = self.hook.used is not None and bucket.last
         buffer = self._buffers.get((self._now, bucket.number))
         if buffer is None or tuple(gradient.name for gradient in buffer.gradients) != bucket.names:
             # DDP makes its buckets anew after the first step.
-            gradients, flags = [self._gradients[name] for name in bucket.names], len(self._gradients) if flagged else 0
+            flags = len(self._gradients) if self.hook.used is not None and bucket.last else 0
+            gradients = [self._gradients[name] for name in bucket.names]
             buffer = self._buffers[self._now, bucket.number] = Buffer(gradients, self._now, bucket.memory.device, flags)
         self._averaging.take(buffer)
         for gradient in buffer.gradients:
             self._averaging.put(buffer, gradient, self._targets[gradient.name])
-        self._averaging.send(self._flags if flagged else tuple)
-        self._last = buffer
+        self._averaging.send(self.hook.used or ())
         future: Future[Tensor] = Future(devices=[bucket.memory.device] if bucket.memory.is_cuda else [])
         self._under_way.append((future, bucket.memory))
         return future
@@ -76,14 +69,8 @@ class DDPGradients:
 
     def _finish(self) -> None:
         """Make means of the gradients of all buckets."""
-        self._averaging.wait()
-        if self.hook.used is not None:
-            used = dict(zip(self._gradients, self._last.get_flags(), strict=True))
-            self._targets = {name: values for name, values in self._targets.items() if used[name]}
-        self._averaging.finish(self._targets)
-
-    def _flags(self) -> list[bool]:
-        return [name in (self.hook.used or ()) for name in self._gradients]
+        used = self._averaging.wait()
+        self._averaging.finish({n: values for n, values in self._targets.items() if used is None or n in used})
 
 
 def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
@@ -103,7 +90,7 @@ class GradientHooks:
 
     Parameters
     ----------
-    averaging, kind
+    averaging
         As of `DDPGradients`.
     model : torch.nn.Module
         Its parameters and buffers become those of rank 0.
@@ -121,17 +108,10 @@ class GradientHooks:
     """
 
     def __init__(
-        self,
-        averaging: Averaging,
-        kind: Callable[[], Kind],
-        model: nn.Module,
-        group: dist.ProcessGroup,
-        nbytes: float,
-        *,
-        overlap: bool,
+        self, averaging: Averaging, model: nn.Module, group: dist.ProcessGroup, nbytes: float, *, overlap: bool
     ) -> None:
         self.enabled, self._under_way = True, False
-        self._averaging, self._kind, self._nbytes, self._overlap = averaging, kind, nbytes, overlap
+        self._averaging, self._nbytes, self._overlap = averaging, nbytes, overlap
         parameters = dict(model.named_parameters())
         self._parameters = {gradient.name: parameters[gradient.name] for gradient in averaging.gradients}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -185,28 +165,23 @@ class GradientHooks:
         self._ready.add(name)
         self._averaging.put(buffer, self._gradients[name], parameter.grad)
         if self._overlap:
-            self._averaging.send(self._flags)
+            self._averaging.send(self._used)
 
     def _begin(self) -> None:
         self.errors.begin()
-        kind = self._kind()
+        kind = self._averaging.begin()
         if kind not in self._layouts:
             # Memory for exact steps is not kept beyond them.
             self._layouts.pop(Kind.EXACT, None)
             gradients, device = self._averaging.gradients, next(iter(self._parameters.values())).device
             self._layouts[kind] = fuse(gradients, kind, self._nbytes, device, flagged=True)
-        self._averaging.begin()
         for buffer in self._layouts[kind]:
-            self._last = buffer
             self._averaging.take(buffer)
             for gradient in buffer.gradients:
                 self._homes[gradient.name] = buffer
         self._ready = set()
         self._under_way = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
-
-    def _flags(self) -> list[bool]:
-        return [name in self._used for name in self._gradients]
 
     def _end(self) -> None:
         """Average what is there: back-propagation calls this at its end, and raises what this does."""
@@ -221,11 +196,10 @@ class GradientHooks:
         for name, gradient in self._gradients.items():
             if name not in self._ready:
                 averaging.put(self._homes[name], gradient, self._parameters[name].grad)
-        averaging.send(self._flags)
-        averaging.wait()
-        targets: dict[str, Tensor] = {}
-        for (name, parameter), used in zip(self._parameters.items(), self._last.get_flags(), strict=True):
-            if used:
+        averaging.send(self._used)
+        used, targets = averaging.wait() or (), dict[str, Tensor]()
+        for name, parameter in self._parameters.items():
+            if name in used:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 targets[name] = parameter.grad

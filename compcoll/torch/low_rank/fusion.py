@@ -65,8 +65,8 @@ class Buffer:
         This rank's factors.
     wire : torch.Tensor
         Sent, and the mean when it was received.
-    factors : int
-        How many numbers of the wire are factors.
+    factors, flags : int
+        How many numbers of the wire are factors, and flags.
     losses : ErrorFeedback or None
         What a codec lost of them.
     due : set of str
@@ -88,7 +88,7 @@ class Buffer:
             self._places[gradient.name] = (offset, end)
             offset = end
         self.factors = sum(numbers_of(g, kind) for g in low)
-        self._flags = offset
+        self._end, self.flags = offset, flags
         dtype = gradients[0].dtype
         self.own = torch.zeros(self.factors, dtype=dtype, device=device)
         self.wire = torch.zeros(offset + flags, dtype=dtype, device=device)
@@ -140,11 +140,11 @@ class Buffer:
             values.copy_(part.view(gradient.shape))
 
     def put_flags(self, flags: Sequence[bool]) -> None:
-        self.wire[self._flags :] = torch.tensor(flags, dtype=self.wire.dtype)
+        self.wire[self._end :] = torch.tensor(flags, dtype=self.wire.dtype)
 
     def get_flags(self) -> list[bool]:
         """Tell which flags were set on any rank."""
-        raised: list[bool] = (self.wire[self._flags :] != 0).tolist()
+        raised: list[bool] = (self.wire[self._end :] != 0).tolist()
         return raised
 
     def start(self, sums: Sums, account: Account, ranks: int) -> Wait:
@@ -238,10 +238,12 @@ class Sums:
     ----------
     jobs : JobQueue
         Runs jobs of several sums, one job after another.
+    ranks : int
+        How many.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, jobs: bool) -> None:
-        self.jobs, self._group = JobQueue("low-rank"), group
+        self.jobs, self.ranks, self._group = JobQueue("low-rank"), group.size(), group
         self._line = _line_beside(group, device) if jobs else group
 
     def begin(self, step: int, buffers: int) -> None:
@@ -255,7 +257,7 @@ class Sums:
         )
         account.calls["all_reduce"] += 1
         nbytes = buffer.wire.numel() * buffer.wire.element_size()
-        account.wire_nbytes += round(2 * (self._group.size() - 1) / self._group.size() * nbytes)
+        account.wire_nbytes += round(2 * (self.ranks - 1) / self.ranks * nbytes)
         return work.wait
 
     def free(self) -> None:

@@ -27,7 +27,7 @@ from ..states import layout_of, logical_name, residuals_of, state_of
 from .averaging import ACP, Averaging, Power
 from .back_propagation import DDPGradients, GradientHooks, hooks_of
 from .factors import Gradient, OnePassGradient, matrix_shape, worthwhile
-from .fusion import CodedSums, Kind, Sums
+from .fusion import CodedSums, Sums
 
 BUFFER_MB = 25.0
 """Uncompressed size of fusion buffers: that of DistributedDataParallel's buckets."""
@@ -118,16 +118,14 @@ class LowRank:
         else:
             lossy = feedback and self._method is ACP
             sums = CodedSums(group, device, chosen, algorithm, feedback=lossy, timeout=timeout, over=over)
-        self._averaging = self._method(gradients, sums, self._size, reuse=reuse, seed=seed)
-        self._exact_steps = exact_steps
-        self._steps = 0
-        self._loss_scale = LossScale(parameters.values())
+        scale = LossScale(parameters.values())
+        self._averaging = self._method(gradients, sums, scale, reuse, seed, exact_steps)
         self._hooks: DDPGradients | GradientHooks
         if wrapped:
-            self._hooks = DDPGradients(self._averaging, self._kind, model, repr(self))
+            self._hooks = DDPGradients(self._averaging, model, repr(self))
         else:
             nbytes = (BUFFER_MB if buffer_mb is None else buffer_mb) * 2**20
-            self._hooks = GradientHooks(self._averaging, self._kind, model, group, nbytes, overlap=overlap)
+            self._hooks = GradientHooks(self._averaging, model, group, nbytes, overlap=overlap)
 
     @property
     def account(self) -> Account:
@@ -163,10 +161,10 @@ class LowRank:
         """
         low = self._averaging.low
         layout = self._hooks.hook.layout if isinstance(self._hooks, DDPGradients) else []
-        unit = self._loss_scale.unit
+        unit = self._averaging.scale.unit
         residuals = {logical_name(g.name): g.losses().cpu().reshape(g.shape) / unit for g in low if g.feedback}
         return state_of(self._rank, self._size, self._carried | residuals) | {
-            "steps": self._steps,
+            "steps": self._averaging.steps,
             "step": self._averaging.step,
             "factors": {logical_name(g.name): (g.left.cpu().clone(), g.right.cpu().clone()) for g in low},
             "buckets": [list(map(logical_name, names)) for names in layout],
@@ -210,10 +208,10 @@ class LowRank:
             residuals = {name: lost * (self._size / first["size"]) for name, lost in residuals.items()}
         self.reset()
         self._carried = {name: lost for name, lost in residuals.items() if name not in low}
-        self._loss_scale.restart(loaded=True)
+        self._averaging.scale.restart(loaded=True)
         if layout is not None and isinstance(self._hooks, DDPGradients):
             self._hooks.hook.restore([[names[name] for name in bucket] for bucket in layout])
-        self._steps, self._averaging.step = first["steps"], first["step"]
+        self._averaging.steps, self._averaging.step = first["steps"], first["step"]
         for name, gradient in low.items():
             for factor, kept in zip((gradient.left, gradient.right), first["factors"].get(name, ()), strict=False):
                 factor.copy_(kept)
@@ -223,29 +221,17 @@ class LowRank:
 
     def reset(self) -> None:
         """Forget what was lost, factors, and what was counted. Not during a backward pass."""
-        self.account = Account()
-        self._steps = 0
-        self._loss_scale.restart(loaded=False)
         self._carried = {}
         self._averaging.reset()
 
     def free(self) -> None:
         """Take the hooks off, and give back threads and communicators. Collective; DDP keeps its hook."""
-        self._loss_scale.free()
+        self._averaging.scale.free()
         self._hooks.remove()
         self._averaging.sums.free()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings})"
-
-    def _kind(self) -> Kind:
-        """Count the step that begins now, and tell what it sends."""
-        self._steps += 1
-        if (ratio := self._loss_scale.begin()) != 1.0:
-            for gradient in self._averaging.low:
-                if gradient.feedback:
-                    gradient.multiply(ratio)
-        return Kind.EXACT if self._steps <= self._exact_steps else self._averaging.kind()
 
 
 class ACPSGD(LowRank):
