@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..codecs.base import Codec
 from ..collectives import choose
@@ -138,6 +138,11 @@ def exact_parameters(
             unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < smallest or has_sparse_gradient(owner)
             exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
     return exact
+
+
+def described(parameters: Iterable[tuple[str, Tensor]], exact: Mapping[str, bool]) -> list[str]:
+    """Describe each parameter in a line, for ranks to compare."""
+    return [f"{n}: {list(p.shape)} of {p.dtype}, {'exact' if exact[n] else 'compressed'}" for n, p in parameters]
 
 
 def _predicate(

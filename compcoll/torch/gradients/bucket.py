@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -87,7 +87,7 @@ class Bucket:
         self.names = names
         self._place, self._kept = place, kept
         self.spans: list[Span] = []
-        self._holes: list[tuple[int, int]] = []
+        holes: list[tuple[int, int]] = []
         self._lost_in_holes: list[Array] = []
         compressed: list[Part] = []
         values, dtype = place.array(gradients), gradients.dtype
@@ -96,7 +96,7 @@ class Bucket:
             part = Part(name, offset, offset + size)
             offset += size
             if exact[name]:
-                self._holes.append((part.begin, part.end))
+                holes.append((part.begin, part.end))
                 complete = size * dtype.itemsize >= _SEPARATE_NBYTES
             else:
                 compressed.append(part)
@@ -107,10 +107,12 @@ class Bucket:
         self._add_span(compressed, values, communicator, make, kept)
         # Halves are summed in float32: exactly, as far as a half shows.
         wide = dtype if dtype.itemsize > 2 else torch.float32
-        held = sum(end - begin for begin, end in self._holes)
-        self._whole = held == offset and wide == dtype
-        self._memory = gradients.new_empty(0 if self._whole else held, dtype=wide)
+        ends = list(accumulate(end - begin for begin, end in holes))
+        self._whole = sum(sizes) == (ends[-1] if holes else 0) and wide == dtype
+        self._memory = gradients.new_empty(0 if self._whole or not holes else ends[-1], dtype=wide)
         self._exact = place.array(self._memory)
+        parts = [self._exact[end - last + first : end] for (first, last), end in zip(holes, ends, strict=True)]
+        self._lifted = [] if self._whole else list(zip(holes, parts, strict=True))
 
     def average(
         self,
@@ -210,22 +212,16 @@ class Bucket:
         """The exact gradients, if there are any; taken out of their places, which are left zero, unless all are."""
         if self._whole:
             return values
-        offset = 0
-        for begin, end in self._holes:
-            self._exact[offset : offset + end - begin] = values[begin:end]
+        for (begin, end), part in self._lifted:
+            part[...] = values[begin:end]
             values[begin:end] = 0
-            offset += end - begin
-        return self._exact if offset else None
+        return self._exact if self._lifted else None
 
     def put_back(self, values: Array) -> None:
         """Store the exact gradients' averages in their places."""
-        if self._whole:
-            return
-        offset = 0
         with np.errstate(over="ignore"):
-            for begin, end in self._holes:
-                values[begin:end] = self._exact[offset : offset + end - begin]
-                offset += end - begin
+            for (begin, end), part in self._lifted:
+                values[begin:end] = part
 
 
 def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:

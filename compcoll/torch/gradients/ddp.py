@@ -24,7 +24,7 @@ from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..hooks import BucketHook, FilledBucket, check_hook_free
 from ..job_queue import JobQueue
 from ..membership import check_alike
-from ..policy import has_sparse_gradient, try_codec
+from ..policy import described, has_sparse_gradient, try_codec
 from ..states import (
     BETWEEN,
     BUCKETS,
@@ -94,10 +94,7 @@ class GradientCompression:
         made = None if self._make is None else self._make()
         self._lines = [
             f"codec {codec!r}, algorithm {algorithm}, feedback {made!r}, selection {selection}, over {over}",
-            *(
-                f"{name}: {list(p.shape)} of {p.dtype}, {'exact' if exact[name] else 'compressed'}"
-                for name, p in parameters.items()
-            ),
+            *described(parameters.items(), exact),
         ]
         self._timeout, self._over = timeout, over
         self.account = Account()

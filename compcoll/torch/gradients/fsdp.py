@@ -30,7 +30,7 @@ from ..handles import CompletedWork
 from ..job_queue import JobQueue, Work
 from ..linear import linear
 from ..membership import check_alike
-from ..policy import try_codec
+from ..policy import described, try_codec
 from ..states import (
     BEGUN,
     BETWEEN,
@@ -465,10 +465,7 @@ class ShardCompression:
         self.place = arrays_on(device)
         lines = [
             f"codec {codec!r}, parameters {parameters!r}, algorithm {algorithm}, feedback {feedback}, over {over}",
-            *(
-                f"{name}: {list(parameter.shape)} of {parameter.dtype}, {'exact' if exact[name] else 'compressed'}"
-                for name, parameter in model.named_parameters()
-            ),
+            *described(model.named_parameters(), exact),
         ]
 
         def joined(ranks: dist.ProcessGroup) -> Communicator:
