@@ -30,6 +30,7 @@ from .vectors import (
     groups_of,
     parameters_of,
     read_states,
+    untrained,
 )
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -221,9 +222,12 @@ class CompressedAdam(torch.optim.Optimizer):
 
     def _start_alike(self) -> None:
         """Give all ranks rank 0's parameters and buffers."""
-        every = [*self._module.parameters(), *self._module.buffers()]
-        told = told_by(0, self._communicator, {"values": [each.detach().cpu() for each in every]})
-        for each, value in zip(every, told["values"], strict=True):
+        values = self._flat.pack(self._parameters)
+        self._communicator.bcast(values.numpy(), 0, out=values.numpy(), codec=None)
+        self._put(values)
+        others = untrained(self._module, self._trained)
+        told = told_by(0, self._communicator, {"values": [each.detach().cpu() for each in others]})
+        for each, value in zip(others, told["values"], strict=True):
             each.detach().copy_(value)
 
     def _put(self, values: Tensor) -> None:
