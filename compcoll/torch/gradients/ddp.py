@@ -39,7 +39,7 @@ from ..states import (
     to_memory,
 )
 from .bucket import Bucket, Feedback, average_sparse, maker_of
-from .moments import Loss, back_propagate, moments_of, observed
+from .moments import Loss, back_propagate, observed, of_micro_batches, of_samples
 from .residuals import RESIDUAL, Residuals
 
 SELECTIONS = ("parameter", "bucket")
@@ -202,7 +202,10 @@ class GradientCompression:
         """
         if not self._needs_moments:
             raise InvalidArgument(f"{self._codec!r} decides by no second moments: call backward() of the loss")
-        found = moments_of(self._model.module, loss, inputs, targets, micro_batches)
+        if micro_batches is None:
+            found = of_samples(self._model.module, loss, inputs, targets)
+        else:
+            found = of_micro_batches(self._model.module, loss, inputs, targets, micro_batches)
         self.observe(found.second)
         back_propagate(self._model, inputs, found.gradients)
         return found.loss
