@@ -96,7 +96,8 @@ class Averaging(ABC):
         self.scale.restart(loaded=False)
         self._draw(0)
         for gradient in self.low:
-            gradient.forget()
+            if gradient.feedback:
+                gradient.set_losses(torch.zeros(()))
 
     def begin(self) -> Kind:
         """Begin a step, and return what it sends of gradients that have factors."""

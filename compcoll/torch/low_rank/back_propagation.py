@@ -118,7 +118,6 @@ class GradientHooks:
         self._gradients = {gradient.name: gradient for gradient in averaging.gradients}
         self._layouts: dict[Kind, list[Buffer]] = {}
         self._homes: dict[str, Buffer] = {}
-        self._ready: set[str] = set()
         self._used: set[str] = set()
         self.errors = HookErrors()
         root = dist.get_global_rank(group, 0)
@@ -162,7 +161,6 @@ class GradientHooks:
                 f"back-propagation added to the gradient of {name!r} after it was sent: with reentrant checkpoints, "
                 "give overlap=False"
             )
-        self._ready.add(name)
         self._averaging.put(buffer, self._gradients[name], parameter.grad)
         if self._overlap:
             self._averaging.send(self._used)
@@ -179,7 +177,6 @@ class GradientHooks:
             self._averaging.take(buffer)
             for gradient in buffer.gradients:
                 self._homes[gradient.name] = buffer
-        self._ready = set()
         self._under_way = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
@@ -194,7 +191,7 @@ class GradientHooks:
     def _finish(self) -> None:
         averaging = self._averaging
         for name, gradient in self._gradients.items():
-            if name not in self._ready:
+            if name in self._homes[name].due:
                 averaging.put(self._homes[name], gradient, self._parameters[name].grad)
         averaging.send(self._used)
         used, targets = averaging.wait() or (), dict[str, Tensor]()

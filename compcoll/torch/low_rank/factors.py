@@ -116,11 +116,6 @@ class Gradient:
         """Have what was lost in other units."""
         self.losses().mul_(factor)
 
-    def forget(self) -> None:
-        """Forget what was lost."""
-        if self.feedback:
-            self.set_losses(torch.zeros(()))
-
     def project_left(self, gradient: Tensor | None, right: Tensor, out: Tensor) -> None:
         """Compute the left factor, for a right one, of this rank's matrix: the gradient, if there is one, and what was
         lost.
