@@ -68,7 +68,7 @@ class FilledBucket(NamedTuple):
 
 
 class BucketHook:
-    """The communication hook of DistributedDataParallel. All ranks have the same buckets in the same order.
+    """The communication hook by which a method averages a model's gradients: all ranks have the same buckets.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class BucketHook:
     begin : callable
         Called at the beginning of a backward pass.
     start : callable
-        Starts to average a bucket; its future ends when that has been done.
+        Starts to average a bucket in place, and returns a future that completes with it.
     end : callable
         Called when the last bucket was started.
     start_sparse : callable, optional
@@ -92,8 +92,8 @@ class BucketHook:
     layout : Layout
         The buckets of the last pass.
     used : set of str or None
-        Parameters that back-propagation came to since the last averaging; None if PyTorch takes it that it comes to
-        all. DDP discards means of parameters that no rank used, though it hands over their memory.
+        Parameters that got a gradient since the last averaging; None if PyTorch assumes that all do. DDP hands over the
+        memory of unused parameters, too, and discards the means of those that no rank used.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class BucketHook:
         self._handles = []
 
     def restore(self, layout: Layout | None) -> None:
-        """Have the next pass average in the buckets of an earlier run, though DDP's buckets are others."""
+        """Average the next pass in the buckets of an earlier run, which may differ from DDP's. None undoes that."""
         self._restored, self.layout = layout, layout or []
 
     def split(self, names: tuple[str, ...], memory: Tensor) -> list[Tensor]:
@@ -168,7 +168,7 @@ class BucketHook:
         return future
 
     def _average_as_restored(self, layout: Layout) -> None:
-        """Average what waits in the buckets of the run from which this one goes on."""
+        """Average the gradients of all buckets in the buckets of the run from which this one continues."""
         parts = {
             name: part
             for _, bucket in self._waiting

@@ -42,10 +42,10 @@ def adopt(
 
 
 class Residuals:
-    """What feedback keeps of a model's gradients, in units of the loss's scale.
+    """The residuals of a model's gradients, and other arrays of its feedback, in units of the loss's scale.
 
-    A GradScaler skips a step in which a gradient overflows. All ranks have the same means, so all skip it, or none: and
-    what the step changed is undone before the next backward pass.
+    A GradScaler skips a step in which a gradient overflows. All ranks have the same means, so all skip the step or none
+    does. What a skipped step changed is undone before the next backward pass.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Residuals:
         return self.scale.unit ** _POWERS.get(kind, 1)
 
     def begin(self) -> None:
-        """Begin a backward pass: undo the step before it if it was skipped, and go over to the scale of now."""
+        """Begin a backward pass: undo the previous step if it was skipped, and convert all arrays to the present scale."""
         self.settle()
         if (ratio := self.scale.begin()) == 1.0:
             return
@@ -97,7 +97,7 @@ class Residuals:
         self._place.run(self._jobs, multiply)
 
     def remember(self, names: Iterable[str], kinds: Iterable[str]) -> None:
-        """Copy what is kept of some parameters before a step's first backward pass changes it."""
+        """Copy the arrays of some parameters before the first backward pass of a step changes them."""
         for kind in kinds:
             for name in self.arrays[kind].keys() & names:
                 key, array = (kind, name), self.arrays[kind][name]
@@ -110,7 +110,7 @@ class Residuals:
                 self._remembered.add(key)
 
     def watch(self, finite: Tensor) -> None:
-        """Take one number that is zero, or False, if a mean of this step is not finite on some rank."""
+        """Take a tensor of one element: whether the means of a bucket are finite on all ranks."""
         self._finite.append(finite)
 
     def settle(self) -> None:
@@ -129,7 +129,7 @@ class Residuals:
             self._remembered.clear()
 
     def restart(self, carried: Mapping[str, Mapping[str, Tensor]], *, loaded: bool) -> None:
-        """Go on with nothing kept, or with what a state has, which the caller stores then."""
+        """Forget all arrays; the caller then stores those of a state, if one is loaded."""
         self.scale.restart(loaded=loaded)
         self.arrays.update({kind: {} for kind in self.arrays})
         self.carried = {kind: dict(tensors) for kind, tensors in carried.items()}
