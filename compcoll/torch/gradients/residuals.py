@@ -84,7 +84,7 @@ class Residuals:
         return self.scale.unit ** _POWERS.get(kind, 1)
 
     def begin(self) -> None:
-        """Begin a backward pass: undo the previous step if it was skipped, and convert all arrays to the present scale."""
+        """Begin a backward pass: undo the last step if it was skipped, and convert all arrays to the present scale."""
         self.settle()
         if (ratio := self.scale.begin()) == 1.0:
             return
