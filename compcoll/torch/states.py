@@ -162,6 +162,20 @@ def residuals_of(
     return residuals
 
 
+def check_fed_back(residuals: Mapping[str, Tensor], *, feedback: bool) -> None:
+    """Refuse residuals where nothing feeds them back.
+
+    Raises
+    ------
+    InvalidArgument
+        If there are some.
+    """
+    if residuals and not feedback:
+        raise InvalidArgument(
+            "this state has residuals, but feedback=False leaves them out: load it with feedback=True"
+        )
+
+
 def added(residuals: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add losses up, by name."""
     both = {name: residuals[name] + more[name] for name in residuals.keys() & more.keys()}

@@ -31,6 +31,7 @@ from ..states import (
     OPTIONAL,
     STEPS,
     added,
+    check_fed_back,
     from_memory,
     layout_of,
     logical_name,
@@ -87,9 +88,7 @@ class GradientCompression:
         self._place = arrays_on(self._device)
         of_sparse = {id(p) for part in model.module.modules() if has_sparse_gradient(part) for p in part.parameters()}
         if self._device.type != "cpu" and of_sparse:
-            raise UnsupportedDevice(
-                f"sparse gradients on {self._device}: only those on the CPU, or sparse=False, will do"
-            )
+            raise UnsupportedDevice(f"sparse gradients on {self._device}: use the CPU, or sparse=False")
         self._make = maker_of(codec, feedback)
         made = None if self._make is None else self._make()
         self._lines = [
@@ -251,8 +250,7 @@ class GradientCompression:
         rank, size, more = self._communicator.rank, self._communicator.size, self._kinds[1:]
         read = partial(residuals_of, states, rank, size, self._shapes, more, optional=OPTIONAL)
         found = {RESIDUAL: added(read(), read(BETWEEN)), **{kind: read(kind) for kind in more}}
-        if found[RESIDUAL] and self._make is None:
-            raise InvalidArgument("this state has losses to feed back, but compress() was called with feedback=False")
+        check_fed_back(found[RESIDUAL], feedback=self._make is not None)
         names = {logical_name(name): name for name in self._dense}
         layout = layout_of(states, names)
         own = {logical_name(name): (name, p) for name, p in self._parameters.items()}

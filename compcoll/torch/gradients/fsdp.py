@@ -37,6 +37,7 @@ from ..states import (
     OPTIONAL,
     REPLICAS,
     added,
+    check_fed_back,
     draw_as_begun,
     logical_name,
     loss_dtype,
@@ -177,11 +178,8 @@ class Reduction:
 
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
         """Go on with the residuals of a state."""
+        check_fed_back(residuals, feedback=self._feedback is not None)
         if self._feedback is None:
-            if residuals:
-                raise InvalidArgument(
-                    "this state has losses to feed back, but compress() was called with feedback=False"
-                )
             return
         self._feedback.reset()
         self._laid_out = []

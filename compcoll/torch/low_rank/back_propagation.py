@@ -158,8 +158,7 @@ class GradientHooks:
         buffer = self._homes[name]
         if buffer.sent:
             raise GradientsPending(
-                f"back-propagation added to the gradient of {name!r} after it was sent: with reentrant checkpoints, "
-                "give overlap=False"
+                f"the gradient of {name!r} changed after it was sent: with reentrant checkpoints, give overlap=False"
             )
         self._averaging.put(buffer, self._gradients[name], parameter.grad)
         if self._overlap:

@@ -23,7 +23,7 @@ from ..hooks import check_hook_free
 from ..loss_scale import LossScale
 from ..membership import check_alike
 from ..policy import check_whole, exact_parameters, has_sparse_gradient
-from ..states import layout_of, logical_name, residuals_of, state_of
+from ..states import check_fed_back, layout_of, logical_name, residuals_of, state_of
 from .averaging import ACP, Averaging, Power
 from .back_propagation import DDPGradients, GradientHooks, hooks_of
 from .factors import Gradient, OnePassGradient, matrix_shape, worthwhile
@@ -66,8 +66,7 @@ class LowRank:
         _check(rank, min_compression_rate, exact_steps, buffer_mb, seed)
         if wrapped and (process_group is not None or buffer_mb is not None or not overlap):
             raise InvalidArgument(
-                "process_group, buffer_mb and overlap are DistributedDataParallel's own affair (its bucket_cap_mb): "
-                "give them for a module that is not wrapped"
+                "process_group, buffer_mb, overlap: not with DistributedDataParallel, which has its own"
             )
         chosen = as_codec(codec, codec_options)
         choose.check("allreduce", algorithm)
@@ -197,11 +196,9 @@ class LowRank:
             here = (tuple(low[name].left.shape), tuple(low[name].right.shape)) if name in low else None
             if there != here:
                 raise InvalidArgument(
-                    f"this state's factors are of other parameters or another rank: {name!r} has {there} there, {here} "
-                    "here"
+                    f"this state's factors of {name!r} have the shapes {there}, but here they are {here}"
                 )
-        if residuals and not all(gradient.feedback for gradient in low.values()):
-            raise InvalidArgument("this state has losses to feed back, but here is feedback=False")
+        check_fed_back(residuals, feedback=all(gradient.feedback for gradient in low.values()))
         names = {logical_name(name): name for name in self.exact}
         layout = layout_of(states, names)
         if self._size != first["size"]:
@@ -371,7 +368,7 @@ def _check_whole(model: nn.Module, method: str) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise InvalidArgument(
-                f"{name!r} is sharded: {method} takes whole parameters, compcoll.torch.compress() those of fully_shard"
+                f"{name!r} is sharded: compcoll.torch.compress() takes such parameters, {method} does not"
             )
 
 
@@ -379,9 +376,7 @@ def _check_free(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     check_hook_free(model)
     for name, parameter in parameters.items():
         if hooks_of(parameter):
-            raise HookTaken(
-                f"the gradient of {name!r} is averaged by another ACPSGD or PowerSGD already: free() it first"
-            )
+            raise HookTaken(f"another ACPSGD or PowerSGD averages the gradient of {name!r}: free() it first")
 
 
 def _check_shapes(

@@ -533,9 +533,7 @@ class DiLoCo:
             warming = self.steps < self._schedule.warmup
             if warming:
                 if any(each is not None for each in (*args[1:], *given.values())):  # the first is the optimizer
-                    raise InvalidArgument(
-                        "the first steps average gradients: compute them before step(), not in a closure"
-                    )
+                    raise InvalidArgument("warmup averages gradients: compute them before step(), not in a closure")
                 flags = [overflowed, *(p.grad is not None for p in parameters.values())]
                 overflowed, *used = any_rank(self.communicator, flags)
             if scaling is not None:

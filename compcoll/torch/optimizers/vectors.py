@@ -205,10 +205,8 @@ def read_states(
             raise InvalidArgument(f"this state's {kind} has no elements of {min(missing)!r}")
         for name in here.keys() & given.keys():
             if given[name].shape != here[name]:
-                there = list(given[name].shape)
-                raise InvalidArgument(
-                    f"this state's {kind} has {name!r} in shape {there}, but here it is {list(here[name])}"
-                )
+                there, wanted = list(given[name].shape), list(here[name])
+                raise InvalidArgument(f"this state's {kind} has {name!r} in shape {there}, but here it is {wanted}")
         return {name: values for name, values in given.items() if name not in gone}
 
     every: list[Any] = [states] if isinstance(states, Mapping) else list(states)
