@@ -163,7 +163,9 @@ def compress(
     elif isinstance(model, FSDPModule):
         module = model
     else:
-        raise InvalidArgument(f"model is a {type(model).__name__}: apply DistributedDataParallel or fully_shard first")
+        raise InvalidArgument(
+            f"model is a {type(model).__name__}: wrap it in DistributedDataParallel or apply fully_shard"
+        )
     chosen = as_codec(codec, codec_options)
     advise(chosen, optimizer)
     for collective in ("allreduce",) if module is not model else ("reduce_scatter", "allgather"):

@@ -66,7 +66,7 @@ class LowRank:
         _check(rank, min_compression_rate, exact_steps, buffer_mb, seed)
         if wrapped and (process_group is not None or buffer_mb is not None or not overlap):
             raise InvalidArgument(
-                "process_group, buffer_mb, overlap: not with DistributedDataParallel, which has its own"
+                "process_group, buffer_mb, overlap: DistributedDataParallel has its own (bucket_cap_mb)"
             )
         chosen = as_codec(codec, codec_options)
         choose.check("allreduce", algorithm)

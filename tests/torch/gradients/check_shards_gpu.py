@@ -30,7 +30,7 @@ def collectives(compression: Any, model: Any) -> list[tuple[Collective, Collecti
     found = []
     for group in (group for state in states for group in state._fsdp_param_groups):
         scatter = group._reduce_scatter_comm
-        lossy = [not c.exact for c in scatter.known.all for _ in range(c.begin, c.end)]
+        lossy = [not c.exact for c in group._all_gather_comm.columns.all for _ in range(c.begin, c.end)]
         found.append((scatter, group._all_gather_comm, lossy))
     return found
 
