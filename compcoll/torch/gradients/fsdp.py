@@ -230,6 +230,8 @@ class Reduction:
             rows[:, exact] = 0
             self._add(rows.reshape(-1), reduction.name, out, exactly=False)
             if len(exact):
+                if (residual := self._residual(rows)) is not None:
+                    residual[:, exact] = 0  # codecs of blocks lose some of the zeros there: a state does not hold it
                 got = result.new_empty(len(exact))
                 self._add(kept, reduction.name, place.array(got), exactly=True)
                 out[exact] = place.array(got)
@@ -250,17 +252,21 @@ class Reduction:
             return
         self._feedback.reset()
         self._communicator.prepare_feedback(self._feedback, rows.reshape(-1))
-        whole = self.owner.place.losses(self._feedback.residual).reshape(rows.shape)
-        adopt(self._arrays, whole, now, self.owner.place)
+        adopt(self._arrays, self._residual(rows), now, self.owner.place)
         self._laid_out = now
+
+    def _residual(self, rows: Array) -> Array:
+        """View the residual of all rows; None without feedback."""
+        if self._feedback is None:
+            return None
+        return self.owner.place.losses(self._feedback.residual).reshape(rows.shape)
 
     def _give_own(self, rows: Array, op: str) -> None:
         """Add the residual of this rank's own row to it. The row is not encoded, so nothing would take this out: it is
         there if a state is of other shards.
         """
-        assert self._feedback is not None
         rank, size = self._communicator.rank, self._communicator.size
-        own = self.owner.place.losses(self._feedback.residual).reshape(rows.shape)[rank]
+        own = self._residual(rows)[rank]
         if own.any():
             rows[rank] = self.owner.place.wide(rows[rank]) + own * (size if op == "mean" else 1)
             own[...] = 0
