@@ -46,7 +46,7 @@ ROOMS = {
     "collectives": ("compcoll/collectives/*.py",),
     "torch": tuple(
         f"compcoll/torch/{name}.py"
-        for name in ("policy", "states", "account", "gradients/bucket", "low_rank/fusion", "low_rank/orthogonal")
+        for name in ("policy", "states", "account", "gradients/bucket", "low_rank/fusion", "low_rank/factors")
     ),
 }
 # What only ranks or a GPU reach: tests/mpi and tests/devices have it.

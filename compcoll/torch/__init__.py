@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from .backend.autoload import register
 
 if TYPE_CHECKING:
-    from .gradients.compression import compress
-    from .gradients.dgc import DGC
-    from .gradients.hooks import GradientCompression
-    from .gradients.shards import ShardCompression
+    from .gradients.compression import DGC, compress
+    from .gradients.ddp import GradientCompression
+    from .gradients.fsdp import ShardCompression
     from .groups.collectives import (
         all_gather_into_tensor,
         all_reduce,
@@ -28,12 +27,11 @@ if TYPE_CHECKING:
     from .groups.exchanges import all_to_all_single, all_to_all_single_autograd, recv, send
     from .groups.membership import stats, tune
     from .low_rank.methods import ACPSGD, PowerSGD
+    from .optimizers.adam import OneBitAdam, ZeroOneAdam
     from .optimizers.diloco import DiLoCo
-    from .optimizers.one_bit import OneBitAdam
     from .optimizers.sparse_loco import SparseLoCo
-    from .optimizers.zero_one import ZeroOneAdam
     from .options import Options
-    from .whole_state import WholeState
+    from .states import WholeState
 
 __all__ = [
     "ACPSGD",
@@ -62,15 +60,15 @@ __all__ = [
 
 _HOMES = {
     "ACPSGD": "low_rank.methods",
-    "DGC": "gradients.dgc",
+    "DGC": "gradients.compression",
     "DiLoCo": "optimizers.diloco",
-    "GradientCompression": "gradients.hooks",
-    "OneBitAdam": "optimizers.one_bit",
+    "GradientCompression": "gradients.ddp",
+    "OneBitAdam": "optimizers.adam",
     "Options": "options",
     "PowerSGD": "low_rank.methods",
-    "ShardCompression": "gradients.shards",
+    "ShardCompression": "gradients.fsdp",
     "SparseLoCo": "optimizers.sparse_loco",
-    "ZeroOneAdam": "optimizers.zero_one",
+    "ZeroOneAdam": "optimizers.adam",
     "all_gather_into_tensor": "groups.collectives",
     "all_reduce": "groups.collectives",
     "all_reduce_coalesced": "groups.collectives",
@@ -81,7 +79,7 @@ _HOMES = {
     "reduce_scatter_tensor": "groups.collectives",
     "stats": "groups.membership",
     "tune": "groups.membership",
-    "WholeState": "whole_state",
+    "WholeState": "states",
     "compress": "gradients.compression",
 }
 

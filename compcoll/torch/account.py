@@ -7,6 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from ..collectives import choose
+from ..communicator import Communicator
 from ..stats import Stats
 
 _adding = threading.Lock()  # buckets end in several threads
@@ -56,8 +57,8 @@ class Account:
         """Raw bytes sent divided by wire bytes sent; 1 before anything was sent."""
         return self.raw_sent_nbytes / self.wire_nbytes if self.wire_nbytes else 1.0
 
-    def add(self, stats: Stats, least: float) -> None:
-        """Add a collective.
+    def add(self, stats: Stats, least: float) -> int:
+        """Add a collective, and return the bytes that this rank sent.
 
         Parameters
         ----------
@@ -77,6 +78,12 @@ class Account:
             self.decode_seconds += stats.decode_seconds
             self.wait_seconds += stats.wait_seconds
             self.total_seconds += stats.total_seconds
+        return sent if by_mpi else stats.wire_nbytes
+
+    def add_last(self, communicator: Communicator, least: float) -> int:
+        """Add the collective of a communicator that ended last, as `add` does."""
+        assert communicator.stats is not None
+        return self.add(communicator.stats, least)
 
 
 class RecentSteps:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 
+from ..codecs.base import Codec
+from ..collectives import choose
+from ..communicator import Communicator
 from ..errors import InvalidArgument
+from ..feedback import ErrorFeedback
+from ..sparse import Sparsifier
+from .arrays import Array
 from .buffers import COMPRESSIBLE
 
 KINDS = ("embeddings", "norms", "biases")
@@ -23,6 +29,55 @@ _NORMS = tuple(
         *(f"{kind}{dimensions}d" for kind in ("BatchNorm", "InstanceNorm") for dimensions in (1, 2, 3)),
     )
 )
+
+
+def check_whole(name: str, value: object, lowest: int) -> None:
+    """Refuse an option that is no integer of at least ``lowest``.
+
+    Raises
+    ------
+    InvalidArgument
+        If it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise InvalidArgument(f"{name}={value!r}: an integer of {lowest} or more is needed")
+
+
+def compressing(codec: Codec | None) -> str:
+    """Return the allreduce algorithm that compresses even where that does not pay."""
+    return "sparse_ring" if isinstance(codec, Sparsifier) else "direct"
+
+
+def try_codec(
+    communicator: Communicator,
+    zeros: Iterable[Array],
+    codec: Codec | None,
+    algorithm: str,
+    feedback: Callable[[], ErrorFeedback] | None,
+    *,
+    scatter: bool = False,
+) -> None:
+    """Average a few zeros, so that a codec that a later call would refuse is refused now. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of the ranks that will average.
+    zeros : iterable of array
+        One for each element type.
+    codec, algorithm
+        Of the averages. ``"auto"`` would not compress so little: an algorithm that does is tried.
+    feedback : callable or None
+        Makes the feedback of an average.
+    scatter : bool
+        Whether they are reduce-scatters, rather than allreduces.
+    """
+    collective = communicator.reduce_scatter if scatter else communicator.allreduce
+    if algorithm == choose.AUTO:
+        algorithm = "direct" if scatter else compressing(codec)
+    for each in zeros if codec is not None else ():
+        made = None if feedback is None else feedback()
+        collective(each, op="mean", feedback=made, codec=codec, algorithm=algorithm)
 
 
 def kind_of(name: str, owner: nn.Module) -> str | None:
@@ -83,6 +138,11 @@ def exact_parameters(
             unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < smallest or has_sparse_gradient(owner)
             exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
     return exact
+
+
+def described(parameters: Iterable[tuple[str, Tensor]], exact: Mapping[str, bool]) -> list[str]:
+    """Describe each parameter in a line, for ranks to compare."""
+    return [f"{n}: {list(p.shape)} of {p.dtype}, {'exact' if exact[n] else 'compressed'}" for n, p in parameters]
 
 
 def _predicate(

@@ -1,4 +1,4 @@
-"""The losses of compression so far, as they are saved with a checkpoint."""
+"""Residuals as they are saved with a checkpoint: a rank's state, and one state of all ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..communicator import Communicator
@@ -25,6 +26,7 @@ the replicas, and how many these are.
 """
 OPTIONAL = (STEPS, BUCKETS, BEGUN, BETWEEN, REPLICAS)
 """What gradients' states may lack, since those of one wrapper are loaded under another."""
+_RANKS = "ranks"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 Layout = Sequence[Sequence[str]]
@@ -160,6 +162,20 @@ def residuals_of(
     return residuals
 
 
+def check_fed_back(residuals: Mapping[str, Tensor], *, feedback: bool) -> None:
+    """Refuse residuals where nothing feeds them back.
+
+    Raises
+    ------
+    InvalidArgument
+        If there are some.
+    """
+    if residuals and not feedback:
+        raise InvalidArgument(
+            "this state has residuals, but feedback=False leaves them out: load it with feedback=True"
+        )
+
+
 def added(residuals: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add losses up, by name."""
     both = {name: residuals[name] + more[name] for name in residuals.keys() & more.keys()}
@@ -182,3 +198,51 @@ def layout_of(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Co
     layout: Layout = (states if isinstance(states, Mapping) else states[0]).get(BUCKETS, ())
     held = [name for bucket in layout for name in bucket]
     return layout if held and sorted(held) == sorted(names) else None
+
+
+class WholeState:
+    """A compression whose state is that of all ranks: what is lost differs from rank to rank, while Accelerate,
+    Lightning and others save what rank 0 gives them.
+
+    Parameters
+    ----------
+    compression : GradientCompression, ShardCompression, DGC, ACPSGD, PowerSGD, OneBitAdam, ZeroOneAdam or DiLoCo
+        Whose states are gathered.
+    group : torch.distributed.ProcessGroup, optional
+        Of its ranks; the default group's by default.
+
+    Examples
+    --------
+    >>> compression = compcoll.torch.compress(DistributedDataParallel(nn.Linear(64, 64)), codec="zfp", rate=8)
+    >>> state = compcoll.torch.WholeState(compression).state_dict()  # whole on rank 0
+    >>> compcoll.torch.WholeState(compression).load_state_dict(state)
+    """
+
+    def __init__(self, compression: Any, group: dist.ProcessGroup | None = None) -> None:
+        self._compression = compression
+        self._group = group
+
+    def state_dict(self) -> dict[str, Any]:
+        """Gather all ranks' states on rank 0; the others get one that is empty. Collective: every rank calls it.
+
+        Rank 0 needs memory for as many states as there are ranks.
+        """
+        own = self._compression.state_dict()
+        first = dist.get_rank(self._group) == 0
+        states: list[Any] | None = [None] * dist.get_world_size(self._group) if first else None
+        dist.gather_object(own, states, group_dst=0, group=self._group)
+        return {_RANKS: states or []}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of rank 0's: every rank reads it. There may be more or fewer ranks than then.
+
+        Raises
+        ------
+        InvalidArgument
+            If it is no such state, another rank's, or does not belong to this compression.
+        """
+        if not isinstance(state, Mapping) or set(state) != {_RANKS}:
+            raise InvalidArgument("this is no state of all ranks: what state_dict() gave on rank 0 is needed")
+        if not state[_RANKS]:
+            raise InvalidArgument("this state is empty, as state_dict() gives it on other ranks than 0: save rank 0's")
+        self._compression.load_state_dict(state[_RANKS])

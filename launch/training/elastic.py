@@ -19,7 +19,8 @@ from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
 from compcoll.sparse import Sparsifier
 from compcoll.torch.account import Account
 from compcoll.torch.arrays import HostArrays
-from compcoll.torch.gradients.bucket import Bucket, Kept
+from compcoll.torch.gradients.bucket import Bucket
+from compcoll.torch.gradients.residuals import Kept
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
 from compcoll.torch.states import residuals_of, state_of
 from osu_like_bench.errors import UsageError

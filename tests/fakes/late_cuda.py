@@ -29,8 +29,7 @@ from compcoll.collectives import runs
 from compcoll.devices.streams import Streams
 from compcoll.dtypes import DTYPES
 from compcoll.errors import MPIMissing
-from compcoll.torch import arrays, job_queue, membership
-from compcoll.torch.gradients import hooks
+from compcoll.torch import arrays, hooks, job_queue, membership
 
 try:
     from compcoll.torch.backend import gpu, reductions

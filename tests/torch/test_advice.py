@@ -13,7 +13,7 @@ from oracles.training import model_of
 
 from compcoll import get_codec
 from compcoll.errors import InvalidArgument
-from compcoll.torch.gradients import advice
+from compcoll.torch.gradients import compression as advice
 
 pytestmark = pytest.mark.with_torch
 

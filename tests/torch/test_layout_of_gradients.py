@@ -21,7 +21,8 @@ from compcoll.sparse import VarianceFeedback
 from compcoll.stats import Stats
 from compcoll.torch.account import Account
 from compcoll.torch.arrays import arrays_on
-from compcoll.torch.gradients.bucket import Bucket, Kept, average_sparse
+from compcoll.torch.gradients.bucket import Bucket, average_sparse
+from compcoll.torch.gradients.residuals import Kept
 from compcoll.torch.low_rank.factors import Gradient
 from compcoll.torch.low_rank.fusion import Buffer, Kind
 from compcoll.torch.states import from_memory, layout_of, residuals_of, state_of, to_memory
@@ -281,7 +282,7 @@ def test_a_rank_without_a_gradient_takes_part_with_what_it_lost() -> None:
         out = torch.full((2, 5), 7.0)
         one.project_right(values, left, out)
         torch.testing.assert_close(out, left.t() @ matrix)
-    one.forget()
+    one.set_losses(torch.zeros(()))
     assert not one.losses().any()
 
 

@@ -19,9 +19,8 @@ from mpi.environments import MPI
 from mpi.run import expand
 from properties import examples
 
-from compcoll.torch.low_rank.factors import Gradient
+from compcoll.torch.low_rank.factors import Gradient, orthonormal, orthonormalize
 from compcoll.torch.low_rank.fusion import Kind, fuse, numbers_of
-from compcoll.torch.low_rank.orthogonal import orthonormal, orthonormalize
 
 pytestmark = pytest.mark.with_torch
 

@@ -74,6 +74,25 @@ def test_micro_batches_are_right_in_the_mean(case: tuple[nn.Module, Tensor, Tens
     assert off
 
 
+class OfSome(nn.Module):
+    """A layer that only samples above 0 go through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if bool((x > 0).all()) else x.clone().requires_grad_()
+
+
+@pytest.mark.parametrize("order", [[1.0, -2.0, 3.0, -4.0], [-2.0, -4.0, 1.0, 3.0]])
+def test_parts_that_do_not_use_a_parameter_have_a_gradient_of_zero(order: list[float]) -> None:
+    inputs = torch.tensor(order, dtype=torch.float64).view(4, 1)
+    found = of_micro_batches(OfSome(), lambda outputs, targets: outputs.mean(), inputs, inputs, 4)
+    assert found.gradients["layer.weight"].item() == pytest.approx((1 + 3) / 4)
+    assert found.second["layer.weight"].item() == pytest.approx((1 + 9) / 16)
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_bad_counts(case: tuple[nn.Module, Tensor, Tensor], count: int) -> None:
     with pytest.raises(InvalidArgument, match="divide the 4 samples"):

@@ -20,7 +20,7 @@ from properties import examples
 
 from compcoll.config import INSTRUCTION_SET
 from compcoll.devices.host import HostDevice
-from compcoll.torch.low_rank.one_pass import OnePassGradient
+from compcoll.torch.low_rank.factors import OnePassGradient
 
 Matrix = npt.NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,12 +20,10 @@ from ..account import Account
 from ..arrays import Array, GPUArrays, HostArray, HostArrays
 from ..policy import SMALLEST
 from ..states import draw_as_begun
+from .residuals import Kept, adopt
 
 Feedback: TypeAlias = bool | Callable[[], ErrorFeedback]
 """True or False for the kind that the codec needs, or none; or what makes one of another kind."""
-
-Kept = dict[str, dict[str, Array]]
-"""Arrays that feedback keeps of parameters, by its name of the array (``"residual"`` …) and that of the parameter."""
 
 _SEPARATE_NBYTES = 1 << 16
 """Exact gradients of this size or more split what is compressed; smaller ones travel along as zeros."""
@@ -46,37 +44,6 @@ class Span(NamedTuple):
     end: int
     parts: Sequence[Part]
     feedback: ErrorFeedback | None
-
-
-class Remembered:
-    """What feedback kept of parameters before the first backward pass of an optimizer's step, which may be skipped."""
-
-    def __init__(self, place: HostArrays | GPUArrays) -> None:
-        self._place = place
-        self._arrays: Kept = {}
-        self._names: set[str] = set()
-
-    def remember(self, names: Collection[str], kept: Kept) -> None:
-        """Copy what is kept of some parameters, unless that was done already in this step."""
-        new = set(names) - self._names
-        self._names |= new
-        for kind, arrays in kept.items():
-            copies = self._arrays.setdefault(kind, {})
-            for name in new & arrays.keys():
-                if name in copies:
-                    self._place.put(arrays[name], copies[name])
-                else:
-                    copies[name] = self._place.copy(arrays[name])
-
-    def restore(self, kept: Kept) -> None:
-        """Have what is kept as it was."""
-        for kind, copies in self._arrays.items():
-            for name in self._names & copies.keys():
-                self._place.put(copies[name], kept[kind][name])
-
-    def forget(self) -> None:
-        """Begin another step."""
-        self._names.clear()
 
 
 class Bucket:
@@ -120,7 +87,7 @@ class Bucket:
         self.names = names
         self._place, self._kept = place, kept
         self.spans: list[Span] = []
-        self._holes: list[tuple[int, int]] = []
+        holes: list[tuple[int, int]] = []
         self._lost_in_holes: list[Array] = []
         compressed: list[Part] = []
         values, dtype = place.array(gradients), gradients.dtype
@@ -129,7 +96,7 @@ class Bucket:
             part = Part(name, offset, offset + size)
             offset += size
             if exact[name]:
-                self._holes.append((part.begin, part.end))
+                holes.append((part.begin, part.end))
                 complete = size * dtype.itemsize >= _SEPARATE_NBYTES
             else:
                 compressed.append(part)
@@ -140,10 +107,12 @@ class Bucket:
         self._add_span(compressed, values, communicator, make, kept)
         # Halves are summed in float32: exactly, as far as a half shows.
         wide = dtype if dtype.itemsize > 2 else torch.float32
-        held = sum(end - begin for begin, end in self._holes)
-        self._whole = held == offset and wide == dtype
-        self._memory = gradients.new_empty(0 if self._whole else held, dtype=wide)
+        ends = list(accumulate(end - begin for begin, end in holes))
+        self._whole = sum(sizes) == (ends[-1] if holes else 0) and wide == dtype
+        self._memory = gradients.new_empty(0 if self._whole or not holes else ends[-1], dtype=wide)
         self._exact = place.array(self._memory)
+        parts = [self._exact[end - last + first : end] for (first, last), end in zip(holes, ends, strict=True)]
+        self._lifted = [] if self._whole else list(zip(holes, parts, strict=True))
 
     def average(
         self,
@@ -185,7 +154,7 @@ class Bucket:
             draw_as_begun(span.feedback, communicator)
             requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
-            _count(communicator, account, least)
+            account.add_last(communicator, least)
         else:
             for request in requests:
                 request.wait()
@@ -198,7 +167,7 @@ class Bucket:
         if exact is not None:
             # The ranks are together by now, and MPI's blocking call is much faster than its nonblocking one.
             communicator.allreduce(exact, op="mean", out=exact, codec=None)
-            _count(communicator, account, least)
+            account.add_last(communicator, least)
         self.put_back(values)
         for span in self.spans:
             for name, begin, end in span.parts:
@@ -222,12 +191,9 @@ class Bucket:
             return
         communicator.prepare_feedback(feedback, values[span.begin : span.end])
         for kind in feedback.arrays:
-            whole, known = self._place.losses(getattr(feedback, kind)), kept.setdefault(kind, {})
-            for name, begin, end in parts:
-                part = whole[begin - span.begin : end - span.begin]
-                if name in known:
-                    self._place.put(known[name], part)
-                known[name] = part
+            whole = self._place.losses(getattr(feedback, kind))
+            inside = [(name, begin - span.begin, end - span.begin) for name, begin, end in parts]
+            adopt(kept.setdefault(kind, {}), whole, inside, self._place)
             for before, behind in pairwise(parts):
                 if before.end < behind.begin:
                     self._lost_in_holes.append(whole[before.end - span.begin : behind.begin - span.begin])
@@ -246,22 +212,16 @@ class Bucket:
         """The exact gradients, if there are any; taken out of their places, which are left zero, unless all are."""
         if self._whole:
             return values
-        offset = 0
-        for begin, end in self._holes:
-            self._exact[offset : offset + end - begin] = values[begin:end]
+        for (begin, end), part in self._lifted:
+            part[...] = values[begin:end]
             values[begin:end] = 0
-            offset += end - begin
-        return self._exact if offset else None
+        return self._exact if self._lifted else None
 
     def put_back(self, values: Array) -> None:
         """Store the exact gradients' averages in their places."""
-        if self._whole:
-            return
-        offset = 0
         with np.errstate(over="ignore"):
-            for begin, end in self._holes:
-                values[begin:end] = self._exact[offset : offset + end - begin]
-                offset += end - begin
+            for (begin, end), part in self._lifted:
+                values[begin:end] = part
 
 
 def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:
@@ -285,13 +245,6 @@ def _of(kept: Mapping[str, Array], names: Collection[str]) -> list[Array]:
     return [kept[name] for name in names if name in kept]
 
 
-def _count(communicator: Communicator, account: Account, least: float) -> None:
-    """Add the collective that ended last to an account."""
-    stats = communicator.stats
-    assert stats is not None
-    account.add(stats, least)
-
-
 def average_sparse(gradient: Tensor, communicator: Communicator, account: Account) -> Tensor:
     """Average a sparse gradient in host memory, exactly. Collective.
 
@@ -313,6 +266,6 @@ def average_sparse(gradient: Tensor, communicator: Communicator, account: Accoun
     gathered = []
     for part in (indices, own.values().to(wide) / communicator.size):
         gathered.append(torch.from_numpy(communicator.allgatherv(part.numpy(), codec=None, algorithm=choose.AUTO)))
-        _count(communicator, account, communicator.size - 1)
+        account.add_last(communicator, communicator.size - 1)
     total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], own.shape, check_invariants=False)
     return total.coalesce().to(own.dtype)

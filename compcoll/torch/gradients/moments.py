@@ -37,13 +37,6 @@ class Moments(NamedTuple):
     second: Mapping[str, Tensor]
 
 
-def moments_of(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None) -> Moments:
-    """Find the moments: exactly, or from that many micro-batches."""
-    if micro_batches is None:
-        return of_samples(module, loss, inputs, targets)
-    return of_micro_batches(module, loss, inputs, targets, micro_batches)
-
-
 def observed(moments: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, HostArray]:
     """Copy the second moments of some parameters to the host, flat, in the order of memory, as buckets are.
 
@@ -104,10 +97,10 @@ def of_micro_batches(module: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
         total = total + part.detach() / count
         found = torch.autograd.grad(part, list(parameters.values()), allow_unused=True)
         for name, gradient in zip(parameters, found, strict=True):
-            if gradient is None:
+            if gradient is None and name not in means:
                 continue
             # B. P. Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", 1962.
-            gradient = _wide(gradient)
+            gradient = torch.zeros_like(means[name]) if gradient is None else _wide(gradient)
             mean = means.setdefault(name, torch.zeros_like(gradient))
             away = gradient - mean
             mean += away / number

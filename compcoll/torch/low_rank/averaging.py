@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
 from typing import ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,10 +13,9 @@ from torch import Tensor
 
 from ..account import Account
 from ..arrays import arrays_on
-from .factors import Gradient
-from .fusion import Buffer, Kind, Wait
-from .orthogonal import orthonormalize
-from .sums import Sums
+from ..loss_scale import LossScale
+from .factors import Gradient, orthonormalize
+from .fusion import Buffer, Kind, Sums, Wait
 
 
 class Product(NamedTuple):
@@ -41,34 +39,33 @@ class Averaging(ABC):
         Of the model.
     sums : Sums
         Computes means.
-    ranks : int
-        How many.
+    scale : LossScale
+        The loss's.
     reuse : bool
         Whether factors are kept for the next step, rather than drawn anew.
     seed : int
         Of the factors that are drawn: the same on all ranks.
+    exact : int
+        So many steps are sent exactly at first.
 
     Attributes
     ----------
     account : Account
         What was sent, and seconds: encoding is projection, decoding all that is done when means have come.
-    step : int
-        Steps with factors so far, less those that were not finite.
+    steps, step : int
+        Steps so far; and those with factors, less those that were not finite.
     factors : int
         How many of a gradient's two factors a step sends.
     """
 
     factors: ClassVar[int]
 
-    def __init__(self, gradients: Sequence[Gradient], sums: Sums, ranks: int, *, reuse: bool, seed: int) -> None:
-        self.gradients = list(gradients)
-        self.low = [gradient for gradient in gradients if gradient.rank]
-        self.account = Account()
-        self.step = 0
-        self.sums = sums
-        self.ranks = ranks
-        self._reuse = reuse
-        self._seed = seed
+    def __init__(
+        self, gradients: Sequence[Gradient], sums: Sums, scale: LossScale, reuse: bool, seed: int, exact: int
+    ) -> None:
+        self.gradients, self.low = list(gradients), [gradient for gradient in gradients if gradient.rank]
+        self.account, self.sums, self.scale, self.ranks = Account(), sums, scale, sums.ranks
+        self._reuse, self._seed, self._exact = reuse, seed, exact
         self._buffers: list[Buffer] = []
         self._waits: list[Wait] = []
         self.reset()
@@ -94,16 +91,24 @@ class Averaging(ABC):
         """Keep factors for the next step."""
 
     def reset(self) -> None:
-        """Forget what was lost, and start with new factors."""
-        self.step = 0
+        """Forget what was lost and counted, and start with new factors."""
+        self.account, self.steps, self.step = Account(), 0, 0
+        self.scale.restart(loaded=False)
         self._draw(0)
         for gradient in self.low:
-            gradient.forget()
+            if gradient.feedback:
+                gradient.set_losses(torch.zeros(()))
 
-    def begin(self) -> None:
-        """Begin a step."""
+    def begin(self) -> Kind:
+        """Begin a step, and return what it sends of gradients that have factors."""
+        self.steps += 1
+        if (ratio := self.scale.begin()) != 1.0:
+            for gradient in self.low:
+                if gradient.feedback:
+                    gradient.multiply(ratio)
         self._buffers, self._waits = [], []
         self.sums.begin(self.step, self.factors * (len(self.gradients) + 1))
+        return Kind.EXACT if self.steps <= self._exact else self.kind()
 
     def take(self, buffer: Buffer) -> None:
         """Take a buffer in; the order of these calls is that in which they are sent."""
@@ -122,22 +127,28 @@ class Averaging(ABC):
             buffer.put(gradient, values, self.ranks)
         self.account.encode_seconds += perf_counter() - started
 
-    def send(self, flags: Callable[[], Sequence[bool]] = tuple) -> None:
-        """Start to send the buffers that are full, up to the first that is not; the last one with flags."""
+    def send(self, used: Collection[str]) -> None:
+        """Start to send the buffers that are full, up to the first that is not; the last one may tell which parameters
+        were used.
+        """
         for buffer in self._buffers[len(self._waits) :]:
             if buffer.due:
                 return
-            if buffer is self._buffers[-1]:
-                buffer.put_flags(flags())
+            if buffer.flags:
+                buffer.put_flags([gradient.name in used for gradient in self.gradients])
             buffer.sent = True
             self._waits.append(self._start(buffer))
 
-    def wait(self) -> None:
-        """Wait for the means of all buffers that were sent."""
+    def wait(self) -> set[str] | None:
+        """Wait for the means of all buffers that were sent. Return which parameters any rank used, if flags tell."""
         started = perf_counter()
         for wait in self._waits:
             wait()
         self.account.wait_seconds += perf_counter() - started
+        last = self._buffers[-1]
+        if not last.flags:
+            return None
+        return {gradient.name for gradient, used in zip(self.gradients, last.get_flags(), strict=True) if used}
 
     def finish(self, targets: Mapping[str, Tensor]) -> None:
         """End a step, after `wait`: gradients, by name, become means. Those that nobody has are left out.
@@ -234,11 +245,10 @@ class Power(Averaging):
 
     factors = 2
 
-    def __init__(self, gradients: Sequence[Gradient], sums: Sums, ranks: int, *, reuse: bool, seed: int) -> None:
-        self._rights: WeakKeyDictionary[Buffer, Buffer] = WeakKeyDictionary()
+    def reset(self) -> None:
+        super().reset()
         self._values: dict[str, Tensor | None] = {}
         self._lefts: dict[str, Tensor] = {}
-        super().__init__(gradients, sums, ranks, reuse=reuse, seed=seed)
         self._place = arrays_on(self.low[0].left.device)
 
     def kind(self) -> Kind:
@@ -281,9 +291,9 @@ class Power(Averaging):
     def _right_of(self, buffer: Buffer) -> Buffer | None:
         """The buffer of the right factors that belong to one of left ones, if it has any."""
         low = [gradient for gradient in buffer.gradients if buffer.has_factor(gradient)]
-        if low and buffer not in self._rights:
-            self._rights[buffer] = Buffer(low, Kind.RIGHT, buffer.wire.device)
-        return self._rights[buffer] if low else None
+        if low and buffer.right is None:
+            buffer.right = Buffer(low, Kind.RIGHT, buffer.wire.device)
+        return buffer.right
 
     def _fill(self, right: Buffer, buffer: Buffer) -> None:
         """Project to the orthonormalised means of left factors."""

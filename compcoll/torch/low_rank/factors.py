@@ -1,4 +1,4 @@
-"""The low-rank factors of one gradient, and what they have lost."""
+"""The low-rank factors of one gradient, what they have lost, and orthonormal columns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...devices.host import HostDevice
+from ...dtypes import DTYPES
+from ...kernels import _host
+
 _CACHED = 1 << 17
 """Elements of a matrix that a core's cache holds twice."""
+_PRECISION = {getattr(torch, name): dtype.precision for name, dtype in DTYPES.items()}
+_LINE = 64
+"""Bytes to which rows of what is kept are aligned."""
+_PAST_CACHES = 8 << 20
+"""Bytes of a model's gradients that are not in any cache when they are needed again."""
+_NEITHER, _LEFT, _RIGHT = range(3)
+"""The factor that a pass of the kernels computes."""
+_SEED = 0x0B7A
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
@@ -104,11 +116,6 @@ class Gradient:
         """Have what was lost in other units."""
         self.losses().mul_(factor)
 
-    def forget(self) -> None:
-        """Forget what was lost."""
-        if self.feedback:
-            self.set_losses(torch.zeros(()))
-
     def project_left(self, gradient: Tensor | None, right: Tensor, out: Tensor) -> None:
         """Compute the left factor, for a right one, of this rank's matrix: the gradient, if there is one, and what was
         lost.
@@ -166,3 +173,142 @@ class Gradient:
             step = max(_CACHED * torch.get_num_threads() // self.columns, 1)
         for begin in range(0, self.rows, step):
             yield slice(begin, begin + step)
+
+
+class OnePassGradient(Gradient):
+    """A gradient of which this rank's own factor decides what is lost: ACP-SGD's.
+
+    A pass reads the gradient and what was lost, stores their sum beside, and has the factor at its end. When all means
+    are known, and finite, that sum and the factors that were sent take the place of those before: the product is
+    subtracted from it by the next pass. So nothing has to be undone after a step that was not finite.
+
+    Parameters
+    ----------
+    name, shape, dtype, rank
+        As of `Gradient`.
+    nbytes : int
+        Of all gradients of the model.
+    """
+
+    def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, rank: int, nbytes: int) -> None:
+        super().__init__(name, shape, dtype, torch.device("cpu"), rank, feedback=False)
+        self.feedback = True
+        line = _LINE // self.dtype.itemsize
+        self._kept = torch.zeros(self.rows, -(-self.columns // line) * line, dtype=self.dtype)
+        self._total = torch.empty_like(self._kept)
+        self._sent_left, self._sent_right = torch.zeros_like(self.left), torch.zeros_like(self.right)
+        device = HostDevice()
+        self._kernels = (_host.LowRank64 if self.dtype is torch.float64 else _host.LowRank32)(
+            device.instruction_sets().index(device.instruction_set),
+            self.rows,
+            self.columns,
+            rank,
+            self._kept.shape[1],
+            nbytes > _PAST_CACHES,
+        )
+
+    def losses(self) -> Tensor:
+        out = torch.empty_like(self._kept)
+        self._pass(None, _NEITHER, None, None, out)
+        return out[:, : self.columns]
+
+    def set_losses(self, values: Tensor) -> None:
+        self._kept[:, : self.columns].copy_(values)
+        self._sent_left.zero_()
+        self._sent_right.zero_()
+
+    def multiply(self, factor: float) -> None:
+        self._kept.mul_(factor)
+        self._sent_left.mul_(factor)
+
+    def project_left(self, gradient: Tensor | None, right: Tensor, out: Tensor) -> None:
+        self._pass(gradient, _LEFT, right, out, self._total)
+
+    def project_right(self, gradient: Tensor | None, left: Tensor, out: Tensor) -> None:
+        self._pass(gradient, _RIGHT, left, out, self._total)
+
+    def finish(self, gradient: Tensor, left: Tensor, right: Tensor, sent: tuple[Tensor, Tensor] | None) -> None:
+        if sent is not None:
+            self._kept, self._total = self._total, self._kept
+            self._sent_left.copy_(sent[0])
+            self._sent_right.copy_(sent[1])
+        product = self._plain(gradient)
+        self._kernels.multiply(
+            left.data_ptr(), right.data_ptr(), product.data_ptr(), _PRECISION[product.dtype], torch.get_num_threads()
+        )
+        if product is not gradient:
+            gradient.copy_(product)
+
+    def _pass(
+        self, gradient: Tensor | None, side: int, given: Tensor | None, factor: Tensor | None, total: Tensor
+    ) -> None:
+        values = None if gradient is None else self._plain(gradient)
+        self._kernels.project(
+            0 if values is None else values.data_ptr(),
+            _PRECISION[self.dtype if values is None else values.dtype],
+            self._kept.data_ptr(),
+            (self._sent_left.data_ptr(), self._sent_right.data_ptr()),
+            total.data_ptr(),
+            side,
+            0 if given is None else given.data_ptr(),
+            0 if factor is None else factor.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def _plain(self, gradient: Tensor) -> Tensor:
+        """Give a gradient as kernels take it: itself, or a copy."""
+        if gradient.is_contiguous() and gradient.dtype in _PRECISION and not gradient.is_neg():
+            return gradient
+        dtype = gradient.dtype if gradient.dtype in _PRECISION else self.dtype
+        return gradient.to(dtype).resolve_neg().contiguous()
+
+
+def orthonormal(matrices: Tensor) -> Tensor:
+    """Orthonormal columns that span the matrices' columns: the Q of a reduced QR decomposition.
+
+    The same bits give the same bits, on machines of one kind with the same number of threads. Each matrix is scaled by
+    its largest magnitude first, so that tiny gradients do not vanish in squares.
+
+    A column that adds nothing to those before it, but for rounding errors, gets a direction of a fixed random sequence
+    in its place: all columns of a matrix of zeros do. So the result is orthonormal whatever the rank, and a layer whose
+    gradient was zero finds a direction when it comes alive; products with a zero gradient stay zeros.
+
+    Parameters
+    ----------
+    matrices : torch.Tensor
+        (count, rows, columns) of float32 or float64, finite, with no more columns than rows.
+
+    Returns
+    -------
+    torch.Tensor
+        (count, rows, columns).
+    """
+    largest = matrices.abs().amax(dim=(1, 2), keepdim=True)
+    scaled = matrices / torch.where(largest == 0, 1.0, largest)
+    columns, upper = torch.linalg.qr(scaled)
+    lengths = upper.diagonal(dim1=1, dim2=2).abs()
+    rounding = torch.finfo(matrices.dtype).eps * matrices.shape[1] ** 0.5 * lengths.amax(dim=1, keepdim=True)
+    idle = lengths <= 4 * rounding
+    if not bool(idle.any()):
+        return columns
+    generator = torch.Generator().manual_seed(_SEED)
+    spare = torch.randn(matrices.shape[1:], generator=generator, dtype=matrices.dtype).to(matrices.device)
+    return torch.linalg.qr(torch.where(idle.unsqueeze(1), spare, columns))[0]
+
+
+def orthonormalize(matrices: list[Tensor]) -> list[Tensor]:
+    """`orthonormal` of each of some matrices; those of one shape and type are decomposed in one batch.
+
+    Parameters
+    ----------
+    matrices : list of torch.Tensor
+        (rows, columns) each.
+    """
+    batches: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+    for number, matrix in enumerate(matrices):
+        batches.setdefault((matrix.shape, matrix.dtype), []).append(number)
+    results = list(matrices)
+    for numbers in batches.values():
+        for number, result in zip(numbers, orthonormal(torch.stack([matrices[i] for i in numbers])), strict=True):
+            results[number] = result
+    return results

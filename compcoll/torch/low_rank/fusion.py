@@ -1,22 +1,33 @@
-"""Fusion buffers: gradients' factors, and exact gradients, that are summed together."""
+"""Fusion buffers: gradients' factors, and exact gradients, that are summed together; and their sums."""
 
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from ...codecs.base import Codec
+from ...collectives import choose
+from ...errors import InvalidArgument, UnsupportedDevice
 from ...feedback import ErrorFeedback
 from ..account import Account
+from ..buffers import array_of
+from ..groups.membership import communicator_of
+from ..handles import Followed
+from ..job_queue import JobQueue
+from ..membership import gathered, timeout_of
+from ..roll_call import board_of, store_of
+from ..states import draw_as_begun
 from .factors import Gradient
 
-if TYPE_CHECKING:
-    from .sums import Sums
-
-Wait = Callable[[], None]
+Wait = Callable[[], object]
+"""Waits for a sum to end."""
 
 
 class Kind(enum.Enum):
@@ -54,14 +65,16 @@ class Buffer:
         This rank's factors.
     wire : torch.Tensor
         Sent, and the mean when it was received.
-    factors : int
-        How many numbers of the wire are factors.
+    factors, flags : int
+        How many numbers of the wire are factors, and flags.
     losses : ErrorFeedback or None
         What a codec lost of them.
     due : set of str
         Gradients that are still to come before it can be sent.
     sent : bool
         Whether it was.
+    right : Buffer or None
+        That of the right factors that belong to left ones, where both are sent.
     """
 
     def __init__(self, gradients: Sequence[Gradient], kind: Kind, device: torch.device, flags: int = 0) -> None:
@@ -75,13 +88,13 @@ class Buffer:
             self._places[gradient.name] = (offset, end)
             offset = end
         self.factors = sum(numbers_of(g, kind) for g in low)
-        self._flags = offset
+        self._end, self.flags = offset, flags
         dtype = gradients[0].dtype
         self.own = torch.zeros(self.factors, dtype=dtype, device=device)
         self.wire = torch.zeros(offset + flags, dtype=dtype, device=device)
         self.losses: ErrorFeedback | None = None
-        self.due = {gradient.name for gradient in gradients}
-        self.sent = False
+        self.right: Buffer | None = None
+        self.restart()
 
     def has_factor(self, gradient: Gradient) -> bool:
         """Tell whether a gradient is sent as a factor here."""
@@ -127,11 +140,11 @@ class Buffer:
             values.copy_(part.view(gradient.shape))
 
     def put_flags(self, flags: Sequence[bool]) -> None:
-        self.wire[self._flags :] = torch.tensor(flags, dtype=self.wire.dtype)
+        self.wire[self._end :] = torch.tensor(flags, dtype=self.wire.dtype)
 
     def get_flags(self) -> list[bool]:
         """Tell which flags were set on any rank."""
-        raised: list[bool] = (self.wire[self._flags :] != 0).tolist()
+        raised: list[bool] = (self.wire[self._end :] != 0).tolist()
         return raised
 
     def start(self, sums: Sums, account: Account, ranks: int) -> Wait:
@@ -187,3 +200,151 @@ def fuse(
     last = len(groups) - 1
     flags = len(gradients) if flagged else 0
     return [Buffer(group, kind, device, flags if number == last else 0) for number, group in enumerate(groups)]
+
+
+def _line_beside(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """Make a connection of a group's ranks that only jobs use. Collective.
+
+    Under a key that rank 0 draws: names that PyTorch gives to groups which some ranks make on their own are others on
+    ranks that have made more groups before, and such ranks would wait for each other for ever.
+    """
+    store = store_of(group)
+    if store is None:
+        raise InvalidArgument(f"group={group!r} is no group of init_process_group or new_group, and has no store")
+    key = gathered(secrets.token_hex(8).encode(), group, device)[0].decode()
+    own = dist.PrefixStore(f"compcoll/low-rank/{key}", store)
+    limit = timedelta(seconds=timeout_of(group, device))
+    if dict(each.split(":") for each in dist.get_backend_config(group).split(","))[device.type] != "nccl":
+        return dist.ProcessGroupGloo(own, group.rank(), group.size(), limit)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return dist.ProcessGroupNCCL(own, group.rank(), group.size(), options)
+
+
+class Sums:
+    """Adds up buffers' wires by a process group's own all_reduce, asynchronously and in the order of the calls.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        Any backend's.
+    device : torch.device
+        Where buffers are.
+    jobs : bool
+        Whether sums are started by jobs of the queue. They go over a connection of their own then: ranks match a
+        group's collectives by their order, and the caller's thread starts more of them meanwhile.
+
+    Attributes
+    ----------
+    jobs : JobQueue
+        Runs jobs of several sums, one job after another.
+    ranks : int
+        How many.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, *, jobs: bool) -> None:
+        self.jobs, self.ranks, self._group = JobQueue("low-rank"), group.size(), group
+        self._line = _line_beside(group, device) if jobs else group
+
+    def begin(self, step: int, buffers: int) -> None:
+        """Begin a step, of so many buffers at most: by its number draw codecs that round at random."""
+
+    def start(self, buffer: Buffer, account: Account) -> Wait:
+        """Begin; the result waits for the end."""
+        work = Followed(
+            self._line.allreduce([buffer.wire]),
+            board_of(self._group).under_way("the group's all_reduce of factors"),
+        )
+        account.calls["all_reduce"] += 1
+        nbytes = buffer.wire.numel() * buffer.wire.element_size()
+        account.wire_nbytes += round(2 * (self.ranks - 1) / self.ranks * nbytes)
+        return work.wait
+
+    def free(self) -> None:
+        """Give back what it has. Collective."""
+        self.jobs.close()
+
+
+class CodedSums(Sums):
+    """Sums by compcoll's allreduce, in a thread of its own: factors with a codec, all else exactly.
+
+    What the codec loses of a rank's factors is the buffer's `losses`: it is not fed back here, since it
+    belongs to this step's other factors.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        Whose ranks take part.
+    device : torch.device
+        Where buffers are.
+    codec : Codec
+        For factors.
+    algorithm : str
+        As for `compcoll.allreduce`.
+    feedback : bool
+        Whether to know what was lost.
+    timeout, over
+        As of `compcoll.torch.compress`.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If they are not on the CPU.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        codec: Codec,
+        algorithm: str,
+        *,
+        feedback: bool,
+        timeout: float | None = None,
+        over: str = "auto",
+    ) -> None:
+        if device.type != "cpu":
+            raise UnsupportedDevice(
+                f"factors on {device} cannot be encoded: only those on the CPU; codec=None sums them on the GPU's "
+                "process group as they are"
+            )
+        super().__init__(group, device, jobs=False)
+        self._communicator = communicator_of(group, device, timeout, over, measured=algorithm == choose.AUTO)
+        self._codec, self._algorithm, self._feedback = codec, algorithm, feedback
+
+    def begin(self, step: int, buffers: int) -> None:
+        self._communicator.begun = 2 * buffers * step  # a buffer's factors, and the rest of it
+
+    def start(self, buffer: Buffer, account: Account) -> Wait:
+        values, factors = array_of(buffer.wire), buffer.factors
+        if self._feedback and buffer.losses is None:
+            buffer.losses = ErrorFeedback()
+        losses = buffer.losses
+        least = 2 * (self._communicator.size - 1) / self._communicator.size
+
+        def job() -> None:
+            if factors:
+                part = values[:factors]
+                draw_as_begun(losses, self._communicator)
+                if losses is not None and losses.residual is not None:
+                    losses.residual[...] = 0
+                self._communicator.allreduce(
+                    part, out=part, feedback=losses, codec=self._codec, algorithm=self._algorithm
+                )
+                self._count(account, least)
+            if factors < values.size:
+                part = values[factors:]
+                self._communicator.allreduce(part, out=part, codec=None)
+                self._count(account, least)
+
+        return self.jobs.submit(job).wait
+
+    def free(self) -> None:
+        super().free()
+        self._communicator.free()
+
+    def _count(self, account: Account, least: float) -> None:
+        one = Account()
+        one.add_last(self._communicator, least)
+        account.calls += one.calls
+        account.wire_nbytes += one.wire_nbytes

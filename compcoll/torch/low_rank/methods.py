@@ -19,16 +19,15 @@ from ...errors import HookTaken, InvalidArgument
 from ...registry import as_codec
 from ..account import Account
 from ..arrays import device_of
+from ..hooks import check_hook_free
 from ..loss_scale import LossScale
 from ..membership import check_alike
-from ..policy import exact_parameters, has_sparse_gradient
-from ..states import layout_of, logical_name, residuals_of, state_of
+from ..policy import check_whole, exact_parameters, has_sparse_gradient
+from ..states import check_fed_back, layout_of, logical_name, residuals_of, state_of
 from .averaging import ACP, Averaging, Power
-from .back_propagation import BucketHook, GradientHooks, hooks_of
-from .factors import Gradient, matrix_shape, worthwhile
-from .fusion import Kind
-from .one_pass import OnePassGradient
-from .sums import CodedSums, GroupSums, Sums
+from .back_propagation import DDPGradients, GradientHooks, hooks_of
+from .factors import Gradient, OnePassGradient, matrix_shape, worthwhile
+from .fusion import CodedSums, Sums
 
 BUFFER_MB = 25.0
 """Uncompressed size of fusion buffers: that of DistributedDataParallel's buckets."""
@@ -67,8 +66,7 @@ class LowRank:
         _check(rank, min_compression_rate, exact_steps, buffer_mb, seed)
         if wrapped and (process_group is not None or buffer_mb is not None or not overlap):
             raise InvalidArgument(
-                "process_group, buffer_mb and overlap are DistributedDataParallel's own affair (its bucket_cap_mb): "
-                "give them for a module that is not wrapped"
+                "process_group, buffer_mb, overlap: DistributedDataParallel has its own (bucket_cap_mb)"
             )
         chosen = as_codec(codec, codec_options)
         choose.check("allreduce", algorithm)
@@ -114,22 +112,19 @@ class LowRank:
             else Gradient(name, p.shape, p.dtype, p.device, ranks[name], feedback=feedback)
             for name, p in reversed(parameters.items())
         ]
-        sums: Sums
         if chosen is None:
-            sums = GroupSums(group, device, jobs=self._method is Power)
+            sums = Sums(group, device, jobs=self._method is Power)
         else:
             lossy = feedback and self._method is ACP
             sums = CodedSums(group, device, chosen, algorithm, feedback=lossy, timeout=timeout, over=over)
-        self._averaging = self._method(gradients, sums, self._size, reuse=reuse, seed=seed)
-        self._exact_steps = exact_steps
-        self._steps = 0
-        self._loss_scale = LossScale(parameters.values())
-        self._hooks: BucketHook | GradientHooks
+        scale = LossScale(parameters.values())
+        self._averaging = self._method(gradients, sums, scale, reuse, seed, exact_steps)
+        self._hooks: DDPGradients | GradientHooks
         if wrapped:
-            self._hooks = BucketHook(self._averaging, self._kind, model, repr(self))
+            self._hooks = DDPGradients(self._averaging, model, repr(self))
         else:
             nbytes = (BUFFER_MB if buffer_mb is None else buffer_mb) * 2**20
-            self._hooks = GradientHooks(self._averaging, self._kind, model, group, nbytes, overlap=overlap)
+            self._hooks = GradientHooks(self._averaging, model, group, nbytes, overlap=overlap)
 
     @property
     def account(self) -> Account:
@@ -150,7 +145,7 @@ class LowRank:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients in this context without averaging them, as DistributedDataParallel's `no_sync` does."""
-        if isinstance(self._hooks, BucketHook):
+        if isinstance(self._hooks, DDPGradients):
             raise InvalidArgument("use the no_sync() of DistributedDataParallel")
         before, self._hooks.enabled = self._hooks.enabled, False
         try:
@@ -164,11 +159,11 @@ class LowRank:
         Residuals have the shapes of their parameters, whatever wrapper and memory format the model has.
         """
         low = self._averaging.low
-        layout = self._hooks.layout if isinstance(self._hooks, BucketHook) else []
-        unit = self._loss_scale.unit
+        layout = self._hooks.hook.layout if isinstance(self._hooks, DDPGradients) else []
+        unit = self._averaging.scale.unit
         residuals = {logical_name(g.name): g.losses().cpu().reshape(g.shape) / unit for g in low if g.feedback}
         return state_of(self._rank, self._size, self._carried | residuals) | {
-            "steps": self._steps,
+            "steps": self._averaging.steps,
             "step": self._averaging.step,
             "factors": {logical_name(g.name): (g.left.cpu().clone(), g.right.cpu().clone()) for g in low},
             "buckets": [list(map(logical_name, names)) for names in layout],
@@ -201,21 +196,19 @@ class LowRank:
             here = (tuple(low[name].left.shape), tuple(low[name].right.shape)) if name in low else None
             if there != here:
                 raise InvalidArgument(
-                    f"this state's factors are of other parameters or another rank: {name!r} has {there} there, {here} "
-                    "here"
+                    f"this state's factors of {name!r} have the shapes {there}, but here they are {here}"
                 )
-        if residuals and not all(gradient.feedback for gradient in low.values()):
-            raise InvalidArgument("this state has losses to feed back, but here is feedback=False")
+        check_fed_back(residuals, feedback=all(gradient.feedback for gradient in low.values()))
         names = {logical_name(name): name for name in self.exact}
         layout = layout_of(states, names)
         if self._size != first["size"]:
             residuals = {name: lost * (self._size / first["size"]) for name, lost in residuals.items()}
         self.reset()
         self._carried = {name: lost for name, lost in residuals.items() if name not in low}
-        self._loss_scale.restart(loaded=True)
-        if layout is not None and isinstance(self._hooks, BucketHook):
-            self._hooks.restore([[names[name] for name in bucket] for bucket in layout])
-        self._steps, self._averaging.step = first["steps"], first["step"]
+        self._averaging.scale.restart(loaded=True)
+        if layout is not None and isinstance(self._hooks, DDPGradients):
+            self._hooks.hook.restore([[names[name] for name in bucket] for bucket in layout])
+        self._averaging.steps, self._averaging.step = first["steps"], first["step"]
         for name, gradient in low.items():
             for factor, kept in zip((gradient.left, gradient.right), first["factors"].get(name, ()), strict=False):
                 factor.copy_(kept)
@@ -225,29 +218,17 @@ class LowRank:
 
     def reset(self) -> None:
         """Forget what was lost, factors, and what was counted. Not during a backward pass."""
-        self.account = Account()
-        self._steps = 0
-        self._loss_scale.restart(loaded=False)
         self._carried = {}
         self._averaging.reset()
 
     def free(self) -> None:
         """Take the hooks off, and give back threads and communicators. Collective; DDP keeps its hook."""
-        self._loss_scale.free()
+        self._averaging.scale.free()
         self._hooks.remove()
         self._averaging.sums.free()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings})"
-
-    def _kind(self) -> Kind:
-        """Count the step that begins now, and tell what it sends."""
-        self._steps += 1
-        if (ratio := self._loss_scale.begin()) != 1.0:
-            for gradient in self._averaging.low:
-                if gradient.feedback:
-                    gradient.multiply(ratio)
-        return Kind.EXACT if self._steps <= self._exact_steps else self._averaging.kind()
 
 
 class ACPSGD(LowRank):
@@ -369,14 +350,10 @@ class PowerSGD(LowRank):
 
 
 def _check(rank: int, rate: float, exact_steps: int, buffer_mb: float | None, seed: int) -> None:
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InvalidArgument(f"rank={rank!r}: an integer of 1 or more is needed")
+    for name, value, lowest in (("rank", rank, 1), ("exact_steps", exact_steps, 0), ("seed", seed, 0)):
+        check_whole(name, value, lowest)
     if not rate > 0:
         raise InvalidArgument(f"min_compression_rate={rate!r}: a number above 0 is needed")
-    if isinstance(exact_steps, bool) or not isinstance(exact_steps, int) or exact_steps < 0:
-        raise InvalidArgument(f"exact_steps={exact_steps!r}: an integer of 0 or more is needed")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InvalidArgument(f"seed={seed!r}: an integer of 0 or more is needed")
     if buffer_mb is not None and not 0 <= buffer_mb < float("inf"):
         raise InvalidArgument(f"buffer_mb={buffer_mb!r}: a number of 0 or more is needed")
 
@@ -391,19 +368,15 @@ def _check_whole(model: nn.Module, method: str) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise InvalidArgument(
-                f"{name!r} is sharded: {method} takes whole parameters, compcoll.torch.compress() those of fully_shard"
+                f"{name!r} is sharded: compcoll.torch.compress() takes such parameters, {method} does not"
             )
 
 
 def _check_free(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    if isinstance(model, DistributedDataParallel) and model._comm_hooks:
-        there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
-        raise HookTaken(f"this model has the communication hook {there!r} already: DDP takes one, once")
+    check_hook_free(model)
     for name, parameter in parameters.items():
         if hooks_of(parameter):
-            raise HookTaken(
-                f"the gradient of {name!r} is averaged by another ACPSGD or PowerSGD already: free() it first"
-            )
+            raise HookTaken(f"another ACPSGD or PowerSGD averages the gradient of {name!r}: free() it first")
 
 
 def _check_shapes(

@@ -1,12 +1,14 @@
-"""The common parts of AdamW's compressed kin: the step on one vector of all parameters, and the state."""
+"""AdamW with compressed averages: 1-bit Adam and 0/1 Adam."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,21 +17,25 @@ from ...errors import InvalidArgument
 from ...registry import as_codec
 from ...sparse import Sparsifier
 from ..account import Account
-from ..states import residuals_of, state_of
-from .exchange import CodedExchange, exact_mean
-from .flat import Flat
-from .named import check_groups, check_trained, fitted, groups_of, parameters_of, untrained
-from .ranks import Ranks, any_rank, check_hook_free, check_together, join, keep_gradients, module_of, told_by
-from .scaling import scaling_of
+from ..hooks import check_hook_free
+from ..policy import check_whole, compressing
+from ..states import state_of
+from .ranks import Ranks, any_rank, check_together, join, keep_gradients, module_of, scaling_of, told_by
+from .vectors import (
+    Exchange,
+    Flat,
+    check_groups,
+    check_trained,
+    exact_mean,
+    groups_of,
+    parameters_of,
+    read_states,
+    untrained,
+)
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
-
-
-def algorithm_for(codec: Codec | None, algorithm: str | None) -> str:
-    """The allreduce to be taken: unless told, one that compresses whether that pays here or not."""
-    if algorithm is not None:
-        return algorithm
-    return "sparse_ring" if isinstance(codec, Sparsifier) else "direct"
+_SETTLED = 0.96
+"""The ratio of norms of the variance, a memory of it apart, from which on 1-bit Adam takes it for settled."""
 
 
 class CompressedAdam(torch.optim.Optimizer):
@@ -38,7 +44,7 @@ class CompressedAdam(torch.optim.Optimizer):
     conserves: ClassVar[str] = "exact"
     """Whether values that were sent and residuals add up to those that were to be sent: "exact", "decay" or "none"."""
     _step_supports_amp_scaling = True
-    """Read by `torch.amp.GradScaler`: see `compcoll.torch.optimizers.scaling`."""
+    """Read by `torch.amp.GradScaler`: see `compcoll.torch.optimizers.ranks`."""
     _kinds: tuple[str, ...] = ("momentum", "variance")
     """Vectors that are saved, the attributes of these names; of `_own` those that differ between the ranks."""
     _own: tuple[str, ...] = ()
@@ -82,22 +88,19 @@ class CompressedAdam(torch.optim.Optimizer):
         check_hook_free(model)
         self._flat = Flat({names[id(p)]: p for p in self._parameters})
         self.momentum, self.variance, self._gradient = (self._flat.zeros() for _ in range(3))
-        self._momenta = self._flat.views(self.momentum)
-        self._denominator = torch.empty(0)
-        self._denominators: list[Tensor] = []
-        self._dead = torch.empty(0)
+        self._denominator = self._dead = torch.empty(0)
         self.steps = self.frozen_at = 0
         self._resumed = False
-        self._settings = f"{settings}, codec {chosen!r}, algorithm {algorithm_for(chosen, algorithm)}"
-        self._settings += f", gradient_codec {of_gradients!r}"
-        self._exchange = CodedExchange(chosen, algorithm_for(chosen, algorithm), True, self.momentum)
-        # Under Adam what feedback brings later has the wrong weight: these losses are not kept.
-        coded = None if of_gradients is None else CodedExchange(of_gradients, "direct", False, self._gradient)
+        algorithm = compressing(chosen) if algorithm is None else algorithm
+        self._settings = f"{settings}, codec {chosen!r}, algorithm {algorithm}, gradient_codec {of_gradients!r}"
+        self._exchange = Exchange(chosen, algorithm, True, self.momentum)
+        # Under Adam what feedback brings later has the wrong weight: these residuals are not kept.
+        coded = None if of_gradients is None else Exchange(of_gradients, "direct", False, self._gradient)
         self._of_gradients = coded
         shapes = [f"{name}: {n}, {self._flat.dtype}" for name, n in self._flat.sizes.items()]
         groups = [f"lr, weight_decay: {each['lr']}, {each['weight_decay']}" for each in self.param_groups]
         lines = [f"{type(self).__name__}: betas {betas}, eps {eps}, {self._settings}, over {over}", *shapes, *groups]
-        self._communicator = join(group, lines, timeout, over, algorithm_for(chosen, algorithm))
+        self._communicator = join(group, lines, timeout, over, algorithm)
         self._owned = self._communicator is not group
         self._exchange.try_out(self._communicator)
         if coded is not None:
@@ -177,20 +180,16 @@ class CompressedAdam(torch.optim.Optimizer):
             ranks go on from the same step is found out in the next `step`, which raises `CollectiveMismatch`.
         """
         rank, size = self._communicator.rank, self._communicator.size
-        more = (*self._kinds, *self._counters, "groups")
-        states = fitted(states, self._kinds, ("residuals",), self._flat.shapes, self._module)
-        residuals = residuals_of(states, rank, size, self._flat.shapes, more, optional=("begun",))
-        every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
+        every, residuals = read_states(
+            *(states, rank, size, self._kinds, ("residuals",), (*self._counters, "groups")),
+            *(self._flat.shapes, self._module),
+        )
         for state in every:
             check_groups(state["groups"], len(self.param_groups))
-        alike = every[0]["size"] == size
-        mine = every[rank] if alike and len(every) > 1 else every[0]
+        alike, mine = every[0]["size"] == size, every[rank % len(every)]
         for kind in self._kinds:
-            vector = getattr(self, kind)
-            if alike or kind not in self._own:
-                self._flat.load(mine[kind], vector)
-            else:
-                self._flat.load(_means([state[kind] for state in every]), vector)
+            arrays = mine[kind] if alike or kind not in self._own else _means([state[kind] for state in every])
+            self._flat.load(arrays, getattr(self, kind))
         for name in (name for name in self._counters if name in mine):
             setattr(self, name, copy(mine[name]))
         for group, kept in zip(self.param_groups, mine["groups"], strict=True):
@@ -223,7 +222,7 @@ class CompressedAdam(torch.optim.Optimizer):
 
     def _start_alike(self) -> None:
         """Give all ranks rank 0's parameters and buffers."""
-        values = self._flat.pack(self._parameters, self._flat.zeros())
+        values = self._flat.pack(self._parameters)
         self._communicator.bcast(values.numpy(), 0, out=values.numpy(), codec=None)
         self._put(values)
         others = untrained(self._module, self._trained)
@@ -267,7 +266,7 @@ class CompressedAdam(torch.optim.Optimizer):
         self._average_gradients()
         self.momentum.lerp_(self._gradient, 1 - self._betas[0])
         self._observe_variance()
-        self._move(self._flat.views(self._root(updates)), [self._rate(group) for group in self.param_groups])
+        self._move(self._root(updates))
 
     def _observe_variance(self) -> None:
         """Take the gradients' squares, of which the mean over the ranks is made already, into the variance."""
@@ -281,24 +280,363 @@ class CompressedAdam(torch.optim.Optimizer):
         """Divide by the present variance from now on. Elements that never had a gradient do not move."""
         self._dead = self.variance == 0
         self._denominator = self._root(updates).masked_fill_(self._dead, math.inf)
-        self._denominators = self._flat.views(self._denominator)
 
-    def _rate(self, group: Mapping[str, Any]) -> float:
-        """A group's learning rate, over the bias of the momentum's start."""
-        return float(group["lr"]) / (1 - self._betas[0] ** self.steps)
+    def _rates(self) -> list[float]:
+        """Find the groups' learning rates, over the bias of the momentum's start."""
+        return [float(group["lr"]) / (1 - self._betas[0] ** self.steps) for group in self.param_groups]
 
-    def _move(self, denominators: Sequence[Tensor], rates: Sequence[float]) -> None:
+    def _decays(self) -> list[float]:
+        """Find what weight decay leaves of the parameters in a step, by group."""
+        return [1 - float(group["lr"]) * group["weight_decay"] for group in self.param_groups]
+
+    def _each(self, values: Sequence[float]) -> list[float]:
+        """Repeat each group's value for its parameters."""
+        return [value for group, value in zip(self.param_groups, values, strict=True) for _ in group["params"]]
+
+    def _move(self, denominator: Tensor) -> None:
         """Decay the parameters, and move them along the momentum."""
-        number = 0
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            kept = 1 - float(group["lr"]) * group["weight_decay"]
-            for parameter in group["params"]:
-                wide = parameter.detach() if parameter.dtype == self._flat.dtype else parameter.to(self._flat.dtype)
-                momentum, root = (each[number].to(wide.device) for each in (self._momenta, denominators))
-                wide.mul_(kept).addcdiv_(momentum, root, value=-rate)
-                if wide.dtype != parameter.dtype:
-                    parameter.copy_(wide)
-                number += 1
+        views = (self._flat.views(self.momentum), self._flat.views(denominator))
+        steps = (self._each(self._decays()), self._each(self._rates()))
+        for parameter, momentum, root, kept, rate in zip(self._parameters, *views, *steps, strict=True):
+            own = parameter.detach()
+            wide = own.to(self._flat.dtype)  # itself, if it is of that type
+            wide.mul_(kept).addcdiv_(momentum.to(own.device), root.to(own.device), value=-rate)
+            if wide is not own:
+                own.copy_(wide)
+
+
+class OneBitAdam(CompressedAdam):
+    """AdamW that averages its momentum in compressed form: 1-bit Adam. Collective.
+
+    At first it is AdamW with means of the gradients, exact ones by default. Once the variance has settled it is held,
+    and each rank sends the common momentum with its own gradient in it, ``β1 m + (1 - β1) g``, compressed and with
+    what earlier steps lost; the mean, compressed once more with feedback of its own, becomes everybody's m. Momentum
+    averages linearly, which a step of Adam does not: so methods that lose much belong here under Adam, and not at the
+    gradients.
+
+    After ``backward()`` the gradients are each rank's own: with DistributedDataParallel, too, of which this becomes the
+    communication hook. ``no_sync()`` changes nothing then, and gradients may be accumulated as one likes.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        DistributedDataParallel, or any other, whose parameters become rank 0's.
+    lr, betas, eps, weight_decay
+        As of `torch.optim.AdamW`.
+    warmup : int or "auto"
+        Steps of AdamW at first, 1 or more. ``"auto"`` ends them by the paper's criterion: the learning rate rises no
+        more, and the sum of the variance is at least 0.96 of what it was ``1 / (1 - β2)`` steps before.
+    params : iterable, optional
+        Parameters of the model, or groups of them with their own ``lr`` and ``weight_decay``; all by default.
+    codec : str or Codec, optional
+        Of the momentum, as for `compcoll.allreduce`; None averages it exactly.
+    algorithm : str, optional
+        Of that allreduce: ``"direct"``, or ``"sparse_ring"`` for sparsifiers. ``"auto"`` does not compress where that
+        would not pay.
+    gradient_codec : str or Codec, optional
+        Of the gradients' means, from which the variance is made, without feedback: None averages them exactly, a
+        sparsifier is refused. Elements whose means all decode to 0 there do not move later.
+    group : ProcessGroup or Communicator, optional
+        The ranks: the default process group; or a communicator of compcoll's that is used for nothing else.
+    timeout, over
+        As of `compcoll.torch.compress`.
+    **codec_options
+        Configuration of a codec given by name.
+
+    Attributes
+    ----------
+    steps : int
+        How many were made.
+    frozen_at : int
+        The step after which the variance was held; 0 before.
+    momentum, variance : Tensor
+        Of all parameters, one behind the other, in host memory.
+    account : Account
+        What was sent so far. Replace it by a new one to count from zero.
+
+    Raises
+    ------
+    InvalidArgument
+        If an option is not allowed, parameters are not the model's, or the codec's losses would grow without end.
+    HookTaken
+        If DistributedDataParallel has a communication hook already.
+    CollectiveMismatch
+        If models, settings, or versions and instruction sets of torch differ between ranks.
+    NotUnderMPI, MPIMissing, ThreadsUnavailable
+        As for `compcoll.torch.compress`.
+
+    Notes
+    -----
+    The variance that is held, and the momentum, are without the bias of their start (``1 - β^t``), so that nothing
+    jumps when the warm-up ends; the paper's long warm-up leaves none.
+
+    After the warm-up the new momentum plus the residuals of all ranks equals the mean of the ranks' own momenta plus
+    the residuals before, up to rounding, in all elements that move.
+
+    A parameter without a gradient counts as one with a gradient of zeros, as after ``zero_grad(set_to_none=False)``.
+
+    References
+    ----------
+    H. Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021,
+    arXiv 2102.02888.
+
+    Examples
+    --------
+    >>> model = DistributedDataParallel(nn.Linear(64, 64))
+    >>> optimizer = compcoll.torch.OneBitAdam(model, lr=1e-3, warmup=500)
+    >>> model(torch.ones(1, 64)).sum().backward()
+    >>> optimizer.step()
+    """
+
+    _counters = (*CompressedAdam._counters, "norms", "highest_rate")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        warmup: int | str = "auto",
+        params: Parameters | None = None,
+        codec: str | Codec | None = "onebit",
+        algorithm: str | None = None,
+        gradient_codec: str | Codec | None = None,
+        group: Ranks | None = None,
+        timeout: float | None = None,
+        over: str = "auto",
+        **codec_options: Any,
+    ) -> None:
+        if warmup != "auto":
+            check_whole("warmup", warmup, 1)
+        self._warmup = warmup
+        self.norms: list[float] = []
+        self.highest_rate = 0.0
+        super().__init__(
+            *(model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec),
+            *(group, timeout, over, codec_options),
+            settings=f"warmup {warmup}",
+        )
+
+    def _advance(self) -> None:
+        if self.frozen_at:
+            self.momentum.lerp_(self._gradient, 1 - self._betas[0])
+            self._exchange.mean(self.momentum, self._communicator, self.account)
+            self.momentum.masked_fill_(self._dead, 0)
+            self._move(self._denominator)
+            return
+        self._adamw_step(self.steps)
+        if self.steps == self._warmup or (self._warmup == "auto" and self._settled()):
+            self.frozen_at = self.steps
+            self._hold(self.frozen_at)
+
+    def _restored(self, alike: bool) -> None:
+        if self.frozen_at:
+            self._hold(self.frozen_at)
+
+    def _settled(self) -> bool:
+        """Tell whether all ranks find that the variance has settled. Collective."""
+        span = math.ceil(1 / (1 - self._betas[1]) - 1e-9)
+        norms = deque(self.norms, span + 1)
+        norms.append(float(self.variance.sum(dtype=torch.float64)))
+        self.norms = list(norms)
+        rate = max(float(group["lr"]) for group in self.param_groups)
+        rising, self.highest_rate = rate > self.highest_rate, max(rate, self.highest_rate)
+        found = not rising and len(norms) > span and norms[-1] >= _SETTLED * norms[0]
+        # Sums may differ in their last bits where ranks have other numbers of threads.
+        return bool(self._communicator.allreduce(np.array([int(found)]), op="min", codec=None)[0])
+
+
+class ZeroOneAdam(CompressedAdam):
+    """AdamW whose ranks take steps of their own between compressed averages: 0/1 Adam. Collective.
+
+    The variance takes the mean of the gradients in the first steps, then in every second, every fourth and so on,
+    ``variance_updates`` times each, and not after the step ``freeze``. In all other steps a rank moves by its own
+    momentum and adds that up, ``u ← u + lr m``. Every so often u is averaged, compressed and with feedback on both
+    sides: all go on from where they last were together, moved by the mean of u, with the momentum that led there.
+    From the step ``local_after`` on the distance of these averages doubles every ``local_steps`` steps, up to
+    ``local_limit``.
+
+    Between two averages the parameters differ from rank to rank; `synchronized` tells. `state_dict` holds them.
+
+    Parameters
+    ----------
+    model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec, group, timeout, over, **codec_options
+        As of `OneBitAdam`.
+    variance_updates : int
+        Updates of the variance at each distance: 16.
+    freeze : int, optional
+        The last step in which the variance may be updated; by default it is ever more rarely so.
+    local_after : int, optional
+        The first step that may be local; by default the one after ``freeze``, or none.
+    local_steps : int
+        Steps until the distance doubles: 32678, as in the paper's longest run.
+    local_limit : int
+        The largest distance: 16.
+
+    Attributes
+    ----------
+    steps, momentum, variance, account
+        As of `OneBitAdam`.
+    frozen_at : int
+        The step of the latest update of the variance.
+
+    Raises
+    ------
+    InvalidArgument, HookTaken, CollectiveMismatch, NotUnderMPI, MPIMissing, ThreadsUnavailable
+        As of `OneBitAdam`.
+
+    Notes
+    -----
+    The variance is updated where the ranks are together only, at the first average when it is due. Weight decay shrinks
+    what was added up, too, so that an exact average gives the mean of the ranks' parameters.
+
+    The mean of u that moves the parameters plus the residuals of all ranks equals the mean of the ranks' own u plus the
+    residuals before, up to rounding, in all elements that move.
+
+    References
+    ----------
+    Y. Lu, C. Li, M. Zhang, C. De Sa, Y. He, "Maximizing Communication Efficiency for Large-scale Training via 0/1
+    Adam", ICLR 2023, arXiv 2202.06009.
+
+    Examples
+    --------
+    >>> model = DistributedDataParallel(nn.Linear(64, 64))
+    >>> optimizer = compcoll.torch.ZeroOneAdam(model, lr=1e-3, freeze=1000, local_steps=500)
+    >>> model(torch.ones(1, 64)).sum().backward()
+    >>> optimizer.step()
+    """
+
+    _kinds = (*CompressedAdam._kinds, "updates", "anchor", "parameters")
+    _own = ("momentum", "updates", "parameters")
+    _counters = (
+        *CompressedAdam._counters,
+        *("observations", "next_observation", "local", "next_average", "rates"),
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        variance_updates: int = 16,
+        freeze: int | None = None,
+        local_after: int | None = None,
+        local_steps: int = 32678,
+        local_limit: int = 16,
+        params: Parameters | None = None,
+        codec: str | Codec | None = "onebit",
+        algorithm: str | None = None,
+        gradient_codec: str | Codec | None = None,
+        group: Ranks | None = None,
+        timeout: float | None = None,
+        over: str = "auto",
+        **codec_options: Any,
+    ) -> None:
+        given = {
+            "variance_updates": variance_updates,
+            "freeze": freeze,
+            "local_after": local_after,
+            "local_steps": local_steps,
+            "local_limit": local_limit,
+        }
+        for name, value in given.items():
+            if value is not None or name not in ("freeze", "local_after"):
+                check_whole(name, value, 1)
+        self._variance_updates, self._freeze = variance_updates, freeze
+        self._local_after = freeze + 1 if local_after is None and freeze is not None else local_after
+        self._local_steps, self._local_limit = local_steps, local_limit
+        super().__init__(
+            *(model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec),
+            *(group, timeout, over, codec_options),
+            settings=", ".join(f"{name} {value}" for name, value in given.items()),
+        )
+        self.updates, self.anchor, self.parameters = (self._flat.zeros() for _ in range(3))
+        self.observations = self.local = 0
+        self.next_observation = self.next_average = 1
+        self.rates = [0.0] * len(self.param_groups)
+
+    @property
+    def synchronized(self) -> bool:
+        """Tell whether all ranks have the same parameters now."""
+        return not self.local
+
+    def state_dict(self) -> dict[str, Any]:
+        self._flat.pack(self._parameters, self.parameters)
+        return super().state_dict()
+
+    def _advance(self) -> None:
+        due = self.steps >= self.next_observation and (self._freeze is None or self.steps <= self._freeze)
+        if due and not self.local:
+            self._adamw_step(self.observations + 1)
+            self._observed()
+        else:
+            self._local_step()
+            if self.steps >= self.next_average:
+                self._average()
+                if due:
+                    self._average_gradients()
+                    self._observe_variance()
+                    self._observed()
+        if not self.local:
+            self.next_average = self.steps + self._interval(self.steps + 1)
+
+    def _observed(self) -> None:
+        """The variance was updated: find when it will be next."""
+        self.frozen_at = self.steps
+        self.next_observation = self.steps + 2 ** (self.observations // self._variance_updates)
+        self.observations += 1
+        self._hold(self.observations)
+
+    def _interval(self, step: int) -> int:
+        """Steps from one average to the next, of which this is the first."""
+        if self._local_after is None or step < self._local_after:
+            return 1
+        doublings = 1 + (step - self._local_after) // self._local_steps
+        return min(2 ** min(doublings, 30), self._local_limit)
+
+    def _local_step(self) -> None:
+        """Move by this rank's own momentum, and add that up."""
+        if not self.local:
+            self._flat.pack(self._parameters, self.anchor)
+        self.local += 1
+        self.momentum.lerp_(self._gradient, 1 - self._betas[0])
+        rates, decays = self._rates(), self._decays()
+        views = map(self._flat.views, (self.anchor, self.updates, self.momentum))
+        for anchor, update, momentum, kept, rate in zip(*views, self._each(decays), self._each(rates), strict=True):
+            anchor.mul_(kept)
+            update.mul_(kept).add_(momentum, alpha=rate)
+        self.rates = [sum_ * kept + rate for sum_, kept, rate in zip(self.rates, decays, rates, strict=True)]
+        self._move(self._denominator)
+
+    def _average(self) -> None:
+        """Bring the ranks together where the mean of their updates leads. Collective."""
+        self._exchange.mean(self.updates, self._communicator, self.account)
+        self.updates.masked_fill_(self._dead, 0)
+        self._put(self.anchor.addcdiv_(self.updates, self._denominator, value=-1))
+        if not all(self.rates):  # no update tells the momentum where the learning rate was 0
+            exact_mean(self.momentum, self._communicator, self.account)
+        views = map(self._flat.views, (self.momentum, self.updates))
+        for momentum, update, rate in zip(*views, self._each(self.rates), strict=True):
+            if rate:
+                momentum.copy_(update).div_(rate)
+        self._begin_interval()
+
+    def _begin_interval(self) -> None:
+        self.updates.zero_()
+        self.local, self.rates = 0, [0.0] * len(self.param_groups)
+
+    def _restored(self, alike: bool) -> None:
+        if self.observations:
+            self._hold(self.observations)
+        if not alike:  # as by an exact average
+            self._begin_interval()
+            self.next_average = self.steps + 1
+        self._put(self.parameters)
 
 
 def _means(arrays: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,25 +18,227 @@ from ...communicator import Communicator
 from ...errors import InvalidArgument
 from ...registry import as_codec
 from ..account import Account, RecentSteps
+from ..arrays import HostArray
+from ..handles import Handle
+from ..hooks import check_hook_free
 from ..job_queue import JobQueue
-from ..states import residuals_of, state_of
-from .adam import algorithm_for
-from .exchange import CodedExchange, Exchange
-from .flat import Flat
-from .fragments import Fragment, Schedule, UnderWay, check_inner, strided
-from .named import check_groups, check_trained, fitted, load_by_name, state_by_name, untrained
-from .outer_state import load_outer_state, outer_state
-from .ranks import Ranks, any_rank, check_hook_free, check_together, join, keep_gradients, module_of, told_by
-from .scaling import SUPPORTED, scaling_of, unscale
+from ..policy import check_whole, compressing
+from ..states import state_of
+from .ranks import (
+    SUPPORTED,
+    Ranks,
+    any_rank,
+    check_together,
+    join,
+    keep_gradients,
+    module_of,
+    scaling_of,
+    told_by,
+    unscale,
+)
+from .vectors import (
+    Exchange,
+    Flat,
+    check_groups,
+    check_trained,
+    exact_mean,
+    groups_of,
+    load,
+    load_by_name,
+    parameters_of,
+    read_states,
+    state_by_name,
+    untrained,
+)
 
 Outer = Callable[[list[Tensor]], torch.optim.Optimizer]
 NESTEROV: Outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True, fused=True)
 """The paper's outer optimizer."""
 
-_STATE = (
-    *("settings", "steps", "rounds", "begun", "versions", "due"),
-    *("parameters", "outer", "under_way", "outer_state", "inner_state"),
-)
+_BY_NAME = ("parameters", "outer", "under_way")
+_STATE = ("settings", "steps", "rounds", "begun", "versions", "due", "outer_state", "inner_state", "under_way")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When fragments are averaged, and how much of their ranks' own they keep: the options of `DiLoCo` about that.
+
+    Raises
+    ------
+    InvalidArgument
+        If a number of steps or fragments is out of its range, two do not go together, or the share is none.
+    """
+
+    every: int
+    warmup: int
+    fragments: int
+    delay: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("every", 1), ("warmup", 0), ("fragments", 1), ("delay", 0)):
+            check_whole(name, getattr(self, name), lowest)
+        if self.fragments > self.every:
+            raise InvalidArgument(f"fragments={self.fragments}: at most every={self.every} can be sent in turn")
+        if self.delay >= self.every:
+            raise InvalidArgument(f"delay={self.delay}: it must be below every={self.every}, the next average")
+        if not 0 <= self.alpha < 1:
+            raise InvalidArgument(f"alpha={self.alpha!r}: a number from 0 to below 1 is needed")
+
+    @property
+    def phases(self) -> list[int]:
+        """After which step of each round each fragment is sent."""
+        return [self.every * (number + 1) // self.fragments % self.every for number in range(self.fragments)]
+
+
+class UnderWay(NamedTuple):
+    """An average of outer gradients that runs, or has ended and is still to be mixed in.
+
+    Attributes
+    ----------
+    due : int
+        The step after which it is mixed in.
+    gradient : Tensor
+        The outer gradient; the ranks' mean when the work has ended.
+    work : Handle or None
+        The average; its value is the bytes sent. None if it had ended when it was saved.
+    losses : array or None
+        What compression had lost before.
+    """
+
+    due: int
+    gradient: Tensor
+    work: Handle[int] | None
+    losses: HostArray | None
+
+
+class Fragment:
+    """Some layers of a model, synchronised together.
+
+    Parameters
+    ----------
+    parameters : mapping
+        By name.
+    phase : int
+        After which step of each round it is sent.
+    make : callable
+        Makes the exchange of a vector.
+
+    Attributes
+    ----------
+    parameters : dict
+        This rank's, which the inner optimizer moves.
+    outer : Tensor
+        The parameters that all ranks have in common, as one vector in host memory.
+    version : int
+        How many outer steps it has made.
+    sent : int
+        The step at which its outer gradient was taken last; -1 if that is to be done again.
+    under_way : UnderWay or None
+        Its average that is not mixed in yet.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], phase: int, make: Callable[[Tensor], Exchange]) -> None:
+        self.parameters, self.phase = dict(parameters), phase
+        self.flat = Flat(self.parameters)
+        self.outer = self.flat.pack(self.parameters.values())
+        self.exchange = make(self.outer)
+        self.version, self.sent = 0, -1
+        self.under_way: UnderWay | None = None
+
+    def gradient(self, step: int) -> Tensor:
+        """Take the outer gradient of a step: the common parameters minus this rank's."""
+        self.sent = step
+        gradient = torch.empty_like(self.outer)
+        views = zip(self.flat.views(self.outer), self.flat.views(gradient), strict=True)
+        for parameter, (common, difference) in zip(self.parameters.values(), views, strict=True):
+            own = parameter.detach()
+            # In the parameter's precision: what `mix` rounded away is no step of this rank's.
+            torch.sub(common.to(own.dtype).to(common.dtype), own.to(common), out=difference)
+        return gradient
+
+    def mix(self, alpha: float) -> None:
+        """Set this rank's parameters to α of them and 1 - α of the common ones."""
+        for parameter, common in zip(self.parameters.values(), self.flat.views(self.outer), strict=True):
+            target = parameter.detach()
+            if not alpha:
+                target.copy_(common)
+                continue
+            own = target.to(common.dtype)  # itself, if it is of that type
+            target.copy_(torch.lerp(common.to(target.device), own, alpha, out=own))
+
+    def average_gradients(self, communicator: Communicator, account: Account, used: Container[str]) -> int:
+        """Have the gradients of the parameters that some rank uses be the ranks' mean, exactly; returns the bytes sent.
+        Collective.
+        """
+        mean = self.flat.pack(p.grad for p in self.parameters.values())
+        nbytes = exact_mean(mean, communicator, account)
+        for (name, parameter), values in zip(self.parameters.items(), self.flat.views(mean), strict=True):
+            if name in used:
+                if parameter.grad is None or parameter.grad.is_sparse:
+                    parameter.grad = torch.empty_like(parameter)  # in its memory format, as fused steps want it
+                parameter.grad.copy_(values)
+        return nbytes
+
+    def agree(self, communicator: Communicator) -> None:
+        """Go on from the first rank's parameters. Collective."""
+        values = self.outer.numpy()
+        communicator.bcast(values, 0, out=values, codec=None)
+        self.mix(0.0)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Give what is saved, by kind and by name: residuals, and a mean that is still to be mixed in, if there are."""
+        by_name, losses, under_way = self.flat.by_name, self.exchange.losses, self.under_way
+        return {
+            "parameters": by_name(self.flat.pack(self.parameters.values())),
+            "outer": by_name(self.outer),
+            "residuals": {} if losses is None else by_name(torch.from_numpy(losses)),
+            "under_way": {} if under_way is None else by_name(under_way.gradient),
+            "due": {} if under_way is None else dict.fromkeys(self.flat.names, under_way.due),
+        }
+
+    def due(self, due: Mapping[str, int]) -> int | None:
+        """Find when a mean that is still to be mixed in is due, of all that a state has; None if there is none.
+
+        Raises
+        ------
+        InvalidArgument
+            If they are means of other fragments.
+        """
+        found = {due.get(name) for name in self.flat.names}
+        if len(found) > 1:
+            raise InvalidArgument("this state has averages under way of other fragments than those here")
+        return found.pop()
+
+    def load(self, state: Mapping[str, Any], residuals: Mapping[str, Tensor], size: int) -> None:
+        """Go on from a state, with this rank's part of the residuals; on another number of ranks than ``size`` from the
+        common parameters.
+        """
+        due = self.due(state["due"])
+        self.flat.load(state["outer"], self.outer)
+        if self.exchange.losses is not None:
+            self.flat.load(residuals, torch.from_numpy(self.exchange.losses))
+            if not self.exchange.of_mean:
+                self.exchange.losses *= size / state["size"]
+        self.mix(0.0)
+        if state["size"] == size:
+            for name, parameter in self.parameters.items():
+                parameter.detach().copy_(state["parameters"][name].reshape(parameter.shape))
+        if due is not None:
+            self.under_way = UnderWay(due, self.flat.load(state["under_way"], torch.empty_like(self.outer)), None, None)
+
+    def abandon(self) -> None:
+        """Forget the average under way: what it has not brought is in the next outer gradient."""
+        self.sent = -1
+        if self.under_way is None:
+            return
+        work, losses = self.under_way.work, self.under_way.losses
+        self.under_way = None
+        if work is not None:
+            with suppress(Exception):  # whose reason the caller knows, or will know at the next call
+                work.wait()
+            if losses is not None and self.exchange.losses is not None:
+                self.exchange.losses[...] = losses
 
 
 class DiLoCo:
@@ -85,6 +289,8 @@ class DiLoCo:
         Inner steps so far.
     account : Account
         What was sent so far, with the mean and the most of a step. Replace it by a new one to count from zero.
+    communicator : Communicator
+        Averages among the ranks; for nothing else but its `shrink`.
 
     Raises
     ------
@@ -143,34 +349,16 @@ class DiLoCo:
         **codec_options: Any,
     ) -> None:
         chosen = as_codec(codec, codec_options)
-        self._algorithm = algorithm_for(chosen, algorithm)
-
-        def make(flat: Flat, vector: Tensor) -> Exchange:
-            return CodedExchange(chosen, self._algorithm, feedback, vector)
-
-        told = f"codec {chosen!r}, feedback {feedback}, algorithm {self._algorithm}"
-        schedule = Schedule.of(every, warmup, fragments, delay, alpha)
-        self._set_up(model, inner, outer, schedule, make, told, group, timeout, over)
-
-    def _set_up(
-        self,
-        model: nn.Module,
-        inner: torch.optim.Optimizer,
-        outer: Outer,
-        schedule: Schedule,
-        make: Callable[[Flat, Tensor], Exchange],
-        told: str,
-        group: Ranks | None,
-        timeout: float | None,
-        over: str,
-    ) -> None:
+        self._algorithm = compressing(chosen) if algorithm is None else algorithm
+        make, told = self._exchanges(chosen, feedback)
+        schedule = Schedule(every, warmup, fragments, delay, (0.5 if delay else 0.0) if alpha is None else float(alpha))
         self._module = module_of(model)
+        self._names = {id(p): name for name, p in self._module.named_parameters()}
         parameters = {name: p for name, p in self._module.named_parameters() if p.requires_grad}
+        self._trained = {id(p): name for name, p in parameters.items()}
         check_inner(inner, parameters)
         check_hook_free(model)
         self._inner, self._schedule = inner, schedule
-        self._names = {id(p): name for name, p in self._module.named_parameters()}
-        self._trained = {id(p): name for name, p in parameters.items()}
         dealt = strided(parameters, schedule.fragments)
         self._fragments = [Fragment(each, phase, make) for each, phase in zip(dealt, schedule.phases, strict=True)]
         self.outer = outer([fragment.outer for fragment in self._fragments])
@@ -184,7 +372,6 @@ class DiLoCo:
         self.steps, self._rounds = 0, -1
         self.account = Account()
         self._recent = RecentSteps(max(schedule.delay, 1))
-        self._communicator: Communicator | None = None
         self._join(group)
         self._resumed = False
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
@@ -193,11 +380,10 @@ class DiLoCo:
         setattr(inner, SUPPORTED, True)
         keep_gradients(model, f"compcoll {type(self).__name__}")
 
-    @property
-    def communicator(self) -> Communicator:
-        """The communicator by which the ranks average, for nothing else but its `shrink`."""
-        assert self._communicator is not None
-        return self._communicator
+    def _exchanges(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Exchange], str]:
+        """Return what makes the exchange of a vector, and the settings in words."""
+        told = f"codec {codec!r}, feedback {feedback}, algorithm {self._algorithm}"
+        return partial(Exchange, codec, self._algorithm, feedback), told
 
     @property
     def group(self) -> Ranks | None:
@@ -240,20 +426,12 @@ class DiLoCo:
         """Copy what is to be saved: this rank's parameters, the outer ones, both optimizers' states, losses, and
         averages under way, for which it waits. By every rank its own, or by `WholeState` as one.
         """
-        residuals: dict[str, Any] = {}
-        parameters: dict[str, Any] = {}
-        outer: dict[str, Any] = {}
-        under_way: dict[str, Any] = {}
-        due: dict[str, int] = {}
         for fragment in self._fragments:
             self._settle(fragment)
-            parameters |= fragment.own()
-            outer |= fragment.flat.by_name(fragment.outer)
-            residuals |= fragment.lost()
-            under_way |= fragment.waiting()
-            due |= dict.fromkeys(fragment.waiting(), 0 if fragment.under_way is None else fragment.under_way.due)
-        by_name = {"parameters": parameters, "outer": outer, "under_way": under_way}
-        return state_of(self.communicator.rank, self.communicator.size, residuals, **by_name) | {
+        parts = [fragment.state() for fragment in self._fragments]
+        merged = {kind: {name: each for part in parts for name, each in part[kind].items()} for kind in parts[0]}
+        by_name = {kind: merged[kind] for kind in _BY_NAME}
+        return state_of(self.communicator.rank, self.communicator.size, merged["residuals"], **by_name) | {
             "settings": asdict(self._schedule),
             "steps": self.steps,
             "rounds": self._rounds,
@@ -261,7 +439,7 @@ class DiLoCo:
             "outer_state": outer_state(self.outer, self._fragments),
             "inner_state": state_by_name(self._inner, self._names),
             "versions": [fragment.version for fragment in self._fragments],
-            "due": due,
+            "due": merged["due"],
         }
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -284,26 +462,25 @@ class DiLoCo:
         """
         rank, size = self.communicator.rank, self.communicator.size
         shapes = {name: shape for fragment in self._fragments for name, shape in fragment.flat.shapes.items()}
-        states = fitted(states, ("parameters", "outer"), ("residuals", "under_way"), shapes, self._module)
-        residuals = residuals_of(states, rank, size, shapes, _STATE, optional=("begun",))
-        every = [states] if isinstance(states, Mapping) else sorted(states, key=lambda state: int(state["rank"]))
+        every, residuals = read_states(
+            *(states, rank, size, ("parameters", "outer"), ("residuals", "under_way"), _STATE, shapes, self._module)
+        )
         mine = every[rank % len(every)]
         if (settings := {"warmup": 0, **mine["settings"]}) != (here := asdict(self._schedule)):
             raise InvalidArgument(f"this state is of {settings}, but here are {here}")
         check_groups(mine["inner_state"]["groups"], len(self._inner.param_groups))
         check_groups(mine["outer_state"]["groups"], len(self.outer.param_groups))
-        dues = [fragment.due(mine["due"]) for fragment in self._fragments]
+        for fragment in self._fragments:
+            fragment.due(mine["due"])
         for fragment in self._fragments:
             fragment.abandon()
         load_by_name(self._inner, self._names, mine["inner_state"])
         load_outer_state(self.outer, self._fragments, mine["outer_state"])
         self.steps, self._rounds = mine["steps"], mine["rounds"]
         self.communicator.begun = mine.get("begun", self.communicator.begun)
-        for fragment, version, due in zip(self._fragments, mine["versions"], dues, strict=True):
-            fragment.load(mine["outer"], mine["parameters"] if mine["size"] == size else {}, residuals)
-            if not fragment.exchange.of_mean and fragment.exchange.losses is not None:
-                fragment.exchange.losses *= size / mine["size"]
-            fragment.resume(version, self.steps if self._turn_of(fragment) else -1, due, mine["under_way"])
+        for fragment, version in zip(self._fragments, mine["versions"], strict=True):
+            fragment.load(mine, residuals, size)
+            fragment.version, fragment.sent = version, self.steps if self._turn_of(fragment) else -1
         self._resumed = True
 
     def free(self) -> None:
@@ -356,9 +533,7 @@ class DiLoCo:
             warming = self.steps < self._schedule.warmup
             if warming:
                 if any(each is not None for each in (*args[1:], *given.values())):  # the first is the optimizer
-                    raise InvalidArgument(
-                        "the first steps average gradients: compute them before step(), not in a closure"
-                    )
+                    raise InvalidArgument("warmup averages gradients: compute them before step(), not in a closure")
                 flags = [overflowed, *(p.grad is not None for p in parameters.values())]
                 overflowed, *used = any_rank(self.communicator, flags)
             if scaling is not None:
@@ -409,7 +584,7 @@ class DiLoCo:
         """Send a fragment's outer gradient."""
         gradient = fragment.gradient(self.steps)
         job = partial(fragment.exchange.mean, gradient, self.communicator, self.account)
-        losses = fragment.keep_losses()
+        losses = None if fragment.exchange.losses is None else fragment.exchange.losses.copy()
         fragment.under_way = UnderWay(due, gradient, self._jobs.submit(job), losses)
 
     def _finish(self, fragments: Sequence[Fragment]) -> None:
@@ -444,7 +619,7 @@ class DiLoCo:
         """Average with these ranks from now on, from where those are that have come farthest. Collective."""
         communicator = join(ranks, self._lines, self._timeout, self._over, self._algorithm)
         self._ranks: Ranks | None = ranks
-        self._communicator = communicator
+        self.communicator = communicator
         self._jobs = JobQueue("diloco")
         for fragment in self._fragments:
             fragment.exchange.try_out(communicator)
@@ -474,3 +649,73 @@ class DiLoCo:
             "outer_optimizer": self.outer.state_dict(),
             "others": [each.detach().cpu() for each in untrained(self._module, self._trained)],
         }
+
+
+def strided(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, nn.Parameter]]:
+    """Deal a model's layers out, every ``count``-th to the same fragment.
+
+    A layer is what has the same name up to its first number, or before its first dot if it has none.
+
+    Raises
+    ------
+    InvalidArgument
+        If there are fewer layers than fragments.
+    """
+    layers: dict[str, dict[str, nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        words = name.split(".")
+        number = next((at for at, word in enumerate(words) if word.isdigit()), 0)
+        layers.setdefault(".".join(words[: number + 1]), {})[name] = parameter
+    if len(layers) < count:
+        raise InvalidArgument(f"fragments={count}: the model has {len(layers)} layers, {', '.join(layers)}")
+    dealt: list[dict[str, nn.Parameter]] = [{} for _ in range(count)]
+    for at, layer in enumerate(layers.values()):
+        dealt[at % count] |= layer
+    return dealt
+
+
+def check_inner(inner: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Refuse an inner optimizer of other parameters than the model's.
+
+    Raises
+    ------
+    InvalidArgument
+        If it lacks one, or has others.
+    """
+    held = {id(p) for group in inner.param_groups for p in group["params"] if p.requires_grad}
+    lacking = [name for name, p in parameters.items() if id(p) not in held]
+    foreign = len(held - {id(p) for p in parameters.values()})
+    if lacking or foreign:
+        what = f"lacks {lacking[0]!r}" if lacking else f"has {foreign} that are not the model's"
+        raise InvalidArgument(f"the inner optimizer must have all trainable parameters of the model, but it {what}")
+
+
+def outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]) -> dict[str, Any]:
+    """Copy the state: of each kind a tensor for each parameter, and what is no vector, such as a number of steps."""
+    vectors: dict[str, dict[str, Tensor]] = {}
+    rest: list[dict[str, Any]] = []
+    for fragment in fragments:
+        state = outer.state.get(fragment.outer, {})
+        of_elements = {kind for kind, value in state.items() if _is_vector(value, fragment)}
+        rest.append({kind: deepcopy(value) for kind, value in state.items() if kind not in of_elements})
+        for kind in of_elements:
+            parts = fragment.flat.by_name(state[kind].clone())
+            vectors.setdefault(kind, {}).update((name, torch.from_numpy(part)) for name, part in parts.items())
+    return {"vectors": vectors, "rest": rest, "groups": groups_of(outer)}
+
+
+def load_outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment], state: Mapping[str, Any]) -> None:
+    """Go on from what `outer_state` gave; elements that it does not have are 0."""
+    kept = {}
+    for fragment, rest in zip(fragments, state["rest"], strict=True):
+        kept[id(fragment.outer)] = one = deepcopy(rest)
+        for kind, arrays in state["vectors"].items():
+            if held := [arrays[name] for name in fragment.flat.names if name in arrays]:
+                one[kind] = torch.zeros_like(fragment.outer, dtype=held[0].dtype)
+                fragment.flat.load(arrays, one[kind])
+    places = {at: kept[id(p)] for at, p in enumerate(parameters_of(outer)) if kept[id(p)]}
+    load(outer, places, state["groups"])
+
+
+def _is_vector(value: Any, fragment: Fragment) -> bool:
+    return isinstance(value, Tensor) and value.shape == fragment.outer.shape

@@ -1,10 +1,11 @@
-"""The ranks among which an optimizer averages, and models whose gradients stay each rank's own."""
+"""The ranks among which an optimizer averages, models whose gradients stay each rank's own, and loss scaling."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ...collectives import choose
 from ...collectives.signature import Signature
 from ...communicator import Communicator
-from ...errors import HookTaken, InvalidArgument
+from ...errors import InvalidArgument
 from ..groups.membership import check_group, communicator_of, device_of
+from ..hooks import register_hook
 from ..membership import check_alike, compare
 
 Ranks: TypeAlias = dist.ProcessGroup | Communicator
@@ -100,29 +102,69 @@ def module_of(model: nn.Module) -> nn.Module:
     return module
 
 
-def check_hook_free(model: nn.Module) -> None:
-    """Refuse a model of DistributedDataParallel that has a communication hook already.
-
-    Raises
-    ------
-    HookTaken
-        If it has one.
-    """
-    if isinstance(model, DistributedDataParallel) and model._comm_hooks:
-        there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
-        raise HookTaken(f"this model has the communication hook {there!r} already: DDP takes one, once")
-
-
 def keep_gradients(model: nn.Module, name: str) -> None:
     """Have DistributedDataParallel leave each rank its own gradients: `name` averages something else."""
     if not isinstance(model, DistributedDataParallel):
         return
 
-    def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+    def hook(bucket: dist.GradBucket) -> Future[Tensor]:
         own = bucket.buffer()
         future: Future[Tensor] = Future(devices=[own.device] if own.is_cuda else [])
         future.set_result(own)
         return future
 
-    hook.__qualname__ = name
-    model.register_comm_hook(None, hook)
+    register_hook(model, hook, name)
+
+
+SUPPORTED = "_step_supports_amp_scaling"
+"""The attribute by which `torch.amp.GradScaler` sees that it must not skip an optimizer's steps itself: a rank alone
+would skip them. It sets ``found_inf`` and ``grad_scale`` then, while ``step()`` runs, and deletes them afterwards.
+"""
+
+
+class Scaling(NamedTuple):
+    """What a GradScaler found.
+
+    Attributes
+    ----------
+    overflowed : bool
+        Whether a gradient of this rank holds Inf or NaN.
+    scale : float
+        What the gradients are still to be divided by.
+    """
+
+    overflowed: bool
+    scale: float
+
+
+@contextmanager
+def scaling_of(optimizer: torch.optim.Optimizer) -> Iterator[Scaling | None]:
+    """Read what the GradScaler that calls ``step()`` has found; None without a scaler.
+
+    After an error the scaler deletes nothing, and would multiply its next scale by what is left: it is deleted here.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    scale = getattr(optimizer, "grad_scale", None)
+    try:
+        yield None if found is None else Scaling(bool(float(found)), 1.0 if scale is None else float(scale))
+    except BaseException:
+        for name in ("found_inf", "grad_scale"):
+            vars(optimizer).pop(name, None)
+        raise
+
+
+def unscale(parameters: Iterable[Tensor], scale: float) -> None:
+    """Divide the parameters' gradients by a scale.
+
+    Raises
+    ------
+    InvalidArgument
+        If one is of float16, in which small gradients would be lost, as `torch.amp.GradScaler.unscale_` refuses it.
+    """
+    if scale == 1.0:
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if any(gradient.dtype == torch.float16 for gradient in gradients):
+        raise InvalidArgument("gradients of float16 cannot be unscaled: keep parameters in float32 under autocast")
+    for gradient in gradients:
+        (gradient._values() if gradient.is_sparse else gradient).div_(scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,16 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...errors import InvalidArgument
 from ..account import Account
 from ..arrays import HostArray
 from ..buffers import array_of
 from .diloco import DiLoCo
-from .exchange import Exchange
-from .flat import Flat
-from .fragments import Schedule
 from .ranks import Ranks
+from .vectors import Exchange
 
 CHUNK = 4096
 """Elements among which the largest are chosen: 64 × 64."""
@@ -90,20 +90,20 @@ class ChunkedTopK:
         return values
 
 
-class _SparseExchange:
-    """An `Exchange` of the largest elements: ``e ← β e + Δ``, of which is sent what `ChunkedTopK` encodes, and e keeps
+class _SparseExchange(Exchange):
+    """An exchange of the largest elements: ``e ← β e + Δ``, of which is sent what `ChunkedTopK` encodes, and e keeps
     the rest. All ranks add all wires, in the ranks' order. The mean of an element is over those that sent it.
     """
 
     of_mean = False
 
-    def __init__(self, density: float, beta: float, flat: Flat, vector: Tensor) -> None:
+    def __init__(self, density: float, beta: float, vector: Tensor) -> None:
         self._code, self._beta = ChunkedTopK(density), beta
         self._padded = -(-vector.numel() // CHUNK) * CHUNK
         self.losses: HostArray | None = torch.zeros_like(vector).numpy()
 
     def try_out(self, communicator: Communicator) -> None:
-        """There is nothing that could be refused."""
+        """Do nothing: there is no codec that could be refused."""
 
     def mean(self, vector: Tensor, communicator: Communicator, account: Account) -> int:
         values, losses = array_of(vector), self.losses
@@ -206,12 +206,11 @@ class SparseLoCo(DiLoCo):
         for name, value, highest in (("density", density, 0.5), ("beta", beta, 1.0), ("lr", lr, math.inf)):
             if not (0 <= value <= highest and math.isfinite(value)) or (name == "density" and value == 0):
                 raise InvalidArgument(f"{name}={value!r}: it must be finite, 0 or more, and at most {highest:g}")
-        self._algorithm = "direct"
-        outer: Any = partial(torch.optim.SGD, lr=lr)
+        self._make = partial(_SparseExchange, density, beta)
+        self._values = f"density {density:g}, beta {beta:g}, lr {lr:g}"
+        outer = partial(torch.optim.SGD, lr=lr)
+        schedule: dict[str, Any] = {"every": every, "warmup": warmup, "fragments": fragments, "delay": delay}
+        super().__init__(model, inner, outer, **schedule, alpha=alpha, group=group, timeout=timeout, over=over)
 
-        def make(flat: Flat, vector: Tensor) -> Exchange:
-            return _SparseExchange(density, beta, flat, vector)
-
-        told = f"density {density:g}, beta {beta:g}, lr {lr:g}"
-        schedule = Schedule.of(every, warmup, fragments, delay, alpha)
-        self._set_up(model, inner, outer, schedule, make, told, group, timeout, over)
+    def _exchanges(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Exchange], str]:
+        return self._make, self._values

@@ -22,7 +22,7 @@ from compcoll.devices import memory as gpu
 from compcoll.errors import CompcollError, InvalidArgument, UnsupportedDevice
 from compcoll.sparse import DGCFeedback
 from compcoll.torch import arrays, streams
-from compcoll.torch.low_rank.sums import CodedSums
+from compcoll.torch.low_rank.fusion import CodedSums
 from osu_like_bench.training.processes import start
 
 WAYS: list[dict[str, Any]] = [
@@ -127,7 +127,7 @@ def on_late_gpu(
                 got = average(comm, model, step, cuda.upload)
                 assert all(isinstance(mean, OnGPU) for mean in got.values())
                 means.append(downloaded(cuda, got))
-            kept = compression._kept.values()
+            kept = compression._residuals.arrays.values()
             assert all(isinstance(losses, OnGPU) for part in kept for losses in part.values())
             return means, compression.state_dict()
         finally:

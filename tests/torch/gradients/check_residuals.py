@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compcoll.torch
 from compcoll import ErrorFeedback, IntSum
 from compcoll.codecs.sparse.sparsifier import Sparsifier
-from compcoll.torch.gradients.hooks import GradientCompression
+from compcoll.torch.gradients.ddp import GradientCompression
 from compcoll.torch.low_rank.methods import LowRank
 from compcoll.torch.optimizers.diloco import DiLoCo
 from osu_like_bench.training.processes import start
@@ -404,8 +404,8 @@ class LocalRun(Run):
         for name in frozen:
             self.due[name] = np.zeros(SHAPES[name])  # is dropped, with a warning
             self.coming.pop(name, None)
+        self.coming = self.comm.bcast(self.coming)  # to ranks that took no part
         super().wrap(wrapper, ranks, frozen=frozen, **place)
-        self.coming = self.comm.bcast(self.coming)
         if self.compression is not None:
             self.compression.outer.register_step_pre_hook(self.note)
 

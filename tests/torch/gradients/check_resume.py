@@ -116,6 +116,13 @@ def check_deep_gradient_compression_goes_on_with_the_same_bits(comm: MPI.Intraco
     resumed.free()
 
 
+def uneven_net() -> nn.Module:
+    """In which blocks of a codec hold elements of a compressed parameter and of an exact one."""
+    net = make_net()
+    net.middle, net.head = nn.Linear(60, 71), nn.Linear(71, 30)
+    return net
+
+
 def check_shards_go_on_with_the_same_bits(comm: MPI.Intracomm) -> None:
     chosen: list[dict[str, Any]] = [
         {"codec": "qsgd", "bits": 4, "algorithm": "ring"},
@@ -123,10 +130,10 @@ def check_shards_go_on_with_the_same_bits(comm: MPI.Intracomm) -> None:
         {"codec": "zfp", "rate": 8, "parameters": QSGD(bits=8), "algorithm": "ring"},
     ]
     for options in chosen:
-        model = sharded(make_net())
+        model = sharded(uneven_net())
         compression = compcoll.torch.compress(model, **options)
         train(comm, model, range(3))
-        state, net = compression.state_dict(), make_net()
+        state, net = compression.state_dict(), uneven_net()
         with torch.no_grad():
             for parameter, kept in zip(net.parameters(), model.parameters(), strict=True):
                 parameter.copy_(kept.full_tensor())

@@ -119,6 +119,24 @@ def check_no_loss_is_lost(comm: MPI.Intracomm) -> None:
         one.free()
 
 
+def check_a_new_divide_factor_loses_nothing(comm: MPI.Intracomm) -> None:
+    """PyTorch divides gradients of float64 after the sums by another part of it then."""
+    net, x = make_net().double(), examples(comm).double()
+    wanted = true_mean(comm, net, x)
+    model = sharded(net)
+    compression = compcoll.torch.compress(model, "minmax", bits=3, algorithm="ring")
+    backward(model, x)
+    before = compression.state_dict()["residuals"]
+    for module in (model.late, model.middle, model):
+        module.set_gradient_divide_factor(16.0)
+    got, after = backward(model, x), compression.state_dict()["residuals"]
+    for name, kept in after.items():
+        mean = wanted[name] * comm.size / 16
+        due = total(comm, before[name].numpy()) + mean - got[name]
+        assert np.abs(total(comm, kept.numpy()) - due).max() <= 1e-12 * np.abs(wanted[name]).max(), name
+    compression.free()
+
+
 def check_mixed_precision_and_training(comm: MPI.Intracomm) -> None:
     net = make_net()
     for dtype in (torch.float16, torch.bfloat16):

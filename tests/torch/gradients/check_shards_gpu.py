@@ -19,7 +19,7 @@ import compcoll.torch
 from compcoll import Cast
 from compcoll.torch import streams
 from compcoll.torch.arrays import GPUArrays
-from compcoll.torch.gradients import shards
+from compcoll.torch.gradients import fsdp
 
 Collective = Callable[..., Any]
 
@@ -30,7 +30,7 @@ def collectives(compression: Any, model: Any) -> list[tuple[Collective, Collecti
     found = []
     for group in (group for state in states for group in state._fsdp_param_groups):
         scatter = group._reduce_scatter_comm
-        lossy = [not c.exact for c in scatter.known.all for _ in range(c.begin, c.end)]
+        lossy = [not c.exact for c in group._all_gather_comm.columns.all for _ in range(c.begin, c.end)]
         found.append((scatter, group._all_gather_comm, lossy))
     return found
 
@@ -43,7 +43,7 @@ def results(comm: MPI.Intracomm, cuda: LateCUDA | None, dtype: torch.dtype) -> l
         model = sharded(make_net())
         if cuda is not None:
             stack.enter_context(cuda.installed())
-            stack.enter_context(mock.patch.object(shards, "arrays_on", there))
+            stack.enter_context(mock.patch.object(fsdp, "arrays_on", there))
         compression = compcoll.torch.compress(
             model, "minmax", bits=4, parameters=Cast("bfloat16"), algorithm="ring", exclude=["norms", "biases"]
         )

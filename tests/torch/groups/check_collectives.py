@@ -50,7 +50,6 @@ def check_no_mpi_library_is_there_and_none_is_looked_for() -> None:
     for module in (
         "backend.autoload",
         "gradients.compression",
-        "gradients.dgc",
         "low_rank.methods",
         "groups.collectives",
     ):

@@ -23,7 +23,7 @@ from compcoll import QSGD, get_codec
 from compcoll.errors import InvalidArgument
 from compcoll.model.predict import DEFAULTS, Link
 from compcoll.model.profile import Place, Stored, save
-from compcoll.torch.gradients.shards import ShardCompression
+from compcoll.torch.gradients.fsdp import ShardCompression
 from compcoll.torch.groups.membership import check_group, member_of
 from compcoll.torch.groups.transport import node_name
 from compcoll.transports.nodes import host_name

@@ -26,8 +26,8 @@ from compcoll import ErrorFeedback
 from compcoll.errors import CollectiveMismatch, InvalidArgument, MPIMissing
 from compcoll.torch import Options
 from compcoll.torch.backend.wrapping import WrappingGroup
-from compcoll.torch.gradients import hooks
-from compcoll.torch.gradients.hooks import GradientCompression
+from compcoll.torch.gradients import ddp
+from compcoll.torch.gradients.ddp import GradientCompression
 from compcoll.torch.groups import membership, transport
 
 
@@ -86,7 +86,7 @@ def trained_between_nodes(averaging: Callable[..., Any] | None, most: int) -> tu
     rank, _ = standing()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transport, "node_name", lambda: f"host {rank}")
-        patch.setattr(hooks, "communicators_of", partial(membership.communicators_of, most=most))
+        patch.setattr(ddp, "communicators_of", partial(membership.communicators_of, most=most))
         if averaging is not None:
             patch.setattr(GradientCompression, "_average", averaging)
         model = DistributedDataParallel(model_of(), bucket_cap_mb=0.01)

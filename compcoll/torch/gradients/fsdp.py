@@ -1,0 +1,640 @@
+"""Compressed training of one FSDP2 model (`torch.distributed.fsdp.fully_shard`)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+
+from ...codecs.base import Codec
+from ...collectives import choose
+from ...communicator import Communicator
+from ...errors import HookTaken, InvalidArgument
+from ...feedback import ErrorFeedback
+from ..account import Account
+from ..arrays import Array, arrays_on
+from ..buffers import COMPRESSIBLE
+from ..groups.membership import communicator_of
+from ..handles import CompletedWork
+from ..job_queue import JobQueue, Work
+from ..linear import linear
+from ..membership import check_alike
+from ..policy import described, try_codec
+from ..states import (
+    BEGUN,
+    BETWEEN,
+    OPTIONAL,
+    REPLICAS,
+    added,
+    check_fed_back,
+    draw_as_begun,
+    logical_name,
+    loss_dtype,
+    residuals_of,
+    state_of,
+)
+from .residuals import RESIDUAL, Residuals, adopt
+
+
+class Column(NamedTuple):
+    """The place of a parameter in each rank's row of what a module sends.
+
+    Attributes
+    ----------
+    shape : torch.Size
+        Of the whole parameter; what its columns hold beyond is padding.
+    dim : int
+        Along which it is sharded.
+    """
+
+    name: str
+    begin: int
+    end: int
+    shape: torch.Size
+    dim: int
+    parameter: Tensor
+    exact: bool
+
+    def to_rows(self, values: Tensor, ranks: int) -> Tensor:
+        """Lay values of the parameter's shape out like its gradient: a row for each rank."""
+        padded = values.new_zeros(ranks * (self.end - self.begin))
+        padded[: values.numel()] = torch.cat(values.chunk(ranks, self.dim)).reshape(-1)
+        return padded.view(ranks, -1)
+
+    def own(self, values: Tensor, shards: Communicator) -> Tensor:
+        """Copy values of the parameter's shape, with zeros where they are not in this rank's row."""
+        rows = self.to_rows(values, shards.size)
+        own = torch.zeros_like(rows)
+        own[shards.rank] = rows[shards.rank]
+        return self.from_rows(own)
+
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """Give what `to_rows` laid out its shape again."""
+        flat = rows.reshape(-1)[: self.shape.numel()]
+        if not self.dim:
+            return flat.view(self.shape)
+        lengths = list(self.shape)
+        lengths[self.dim] //= len(rows)
+        return torch.cat([row.view(lengths) for row in flat.view(len(rows), -1)], self.dim)
+
+
+class Columns:
+    """The columns of some parameters, side by side.
+
+    Parameters
+    ----------
+    parameters : sequence
+        PyTorch's of a module that is sharded.
+    names : mapping
+        Of the model's parameters, by identity.
+    exact : mapping
+        Whether a parameter is exact, by name.
+    """
+
+    def __init__(self, parameters: Sequence[Any], names: Mapping[int, str], exact: Mapping[str, bool]) -> None:
+        self.all: list[Column] = []
+        offset = 0
+        for parameter in parameters:
+            end = offset + parameter.padded_sharded_param_size.numel()
+            shard, name = parameter.sharded_param, names[id(parameter.sharded_param)]
+            place = (parameter._orig_size, parameter.fsdp_placement.dim)
+            self.all.append(Column(logical_name(name), offset, end, *place, shard, exact[name]))
+            offset = end
+        self.width = offset
+        held = [np.arange(c.begin, c.end) for c in self.all if c.exact]
+        self._exact: Any = np.concatenate(held) if held else np.empty(0, np.int64)
+
+    @property
+    def compressed(self) -> list[Column]:
+        """Those that are not exact."""
+        return [column for column in self.all if not column.exact]
+
+    def exact(self, width: int, tensor: Tensor) -> Any:
+        """Indices of columns that stay exact; None for all."""
+        if width != self.width or tensor.dtype not in COMPRESSIBLE or len(self._exact) == width:
+            return None
+        if tensor.is_cuda and not isinstance(self._exact, Tensor):
+            self._exact = tensor.new_tensor(self._exact, dtype=torch.int64)
+        return self._exact
+
+
+class Reduction:
+    """The mean of a module's gradients by compressed reduce-scatters or allreduces, with feedback.
+
+    Parameters
+    ----------
+    owner : ShardCompression
+        Of the model.
+    known : Columns
+        Of all the module's parameters.
+    communicator : Communicator
+        Of the ranks that add up.
+    kind : str
+        The name of its residuals: `RESIDUAL` among the shards, or `BETWEEN` replicas.
+
+    Attributes
+    ----------
+    unit : float
+        How many times larger values are here than in the gradient that an optimizer gets, but for the loss's scale.
+    """
+
+    def __init__(self, owner: ShardCompression, known: Columns, communicator: Communicator, kind: str) -> None:
+        self.owner, self.known, self.kind, self.unit = owner, known, kind, 1.0
+        self._communicator, self._scatters = communicator, kind == RESIDUAL
+        shards = owner.communicator
+        self._rows = range(shards.size) if self._scatters else range(shards.rank, shards.rank + 1)
+        self._feedback = ErrorFeedback() if owner.feeds_back else None
+        self._laid_out: list[tuple[str, int, int]] = []
+
+    @property
+    def _arrays(self) -> dict[str, Array]:
+        return self.owner.residuals.arrays[self.kind]
+
+    def residuals(self) -> dict[str, Tensor]:
+        """Copy the residuals, by name, of each parameter in its shape; zeros but in the rows that are added here."""
+        if self._feedback is None:
+            return {}
+        found = {}
+        for c in self.known.compressed:
+            if c.name in self._arrays:
+                kept = torch.from_numpy(self.owner.place.fetched(self._arrays[c.name]))
+                whole = kept.new_zeros(self.owner.communicator.size, c.end - c.begin)
+                whole[self._rows.start : self._rows.stop] = kept
+                found[c.name] = c.from_rows(whole) / (self.unit * self.owner.residuals.scale.unit)
+            elif c.parameter.requires_grad:
+                found[c.name] = torch.zeros(c.shape, dtype=loss_dtype(c.parameter.dtype))
+        return found
+
+    def restore(self, residuals: Mapping[str, Tensor]) -> None:
+        """Go on with the residuals of a state."""
+        check_fed_back(residuals, feedback=self._feedback is not None)
+        if self._feedback is None:
+            return
+        self._feedback.reset()
+        self._laid_out = []
+        for c in self.known.compressed:
+            if c.name in residuals:
+                rows = c.to_rows(residuals[c.name], self.owner.communicator.size)[self._rows]
+                self._arrays[c.name] = (rows * self.unit).to(loss_dtype(c.parameter.dtype)).numpy()
+
+    def reduce(
+        self, values: Tensor, result: Tensor, op: Any, columns: Columns, unit: float, *, wait: bool
+    ) -> Work | None:
+        """Add up the ranks' gradients.
+
+        Parameters
+        ----------
+        values : Tensor
+            This rank's, in rows; overwritten.
+        result : Tensor
+            One row; it may be the memory of the values.
+        op
+            PyTorch's operation.
+        columns : Columns
+            Of the parameters that have gradients.
+        unit : float
+            As the attribute.
+        wait : bool
+            Whether this ends, or is ordered in its stream, when it returns; else a handle is returned.
+        """
+        owner, place = self.owner, self.owner.place
+        exact = None if owner.codec is None else columns.exact(result.numel(), values)
+        skippable = owner.begin(self)
+        reduction = linear(op)
+        if reduction.factor is not None:
+            values.mul_(reduction.factor)
+
+        def job() -> None:
+            rows, out = place.array(values).reshape(len(self._rows), -1), place.array(result)
+            if exact is None:
+                self._add(rows, reduction.name, out, exactly=True)
+                return
+            if self._feedback is not None:
+                self._prepare(columns, rows, unit)
+                if skippable:
+                    owner.residuals.remember([c.name for c in columns.compressed], [self.kind])
+                if self._scatters:
+                    self._give_own(rows, reduction.name)
+            kept = rows[:, exact]
+            rows[:, exact] = 0
+            self._add(rows.reshape(-1), reduction.name, out, exactly=False)
+            if len(exact):
+                if (residual := self._residual(rows)) is not None:
+                    residual[:, exact] = 0  # codecs of blocks lose some of the zeros there: a state does not hold it
+                got = result.new_empty(len(exact))
+                self._add(kept, reduction.name, place.array(got), exactly=True)
+                out[exact] = place.array(got)
+
+        return owner.start(partial(owner.watch, job, result) if skippable else job, wait, result, values)
+
+    def _prepare(self, columns: Columns, rows: Array, unit: float) -> None:
+        """Lay the residuals of the parameters that have gradients now out like these, in their unit."""
+        assert self._feedback is not None
+        if unit != self.unit:
+            for c in self.known.compressed:
+                if c.name in self._arrays:
+                    array = self._arrays[c.name]
+                    array *= unit / self.unit
+            self.unit = unit
+        now = [(c.name, c.begin, c.end) for c in columns.compressed]
+        if now == self._laid_out:
+            return
+        self._feedback.reset()
+        self._communicator.prepare_feedback(self._feedback, rows.reshape(-1))
+        adopt(self._arrays, self._residual(rows), now, self.owner.place)
+        self._laid_out = now
+
+    def _residual(self, rows: Array) -> Array:
+        """View the residual of all rows; None without feedback."""
+        if self._feedback is None:
+            return None
+        return self.owner.place.losses(self._feedback.residual).reshape(rows.shape)
+
+    def _give_own(self, rows: Array, op: str) -> None:
+        """Add the residual of this rank's own row to it. The row is not encoded, so nothing would take this out: it is
+        there if a state is of other shards.
+        """
+        rank, size = self._communicator.rank, self._communicator.size
+        own = self._residual(rows)[rank]
+        if own.any():
+            rows[rank] = self.owner.place.wide(rows[rank]) + own * (size if op == "mean" else 1)
+            own[...] = 0
+
+    def _add(self, values: Array, op: str, out: Array, *, exactly: bool) -> None:
+        owner, communicator = self.owner, self._communicator
+        collective: Any = communicator.reduce_scatter if self._scatters else communicator.allreduce
+        if exactly:
+            # Halves are summed in float32: exactly, as far as a half shows.
+            with np.errstate(over="ignore"):
+                out[...] = collective(owner.place.wide(values), op=op, codec=None)
+        else:
+            draw_as_begun(self._feedback, communicator)
+            collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
+        owner.account.add_last(communicator, (1 if self._scatters else 2) * (communicator.size - 1) / communicator.size)
+
+
+class _Allocating:
+    """The base of what PyTorch is given as a collective."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate memory, as PyTorch's interface asks for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class ScatteredGradients(_Allocating, ReduceScatter):
+    """Adds up a module's gradients; each rank keeps its row.
+
+    Parameters
+    ----------
+    reduction : Reduction
+        Among the shards.
+    group : FSDPParamGroup
+        PyTorch's, of the module's parameters.
+
+    Attributes
+    ----------
+    present : Columns
+        Of the parameters that have gradients in the step that comes next.
+    between : float
+        The unit between replicas.
+    """
+
+    def __init__(self, reduction: Reduction, group: Any) -> None:
+        self._reduction, self._group = reduction, group
+        self.present, self.between = reduction.known, 1.0
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Work | None:
+        unit, self.between = self._units(input_tensor)
+        return self._reduction.reduce(input_tensor, output_tensor, op, self.present, unit, wait=not async_op)
+
+    def _units(self, gradients: Tensor) -> tuple[float, float]:
+        """Find the units here, and between replicas: of halves and float64, PyTorch divides a part after the sums."""
+        group, replicas = self._group, self._reduction.owner.replicas
+        _, after, _, between = _get_gradient_divide_factors(
+            group._reduce_scatter_process_group,
+            group._all_reduce_process_group if self._reduction.owner.between is not None else None,
+            *(gradients.dtype, gradients.device.type),
+            *(group.gradient_divide_factor, group.force_sum_reduction_for_comms),
+        )
+        divided = 1.0 if after is None else float(after)
+        return divided * (replicas if linear(between).name == "mean" else 1), divided
+
+
+class Replicas(dist.ProcessGroup):
+    """The process group that a module's all-reduce between replicas is given: FSDP2 has no other place for one's own.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        Of this rank's rows.
+    reduction : Reduction
+        Between the replicas.
+    scattered : ScatteredGradients
+        What comes before.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, reduction: Reduction, scattered: ScatteredGradients) -> None:
+        super().__init__(group.rank(), group.size())
+        self._group, self._reduction, self._scattered = group, reduction, scattered
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> CompletedWork:
+        """Average one tensor; it has ended, or its stream is ordered, when this returns."""
+        (tensor,) = tensors
+        op, before = dist.ReduceOp.SUM if options is None else options.reduceOp, self._scattered
+        try:
+            self._reduction.reduce(tensor, tensor, op, before.present, before.between, wait=True)
+        except Exception:
+            # PyTorch's log of exceptions asks for the backend of every group, and this rank in it.
+            world = dist.distributed_c10d._world
+            for known in (world.pg_map, world.pg_group_ranks):
+                known[self] = known[self._group]
+            raise
+        return CompletedWork()
+
+
+class GatheredParameters(_Allocating, AllGather):
+    """Gathers a module's parameters.
+
+    Parameters
+    ----------
+    owner : ShardCompression
+        Of the model.
+    columns : Columns
+        Of all the module's parameters.
+
+    Attributes
+    ----------
+    lost : float or array
+        The square of the relative error of what this rank sent last.
+    """
+
+    lost: Any = 0.0
+
+    def __init__(self, owner: ShardCompression, columns: Columns) -> None:
+        self.owner, self.columns = owner, columns
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Work | None:
+        owner, communicator = self.owner, self.owner.communicator
+        codec, width = owner.parameters, input_tensor.numel()
+        exact = None if codec is None else self.columns.exact(width, input_tensor)
+
+        def gather() -> None:
+            own = owner.place.copy(owner.place.array(input_tensor))  # PyTorch gives a part of the output
+            out = owner.place.array(output_tensor).reshape(communicator.size, width)
+            if exact is None:
+                communicator.allgather(own, out=out, codec=None)
+                owner.account.add_last(communicator, communicator.size - 1)
+                return
+            kept = own[exact]
+            own[exact] = 0
+            communicator.allgather(own, out=out, codec=codec, algorithm=owner.algorithm)
+            owner.account.add_last(communicator, communicator.size - 1)
+            sent = owner.place.wide(own)
+            lost = sent - owner.place.wide(out[communicator.rank])
+            self.lost = (lost * lost).sum() / (sent * sent).sum().clip(1e-30)
+            if len(kept):
+                out[:, exact] = communicator.allgather(kept, codec=None)
+                owner.account.add_last(communicator, communicator.size - 1)
+
+        return owner.start(gather, not async_op, output_tensor, input_tensor)
+
+
+class ShardCompression:
+    """The compressed collectives of one FSDP2 model: what `compress` returns.
+
+    Attributes
+    ----------
+    account : Account
+        What was sent so far. Replace it by a new one to count from zero.
+    exact : dict
+        Whether a parameter and its gradient stay exact whatever the codecs, by name.
+    error : BaseException or None
+        What ended the last collective, out of which it came; None if that went well.
+
+    Examples
+    --------
+    >>> model = fully_shard(nn.Linear(64, 64))  # of torch.distributed.fsdp
+    >>> compression = compcoll.torch.compress(model, codec="zfp", rate=8)
+    >>> model(torch.ones(1, 64)).sum().backward()
+    """
+
+    def __init__(
+        self,
+        model: FSDPModule,
+        codec: Codec | None,
+        parameters: Codec | None,
+        algorithm: str,
+        exact: Mapping[str, bool],
+        *,
+        feedback: bool,
+        timeout: float | None = None,
+        over: str = "auto",
+    ) -> None:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._shapes = {logical_name(name): parameter.shape for name, parameter in model.named_parameters()}
+        states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+        groups = [group for state in states for group in state._fsdp_param_groups]
+        shared = {group._reduce_scatter_process_group for group in groups}
+        if any(isinstance(group._reduce_scatter_comm, ScatteredGradients) for group in groups):
+            raise HookTaken("this model's shards are compressed already")
+        if len(shared) != 1:
+            raise InvalidArgument(f"the model is sharded over {len(shared)} process groups: one is needed")
+        replicas = {group.mesh_info.replicate_process_group for group in groups if _has_replicas(group)}
+        if len(replicas) > 1 or (replicas and not all(map(_has_replicas, groups))):
+            raise InvalidArgument("the model's modules have other replicas than each other: all need the same")
+        if replicas:
+            choose.check("allreduce", algorithm)
+        self.account = Account()
+        self.error: BaseException | None = None
+        self.exact = dict(exact)
+        self.algorithm = algorithm
+        self.codec = codec
+        self.parameters = parameters
+        device = groups[0].device
+        self.place = arrays_on(device)
+        lines = [
+            f"codec {codec!r}, parameters {parameters!r}, algorithm {algorithm}, feedback {feedback}, over {over}",
+            *described(model.named_parameters(), exact),
+        ]
+
+        def joined(ranks: dist.ProcessGroup) -> Communicator:
+            check_alike(ranks, device, lines)
+            return communicator_of(*(ranks, device, timeout, over), measured=algorithm == choose.AUTO)
+
+        self.communicator = joined(shared.pop())
+        between = next(iter(replicas), None)
+        self.between = None if between is None else joined(between)
+        self.feeds_back = feedback and codec is not None
+        compressed = sorted({p.dtype for name, p in model.named_parameters() if not exact[name]}, key=str)
+        for communicator in self._communicators():
+            zeros = (torch.zeros(64 * communicator.size, dtype=dtype, device=device) for dtype in compressed)
+            try_codec(
+                *(communicator, map(self.place.array, zeros), codec, algorithm),
+                feedback=ErrorFeedback if self.feeds_back else None,
+                scatter=communicator is self.communicator,
+            )
+        self._jobs = JobQueue("shards")
+        self.residuals = Residuals(self.place, self._jobs, model.parameters(), (RESIDUAL, BETWEEN))
+        self._step, self._begun = -1, set[Reduction]()
+        self._gathers: list[GatheredParameters] = []
+        self._reductions: dict[str, list[Reduction]] = {RESIDUAL: [], BETWEEN: []}
+        columns = partial(Columns, names=names, exact=exact)
+        for group in groups:
+            known = columns(group.fsdp_params)
+            self._reductions[RESIDUAL].append(Reduction(self, known, self.communicator, RESIDUAL))
+            scattered = ScatteredGradients(self._reductions[RESIDUAL][-1], group)
+            self._gathers.append(GatheredParameters(self, known))
+            group._reduce_scatter_comm = scattered
+            group._all_gather_comm = self._gathers[-1]
+            group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
+            if between is not None and self.between is not None:
+                self._reductions[BETWEEN].append(Reduction(self, known, self.between, BETWEEN))
+                group.mesh_info = copy.copy(group.mesh_info)  # which modules share
+                averaged = Replicas(between, self._reductions[BETWEEN][-1], scattered)
+                group.mesh_info.replicate_process_group = averaged
+
+    @property
+    def parameters_error(self) -> float:
+        """The relative error, root mean square, of what a module's parameters were sent with last: the largest of all
+        modules on this rank. 0 where they are sent exactly; on a GPU the host waits for it.
+        """
+        return math.sqrt(max((float(gather.lost) for gather in self._gathers), default=0.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copy what this rank's compression has lost so far, to be saved with the model: every rank's own."""
+        self.residuals.settle()
+        found = {
+            kind: {name: lost for each in reductions for name, lost in each.residuals().items()}
+            for kind, reductions in self._reductions.items()
+        }
+        rank, size = self._place()
+        residuals = self.residuals.carried.get(RESIDUAL, {}) | found[RESIDUAL]
+        more = {} if self.between is None else {BETWEEN: found[BETWEEN]}
+        state = state_of(rank, size, residuals, **more) | {BEGUN: [each.begun for each in self._communicators()]}
+        return state if self.between is None else state | {REPLICAS: self.replicas}
+
+    def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on with the losses of an earlier run; as `GradientCompression.load_state_dict` does, whose states may be
+        given, too. Of all ranks' states the number of replicas may have been another.
+        """
+        rank, size = self._place()
+        read = partial(residuals_of, states, rank, size, self._shapes, optional=OPTIONAL)
+        residuals, between = read(), read(kind=BETWEEN)
+        known = (c for each in self._reductions[RESIDUAL] for c in each.known.compressed)
+        columns = {c.name: c for c in known if c.parameter.requires_grad}
+        # Of what is frozen or exact now, it is kept for later.
+        carried = {name: lost for name, lost in added(residuals, between).items() if name not in columns}
+        residuals, between = ({n: lost for n, lost in each.items() if n in columns} for each in (residuals, between))
+        every = [states] if isinstance(states, Mapping) else states
+        if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(size, self.replicas)}:
+            residuals, between = added(residuals, between), {}
+        else:  # with another placement than then, this rank adds up other elements between replicas
+            own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
+            residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
+        self.residuals.restart({RESIDUAL: carried}, loaded=True)
+        for kind, found in ((RESIDUAL, residuals), (BETWEEN, between)):
+            for reduction in self._reductions[kind]:
+                reduction.restore(found)
+        for communicator, begun in zip(self._communicators(), every[0].get(BEGUN, ()), strict=False):
+            communicator.begun = begun
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas of the shards there are."""
+        return 1 if self.between is None else self.between.size
+
+    def begin(self, reduction: Reduction) -> bool:
+        """Begin a reduction of a step, and return whether a GradScaler may skip that step."""
+        if not self.feeds_back:
+            return False
+        step = torch._C._current_graph_task_id()
+        if step != self._step or reduction in self._begun:
+            self._begun.clear()
+            self.residuals.begin()
+            self._step = step
+        self._begun.add(reduction)
+        return self.residuals.scale.possible
+
+    def watch(self, job: Callable[[], None], result: Tensor) -> None:
+        """Run a job of a step that may be skipped. All ranks learn whether its result is finite on all."""
+        job()
+        found = (~result.isfinite().all()).to(torch.float32).reshape(1)
+        for communicator in self._communicators():
+            communicator.allreduce(self.place.array(found), out=self.place.array(found), codec=None)
+        self.residuals.watch(found == 0)
+
+    def _communicators(self) -> list[Communicator]:
+        """List those among the shards, and between the replicas if there are any."""
+        return [self.communicator] if self.between is None else [self.communicator, self.between]
+
+    def _place(self) -> tuple[int, int]:
+        """Tell this rank, and how many there are, counted replica by replica."""
+        shards = self.communicator
+        if self.between is None:
+            return shards.rank, shards.size
+        return self.between.rank * shards.size + shards.rank, self.between.size * shards.size
+
+    def __repr__(self) -> str:
+        return f"ShardCompression({self.codec!r}, parameters={self.parameters!r}, algorithm={self.algorithm!r})"
+
+    def free(self) -> None:
+        """Give back thread and communicator, when the model is trained no more. Collective."""
+        self.residuals.scale.free()
+        self._jobs.close()
+        for communicator in self._communicators():
+            communicator.free()
+
+    def start(self, job: Callable[[], Any], wait: bool, *tensors: Tensor) -> Work | None:
+        """Put a collective on some tensors in the line; PyTorch gets a handle unless it wants to wait."""
+
+        def run() -> None:
+            self.error = None
+            try:
+                job()
+            except Exception as error:
+                self.error = error
+                raise
+
+        if not wait:
+            return self.place.submit(self._jobs, run, *tensors)
+        self.place.run(self._jobs, run, *tensors)
+        return None
+
+
+def _has_replicas(group: Any) -> bool:
+    return isinstance(group.mesh_info, HSDPMeshInfo) and group.mesh_info.replicate_mesh_size > 1
+
+
+def _post_backward(
+    group: Any,
+    scattered: ScatteredGradients,
+    columns: Callable[[Sequence[Any]], Columns],
+    post_backward: Callable[..., Any],
+    *unused: Any,
+) -> Any:
+    """Note which parameters have gradients before PyTorch puts these side by side."""
+    scattered.present = columns(list(filter(partial(_has_gradient, group), group.fsdp_params)))
+    return post_backward(*unused)
+
+
+def _has_gradient(group: Any, parameter: Any) -> bool:
+    if not hasattr(parameter, "_unsharded_param"):
+        return False
+    whole = parameter.unsharded_param
+    found = parameter.unsharded_accumulated_grad is not None or whole.grad is not None
+    return found or (whole.requires_grad and getattr(group, "reduce_scatter_unused_params", False))

@@ -1,0 +1,250 @@
+"""Hooks of back-propagation: DistributedDataParallel's buckets, and errors that end ``backward()`` as themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import HookTaken
+from .states import Layout
+
+Value = TypeVar("Value")
+
+
+def check_hook_free(model: object) -> None:
+    """Refuse a DistributedDataParallel model that has a communication hook already.
+
+    Raises
+    ------
+    HookTaken
+        If it has one.
+    """
+    if isinstance(model, DistributedDataParallel) and model._comm_hooks:
+        there = getattr(model._comm_hooks[0][0], "__qualname__", "?")
+        raise HookTaken(f"this model has the communication hook {there!r} already: DDP takes one, once")
+
+
+def register_hook(
+    model: DistributedDataParallel, start: Callable[[dist.GradBucket], Future[Tensor]], name: str
+) -> None:
+    """Make a function the communication hook of a model, under a name for messages."""
+
+    def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        return start(bucket)
+
+    hook.__qualname__ = name
+    model.register_comm_hook(None, hook)
+
+
+class FilledBucket(NamedTuple):
+    """Gradients that lie one behind the other, to be averaged in place.
+
+    Attributes
+    ----------
+    number : int
+        Of the bucket in its backward pass: the same on all ranks.
+    names : tuple of str
+        Its parameters.
+    memory : torch.Tensor
+        Their gradients, flat, each in the order of its parameter's memory.
+    before : int
+        How many buckets and parameters precede it in its pass.
+    last : bool
+        Whether it is the last one of its pass.
+    """
+
+    number: int
+    names: tuple[str, ...]
+    memory: Tensor
+    before: int
+    last: bool
+
+
+class BucketHook:
+    """The communication hook by which a method averages a model's gradients: all ranks have the same buckets.
+
+    Parameters
+    ----------
+    model : DistributedDataParallel
+        Takes the hook.
+    name : str
+        Of the hook, for messages.
+    begin : callable
+        Called at the beginning of a backward pass.
+    start : callable
+        Starts to average a bucket in place, and returns a future that completes with it.
+    end : callable
+        Called when the last bucket was started.
+    start_sparse : callable, optional
+        Starts to average a sparse gradient.
+
+    Attributes
+    ----------
+    errors : HookErrors
+        Of the last pass.
+    layout : Layout
+        The buckets of the last pass.
+    used : set of str or None
+        Parameters that got a gradient since the last averaging; None if PyTorch assumes that all do. DDP hands over the
+        memory of unused parameters, too, and discards the means of those that no rank used.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        name: str,
+        begin: Callable[[], None],
+        start: Callable[[FilledBucket], Future[Tensor]],
+        end: Callable[[], None],
+        start_sparse: Callable[[int, Tensor], Future[Tensor]] | None = None,
+    ) -> None:
+        self.errors = HookErrors()
+        self.layout: Layout = []
+        self.used: set[str] | None = None
+        self._begin, self._start, self._end, self._start_sparse = begin, start, end, start_sparse
+        self._restored: Layout | None = None
+        self._waiting: list[tuple[Future[Tensor], FilledBucket]] = []
+        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        self._handles = []
+        if model.find_unused_parameters or model.static_graph:
+            self.used = used = set[str]()  # the hooks hold nothing else: parameters outlive their wrapper
+            for each, parameter in self._parameters.items():
+                self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_note_use, used, each)))
+        register_hook(model, self._average, name)
+
+    def remove(self) -> None:
+        """Take the hooks off parameters. DDP cannot lose its hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def restore(self, layout: Layout | None) -> None:
+        """Average the next pass in the buckets of an earlier run, which may differ from DDP's. None undoes that."""
+        self._restored, self.layout = layout, layout or []
+
+    def split(self, names: tuple[str, ...], memory: Tensor) -> list[Tensor]:
+        """View the flat parts of some parameters in a bucket's memory."""
+        pairs = [self._parameters[name].is_complex() and not memory.is_complex() for name in names]
+        sizes = [self._parameters[name].numel() * (2 if pair else 1) for name, pair in zip(names, pairs, strict=True)]
+        return list(memory.split(sizes))
+
+    def _average(self, given: dist.GradBucket) -> Future[Tensor]:
+        number, memory = given.index(), given.buffer()
+        if number == 0:
+            self.errors.begin()
+            self._waiting = []
+            if self._restored is None:
+                self.layout = []
+            self._begin()
+        if memory.is_sparse:  # of one parameter
+            assert self._start_sparse is not None
+            future = self._start_sparse(number, memory)
+        else:
+            names = tuple(self._names[id(parameter)] for parameter in given.parameters())
+            before = [] if self._restored else self.layout
+            bucket = FilledBucket(number, names, memory, _numbers(before), given.is_last())
+            if self._restored is None:
+                self.layout = [*self.layout, names]
+                future = self._start(bucket)
+            else:
+                future = Future(devices=[memory.device] if memory.is_cuda else [])
+                self._waiting.append((future, bucket))
+        if given.is_last():
+            if self._restored is None:
+                self._end()
+            else:
+                self._average_as_restored(self._restored)
+            if self.used is not None:
+                self.used.clear()
+            self.errors.end()
+        return future
+
+    def _average_as_restored(self, layout: Layout) -> None:
+        """Average the gradients of all buckets in the buckets of the run from which this one continues."""
+        parts = {
+            name: part
+            for _, bucket in self._waiting
+            for name, part in zip(bucket.names, self.split(bucket.names, bucket.memory), strict=True)
+        }
+        wholes = [torch.cat([parts[name] for name in names]) for names in layout]
+        started = []
+        for number, (names, whole) in enumerate(zip(layout, wholes, strict=True)):
+            last = number == len(layout) - 1
+            started.append(self._start(FilledBucket(number, tuple(names), whole, _numbers(layout[:number]), last)))
+        self._end()
+        for future, names, whole in zip(started, layout, wholes, strict=True):
+            future.wait()
+            for name, part in zip(names, self.split(tuple(names), whole), strict=True):
+                parts[name].copy_(part)
+        self.restore(None)
+        self.layout = layout
+        for future, bucket in self._waiting:
+            future.set_result(bucket.memory)
+        self._waiting = []
+
+
+def _numbers(layout: Layout) -> int:
+    return sum(len(names) + 1 for names in layout)
+
+
+def _note_use(used: set[str], name: str, parameter: Tensor) -> None:
+    used.add(name)
+
+
+class HookErrors:
+    """What ended the hooks of one model's pass of back-propagation.
+
+    An error in a future that a hook gives DistributedDataParallel comes out of ``backward()`` as text of a
+    RuntimeError. So the future ends well, and the error is raised when all hooks are through, behind DDP's own end of
+    the pass.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        The first of the last pass; None if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def begin(self) -> None:
+        """Begin a pass, in its first hook."""
+        self.error = None
+
+    def instead(self, job: Callable[[], Value], value: Value) -> Callable[[], Value]:
+        """Make a job that ends with a value where it would have raised: the pass raises that at its end.
+
+        Outside of one, where DDP runs hooks for a rank that has joined, the job raises it.
+        """
+        in_pass = torch._C._current_graph_task_id() != -1
+
+        def run() -> Value:
+            try:
+                return job()
+            except Exception as error:
+                self.error = self.error or error
+                if not in_pass:
+                    raise
+                return value
+
+        return run
+
+    def end(self) -> None:
+        """Have the pass raise what there is, at its end; called by its last hook."""
+        if torch._C._current_graph_task_id() == -1:
+            return
+        engine = torch.autograd.Variable._execution_engine
+        # DDP has its own end called after this hook's first callback, but before one that is added then.
+        engine.queue_callback(lambda: engine.queue_callback(self._raise))
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
