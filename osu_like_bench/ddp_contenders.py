@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -41,11 +42,7 @@ def codec_of(text: str) -> Codec:
     return get_codec(name, **_options(options))
 
 
-def _hook_fp16(group: dist.ProcessGroup) -> tuple[Any, Any]:
-    return group, default_hooks.fp16_compress_hook
-
-
-def _hook_bf16(group: dist.ProcessGroup) -> tuple[Any, Any]:
+def _bf16(group: dist.ProcessGroup) -> tuple[Any, Any]:
     # DDP refuses the hook by its name where there is no NCCL, though gloo adds bfloat16 well.
     def hook(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         return default_hooks.bf16_compress_hook(state, bucket)
@@ -53,26 +50,16 @@ def _hook_bf16(group: dist.ProcessGroup) -> tuple[Any, Any]:
     return group, hook
 
 
-def _hook_powersgd(group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, Any]:
-    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-    return state, powerSGD_hook.powerSGD_hook
-
-
-def _hook_batched_powersgd(group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, Any]:
-    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-    return state, powerSGD_hook.batched_powerSGD_hook
-
-
-def _hook_quantization(group: dist.ProcessGroup) -> tuple[Any, Any]:
-    return group, quantization_hooks.quantization_pertensor_hook
+def _powersgd(hook: Any, group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, Any]:
+    return powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2), hook
 
 
 HOOKS: Mapping[str, Callable[..., tuple[Any, Any]]] = {
-    "fp16": _hook_fp16,
-    "bf16": _hook_bf16,
-    "powersgd": _hook_powersgd,
-    "batched_powersgd": _hook_batched_powersgd,
-    "quantization": _hook_quantization,
+    "fp16": lambda group: (group, default_hooks.fp16_compress_hook),
+    "bf16": _bf16,
+    "powersgd": partial(_powersgd, powerSGD_hook.powerSGD_hook),
+    "batched_powersgd": partial(_powersgd, powerSGD_hook.batched_powerSGD_hook),
+    "quantization": lambda group: (group, quantization_hooks.quantization_pertensor_hook),
 }
 """PyTorch's own hooks: each takes a group and options, and makes a state and a hook."""
 
@@ -138,10 +125,9 @@ def parse(text: str, *, feedback: bool, algorithm: str) -> list[Contender]:
 
 def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
     base, plus, rest = name.partition("+")
-    chosen, _, options = rest.partition(":")
-    given = _options(options)
-    if not plus and (method := base.partition(":")[0]) in LOW_RANK:
-        return _low_rank(name, LOW_RANK[method], _options(base.partition(":")[2]))
+    method, _, options = base.partition(":")
+    if method in LOW_RANK and not plus:
+        return _low_rank(name, LOW_RANK[method], _options(options))
     if base in ("compcoll", "group"):
         over = "auto" if base == "compcoll" else "group"
         codec = codec_of(rest) if plus else None
@@ -153,23 +139,30 @@ def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
         return Contender(name, codec is not None, compress)
     if name == "backend":
         return Contender(name, False, _on_backend)
-    if base != "gloo" or (plus and chosen not in HOOKS):
+    if base != "gloo" or (plus and rest.partition(":")[0] not in HOOKS):
         raise UsageError(
             f"there is no contender {name!r}: {', '.join(LOW_RANK)}, gloo, gloo+{', gloo+'.join(HOOKS)}, backend, "
             "compcoll, group, or compcoll+CODEC and group+CODEC such as compcoll+zfp:rate=8"
         )
+    return _gloo(name, rest)
+
+
+def _gloo(name: str, hook: str) -> Contender:
+    """DDP on gloo, with one of `HOOKS` and its options if there is any."""
+    chosen, _, options = hook.partition(":")
+    given = _options(options)
 
     def hooked(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
         # With several buckets in flight, PowerSGD's collectives meet others' on gloo.
         wrapped = _wrapped(model, group, _ONE_BUCKET_MB if chosen.endswith("powersgd") else bucket)
-        if plus:
+        if hook:
             try:
                 wrapped.register_comm_hook(*HOOKS[chosen](group, **given))
             except TypeError as error:
                 raise UsageError(f"{name}: {error}") from error
         return wrapped, None
 
-    return Contender(name, bool(plus), hooked)
+    return Contender(name, bool(hook), hooked)
 
 
 def _on_backend(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:

@@ -16,7 +16,11 @@ Array = npt.NDArray[Any]
 Operation = Callable[[], Any]
 Operations = Mapping[str, Operation]
 
-OPERATIONS = ("encode", "decode", "accumulate", "feedback")
+
+def _operations(encode: Operation, decode: Callable[[Any], Any], add: Callable[[Any], Any]) -> Operations:
+    """Return the operations of a codec: encode, and decode or decode and add what it returns."""
+    wire = encode()
+    return {"encode": encode, "decode": lambda: decode(wire), "accumulate": lambda: add(wire)}
 
 
 def _zfpy(codec: ZFP, x: Array) -> Operations:
@@ -26,50 +30,45 @@ def _zfpy(codec: ZFP, x: Array) -> Operations:
 
     modes = {"rate": codec.rate, "tolerance": codec.tolerance, "precision": codec.precision}
     mode = {name: value for name, value in modes.items() if value is not None}
-    element = zfpy.dtype_to_ztype(x.dtype)
-    sums = x.copy()
+    element, sums = zfpy.dtype_to_ztype(x.dtype), x.copy()
 
-    def encode() -> bytes:
-        stream: bytes = zfpy.compress_numpy(x, write_header=False, **mode)
-        return stream
+    def decode(stream: bytes) -> Any:
+        return zfpy._decompress(stream, element, x.shape, **mode)
 
-    stream = encode()
-
-    def decode() -> Array:
-        values: Array = zfpy._decompress(stream, element, x.shape, **mode)
-        return values
-
-    return {"encode": encode, "decode": decode, "accumulate": lambda: np.add(sums, decode(), out=sums)}
+    return _operations(
+        lambda: zfpy.compress_numpy(x, write_header=False, **mode),
+        decode,
+        lambda stream: np.add(sums, decode(stream), out=sums),
+    )
 
 
 def _numpy_cast(codec: Cast, x: Array) -> Operations:
-    wire = DTYPES[codec.dtype].numpy
-    coded, sums = x.astype(wire), x.copy()
-    return {
-        "encode": lambda: x.astype(wire),
-        "decode": lambda: coded.astype(x.dtype),
-        "accumulate": lambda: np.add(sums, coded.astype(x.dtype), out=sums),
-    }
+    wire, sums = DTYPES[codec.dtype].numpy, x.copy()
+    return _operations(
+        lambda: x.astype(wire),
+        lambda coded: coded.astype(x.dtype),
+        lambda coded: np.add(sums, coded.astype(x.dtype), out=sums),
+    )
 
 
 def _numpy_minmax(codec: MinMax, x: Array) -> Operations:
-    values = x[: x.size // codec.block * codec.block].reshape(-1, codec.block)
+    blocks = x[: x.size // codec.block * codec.block].reshape(-1, codec.block)
     # Expressions that pack fewer bits than a byte would be another codec's.
-    if not values.size or codec.bits != 8:
+    if not blocks.size or codec.bits != 8:
         return {}
+    sums = blocks.copy()
 
     def encode() -> tuple[Array, Array, Array]:
-        lowest, highest = values.min(1, keepdims=True), values.max(1, keepdims=True)
+        lowest, highest = blocks.min(1, keepdims=True), blocks.max(1, keepdims=True)
         step = np.maximum((highest - lowest) / 255, np.finfo(np.float32).tiny)
-        return np.rint((values - lowest) / step).astype(np.uint8), lowest, step
+        return np.rint((blocks - lowest) / step).astype(np.uint8), lowest, step
 
-    codes, lowest, step = encode()
-    sums = values.copy()
-    return {
-        "encode": encode,
-        "decode": lambda: lowest + codes * step,
-        "accumulate": lambda: np.add(sums, lowest + codes * step, out=sums),
-    }
+    def decode(wire: tuple[Array, Array, Array]) -> Array:
+        codes, lowest, step = wire
+        values: Array = lowest + codes * step
+        return values
+
+    return _operations(encode, decode, lambda wire: np.add(sums, decode(wire), out=sums))
 
 
 def _torch_cast(codec: Cast, x: Array) -> Operations:
@@ -77,14 +76,9 @@ def _torch_cast(codec: Cast, x: Array) -> Operations:
 
     if x.dtype.name == "bfloat16":
         return {}
-    values = torch.from_numpy(x)
-    coded = values.to(getattr(torch, codec.dtype))
+    values, wire = torch.from_numpy(x), getattr(torch, codec.dtype)
     sums = values.clone()
-    return {
-        "encode": lambda: values.to(coded.dtype),
-        "decode": lambda: coded.to(values.dtype),
-        "accumulate": lambda: sums.add_(coded),
-    }
+    return _operations(lambda: values.to(wire), lambda coded: coded.to(values.dtype), sums.add_)
 
 
 def _torch_minmax(codec: MinMax, x: Array) -> Operations:
@@ -92,21 +86,19 @@ def _torch_minmax(codec: MinMax, x: Array) -> Operations:
 
     if x.dtype.name == "bfloat16" or codec.bits != 8 or x.size < codec.block:
         return {}
-    values = torch.from_numpy(x)
-    blocks = values[: x.size // codec.block * codec.block].reshape(-1, codec.block)
+    blocks = torch.from_numpy(x)[: x.size // codec.block * codec.block].reshape(-1, codec.block)
+    sums = blocks.clone()
 
     def encode() -> tuple[Any, Any, Any]:
         lowest, highest = torch.aminmax(blocks, dim=1, keepdim=True)
         step = ((highest - lowest) / 255).clamp_min(torch.finfo(torch.float32).tiny)
         return ((blocks - lowest) / step).round().to(torch.uint8), lowest, step
 
-    codes, lowest, step = encode()
-    totals = blocks.clone()
-    return {
-        "encode": encode,
-        "decode": lambda: lowest + codes * step,
-        "accumulate": lambda: totals.add_(lowest + codes * step),
-    }
+    def decode(wire: tuple[Any, Any, Any]) -> Any:
+        codes, lowest, step = wire
+        return lowest + codes * step
+
+    return _operations(encode, decode, lambda wire: sums.add_(decode(wire)))
 
 
 RIVALS: Mapping[str, Mapping[str, Callable[[Any, Array], Operations]]] = {
@@ -118,13 +110,13 @@ RIVALS: Mapping[str, Mapping[str, Callable[[Any, Array], Operations]]] = {
 
 
 def rival_operations(library: str, codec: Codec, x: Array) -> Operations:
-    """Find what a library has in place of a codec's operations on some values."""
+    """Return a library's equivalents of a codec's operations on some values, by name; empty if there are none."""
     made = RIVALS[library].get(codec.name)
     return {} if made is None else made(codec, x)
 
 
 def available(threads: int) -> tuple[str, ...]:
-    """Names of the `RIVALS` that are installed; torch is told to use that many threads."""
+    """Return the names of the installed `RIVALS`, and let torch use that many threads."""
     found = tuple(name for name in RIVALS if find_spec(name) is not None)
     if "torch" in found:
         import torch
