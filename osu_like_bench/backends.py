@@ -22,8 +22,8 @@ from torch import Tensor
 
 import compcoll.torch
 
-from .arguments import argument, parse_ranges, sweeps
 from .machine import describe
+from .parser import argument, parse_ranges, sweeps
 from .timing import Limits, measure
 from .training.processes import Peers, leave
 

@@ -16,10 +16,10 @@ from compcoll.devices.host import HostDevice
 from compcoll.sparse import Sparsifier
 
 from . import naive, peers
-from .arguments import known_names
 from .cases import CASES, Case, Ranks
 from .errors import UsageError
 from .on_gpu import Buffers
+from .parser import known_names
 
 Array = npt.NDArray[Any]
 

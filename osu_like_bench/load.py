@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .arguments import at_least
 from .errors import UsageError
 
 LOWEST_PRIORITY = 19
@@ -53,20 +52,6 @@ class Load:
         parts += [f"{self.python_threads} Python threads that compute in each rank"] * bool(self.python_threads)
         parts += [f"{self.native_threads} busy threads without the GIL in each rank"] * bool(self.native_threads)
         return ", ".join(parts)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ask for load."""
-    load = parser.add_argument_group("load")
-    count = at_least(0, int)
-    load.add_argument("--burners", type=count, default=0, metavar="K", help="busy processes on each node (default: 0)")
-    load.add_argument("--burner-nice", type=count, default=0, metavar="N", help="their niceness, 0 to 19 (default: 0)")
-    load.add_argument(
-        "--python-threads", type=count, default=0, metavar="T", help="threads in each rank that compute in Python"
-    )
-    load.add_argument(
-        "--native-threads", type=count, default=0, metavar="T", help="threads in each rank that compute without the GIL"
-    )
 
 
 def from_arguments(arguments: argparse.Namespace) -> Load:

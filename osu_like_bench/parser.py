@@ -1,18 +1,20 @@
-"""The arguments of the command line."""
+"""The command line's arguments: their types, and the parser of all commands."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from compcoll.dtypes import DTYPES
+from compcoll.errors import CompcollError
 from compcoll.registry import list_codecs
-from compcoll.tools.arguments import add_codec_options, parse_bytes
+from compcoll.tools.arguments import add_codec_options, doubling, parse_bytes
 
-from . import data, load
-from .arguments import argument, at_least, known_names, parse_ranges
+from . import data
+from .errors import UsageError
 from .report import COLUMNS, STATISTICS
 
 PROGRAM = "python -m osu_like_bench"
@@ -36,7 +38,104 @@ _USUAL_STEPS = (
     "compcoll+minmax:bits=8,compcoll+cast:dtype=float16"
 )
 
+SMALLEST, LARGEST = 1, 1 << 20
+"""OSU's defaults of the smallest and the largest size, in bytes."""
+
+Range = tuple[int | None, int | None]
+"""Smallest and largest size; None where the user left it open."""
+
+
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
+
+
+def argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Make a type for argparse that keeps the message of a `UsageError`."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except (UsageError, CompcollError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def at_least(low: float, number: Callable[[str], float]) -> Callable[[str], float]:
+    """Make a type for argparse that accepts numbers, int or float, from a limit on."""
+
+    def parse(text: str) -> float:
+        try:
+            value = number(text)
+        except ValueError:
+            value = low - 1
+        if not value >= low:
+            kind = "an integer" if number is int else "a number"
+            raise UsageError(f"{text!r}: {kind} of at least {low:g} is needed")
+        return value
+
+    return argument(parse)
+
+
+def known_names(text: str, known: Iterable[str], complaint: str) -> list[str]:
+    """Split names at commas.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+    known : iterable of str
+        The names that exist.
+    complaint : str
+        The error's message for any other name, with ``{name!r}`` and ``{known}`` in it.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UsageError(complaint.format(name=name, known=", ".join(known)))
+    return names
+
+
+def parse_ranges(text: str) -> tuple[Range, ...]:
+    """Parse ranges and single sizes, separated by commas."""
+    return tuple(parse_range(part) for part in text.split(","))
+
+
+def parse_range(text: str) -> Range:
+    """Parse ``MIN:MAX``, ``MIN:``, ``:MAX`` or one size."""
+    low, colon, high = text.partition(":")
+    first, last = (parse_bytes(part) if part else None for part in (low, high))
+    if not colon:
+        last = first
+    if first is None and last is None:
+        raise UsageError(f"{text!r} is not a range of sizes: MIN:MAX, MIN:, :MAX or one size is needed")
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"{text!r}: the smallest size is larger than the largest")
+    return first, last
+
+
+def sweeps(ranges: Sequence[Range], itemsize: int, smallest: int = SMALLEST, largest: int = LARGEST) -> list[int]:
+    """List all sizes of some ranges: in each, from the smallest, doubling, to the largest.
+
+    Parameters
+    ----------
+    ranges : sequence of Range
+        As `parse_ranges` returns them.
+    itemsize : int
+        Bytes of an element, of which sizes are multiples.
+    smallest, largest : int
+        Where a range is open.
+    """
+    sizes: list[int] = []
+    for low, high in ranges:
+        low = max(smallest, itemsize) if low is None else low
+        high = max(largest, low) if high is None else high
+        if low % itemsize:
+            rounded = -(-low // itemsize) * itemsize
+            raise UsageError(f"size {low} is not a multiple of the element's {itemsize} bytes: give {rounded}")
+        if low > high:
+            raise UsageError(f"no sizes from {low} to {high} bytes: the smallest is one element, {itemsize} bytes")
+        sizes += doubling(low, high)
+    return sizes
 
 
 def is_first() -> bool:
@@ -115,9 +214,18 @@ def _add_collective(parser: argparse.ArgumentParser, *, reduces: bool) -> None:
         parser.set_defaults(op="sum")
     _add_statistic(parser, "mean")
     _add_device(parser)
-    load.add_options(parser)
+    _add_load(parser)
     _add_values(parser)
     _add_measuring(parser)
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `load.Load`."""
+    add, count = parser.add_argument_group("load").add_argument, at_least(0, int)
+    add("--burners", type=count, default=0, metavar="K", help="busy processes on each node (default: 0)")
+    add("--burner-nice", type=count, default=0, metavar="N", help="their niceness, 0 to 19 (default: 0)")
+    add("--python-threads", type=count, default=0, metavar="T", help="busy threads in each rank, with the GIL")
+    add("--native-threads", type=count, default=0, metavar="T", help="busy threads in each rank, without the GIL")
 
 
 def _columns(text: str) -> list[str]:

@@ -30,9 +30,9 @@ from compcoll.sparse.selectors import SELECTORS
 from compcoll.tools.arguments import given_options
 
 from . import data
-from .arguments import sweeps
 from .errors import UsageError
 from .machine import describe
+from .parser import sweeps
 from .report import Column, Progress, Record, Table
 from .timing import Limits, measure
 

@@ -17,12 +17,12 @@ from compcoll.dtypes import DTYPES
 from compcoll.tools.arguments import chosen_codec
 
 from . import contenders, data, load, on_gpu, peers
-from .arguments import sweeps
 from .bounds import Verdict, bound_of, encodings_of, is_vote, result_bound, typical_error, verify, verify_moved
 from .cases import CASES, Case, Ranks
 from .contenders import Contender
 from .errors import UsageError
 from .machine import describe, describe_mpi
+from .parser import sweeps
 from .report import Progress, Record, SweepTable
 from .timing import Limits, Times, measure
 from .verdict import verdict

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import argument, at_least, parse_ranges, sweeps
 from .cases import Ranks
+from .parser import argument, at_least, parse_ranges, sweeps
 
 
 def main() -> None:

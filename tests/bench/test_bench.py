@@ -18,7 +18,7 @@ from promises import ENCODED
 import compcoll
 from compcoll.codecs import Codec
 from compcoll.errors import InvalidArgument
-from osu_like_bench import arguments, bounds, data
+from osu_like_bench import bounds, data, parser
 from osu_like_bench.codecs import USUAL
 from osu_like_bench.errors import UsageError
 from osu_like_bench.timing import Limits, Times, measure
@@ -53,19 +53,19 @@ def rows(output: str) -> list[list[str]]:
     ],
 )
 def test_sizes(text: str, itemsize: int, expected: list[int]) -> None:
-    assert arguments.sweeps(arguments.parse_ranges(text), itemsize) == expected
+    assert parser.sweeps(parser.parse_ranges(text), itemsize) == expected
 
 
 def test_several_ranges_of_sizes() -> None:
-    assert arguments.sweeps(arguments.parse_ranges("4,64K:128K,1M"), 4) == [4, 1 << 16, 1 << 17, 1 << 20]
+    assert parser.sweeps(parser.parse_ranges("4,64K:128K,1M"), 4) == [4, 1 << 16, 1 << 17, 1 << 20]
     with pytest.raises(UsageError, match="needed"):
-        arguments.parse_ranges("4,,1M")
+        parser.parse_ranges("4,,1M")
 
 
 @pytest.mark.parametrize("text", ["", ":", "x", "0", "4:2", "-4", "4:8:16", "6", ":2"])
 def test_sizes_that_cannot_be_right(text: str) -> None:
     with pytest.raises((UsageError, InvalidArgument), match=r"needed|multiple|larger|smallest"):
-        arguments.sweeps(arguments.parse_ranges(text), 4)
+        parser.sweeps(parser.parse_ranges(text), 4)
 
 
 @pytest.mark.parametrize("codec", [*ENCODED, compcoll.ZFP(rate=4), compcoll.ZFP(precision=10)], ids=repr)
