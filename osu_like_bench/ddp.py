@@ -82,6 +82,14 @@ def codec_of(text: str) -> Codec:
     return get_codec(name, **_options(options))
 
 
+def _fp16(group: dist.ProcessGroup) -> tuple[Any, Any]:
+    return group, default_hooks.fp16_compress_hook
+
+
+def _quantization(group: dist.ProcessGroup) -> tuple[Any, Any]:
+    return group, quantization_hooks.quantization_pertensor_hook
+
+
 def _bf16(group: dist.ProcessGroup) -> tuple[Any, Any]:
     # DDP refuses the hook by its name where there is no NCCL, though gloo adds bfloat16 well.
     def hook(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
@@ -95,11 +103,11 @@ def _powersgd(hook: Any, group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, 
 
 
 HOOKS: Mapping[str, Callable[..., tuple[Any, Any]]] = {
-    "fp16": lambda group: (group, default_hooks.fp16_compress_hook),
+    "fp16": _fp16,
     "bf16": _bf16,
     "powersgd": partial(_powersgd, powerSGD_hook.powerSGD_hook),
     "batched_powersgd": partial(_powersgd, powerSGD_hook.batched_powerSGD_hook),
-    "quantization": lambda group: (group, quantization_hooks.quantization_pertensor_hook),
+    "quantization": _quantization,
 }
 """PyTorch's own hooks: each takes a group and options, and makes a state and a hook."""
 
