@@ -369,7 +369,7 @@ def test_wrong_results_are_counted_and_end_with_status_1(harm: str, wrong: int, 
     assert record["wrong"] in (wrong, wrong + record["different"])
 
 
-def test_one_rank(mpirun: MPIRun) -> None:
-    words = "allreduce -m 4:8K --codec zfp --compare native,ring,ring_one_thread,p2p,p2p_recursive_doubling -i 2"
+def test_one_rank_and_sizes_in_any_order(mpirun: MPIRun) -> None:
+    words = "allreduce -m 8K,4:4K --codec zfp --compare native,ring,ring_one_thread,p2p,p2p_recursive_doubling -i 2"
     done = mpirun(1, "osu_like_bench", *words.split())
     assert len(rows(done.stdout)) == 12
