@@ -99,7 +99,8 @@ def encodings_of(collective: str, algorithm: str, size: int, nodes: int) -> Enco
         return NEVER
     if algorithm in ALGORITHMS:
         return ALGORITHMS[algorithm].encodings(collective, size, nodes)
-    return Encodings(2 * (size - 1), 2 * (size - 1))
+    steps = max(2 * (size - 1), 1)  # others' algorithms may round values of a single rank, too
+    return Encodings(steps, steps)
 
 
 def result_bound(once: ErrorBound, path: Encodings, dtype: str, terms: int) -> ErrorBound:

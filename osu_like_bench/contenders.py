@@ -242,7 +242,6 @@ def _peer(name: str, ranks: Ranks, x: Array, out: Array, scale: float, there: Bu
     if there is not None:
         raise UsageError(f"--device cuda: contender {name} is for host memory")
     peer = peers.load(name)
-    assert peer is not None
     codec = peers.codec_of(peer)
     run = _scaled(peer(ranks.comm, x[0], out[0]), out, scale)
     return Contender(name, run, lambda: Ran(name, codec is not None, codec=codec))

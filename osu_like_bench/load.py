@@ -77,8 +77,8 @@ def under(load: Load, *, first_on_node: bool, barrier: Callable[[], object]) -> 
         Lets no rank go on before all are there.
     """
     over = threading.Event()
-    threads = [threading.Thread(target=_compute, args=(over,), daemon=True) for _ in range(load.python_threads)]
-    threads += [threading.Thread(target=_hash, args=(over,), daemon=True) for _ in range(load.native_threads)]
+    works = [_count] * load.python_threads + [_hash] * load.native_threads
+    threads = [threading.Thread(target=_busy, args=(over, work), daemon=True) for work in works]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(load.burners if first_on_node else 0):
@@ -105,12 +105,15 @@ def _burner(nice: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-S", "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
-def _compute(over: threading.Event) -> None:
+def _busy(over: threading.Event, work: Callable[[], object]) -> None:
     while not over.is_set():
-        for _ in range(_TURNS):
-            pass
+        work()
 
 
-def _hash(over: threading.Event) -> None:
-    while not over.is_set():
-        hashlib.pbkdf2_hmac("sha256", b"", b"", _TURNS)
+def _count() -> None:
+    for _ in range(_TURNS):
+        pass
+
+
+def _hash() -> None:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", _TURNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from compcoll.collectives.choose import SHARED_MEMORY
 from compcoll.tools.arguments import amount
@@ -54,12 +55,7 @@ def _fastest(rows: Sequence[Record], statistic: str) -> Record:
 
 def _ranges(best: Sequence[Record]) -> list[str]:
     """Who was fastest, from which size to which."""
-    runs: list[list[Record]] = []
-    for record in best:
-        if runs and runs[-1][0]["contender"] == record["contender"]:
-            runs[-1].append(record)
-        else:
-            runs.append([record])
+    runs = [list(run) for _, run in groupby(best, key=lambda record: record["contender"])]
     if len(runs) > _MOST_RANGES:
         names = dict.fromkeys(record["contender"] for record in best)
         counts = {name: sum(record["contender"] == name for record in best) for name in names}
