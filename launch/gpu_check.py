@@ -28,7 +28,7 @@ import textwrap
 import time
 import traceback
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -533,38 +533,47 @@ def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
     proven, failed = ([name for name, (passed, *_) in done.items() if passed == wanted] for wanted in (True, False))
     text = f"Run on {runs}, by `launch/gpu_check.py first`. Steps that passed: {', '.join(proven) or 'none'}."
     text += f" Steps that failed: {', '.join(failed)}." if failed else ""
-    short = [textwrap.fill(text, 120, break_on_hyphens=False)]
-    rows: Iterable[Sequence[Any]] = ((name, text, run_on) for name, (_, text, run_on) in done.items())
-    table = [f"| step | outcome | run on |\n|---|---|---|\n{_rows(rows)}"]
+    short = textwrap.fill(text, 120, break_on_hyphens=False)
+    parts = [_table(("step", "outcome", "run on"), *((name, text, run_on) for name, (_, text, run_on) in done.items()))]
     if results["codecs"]:
-        operations = list(dict.fromkeys(r["operation"] for r in results["codecs"]))
-        speeds: dict[str, dict[str, str]] = {}
-        for r in results["codecs"]:
-            speeds.setdefault(r["codec"], {})[r["operation"]] = f"{r['throughput']:.0f} ({r['copy_fraction']:.2f})"
-        rows = ((codec, *(found.get(name, "") for name in operations)) for codec, found in speeds.items())
-        head = f"| codec | {' | '.join(operations)} |\n|{'---|' * (1 + len(operations))}"
-        judged = [f"{r['codec']}, {r['operation']}: {goal(r)}" for r in results["codecs"] if goal(r)]
-        table.append("GB/s of uncompressed bytes; in brackets: bytes moved each second, as a part of a copy's.")
-        table.append(f"{head}\n{_rows(rows)}")
-        table.append("Goals:\n\n" + "\n".join(f"- {line}" for line in judged))
+        parts += _speeds(results["codecs"])
     if timelines := [r for r in results["timeline"] + results["processes"] if r["rank"] == 0]:
         rows = ((r["processes"], r["segment"], f"{r['ms']:.2f}", hidden(r)) for r in timelines)
-        head = "| processes | segment, bytes | 64 MB, ms | overlap of rank 0 |\n|---|---|---|---|"
-        table.append(f"{head}\n{_rows(rows)}")
+        parts.append(_table(("processes", "segment, bytes", "64 MB, ms", "overlap of rank 0"), *rows))
     if (root / "docs" / "gpu-timeline.png").exists():
-        table.append("![Kernels, copies and messages of an allreduce on one clock](gpu-timeline.png)")
-    texts = {"README.md": short, "docs/gpu.md": [*short, *table]}
-    for name, parts in texts.items():
-        text = (root / name).read_text()
-        before, _, rest = text.partition(BEGIN)
-        _, mark, after = rest.partition(END)
-        if not mark:
-            raise CheckError(f"{name} has no lines {BEGIN.strip()} and {END.strip()}")
-        (root / name).write_text(before + BEGIN + "\n\n".join(parts) + "\n" + END + after)
+        parts.append("![Kernels, copies and messages of an allreduce on one clock](gpu-timeline.png)")
+    _quote(root / "README.md", short)
+    _quote(root / "docs" / "gpu.md", short, *parts)
 
 
-def _rows(rows: Iterable[Sequence[Any]]) -> str:
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+def _speeds(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the table of kernels' speeds, and the goals."""
+    operations = list(dict.fromkeys(r["operation"] for r in records))
+    speeds: dict[str, dict[str, str]] = {}
+    for r in records:
+        speeds.setdefault(r["codec"], {})[r["operation"]] = f"{r['throughput']:.0f} ({r['copy_fraction']:.2f})"
+    rows = ((codec, *(found.get(name, "") for name in operations)) for codec, found in speeds.items())
+    goals = [f"- {r['codec']}, {r['operation']}: {goal(r)}" for r in records if goal(r)]
+    return [
+        "GB/s of uncompressed bytes; in brackets: bytes moved each second, as a part of a copy's.",
+        _table(("codec", *operations), *rows),
+        "\n".join(["Goals:\n", *goals]),
+    ]
+
+
+def _table(*rows: Sequence[Any]) -> str:
+    """Return a table in Markdown; the first row is its head."""
+    head, *others = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
+
+
+def _quote(page: Path, *parts: str) -> None:
+    """Write paragraphs between a page's marks."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise CheckError(f"{page.name} has no lines {BEGIN.strip()} and {END.strip()}")
+    page.write_text(before + BEGIN + "\n\n".join(parts) + "\n" + END + after)
 
 
 # --- here again: the rehearsal
