@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -234,7 +235,7 @@ def _point_to_point(name: str, ranks: Ranks, x: Array, out: Array, codec: Codec,
         sent = allreduce.messages
         return Ran(name, ranks.comm.size > 1, sent.raw_nbytes / sent.wire_nbytes if sent.wire_nbytes else 1.0)
 
-    return Contender(name, _scaled(lambda: allreduce(x[0], out[0]), out, scale), ran)
+    return Contender(name, _scaled(partial(allreduce, x[0], out[0]), out, scale), ran)
 
 
 def _peer(name: str, ranks: Ranks, x: Array, out: Array, scale: float, there: Buffers | None) -> Contender:
