@@ -32,7 +32,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError("--sgd and --optimizer name two optimizers: give one")
     if (own or diloco) and other:
         what = f"--optimizer {arguments.optimizer}" if own else "--diloco"
-        raise UsageError(f"{what} averages no gradients, which {', '.join(other)} compress: give one of them")
+        raise UsageError(f"{what} averages no gradients: leave out {', '.join(other)}")
     if own and diloco:
         raise UsageError(f"--diloco goes with an optimizer that averages nothing itself, not {arguments.optimizer}")
     if arguments.gradient_codec is not None and not own:
