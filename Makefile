@@ -8,7 +8,8 @@ BENCH   ?= allreduce -m 4:64M --codec zfp --rate 8 --compare native,shared_memor
 PYTEST_ARGS ?=
 CASES   ?=
 PAGE    ?= networks
-MUTANTS_SECONDS ?= 900
+MODULE  ?= compcoll/layout.py
+TESTS   ?= tests/test_layout.py
 
 VENV.openmpi := .venv
 VENV.mpich   := .venv-mpich
@@ -47,7 +48,8 @@ help:
 	@echo "make test-torch   all of PyTorch's own distributed tests on 4 ranks"
 	@echo "make reliability  time-outs, dead ranks, bad bytes and long runs, at length (20 minutes), into the table of"
 	@echo "                  docs/measurements/reliability.md (CASES='1 2 3 4 5 6 7 10': five minutes of it)"
-	@echo "make mutants      puts faults in and prints those that no test without ranks sees (MUTANTS_SECONDS=900 MUTANTS='--rooms sparse')"
+	@echo "make mutants      puts faults into a module, one at a time, and lists those that its tests do not notice"
+	@echo "                  (MODULE=compcoll/layout.py TESTS=tests/test_layout.py)"
 	@echo "make check        ruff, mypy --strict, and what must not be in the repository"
 	@echo "make format       let ruff put the code in order"
 	@echo "make measurements tables and plots of docs/measurements/networks.md, as root; installs PyTorch, for gloo; PAGE=busy,"
@@ -113,9 +115,18 @@ test-torch: $(VENV)/.torch
 reliability: $(VENV)/.torch
 	$(VENV)/bin/python launch/reliability.py $(CASES)
 
+# cosmic-ray changes the module's file for each fault, and changes it back.
+mutants: MUTANTS := build/mutants/$(subst /,.,$(MODULE))
+mutants: RUN_HERE := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" COMPCOLL_PROFILE=defaults PYTHONDONTWRITEBYTECODE=1
 mutants: $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt cosmic-ray
-	$(VENV)/bin/python launch/mutants.py --seconds $(MUTANTS_SECONDS) $(MUTANTS)
+	@mkdir -p build/mutants
+	sed -e 's|@MODULE@|$(MODULE)|' -e 's|@TESTS@|$(TESTS)|' .ci/mutants.toml > $(MUTANTS).toml
+	$(RUN_HERE) cosmic-ray baseline $(MUTANTS).toml
+	$(RUN_HERE) cosmic-ray init --force $(MUTANTS).toml $(MUTANTS).sqlite
+	$(RUN_HERE) cr-filter-operators $(MUTANTS).sqlite $(MUTANTS).toml
+	$(RUN_HERE) cosmic-ray exec $(MUTANTS).toml $(MUTANTS).sqlite
+	$(RUN_HERE) cr-report --surviving-only --show-diff $(MUTANTS).sqlite
 
 check: install
 	$(VENV)/bin/ruff check .

@@ -73,13 +73,15 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def interpreter(version: str) -> Path | None:
-    """The Python of that version, if there is one that runs."""
+    """Find a Python of that version that runs: by its name on the PATH, or in pyenv's folders."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     on_path = shutil.which(f"python{version}")
-    candidates = sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
+    candidates = sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
     for path in [*([Path(on_path)] if on_path else []), *candidates]:
-        asked = subprocess.run([path, "-c", "import ensurepip"], capture_output=True, timeout=60)
-        if asked.returncode == 0:
+        asked = subprocess.run(
+            [path, "-c", "import sys, ensurepip; print(sys.version)"], capture_output=True, text=True, timeout=60
+        )
+        if asked.returncode == 0 and asked.stdout.startswith(f"{version}."):
             return path
     return None
 

@@ -14,14 +14,11 @@ with the summary. Exit status 0: every step passed; 1: one did not; 2: something
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fcntl
 import hashlib
 import json
 import os
-import shlex
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -31,13 +28,16 @@ import textwrap
 import time
 import traceback
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+import dist
+from dist import REPOSITORY, DistError
+
 FOLDER = REPOSITORY / "build" / "gpu"
 PACK, WORK = FOLDER / "pack", FOLDER / "work"
 CUBINS = WORK / "cubins"
@@ -92,8 +92,12 @@ env | grep -E '^(CUDA|CUPY|OMPI|UCX|MPI|PMIX|NCCL|COMPCOLL|LD_|PYTHON)' | sort
 """
 
 
-class CheckError(Exception):
+class CheckError(DistError):
     """Something is missing: the message says what, and what to do."""
+
+
+_call = partial(dist.step, quiet=True)
+"""Runs a command in the repository and returns its output."""
 
 
 class Step(NamedTuple):
@@ -201,7 +205,7 @@ def pack(python: Path | None) -> None:
     print("pack: machine code, about two minutes unless it is there from before", flush=True)
     cubins = FOLDER / "cubins"
     environment = {"COMPCOLL_CUBINS": str(cubins), "PYTHONSAFEPATH": "1"}
-    said = _call(inside, "launch/gpu_programs.py", ARCHITECTURE, env=os.environ | environment)
+    said = _call(inside, "launch/gpu_programs.py", ARCHITECTURE, environ=os.environ | environment)
     names = [line.split()[0] for line in said.splitlines()]
     with zipfile.ZipFile(PACK / "cubins.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
@@ -216,16 +220,13 @@ def pack(python: Path | None) -> None:
 
 def find_python() -> Path:
     """Find a Python of the machine's version: by name, or in pyenv's folders."""
-    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    named = shutil.which(f"python{PYTHON}")
-    for found in [*([Path(named)] if named else []), *sorted(root.glob(f"versions/{PYTHON}*/bin/python"))]:
-        asked = subprocess.run([found, "-c", "import sys, ensurepip; print(sys.version)"], **_TEXT)
-        if asked.returncode == 0 and asked.stdout.startswith(f"{PYTHON}."):
-            return found
-    raise CheckError(
-        f"no Python {PYTHON} is here, which the machine with the GPU has: there is no python{PYTHON} that runs on the "
-        f"PATH, and none in {root / 'versions'}. Install one (pyenv install {PYTHON}), or name it by --python"
-    )
+    found = dist.interpreter(PYTHON)
+    if found is None:
+        raise CheckError(
+            f"no Python {PYTHON} is here, which the machine with the GPU has: there is no python{PYTHON} that runs on "
+            f"the PATH, and none of pyenv's. Install one (pyenv install {PYTHON}), or name it by --python"
+        )
+    return found
 
 
 def sources() -> str:
@@ -236,19 +237,6 @@ def sources() -> str:
             if path.suffix in (".py", ".h", ".cpp", ".cu", ".cmake"):
                 digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-_TEXT: dict[str, Any] = {"capture_output": True, "text": True}
-
-
-def _call(*command: str | Path, env: dict[str, str] | None = None) -> str:
-    """Run a command in the repository and return its output."""
-    ended = subprocess.run([str(word) for word in command], cwd=REPOSITORY, env=env, **_TEXT)
-    if ended.returncode:
-        raise CheckError(
-            f"{shlex.join(map(str, command))}: exit status {ended.returncode}\n{ended.stdout}{ended.stderr}"
-        )
-    return str(ended.stdout)
 
 
 # --- there: the steps
@@ -281,7 +269,7 @@ def first(chosen: Sequence[Step], seconds: float, out: Path, *, without_gpu: boo
     about = {"gpu": gpu(), "commit": commit, "date": datetime.now(timezone.utc).isoformat(timespec="minutes")}
     print(f"{about['gpu'] or 'no GPU'}, compcoll at {commit}; {loopback()}", flush=True)
     environment = prepare()
-    machine = start(["sh", "-c", _MACHINE], environment, WORK / "machine.txt")  # beside the steps
+    machine = start(["sh", "-c", _MACHINE], seconds, environment, "machine")  # beside the steps
     brought = set(CUBINS.iterdir())
     outcomes: list[Outcome] = []
     text, until = "", time.monotonic()
@@ -299,7 +287,7 @@ def first(chosen: Sequence[Step], seconds: float, out: Path, *, without_gpu: boo
             print(*log_of(step).splitlines()[-25:], sep="\n", flush=True)
             if step.name == "smoke" and outcome.text != LIMIT:
                 break
-    end(machine)
+    machine.terminate()
     print(f"\n{text}", flush=True)
     return all(outcome.passed for outcome in outcomes)
 
@@ -346,11 +334,11 @@ def prepare() -> dict[str, str]:
 
 def gpu() -> str:
     """Return the name of the GPU and its driver's version; nothing where there is none."""
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        return str(subprocess.run(asked, check=True, timeout=20, **_TEXT).stdout).partition("\n")[0]
-    except (OSError, subprocess.SubprocessError):
+        said = _call("timeout", "20", "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    except DistError:
         return ""
+    return said.partition("\n")[0]
 
 
 def loopback() -> str:
@@ -368,27 +356,15 @@ def loopback() -> str:
     return "the loopback interface was down, and is up now"
 
 
-def start(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a command whose output goes to a file, in a session of its own."""
-    with open(log, "wb") as said:
-        return subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+def start(command: list[str], seconds: float, environment: dict[str, str], name: str) -> subprocess.Popen[bytes]:
+    """Start a command that ends after so many seconds at the latest, with its output in a file of that name.
 
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and all that it has started: pytest then writes its report, and mpirun ends its ranks."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(12)  # pytest-xdist gives its workers 10 seconds
+    SIGINT lets pytest write its report and mpirun end its ranks; pytest-xdist then gives its workers 10 seconds.
+    """
+    limited = ["timeout", "--signal=INT", "--kill-after=12", f"{max(seconds, 1):.1f}", *command]
+    with open(WORK / f"{name}.txt", "wb") as said:
+        here: dict[str, Any] = {"cwd": REPOSITORY, "env": environment, "stdin": subprocess.DEVNULL}
+        return subprocess.Popen(limited, stdout=said, stderr=subprocess.STDOUT, **here)
 
 
 def run(step: Step, until: float, environment: dict[str, str], *, without_gpu: bool) -> Outcome:
@@ -396,12 +372,9 @@ def run(step: Step, until: float, environment: dict[str, str], *, without_gpu: b
     if not step.command:
         return Outcome(step, without_gpu, 0.0, f"{_SANITIZER} is neither on the PATH nor in {_CUDA}", [])
     started = time.monotonic()
-    process = start(step.command, environment, WORK / f"{step.name}.txt")
-    try:
-        status: int | None = process.wait(max(until - started, 1))
-    except subprocess.TimeoutExpired:
-        status = None
-        end(process)
+    status = start(step.command, until - started, environment, step.name).wait()
+    if status == _KILLED and time.monotonic() > until:
+        status = _LIMITED
     passed, text, failures = judge(step, status, without_gpu=without_gpu)
     return Outcome(step, passed, time.monotonic() - started, text, failures)
 
@@ -412,15 +385,17 @@ def log_of(step: Step) -> str:
 
 
 LIMIT = "ended at its limit"
+_LIMITED, _KILLED = 124, 137
+"""The statuses of `timeout` if it has sent SIGINT, and if SIGKILL ended the command, whoever sent it."""
 
 
-def judge(step: Step, status: int | None, *, without_gpu: bool) -> tuple[bool, str, list[str]]:
+def judge(step: Step, status: int, *, without_gpu: bool) -> tuple[bool, str, list[str]]:
     """Return whether a step passed, a line for the table, and a line for each failed test.
 
     A step whose tests were all skipped has not passed. Without a GPU, every program and every test that is not skipped
     must fail with one of the errors of a missing device.
     """
-    ending = LIMIT if status is None else f"exit status {status}" if status else "ok"
+    ending = LIMIT if status == _LIMITED else f"exit status {status}" if status else "ok"
     if "pytest" not in step.command:
         reached = any(word in log_of(step) for word in _NO_DEVICE)
         if without_gpu:
@@ -558,38 +533,47 @@ def figures(folders: Sequence[Path], root: Path = REPOSITORY) -> None:
     proven, failed = ([name for name, (passed, *_) in done.items() if passed == wanted] for wanted in (True, False))
     text = f"Run on {runs}, by `launch/gpu_check.py first`. Steps that passed: {', '.join(proven) or 'none'}."
     text += f" Steps that failed: {', '.join(failed)}." if failed else ""
-    short = [textwrap.fill(text, 120, break_on_hyphens=False)]
-    rows: Iterable[Sequence[Any]] = ((name, text, run_on) for name, (_, text, run_on) in done.items())
-    table = [f"| step | outcome | run on |\n|---|---|---|\n{_rows(rows)}"]
+    short = textwrap.fill(text, 120, break_on_hyphens=False)
+    parts = [_table(("step", "outcome", "run on"), *((name, text, run_on) for name, (_, text, run_on) in done.items()))]
     if results["codecs"]:
-        operations = list(dict.fromkeys(r["operation"] for r in results["codecs"]))
-        speeds: dict[str, dict[str, str]] = {}
-        for r in results["codecs"]:
-            speeds.setdefault(r["codec"], {})[r["operation"]] = f"{r['throughput']:.0f} ({r['copy_fraction']:.2f})"
-        rows = ((codec, *(found.get(name, "") for name in operations)) for codec, found in speeds.items())
-        head = f"| codec | {' | '.join(operations)} |\n|{'---|' * (1 + len(operations))}"
-        judged = [f"{r['codec']}, {r['operation']}: {goal(r)}" for r in results["codecs"] if goal(r)]
-        table.append("GB/s of uncompressed bytes; in brackets: bytes moved each second, as a part of a copy's.")
-        table.append(f"{head}\n{_rows(rows)}")
-        table.append("Goals:\n\n" + "\n".join(f"- {line}" for line in judged))
+        parts += _speeds(results["codecs"])
     if timelines := [r for r in results["timeline"] + results["processes"] if r["rank"] == 0]:
         rows = ((r["processes"], r["segment"], f"{r['ms']:.2f}", hidden(r)) for r in timelines)
-        head = "| processes | segment, bytes | 64 MB, ms | overlap of rank 0 |\n|---|---|---|---|"
-        table.append(f"{head}\n{_rows(rows)}")
+        parts.append(_table(("processes", "segment, bytes", "64 MB, ms", "overlap of rank 0"), *rows))
     if (root / "docs" / "gpu-timeline.png").exists():
-        table.append("![Kernels, copies and messages of an allreduce on one clock](gpu-timeline.png)")
-    texts = {"README.md": short, "docs/gpu.md": [*short, *table]}
-    for name, parts in texts.items():
-        text = (root / name).read_text()
-        before, _, rest = text.partition(BEGIN)
-        _, mark, after = rest.partition(END)
-        if not mark:
-            raise CheckError(f"{name} has no lines {BEGIN.strip()} and {END.strip()}")
-        (root / name).write_text(before + BEGIN + "\n\n".join(parts) + "\n" + END + after)
+        parts.append("![Kernels, copies and messages of an allreduce on one clock](gpu-timeline.png)")
+    _quote(root / "README.md", short)
+    _quote(root / "docs" / "gpu.md", short, *parts)
 
 
-def _rows(rows: Iterable[Sequence[Any]]) -> str:
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+def _speeds(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the table of kernels' speeds, and the goals."""
+    operations = list(dict.fromkeys(r["operation"] for r in records))
+    speeds: dict[str, dict[str, str]] = {}
+    for r in records:
+        speeds.setdefault(r["codec"], {})[r["operation"]] = f"{r['throughput']:.0f} ({r['copy_fraction']:.2f})"
+    rows = ((codec, *(found.get(name, "") for name in operations)) for codec, found in speeds.items())
+    goals = [f"- {r['codec']}, {r['operation']}: {goal(r)}" for r in records if goal(r)]
+    return [
+        "GB/s of uncompressed bytes; in brackets: bytes moved each second, as a part of a copy's.",
+        _table(("codec", *operations), *rows),
+        "\n".join(["Goals:\n", *goals]),
+    ]
+
+
+def _table(*rows: Sequence[Any]) -> str:
+    """Return a table in Markdown; the first row is its head."""
+    head, *others = (f"| {' | '.join(map(str, row))} |" for row in rows)
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
+
+
+def _quote(page: Path, *parts: str) -> None:
+    """Write paragraphs between a page's marks."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise CheckError(f"{page.name} has no lines {BEGIN.strip()} and {END.strip()}")
+    page.write_text(before + BEGIN + "\n\n".join(parts) + "\n" + END + after)
 
 
 # --- here again: the rehearsal
@@ -634,10 +618,9 @@ def main() -> int:
     packing = commands.add_parser("pack", help="collect what the machine with the GPU lacks")
     running = commands.add_parser("first", help="test and measure on the machine with the GPU")
     quoting = commands.add_parser("figures", help="put what came back into the documentation")
-    for one in (packing, running):
-        one.add_argument(
-            "--python", type=Path, help=f"a Python {PYTHON}; by default found by name or in pyenv's folders"
-        )
+    for each in (packing, running):
+        by_default = f"a Python {PYTHON}; by default found by name or in pyenv's folders"
+        each.add_argument("--python", type=Path, help=by_default)
     names = [step.name for step in steps()]
     running.add_argument("--only", metavar="STEPS", help=f"some of {','.join(names)}; in {SECONDS_AGAIN:.0f} s")
     running.add_argument("--seconds", type=float, help=f"for all steps together (default: {SECONDS:.0f})")
@@ -660,7 +643,7 @@ def main() -> int:
             seconds = arguments.seconds or (SECONDS_AGAIN if arguments.only else SECONDS)
             chosen = [step for step in steps() if step.name in only]
             return 0 if first(chosen, seconds, Path(arguments.out).resolve(), without_gpu=arguments.without_gpu) else 1
-    except CheckError as error:
+    except DistError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return 2
     return 0

@@ -14,8 +14,8 @@
     mpirun --with-ft ulfm -n 4 python launch/train_ddp.py --elastic              # go on without ranks that die
 
 With the same seed, ranks and options, two runs print the same losses, also when one of them was interrupted and
-resumed. One line an epoch: loss (nats) and accuracy on what was not trained on, the median step, megabytes that a rank
-sent a step, and the compression ratio of what it sent.
+resumed. The program prints one line an epoch: loss (nats) and accuracy on the test data, the median step's
+milliseconds, the megabytes that a rank sent a step, and their compression ratio.
 """
 
 from __future__ import annotations
@@ -42,74 +42,59 @@ from osu_like_bench.training.processes import give_up, leave, place, share_cores
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Make the command line's parser."""
     text, _, rest = (__doc__ or "").partition("\n\n")
-    top = argparse.ArgumentParser(
-        "train_ddp.py", description=text, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    task = top.add_argument_group("training")
-    task.add_argument("--task", choices=list(TASKS), default="digits", help="what to learn (default: %(default)s)")
-    task.add_argument("--data", type=Path, metavar="FOLDER", help="where the task's data are, if it needs any")
-    task.add_argument("--epochs", type=int, help="passes over the data (default: the task's)")
-    task.add_argument("--steps", type=int, help="end after so many, the learning rate's fall, too")
-    task.add_argument("--sgd", type=float, metavar="RATE", help="learn by SGD with momentum instead")
-    task.add_argument("--momentum", type=float, help="of --sgd (default: 0.9)")
-    task.add_argument("--optimizer", choices=OPTIMIZERS, help="learn by AdamW, or one that compresses its momentum")
-    task.add_argument("--batch", type=int, help="examples of a rank in a step (default: the task's)")
-    task.add_argument("--seed", type=int, default=0, help="of the model and of the examples' order (default: 0)")
-    task.add_argument("--threads", type=int, help="threads of a rank (default: its share of the node's cores)")
+    raw = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser("train_ddp.py", description=text, epilog=rest, formatter_class=raw)
+    add = top.add_argument_group("training").add_argument
+    add("--task", choices=list(TASKS), default="digits", help="what to learn (default: %(default)s)")
+    add("--data", type=Path, metavar="FOLDER", help="the task's data, if it needs any")
+    add("--epochs", type=int, help="passes over the data (default: the task's)")
+    add("--steps", type=int, help="end after so many steps; the learning rate falls to zero until then")
+    add("--sgd", type=float, metavar="RATE", help="learn by SGD with momentum instead")
+    add("--momentum", type=float, help="of --sgd (default: 0.9)")
+    add("--optimizer", choices=OPTIMIZERS, help="learn by AdamW, or by an optimizer that compresses its momentum")
+    add("--batch", type=int, help="examples of a rank in a step (default: the task's)")
+    add("--seed", type=int, default=0, help="of the model and of the examples' order (default: 0)")
+    add("--threads", type=int, help="threads of a rank (default: its share of the node's cores)")
     sums = top.add_argument_group("gradients")
-    sums.add_argument(
-        "--elastic",
-        action="store_true",
-        help="go on when ranks die (mpirun --with-ft ulfm): over MPI, after back-propagation",
-    )
-    sums.add_argument("--backend", default="gloo", help="PyTorch's backend (default: %(default)s)")
+    add = sums.add_argument
+    elastic = "go on when ranks die (mpirun --with-ft ulfm): average over MPI, after back-propagation"
+    add("--elastic", action="store_true", help=elastic)
+    add("--backend", default="gloo", help="PyTorch's backend (default: %(default)s)")
     add_codec_options(sums, f"what to compress with: {', '.join(list_codecs())}")
-    sums.add_argument(
-        "--algorithm",
-        help="for compressed gradients (default: ring, or sparse_ring; auto: what is fastest, compressed or not)",
+    algorithm = "of compressed gradients (default: ring, or sparse_ring; auto: the fastest, compressed or not)"
+    add("--algorithm", help=algorithm)
+    add("--dgc", type=float, metavar="DENSITY", help="Deep Gradient Compression, down to this density")
+    warmup = "dgc: epochs in which the density falls, in four steps (default: 0; the paper: 4)"
+    add("--warmup", type=float, default=0, metavar="EPOCHS", help=warmup)
+    add("--clip", type=float, metavar="NORM", help="dgc: largest norm of each parameter's gradient")
+    micro = "variance, hybrid: gradients of so many parts of a batch instead of single samples"
+    add("--micro-batches", type=int, metavar="N", help=micro)
+    add("--low-rank", choices=list(LOW_RANK), help="send low-rank factors; a codec compresses those")
+    add("--rank", type=int, default=4, help="columns of the factors (default: %(default)s)")
+    exact = (
+        "steps before factors are sent, before local steps, or before a compressed Adam holds its variance (its "
+        "default: a fifth of all)"
     )
-    sums.add_argument("--dgc", type=float, metavar="DENSITY", help="Deep Gradient Compression, down to this density")
-    sums.add_argument(
-        "--warmup",
-        type=float,
-        default=0,
-        metavar="EPOCHS",
-        help="dgc: in which the density falls, in four steps (default: 0; the paper: 4)",
-    )
-    sums.add_argument("--clip", type=float, metavar="NORM", help="dgc: of each parameter's gradient")
-    sums.add_argument("--micro-batches", type=int, metavar="N", help="variance, hybrid: not from single samples")
-    sums.add_argument("--low-rank", choices=list(LOW_RANK), help="send low-rank factors; a codec is for those")
-    sums.add_argument("--rank", type=int, default=4, help="columns of the factors (default: %(default)s)")
-    sums.add_argument(
-        "--exact-steps",
-        type=int,
-        default=0,
-        metavar="STEPS",
-        help="steps before factors are sent, before local steps, or before a compressed Adam holds its variance (its "
-        "default: a fifth)",
-    )
-    sums.add_argument(
-        "--gradient-codec", metavar="NAME[:OPTION=VALUE]", help="of a compressed Adam's gradients, such as qsgd:bits=4"
-    )
-    sums.add_argument("--diloco", type=int, metavar="H", help="local steps: average every H; a codec is for those")
-    sums.add_argument("--streaming", type=int, default=1, metavar="F", help="diloco: in so many fragments, in turn")
-    sums.add_argument("--delay", type=int, default=0, metavar="STEPS", help="diloco: that an average may take")
-    sums.add_argument(
-        "--outer-rate", type=float, metavar="RATE", help="diloco: of outer steps (default: 0.7, sparse: 1)"
-    )
-    sums.add_argument("--sparse-loco", type=float, metavar="DENSITY", help="diloco: send the largest elements")
-    sums.add_argument("--no-reuse", action="store_true", help="start each step from random factors")
-    sums.add_argument("--no-feedback", action="store_true", help="forget what compression loses")
-    sums.add_argument("--exclude", nargs="*", metavar="NAME", help="exact parameters: kinds, and patterns of names")
-    keep = top.add_argument_group("results")
-    keep.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="write one at the end of each epoch")
-    keep.add_argument("--checkpoint-every", type=int, metavar="STEPS", help="and after so many steps")
-    keep.add_argument("--stop-after", type=int, metavar="STEPS", help="end early, as if interrupted")
-    keep.add_argument("--resume", action="store_true", help="go on from the last checkpoint, if there is one")
-    keep.add_argument("--gradients", type=Path, metavar="FILE.npy", help="write the last step's mean gradients")
-    keep.add_argument("--json", type=Path, metavar="FILE", help="write what was printed as JSON")
+    add("--exact-steps", type=int, default=0, metavar="STEPS", help=exact)
+    own = "of a compressed Adam's gradients, such as qsgd:bits=4"
+    add("--gradient-codec", metavar="NAME[:OPTION=VALUE]", help=own)
+    add("--diloco", type=int, metavar="H", help="local steps: average every H steps; a codec compresses that average")
+    add("--streaming", type=int, default=1, metavar="F", help="diloco: in so many fragments, in turn")
+    add("--delay", type=int, default=0, metavar="STEPS", help="diloco: steps that an average may take")
+    add("--outer-rate", type=float, metavar="RATE", help="diloco: of outer steps (default: 0.7, sparse: 1)")
+    add("--sparse-loco", type=float, metavar="DENSITY", help="diloco: send the largest elements")
+    add("--no-reuse", action="store_true", help="start each step from random factors")
+    add("--no-feedback", action="store_true", help="drop residuals: what compression loses")
+    add("--exclude", nargs="*", metavar="NAME", help="exact parameters: kinds, and patterns of names")
+    add = top.add_argument_group("results").add_argument
+    add("--checkpoint", type=Path, metavar="FOLDER", help="write a checkpoint there at the end of each epoch")
+    add("--checkpoint-every", type=int, metavar="STEPS", help="and after so many steps")
+    add("--stop-after", type=int, metavar="STEPS", help="end early, as if interrupted")
+    add("--resume", action="store_true", help="go on from the last checkpoint, if there is one")
+    add("--gradients", type=Path, metavar="FILE.npy", help="write the last step's mean gradients")
+    add("--json", type=Path, metavar="FILE", help="write what was printed as JSON")
     return top
 
 
@@ -127,11 +112,8 @@ def main() -> int:
         training = ElasticTraining(arguments, standing) if arguments.elastic else Training(arguments, standing)
         if arguments.resume and training.resume() and standing.rank == 0:
             print(f"# resumed after step {training.step}")
-        progress = Progress(training.last - training.step, quiet=standing.rank != 0)
-        try:
+        with Progress(training.last - training.step, quiet=standing.rank != 0) as progress:
             training.run(progress)
-        finally:
-            progress.close()
     except (UsageError, CompcollError) as error:
         if standing.rank == 0:
             print(f"{top.prog}: error: {error}", file=sys.stderr)

@@ -11,39 +11,82 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import group_contenders
+import compcoll.torch
+
 from .machine import describe
-from .sizes import parse_ranges, sweeps
-from .timing import Limits, Seconds, measure
-from .training.processes import leave
+from .parser import argument, parse_ranges, sweeps
+from .timing import Limits, measure
+from .training.processes import Peers, leave
 
 CONTENDERS = ("mpi4py", "inline", "async", "gloo")
 GLOO = ("gloo", "gloo_again")
-OVER_GLOO = (*GLOO, *group_contenders.CONTENDERS)
-"""What needs no MPI."""
 
+_ROW = 512
+_LARGEST = float(torch.finfo(torch.float8_e4m3fn).max)
 _ERROR = 0.25
-"""Of sums that are compressed, by what such sums of normal values are in the mean: what is left out shows."""
+"""Largest error of a compressed sum of normal values, by the mean magnitude of such sums."""
 
 
-def _slowest(seconds: Seconds) -> Seconds:
-    of_all = torch.from_numpy(seconds)
-    dist.all_reduce(of_all, dist.ReduceOp.MAX)
-    return seconds
+def _half(x: Tensor) -> None:
+    """Add halves, as PyTorch's fp16_compress_hook does."""
+    halves = x.half()
+    dist.all_reduce(halves)
+    x.copy_(halves)
 
 
-def _calls(names: list[str]) -> dict[str, Callable[[Tensor], Any]]:
-    """Find what each contender does with a tensor."""
+def _quantized(values: Tensor) -> Tensor:
+    """Return rows of float8 behind their scales, as bytes."""
+    rows = values.view(-1, _ROW)
+    scales = rows.abs().amax(1, keepdim=True).clamp_min(1e-12) / _LARGEST
+    numbers = (rows / scales).to(torch.float8_e4m3fn).view(torch.uint8)
+    return torch.cat([scales.view(torch.uint8), numbers], 1)
+
+
+def _dequantized(rows: Tensor) -> Tensor:
+    scales = rows[:, :4].contiguous().view(torch.float32)
+    return (rows[:, 4:].contiguous().view(torch.float8_e4m3fn).float() * scales).view(-1)
+
+
+def _float8(x: Tensor) -> None:
+    """Add rows in float8 with a scale for each: quantise, all_to_all, add in float32, quantise the sum, all_gather.
+
+    These are the steps of torchft's allreduce_quantized, whose kernels are for GPUs, by PyTorch's operations.
+    """
+    size = dist.get_world_size()
+    padded = torch.nn.functional.pad(x, (0, -x.numel() % (_ROW * size)))
+    wire = _quantized(padded)
+    arrived = torch.empty_like(wire)
+    dist.all_to_all_single(arrived, wire)
+    own = torch.stack([_dequantized(part) for part in arrived.chunk(size)]).sum(0)
+    summed = _quantized(own)
+    every = torch.empty(size * summed.shape[0], summed.shape[1], dtype=torch.uint8)
+    dist.all_gather_into_tensor(every, summed)
+    x.copy_(_dequantized(every)[: x.numel()])
+
+
+COMPRESSED: Mapping[str, Callable[[Tensor], Any]] = {
+    "group": partial(compcoll.torch.all_reduce, codec="zfp", rate=8),
+    "group_direct": partial(compcoll.torch.all_reduce, codec="zfp", rate=8, algorithm="direct"),
+    "fp16": _half,
+    "fp8": _float8,
+}
+"""Each adds up a tensor in place, not exactly, over the default process group."""
+
+OVER_GLOO = (*GLOO, *COMPRESSED)
+"""Contenders that need no MPI."""
+
+
+def _calls(names: Sequence[str]) -> dict[str, Callable[[Tensor], Any]]:
+    """Return what each contender does with a tensor."""
     calls: dict[str, Callable[[Tensor], Any]] = {}
     for name in names:
         if name == "mpi4py":
@@ -52,11 +95,11 @@ def _calls(names: list[str]) -> dict[str, Callable[[Tensor], Any]]:
             comm = MPI.COMM_WORLD.Dup()
             # PyTorch's is in place, too.
             calls[name] = lambda x, comm=comm: comm.Allreduce(MPI.IN_PLACE, x.numpy())  # type: ignore[misc]
-        elif name in group_contenders.CONTENDERS:
-            calls[name] = group_contenders.CONTENDERS[name]
+        elif name in COMPRESSED:
+            calls[name] = COMPRESSED[name]
         elif name in GLOO:
             group = dist.group.WORLD if set(names) <= set(OVER_GLOO) else dist.new_group(backend="gloo")
-            calls[name] = lambda x, group=group: dist.all_reduce(x, group=group)  # type: ignore[misc]
+            calls[name] = partial(dist.all_reduce, group=group)
         elif name == "inline":
             calls[name] = dist.all_reduce
         elif name == "async":
@@ -66,11 +109,12 @@ def _calls(names: list[str]) -> dict[str, Callable[[Tensor], Any]]:
     return calls
 
 
-def _check(name: str, call: Callable[[Tensor], Any], x: Tensor, rank: int, size: int) -> None:
+def _check(name: str, call: Callable[[Tensor], Any], x: Tensor, ranks: Peers) -> None:
     """End the program if a sum is wrong: not that of whole numbers, or with a codec too far off, or not everybody's."""
-    if name not in group_contenders.CONTENDERS:
+    rank, size = dist.get_rank(), ranks.size
+    if name not in COMPRESSED:
         call(x.fill_(rank + 1.0))
-        right = bool(np.all(x.numpy() == size * (size + 1) / 2))
+        right = bool((x == size * (size + 1) / 2).all())
     else:
         every = [torch.randn(x.numel(), generator=torch.Generator().manual_seed(r)) for r in range(size)]
         exact = torch.stack(every).double().sum(0)
@@ -84,22 +128,22 @@ def _check(name: str, call: Callable[[Tensor], Any], x: Tensor, rank: int, size:
         raise SystemExit(f"{name}: wrong sum of {4 * x.numel()} bytes on rank {rank}")
 
 
+def _ran(name: str) -> str:
+    """Return the algorithm and codec of the call before, if that was compcoll's over a group."""
+    stats = compcoll.torch.stats() if name.startswith("group") else None
+    return "" if stats is None else stats.algorithm + (f", {stats.codec}" if stats.codec else "")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Make the command line's parser."""
     parser = argparse.ArgumentParser(prog="python -m osu_like_bench.backends", description=main.__doc__)
-    parser.add_argument(
-        "-m",
-        "--message-size",
-        type=parse_ranges,
-        required=True,
-        metavar="SIZES",
-        help="bytes: MIN:MAX, or some with commas",
-    )
-    parser.add_argument("--compare", default=",".join(CONTENDERS), metavar="NAMES", help="default: %(default)s")
-    parser.add_argument("-x", "--warmup", type=int, default=2, help="rounds before the clock runs")
-    parser.add_argument("-i", "--iterations", type=int, default=100, help="timed rounds at most")
-    parser.add_argument("--time-cap", type=float, default=1.0, metavar="S", help="seconds for each size")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the times there, too")
+    add, sizes = parser.add_argument, argument(parse_ranges)
+    add("-m", "--message-size", type=sizes, required=True, metavar="SIZES", help="bytes: MIN:MAX, or some with commas")
+    add("--compare", default=",".join(CONTENDERS), metavar="NAMES", help="default: %(default)s")
+    add("-x", "--warmup", type=int, default=2, help="rounds before the clock runs")
+    add("-i", "--iterations", type=int, default=100, help="timed rounds at most")
+    add("--time-cap", type=float, default=1.0, metavar="S", help="seconds for each size")
+    add("--json", type=Path, metavar="FILE", help="write the times there, too")
     return parser
 
 
@@ -108,25 +152,25 @@ def main() -> None:
     arguments = build_parser().parse_args()
     names = arguments.compare.split(",")
     dist.init_process_group("gloo" if set(names) <= set(OVER_GLOO) else "compcoll")
-    calls, rank, size = _calls(names), dist.get_rank(), dist.get_world_size()
+    calls, ranks, first = _calls(names), Peers(), dist.get_rank() == 0
+    limits = Limits(arguments.warmup, arguments.iterations, arguments.time_cap)
     results: list[dict[str, Any]] = []
     for nbytes in sweeps(arguments.message_size, 4):
         x = torch.empty(nbytes // 4)
         ran = {}
         for name, call in calls.items():
-            _check(name, call, x, rank, size)
-            ran[name] = group_contenders.ran() if name.startswith("group") else ""
+            _check(name, call, x, ranks)
+            ran[name] = _ran(name)
         x.zero_()
-        limits = Limits(arguments.warmup, arguments.iterations, arguments.time_cap)
-        runs = [lambda call=call, x=x: call(x) for call in calls.values()]
-        for name, times in zip(names, measure(runs, limits, barrier=dist.barrier, slowest=_slowest), strict=True):
-            taken = {f"{field}_us": 1e6 * value for field, value in asdict(times).items() if field != "iterations"}
-            about = {"contender": name, "size": nbytes, "ranks": size, "iterations": times.iterations}
-            results.append(about | {"ran": ran[name]} | taken)
-        if rank == 0:
+        runs = [partial(call, x) for call in calls.values()]
+        times = measure(runs, limits, barrier=dist.barrier, slowest=ranks.largest)
+        for name, taken in zip(names, times, strict=True):
+            about = {"contender": name, "size": nbytes, "ranks": ranks.size, "ran": ran[name]}
+            results.append(about | taken.fields())
+        if first:
             medians = "  ".join(f"{r['contender']} {r['median_us']:.2f}" for r in results[-len(names) :])
             print(f"{nbytes:<10d} {medians} us", flush=True)
-    if rank == 0 and arguments.json is not None:
+    if first and arguments.json is not None:
         run = describe() | {"torch": torch.__version__, "threads": torch.get_num_threads()}
         arguments.json.write_text(json.dumps({"kind": "backends", "run": run, "results": results}, indent=1) + "\n")
     leave()

@@ -1,6 +1,6 @@
 """The collectives as benchmark cases: bytes, init, run, and a reference by MPI to verify against.
 
-Buffers are of shape (parts, m): one part, or one a rank. What a "size" is follows OSU's benchmarks.
+Buffers have the shape (parts, m), with one part or one for each rank. A case's "size" is what OSU's benchmarks call so.
 """
 
 from __future__ import annotations
@@ -23,17 +23,13 @@ Array = npt.NDArray[Any]
 
 ROOT = 0
 
-
-def _busbw_allreduce(size: int) -> float:
-    return 2 * (size - 1) / size
-
-
-def _busbw_moved(size: int) -> float:
-    return (size - 1) / size
-
-
-def _busbw_bcast(size: int) -> float:
-    return 1.0
+SPREADS: Mapping[str, Callable[[int, int], list[int]]] = {
+    "equal": lambda length, p: [length] * p,
+    "linear": lambda length, p: [2 * length * (rank + 1) // (p + 1) for rank in range(p)],
+    "one": lambda length, p: [length * p] + [0] * (p - 1),
+}
+"""Elements of each rank's contribution to allgatherv, for a mean length: all equal; growing with the rank; all rank
+0's."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +40,12 @@ class Case:
     ----------
     name, title : str
         compcoll's name, and the one in OSU's title line.
+    of_mpi : str
+        The name of mpi4py's method.
     size_is : str
-        What the size of a message is, in words.
+        The meaning of a message's size, in words.
     busbw : callable
         nccl-tests' factor from algbw to busbw, for a number of ranks.
-    native : callable
-        mpi4py's call on (comm, x, out).
-    compressed : callable
-        Makes compcoll's call of a communicator, x, out and options.
     split_in, split_out : bool
         Whether the input, and the output, has a part for each rank.
     size_is_split : bool
@@ -60,19 +54,37 @@ class Case:
         Whether values of the ranks are added.
     same_everywhere : bool
         Whether all ranks get the same result.
+    spread : str
+        One of `SPREADS` if ranks contribute different lengths, which travel without a codec.
     """
 
     name: str
     title: str
+    of_mpi: str
     size_is: str
-    busbw: Callable[[int], float]
-    native: Callable[[MPI.Intracomm, Array, Array], Any]
-    compressed: Callable[..., Callable[[], Any]]
+    busbw: Callable[[int], float] = lambda size: (size - 1) / size
     split_in: bool = False
     split_out: bool = False
     size_is_split: bool = False
     reduces: bool = False
-    same_everywhere: bool = False
+    same_everywhere: bool = True
+    spread: str = ""
+
+    def native(self, comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
+        """Make mpi4py's call."""
+        method = getattr(comm, self.of_mpi)
+        if self.name == "bcast":
+            return partial(method, out, ROOT)
+        return partial(method, x, [out, comm.allgather(x.size)] if self.spread else out)
+
+    def compressed(self, comm: Communicator, x: Any, out: Any, **options: Any) -> Callable[[], Any]:
+        """Make compcoll's call; that of contributions of different lengths returns its result."""
+        method, sent = getattr(comm, self.name), x if self.split_in else x[0]
+        if self.spread:
+            return partial(method, sent, **options)
+        root = (ROOT,) if self.name == "bcast" else ()
+        got = out if self.split_in or self.split_out else out[0]
+        return partial(method, sent, *root, out=got, **options)
 
     def length(self, nbytes: int, itemsize: int, ranks: int) -> int:
         """Elements of a part for messages of that size; 0 if it is too small."""
@@ -82,77 +94,57 @@ class Case:
         """The size of messages whose parts have that many elements."""
         return length * itemsize * (ranks if self.size_is_split else 1)
 
-    def shapes(self, length: int, ranks: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The shapes of input and output."""
+    def shapes(self, length: int, ranks: int, rank: int = 0) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The shapes of a rank's input and output."""
+        if self.spread:
+            counts = SPREADS[self.spread](length, ranks)
+            return (1, counts[rank]), (1, sum(counts))
         return (ranks if self.split_in else 1, length), (ranks if self.split_out else 1, length)
 
     def prepare(self, x: Array, out: Array, rank: int) -> None:
-        """Make the output such that only the collective can make it right."""
+        """Fill the output such that only the collective can make it right."""
         out.fill(np.nan)
         if self.name == "bcast" and rank == ROOT:
             np.copyto(out, x)
 
     def reference(self, comm: MPI.Intracomm, x: Array) -> Array:
-        """The result by MPI, in float64."""
+        """The result by MPI, in float64; not of contributions of different lengths."""
         wide = np.ascontiguousarray(x, np.float64)
         out = np.empty(self.shapes(x.shape[1], comm.size)[1])
         self.prepare(wide, out, comm.rank)
-        self.native(comm, wide, out)
+        self.native(comm, wide, out)()
         return out
+
+
+def _busbw_allreduce(size: int) -> float:
+    return 2 * (size - 1) / size
 
 
 CASES: Mapping[str, Case] = {
     case.name: case
     for case in (
+        Case("allreduce", "Allreduce", "Allreduce", "a rank's buffer", _busbw_allreduce, reduces=True),
+        Case("allgather", "Allgather", "Allgather", "what a rank contributes", split_out=True),
+        Case("allgatherv", "Allgatherv", "Allgatherv", "mean over the ranks", spread="linear"),
         Case(
-            name="allreduce",
-            title="Allreduce",
-            size_is="a rank's buffer",
-            reduces=True,
-            same_everywhere=True,
-            busbw=_busbw_allreduce,
-            native=lambda comm, x, out: comm.Allreduce(x, out),
-            compressed=lambda comm, x, out, **options: partial(comm.allreduce, x[0], out=out[0], **options),
-        ),
-        Case(
-            name="allgather",
-            title="Allgather",
-            size_is="what a rank contributes",
-            split_out=True,
-            same_everywhere=True,
-            busbw=_busbw_moved,
-            native=lambda comm, x, out: comm.Allgather(x, out),
-            compressed=lambda comm, x, out, **options: partial(comm.allgather, x[0], out=out, **options),
-        ),
-        Case(
-            name="reduce_scatter",
-            title="Reduce_scatter",
-            size_is="a rank's input, rounded down to equal parts",
+            "reduce_scatter",
+            "Reduce_scatter",
+            "Reduce_scatter_block",
+            "a rank's input, rounded down to equal parts",
             split_in=True,
             size_is_split=True,
             reduces=True,
-            busbw=_busbw_moved,
-            native=lambda comm, x, out: comm.Reduce_scatter_block(x, out),
-            compressed=lambda comm, x, out, **options: partial(comm.reduce_scatter, x, out=out, **options),
+            same_everywhere=False,
         ),
+        Case("bcast", "Broadcast", "Bcast", "the root's buffer", lambda size: 1.0),
         Case(
-            name="bcast",
-            title="Broadcast",
-            size_is="the root's buffer",
-            same_everywhere=True,
-            busbw=_busbw_bcast,
-            native=lambda comm, x, out: comm.Bcast(out, ROOT),
-            compressed=lambda comm, x, out, **options: partial(comm.bcast, x[0], ROOT, out=out[0], **options),
-        ),
-        Case(
-            name="alltoall",
-            title="All-to-All",
-            size_is="what a rank sends to each other one",
+            "alltoall",
+            "All-to-All",
+            "Alltoall",
+            "what a rank sends to each other one",
             split_in=True,
             split_out=True,
-            busbw=_busbw_moved,
-            native=lambda comm, x, out: comm.Alltoall(x, out),
-            compressed=lambda comm, x, out, **options: partial(comm.alltoall, x, out=out, **options),
+            same_everywhere=False,
         ),
     )
 }
@@ -164,9 +156,9 @@ class Ranks:
     Attributes
     ----------
     cores : float
-        This rank's share of them.
+        This rank's share of the node's cores.
     nodes : int
-        How many nodes there are.
+        Number of nodes.
     first_on_node : bool
         Whether this rank is the first on its node.
     """
@@ -183,7 +175,7 @@ class Ranks:
 
     @cached_property
     def one_thread(self) -> Communicator:
-        """A communicator with one thread for each kernel; made, collectively, when it is first asked for."""
+        """A communicator with one thread for each kernel, made, collectively, at first use."""
         before = os.environ.get(config.THREADS)
         os.environ[config.THREADS] = "1"
         try:

@@ -1,307 +1,366 @@
-"""Throughput of codecs in one process, against copying memory and other implementations."""
+"""Throughput of codecs in one process, on the host or on a GPU, against copying memory and other implementations.
+
+A record is one operation of one implementation: an instruction set of compcoll's kernels, ``cuda``, ``memcpy``, or a
+library of `RIVALS`. Operations are encode, decode, accumulate (decode and add), feedback (add the residual, encode,
+keep the new residual) and, on GPUs, recode. ``throughput`` is in 1e9 uncompressed bytes a second of the median time;
+``versus`` is this throughput by that of each other implementation; ``wrong`` counts decoded elements outside the
+codec's bound; ``copy_fraction`` is, on a GPU, the bytes that the kernel moves each second, by those of a copy.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from compcoll.codecs import ALL, Codec
+from compcoll.codecs import ALL, ZFP, Cast, Codec, MinMax
 from compcoll.devices.encode_options import EncodeOptions
 from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
-from compcoll.registry import get_codec
+from compcoll.registry import get_codec, list_codecs
+from compcoll.tools.arguments import chosen_codec
 
-from . import data
+from . import data, on_gpu
 from .bounds import bound_of, of_blocks, spread_out
 from .errors import UsageError
-from .report import Progress
-from .rivals import OPERATIONS, Operation, available, rival_operations
-from .timing import Limits, Times, measure
+from .machine import describe
+from .parser import known_names
+from .report import Column, Progress, Record, Table
+from .timing import Limits, elapsed, measure
 
 Array = npt.NDArray[Any]
+Operation = Callable[[], Any]
+Operations = Mapping[str, Operation]
 
 _FIRST = [cls(**cls.examples[0].options) for cls in ALL]
 _MORE = [get_codec("cast", dtype="bfloat16"), get_codec("zfp", rate=16)]
 USUAL = (*(codec for codec in _FIRST if not codec.additive), *_MORE)
 """The codecs that are measured unless one is asked for."""
 
-MEMCPY = "memcpy"
+MEMCPY, COPY = "memcpy", "copy"
+"""A copy on the host, and in GPU memory."""
 
 ITERATIONS, WARMUP, TIME_CAP = 51, 2, 0.4
 
 _CHECKED = 1 << 22
-"""Values of a GPU's result whose error is looked at: all would take the host longer than everything else together."""
+"""Values of a GPU's result that are verified: all would take the host longer than the rest of the benchmark."""
 
 
 @dataclass(frozen=True)
-class CodecRecord:
-    """One operation of one implementation. Throughput in 1e9 uncompressed bytes a second, of the median.
+class Implementation:
+    """One implementation of a codec's operations on some values.
 
     Attributes
     ----------
-    implementation : str
-        An instruction set of compcoll's kernels, or memcpy, zfpy, numpy or torch.
-    operation : str
-        encode, decode, accumulate (decode and add) or feedback (add what was lost, encode, keep what is lost).
-    versus : dict
-        This throughput by that of each other implementation.
-    wrong : int
-        Decoded elements outside the codec's bound.
-    copy_fraction : float
-        On a GPU: bytes that the kernel reads and writes at least, each second, by those of a copy there.
+    operations : mapping
+        By name.
+    moved : mapping
+        The bytes that each operation reads and writes at least, if known.
+    quality : mapping
+        Its ratio, relative error and wrong elements; empty for others' implementations.
     """
 
-    codec: str
-    operation: str
-    implementation: str
-    dtype: str
-    data: str
-    size: int
-    threads: int
-    throughput: float
-    avg_us: float
-    median_us: float
-    min_us: float
-    max_us: float
-    iterations: int
-    ratio: float = 1.0
-    error: float = 0.0
-    wrong: int = 0
-    versus: dict[str, float] = field(default_factory=dict)
-    copy_fraction: float = 0.0
+    operations: Operations
+    moved: Mapping[str, int] = field(default_factory=dict)
+    quality: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _speed(size: int, taken: Times) -> dict[str, Any]:
-    """The fields of a record that tell how fast an operation is."""
-    return {
-        "throughput": size / taken.median / 1e9,
-        "avg_us": taken.mean * 1e6,
-        "median_us": taken.median * 1e6,
-        "min_us": taken.min * 1e6,
-        "max_us": taken.max * 1e6,
-        "iterations": taken.iterations,
-    }
+Implementations = Callable[[Codec, Array], dict[str, Implementation]]
+"""Makes all implementations of a codec, a copy of the values first."""
 
 
-def chosen_sets(text: str) -> list[str]:
-    """Names of instruction sets, separated by commas; ``best`` and ``all`` are understood.
+def on_host(instruction_sets: Sequence[str], rivals: Sequence[str], threads: int) -> Implementations:
+    """Return compcoll's kernels of some instruction sets, beside other libraries, as `compare` takes them."""
 
-    Parameters
-    ----------
-    text : str
-        The argument.
-    """
-    supported = HostDevice.instruction_sets()
-    if text in ("best", "all"):
-        return supported[-1:] if text == "best" else supported
-    chosen = [name.strip() for name in text.split(",")]
-    for name in chosen:
-        if name not in supported:
-            raise UsageError(f"this CPU cannot run instruction set {name!r}: best, all, or of {', '.join(supported)}")
-    return chosen
+    def implementations(codec: Codec, x: Array) -> dict[str, Implementation]:
+        found = {MEMCPY: _copy(x.view(np.uint8), np)}
+        found |= {name: _kernels(codec, x, HostDevice(threads, name), np) for name in instruction_sets}
+        return found | {name: Implementation(rival_operations(name, codec, x)) for name in rivals}
+
+    return implementations
 
 
-@dataclass(frozen=True)
-class Own:
-    """compcoll's kernels of one instruction set on some values."""
+def on_cuda(codec: Codec, x: Array) -> dict[str, Implementation]:
+    """Return compcoll's kernels in GPU memory, and a copy there, as `compare` takes them."""
+    import cupy
 
-    operations: Mapping[str, Operation]
-    ratio: float
-    error: float
-    wrong: int
+    from compcoll.devices.cuda import CudaDevice
+
+    device: Any = CudaDevice(cupy.cuda.runtime.getDevice())
+    device.runtime.launching = cupy.cuda.Stream.null
+    return {COPY: _copy(cupy.asarray(x.view(np.uint8)), cupy), "cuda": _kernels(codec, x, device, cupy)}
 
 
-def _own(codec: Codec, x: Array, instruction_set: str, threads: int) -> Own:
-    name = x.dtype.name
-    coder = codec.coder(HostDevice(threads, instruction_set), name)
-    stored = HostDevice.flat(x, name)
-    decoded, sums, residual = np.empty_like(stored), stored.copy(), HostDevice.zeros_residual(x.size, name)
-    buffer = np.empty(coder.wire_nbytes(x.size), np.uint8)
-    wire = buffer[: coder.encode(x.size, stored, (), buffer)]
-    coder.decode(x.size, None, (wire,), decoded)
+def _copy(source: Any, arrays: Any) -> Implementation:
+    """Return a copy of bytes; ``arrays`` is NumPy or CuPy."""
+    target = source.copy()
+    return Implementation({"": lambda: arrays.copyto(target, source)}, {"": 2 * source.nbytes})
+
+
+def _kernels(codec: Codec, x: Array, device: Any, arrays: Any) -> Implementation:
+    """Return compcoll's kernels on a device, whose arrays are NumPy's or CuPy's."""
+    n, name = x.size, x.dtype.name
+    coder = codec.coder(device, name)
+    stored = arrays.asarray(HostDevice.flat(x, name))
+    decoded, sums, residual = arrays.empty_like(stored), stored.copy(), device.zeros_residual(n, name)
+    buffer, again = (arrays.empty(coder.wire_nbytes(n), np.uint8) for _ in range(2))
+    wire = buffer[: coder.encode(n, stored, (), buffer)]
+    coder.decode(n, None, (wire,), decoded)
     operations: dict[str, Operation] = {
-        "encode": lambda: coder.encode(x.size, stored, (), buffer),
-        "decode": lambda: coder.decode(x.size, None, (wire,), decoded),
-        "accumulate": lambda: coder.decode(x.size, sums, (wire,), sums),
-        "feedback": lambda: coder.encode(x.size, stored, (), buffer, EncodeOptions(residual=residual)),
+        "encode": lambda: coder.encode(n, stored, (), buffer),
+        "decode": lambda: coder.decode(n, None, (wire,), decoded),
+        "accumulate": lambda: coder.decode(n, sums, (wire,), sums),
+        "feedback": lambda: coder.encode(n, stored, (), buffer, EncodeOptions(residual=residual)),
     }
-    return Own(operations, *_quality(codec, x, decoded.view(x.dtype), wire.nbytes))
+    raw, short = stored.nbytes, wire.nbytes
+    moved = {"encode": raw + short, "decode": short + raw, "accumulate": short + 2 * raw}
+    moved |= {"feedback": raw + short + 2 * residual.nbytes, "recode": raw + 2 * short}
+    if arrays is np:
+        checked, values = n, decoded
+    else:
+        operations["recode"] = lambda: coder.encode(n, stored, (wire,), again)
+        checked, values = min(n, _CHECKED // codec.block * codec.block), arrays.asnumpy(decoded)
+    found = quality(codec, x[:checked], values.view(x.dtype)[:checked], x.nbytes / wire.nbytes)
+    return Implementation(operations, moved, found)
 
 
-def _quality(codec: Codec, x: Array, decoded: Array, wire_nbytes: int) -> tuple[float, float, int]:
-    """Ratio, relative error, and elements outside the codec's bound."""
+def quality(codec: Codec, x: Array, decoded: Array, ratio: float) -> dict[str, Any]:
+    """Return ratio, relative error, and the number of elements outside the codec's bound."""
     exact, got = x.astype(np.float64), decoded.astype(np.float64)
     bound = bound_of(codec, x.dtype.name)
     difference = np.abs(got - exact)
     size = float(np.sqrt(np.sum(exact**2)))
     # Half-precision results are rounded once more.
     allowed = spread_out(bound, of_blocks(bound, exact), x.size) + (np.abs(got) * 2.0**-8 if x.itemsize == 2 else 0.0)
-    return (
-        x.nbytes / wire_nbytes,
-        float(np.sqrt(np.sum(difference**2))) / size if size else 0.0,
-        int(np.count_nonzero(~(difference <= allowed))),
-    )
+    error = float(np.sqrt(np.sum(difference**2))) / size if size else 0.0
+    return {"ratio": ratio, "error": error, "wrong": int(np.count_nonzero(~(difference <= allowed)))}
 
 
-def _memcpy(x: Array) -> Operation:
-    source, target = x.view(np.uint8), np.ones(x.nbytes, np.uint8)
-    return lambda: np.copyto(target, source)
-
-
-def run(
+def compare(
     codecs: Sequence[Codec],
-    *,
-    size: int,
-    dtype: str,
-    kind: str,
-    seed: int,
-    instruction_sets: Sequence[str],
-    threads: int,
+    x: Array,
+    implementations: Implementations,
+    about: Mapping[str, Any],
     limits: Limits,
+    table: Table,
     progress: Progress,
-) -> list[CodecRecord]:
+    clock: Callable[[Operation], float] = elapsed,
+) -> list[Record]:
     """Measure some codecs, all implementations of a codec in turns.
 
     Parameters
     ----------
     codecs : sequence of Codec
-        Which.
-    size : int
-        Uncompressed bytes.
-    dtype, kind, seed
-        Element type and values, as `data.make` takes them.
-    instruction_sets : sequence of str
-        Of compcoll's kernels.
-    threads : int
-        Threads of each kernel, and torch's.
+        Which codecs.
+    x : numpy.ndarray
+        The values.
+    implementations : callable
+        `on_host` or `on_cuda`.
+    about : mapping
+        Fields of all records.
     limits : Limits
         How long.
-    progress : Progress
-        Prints the table's rows.
+    table, progress
+        Print rows of compcoll's own implementations.
+    clock : callable
+        As `timing.measure` takes it.
     """
-    itemsize = DTYPES[dtype].itemsize
-    if size < itemsize or size % itemsize:
-        raise UsageError(f"size {size} is not a multiple of the {itemsize} bytes of a {dtype}")
-    rivals = available(threads)
-    progress.print(head(list(rivals)))
-    records: list[CodecRecord] = []
+    progress.print(table.head())
+    records: list[Record] = []
     for codec in codecs:
         progress.step(repr(codec))
-        x = data.make(kind, size // itemsize, dtype, (seed, 0))
-        own = {name: _own(codec, x, name, threads) for name in instruction_sets}
-        others = {name: rival_operations(name, codec, x) for name in rivals}
-        actions: dict[tuple[str, str], Callable[[], Any]] = {(MEMCPY, ""): _memcpy(x)}
-        for name, operations in {**{name: o.operations for name, o in own.items()}, **others}.items():
-            actions |= {(name, operation): operations[operation] for operation in OPERATIONS if operation in operations}
-        times = dict(zip(actions, measure(list(actions.values()), limits), strict=True))
-
-        def record(name: str, operation: str, times: Mapping[tuple[str, str], Times], **more: Any) -> CodecRecord:
-            taken = times[name, operation]
+        made = implementations(codec, x)
+        actions = {(name, do): run for name, each in made.items() for do, run in each.operations.items()}
+        times = dict(zip(actions, measure(list(actions.values()), limits, clock=clock), strict=True))
+        copy = next(iter(made))
+        for (name, operation), taken in times.items():
             versus = {
                 other: seconds.median / taken.median
                 for (other, done), seconds in times.items()
-                if other not in instruction_sets and other != name and done in ("", operation)
+                if other != name and not made[other].quality and done in ("", operation)
             }
-            return CodecRecord(
-                codec=more.pop("label"),
-                operation=operation,
-                implementation=name,
-                dtype=dtype,
-                data=kind,
-                size=size,
-                threads=threads,
-                **_speed(size, taken),
-                versus=versus,
-                **more,
-            )
-
-        for name, operation in actions:
-            quality = {}
-            if name in own:
-                quality = {key: getattr(own[name], key) for key in ("ratio", "error", "wrong")}
-            records.append(record(name, operation, times, label=codec.label, **quality))
-            if name in own:
-                progress.print(row(records[-1], list(rivals)))
+            moved = made[name].moved.get(operation, 0) / made[copy].moved[""]
+            record = {"codec": codec.label, "operation": operation, "implementation": name, **about, **taken.fields()}
+            record |= {"throughput": x.nbytes / taken.median / 1e9, "versus": versus}
+            record |= {"ratio": 1.0, "error": 0.0, "wrong": 0, **made[name].quality}
+            record |= {"copy_fraction": moved * times[copy, ""].median / taken.median}
+            if name != COPY:
+                records.append(record)
+            if made[name].quality:
+                progress.print(table.row(record))
     return records
 
 
-def run_on_gpu(
-    codecs: Sequence[Codec], *, size: int, dtype: str, kind: str, seed: int, limits: Limits, progress: Progress
-) -> list[CodecRecord]:
-    """Measure some codecs in GPU memory, against a copy there; the arguments are those of `run`."""
-    from . import on_gpu
-
-    progress.print(_GPU_HEAD)
-    records: list[CodecRecord] = []
-    x = data.make(kind, size // DTYPES[dtype].itemsize, dtype, (seed, 0))
-    work, moved = on_gpu.copy_of(x)
-    copied = on_gpu.measure(work, limits)
-    per_second = moved / copied.median
-    for codec in codecs:
-        progress.step(repr(codec))
-        kernels = on_gpu.Kernels(codec, x)
-        checked = min(x.size, _CHECKED // codec.block * codec.block)
-        _, error, wrong = _quality(codec, x[:checked], kernels.decoded[:checked], kernels.wire.nbytes)
-        ratio = x.nbytes / kernels.wire.nbytes
-        for operation, (work, moved) in kernels.operations.items():
-            taken = on_gpu.measure(work, limits)
-            record = CodecRecord(
-                codec=codec.label,
-                operation=operation,
-                implementation="cuda",
-                dtype=dtype,
-                data=kind,
-                size=size,
-                threads=0,
-                **_speed(size, taken),
-                ratio=ratio,
-                error=error,
-                wrong=wrong,
-                versus={"copy": copied.median / taken.median},
-                copy_fraction=moved / taken.median / per_second,
-            )
-            records.append(record)
-            progress.print(
-                f"{record.codec:<20}{operation:<12}{record.throughput:>10.1f}{record.median_us:>12.2f}"
-                f"{record.copy_fraction:>10.2f}{ratio:>9.2f}{error:>12.2e}{wrong:>8}"
-            )
-    progress.print(f"# copy: {per_second / 1e9:.0f} GB/s read and written")
-    return records
+def _operations(encode: Operation, decode: Callable[[Any], Any], add: Callable[[Any], Any]) -> Operations:
+    """Return the operations of a codec: encode, and decode or decode and add what it returns."""
+    wire = encode()
+    return {"encode": encode, "decode": lambda: decode(wire), "accumulate": lambda: add(wire)}
 
 
-_GPU_HEAD = (
-    f"{'# Codec':<20}{'Operation':<12}{'GB/s':>10}{'Median us':>12}{'x copy':>10}{'Ratio':>9}{'Rel. error':>12}"
-    f"{'#wrong':>8}"
+def _zfpy(codec: ZFP, x: Array) -> Operations:
+    if x.dtype not in (np.float32, np.float64):
+        return {}
+    import zfpy
+
+    modes = {"rate": codec.rate, "tolerance": codec.tolerance, "precision": codec.precision}
+    mode = {name: value for name, value in modes.items() if value is not None}
+    element, sums = zfpy.dtype_to_ztype(x.dtype), x.copy()
+
+    def decode(stream: bytes) -> Any:
+        return zfpy._decompress(stream, element, x.shape, **mode)
+
+    return _operations(
+        lambda: zfpy.compress_numpy(x, write_header=False, **mode),
+        decode,
+        lambda stream: np.add(sums, decode(stream), out=sums),
+    )
+
+
+def _numpy_cast(codec: Cast, x: Array) -> Operations:
+    wire, sums = DTYPES[codec.dtype].numpy, x.copy()
+    return _operations(
+        lambda: x.astype(wire),
+        lambda coded: coded.astype(x.dtype),
+        lambda coded: np.add(sums, coded.astype(x.dtype), out=sums),
+    )
+
+
+def _numpy_minmax(codec: MinMax, x: Array) -> Operations:
+    blocks = x[: x.size // codec.block * codec.block].reshape(-1, codec.block)
+    # Expressions that pack fewer bits than a byte would be another codec's.
+    if not blocks.size or codec.bits != 8:
+        return {}
+    sums = blocks.copy()
+
+    def encode() -> tuple[Array, Array, Array]:
+        lowest, highest = blocks.min(1, keepdims=True), blocks.max(1, keepdims=True)
+        step = np.maximum((highest - lowest) / 255, np.finfo(np.float32).tiny)
+        return np.rint((blocks - lowest) / step).astype(np.uint8), lowest, step
+
+    def decode(wire: tuple[Array, Array, Array]) -> Array:
+        codes, lowest, step = wire
+        values: Array = lowest + codes * step
+        return values
+
+    return _operations(encode, decode, lambda wire: np.add(sums, decode(wire), out=sums))
+
+
+def _torch_cast(codec: Cast, x: Array) -> Operations:
+    import torch
+
+    if x.dtype.name == "bfloat16":
+        return {}
+    values, wire = torch.from_numpy(x), getattr(torch, codec.dtype)
+    sums = values.clone()
+    return _operations(lambda: values.to(wire), lambda coded: coded.to(values.dtype), sums.add_)
+
+
+def _torch_minmax(codec: MinMax, x: Array) -> Operations:
+    import torch
+
+    if x.dtype.name == "bfloat16" or codec.bits != 8 or x.size < codec.block:
+        return {}
+    blocks = torch.from_numpy(x)[: x.size // codec.block * codec.block].reshape(-1, codec.block)
+    sums = blocks.clone()
+
+    def encode() -> tuple[Any, Any, Any]:
+        lowest, highest = torch.aminmax(blocks, dim=1, keepdim=True)
+        step = ((highest - lowest) / 255).clamp_min(torch.finfo(torch.float32).tiny)
+        return ((blocks - lowest) / step).round().to(torch.uint8), lowest, step
+
+    def decode(wire: tuple[Any, Any, Any]) -> Any:
+        codes, lowest, step = wire
+        return lowest + codes * step
+
+    return _operations(encode, decode, lambda wire: sums.add_(decode(wire)))
+
+
+RIVALS: Mapping[str, Mapping[str, Callable[[Any, Array], Operations]]] = {
+    "zfpy": {"zfp": _zfpy},
+    "numpy": {"cast": _numpy_cast, "minmax": _numpy_minmax},
+    "torch": {"cast": _torch_cast, "minmax": _torch_minmax},
+}
+"""Makers of a codec's operations, by library and codec."""
+
+
+def rival_operations(library: str, codec: Codec, x: Array) -> Operations:
+    """Return a library's equivalents of a codec's operations on some values, by name; empty if there are none."""
+    made = RIVALS[library].get(codec.name)
+    return {} if made is None else made(codec, x)
+
+
+def available(threads: int) -> tuple[str, ...]:
+    """Return the names of the installed `RIVALS`, and let torch use that many threads."""
+    found = tuple(name for name in RIVALS if find_spec(name) is not None)
+    if "torch" in found:
+        import torch
+
+        torch.set_num_threads(threads)
+    return found
+
+
+def _versus(name: str) -> Column:
+    return Column(f"x {name}", lambda record: record["versus"].get(name), 10, ".2f")
+
+
+_WHAT = Column("# Codec", "codec", -20), Column("Operation", "operation", -12)
+_QUALITY = Column("Ratio", "ratio", 9, ".2f"), Column("Rel. error", "error", 12, ".2e"), Column("#wrong", "wrong", 8)
+_SPEED_ON_GPU = (
+    Column("GB/s", "throughput", 10, ".1f"),
+    Column("Median us", "median_us", 12, ".2f"),
+    Column("x copy", "copy_fraction", 10, ".2f"),
 )
+TABLE_ON_GPU = Table(*_WHAT, *_SPEED_ON_GPU, *_QUALITY)
 
 
-def head(rivals: Sequence[str]) -> str:
-    """The line of column heads."""
-    versus = "".join(f"{'x ' + name:>10}" for name in (MEMCPY, *rivals))
-    return (
-        f"{'# Codec':<20}{'Operation':<12}{'Kernels':<10}{'GB/s':>8}{versus}{'Ratio':>9}{'Rel. error':>12}{'#wrong':>8}"
-    )
-
-
-def row(record: CodecRecord, rivals: Sequence[str]) -> str:
-    """The line of one record."""
-    versus = "".join(
-        f"{record.versus[name]:>10.2f}" if name in record.versus else f"{'-':>10}" for name in (MEMCPY, *rivals)
-    )
-    return (
-        f"{record.codec:<20}{record.operation:<12}{record.implementation:<10}{record.throughput:>8.2f}{versus}"
-        f"{record.ratio:>9.2f}{record.error:>12.2e}{record.wrong:>8}"
-    )
-
-
-def complaints(records: Sequence[CodecRecord]) -> list[str]:
-    """A line for each record with wrong elements."""
-    return [
-        f"{record.codec}, {record.implementation}: {record.wrong} decoded elements outside the codec's bound"
-        for record in records
-        if record.wrong and record.operation == OPERATIONS[0]
-    ]
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
+    """Run the command, and return its description and records."""
+    if arguments.codec == "none":
+        raise UsageError(
+            f"--codec none has no speed: give {', '.join(list_codecs())}, or none of them for the usual ones"
+        )
+    codec, itemsize = chosen_codec(arguments), DTYPES[arguments.dtype].itemsize
+    if arguments.size < itemsize or arguments.size % itemsize:
+        raise UsageError(f"size {arguments.size} is not a multiple of the {itemsize} bytes of a {arguments.dtype}")
+    cuda, threads = arguments.device == "cuda", arguments.threads
+    about = describe() | ({"gpu": on_gpu.check("codecs")} if cuda else {})
+    implementations: Implementations = on_cuda
+    if cuda:
+        table, place, threads = TABLE_ON_GPU, about["gpu"], 0
+    else:
+        supported = HostDevice.instruction_sets()
+        sets = {"best": supported[-1:], "all": supported}.get(arguments.instruction_set) or known_names(
+            arguments.instruction_set,
+            supported,
+            "this CPU cannot run instruction set {name!r}: best, all, or of {known}",
+        )
+        rivals = available(threads)
+        implementations, place = on_host(sets, rivals, threads), f"{about['cpu']}, {threads} thread(s)"
+        speed = Column("Kernels", "implementation", -10), Column("GB/s", "throughput", 8, ".2f")
+        table = Table(*_WHAT, *speed, *map(_versus, (MEMCPY, *rivals)), *_QUALITY)
+    chosen = USUAL if codec is None else [codec]
+    with Progress(len(chosen)) as progress:
+        progress.print(
+            f"# Codecs, compcoll {about['compcoll']}, {place}",
+            f"# {arguments.size} bytes of {arguments.dtype}, data {arguments.data}; "
+            "GB/s of uncompressed bytes, medians of runs in turns; accumulate: decode and add",
+        )
+        records = compare(
+            chosen,
+            data.make(arguments.data, arguments.size // itemsize, arguments.dtype, (arguments.seed, 0)),
+            implementations,
+            {"dtype": arguments.dtype, "data": arguments.data, "size": arguments.size, "threads": threads},
+            Limits.of(arguments, WARMUP, ITERATIONS, TIME_CAP),
+            table,
+            progress,
+            on_gpu.seconds_of_kernels if cuda else elapsed,
+        )
+        if cuda:
+            copy_us = records[0]["versus"][COPY] * records[0]["median_us"]
+            progress.print(f"# copy: {2 * arguments.size / copy_us / 1e3:.0f} GB/s read and written")
+    return about, records

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
 
 from compcoll import config
 from compcoll.codecs import Codec
@@ -17,9 +17,10 @@ from compcoll.devices.host import HostDevice
 from compcoll.sparse import Sparsifier
 
 from . import naive, peers
-from .cases import Case, Ranks
+from .cases import CASES, Case, Ranks
 from .errors import UsageError
 from .on_gpu import Buffers
+from .parser import known_names
 
 Array = npt.NDArray[Any]
 
@@ -27,12 +28,10 @@ UNCOMPRESSED = "_uncompressed"
 ONE_THREAD = "_one_thread"
 """Ends of names: without the codec; with one thread for each kernel, whatever number it would have."""
 
-_SHORT = {"p2p": "p2p_ring"}
-
 
 @dataclass(frozen=True)
 class Ran:
-    """The account of what a call did.
+    """What a call did.
 
     Attributes
     ----------
@@ -41,17 +40,17 @@ class Ran:
     compressed : bool
         Whether values were encoded on their way.
     ratio : float
-        Bytes that this rank would have sent uncompressed, by bytes sent; 1 if that is not known.
+        Bytes that this rank would have sent uncompressed, by bytes sent; 1 if unknown.
     seconds : dict
-        compcoll's account of the time: encode, decode, wait.
+        compcoll's own seconds: encode, decode, wait.
     codec : Codec or None
-        What values were encoded with, if it is not the codec of the command line.
+        What encoded values, if it is not the codec of the command line.
     """
 
     algorithm: str
     compressed: bool
-    ratio: float
-    seconds: dict[str, float]
+    ratio: float = 1.0
+    seconds: dict[str, float] = field(default_factory=dict)
     codec: Codec | None = None
 
 
@@ -66,7 +65,7 @@ class Contender:
     run : callable
         Runs it once.
     ran : callable
-        What the last run did.
+        Returns what the last run did.
     same_bits : bool
         Whether it promises all ranks the same bits.
     """
@@ -74,11 +73,11 @@ class Contender:
     name: str
     run: Callable[[], Any]
     ran: Callable[[], Ran]
-    same_bits: bool
+    same_bits: bool = False
 
 
 def names(collective: str) -> list[str]:
-    """All contenders of a collective."""
+    """List all contenders of a collective."""
     algorithms = [choose.AUTO, *(name for name in choose.NAMES[collective] if name != choose.NATIVE)]
     dense = [name + UNCOMPRESSED for name in algorithms if name not in choose.SPARSE]
     own = [*algorithms, *dense]
@@ -87,44 +86,50 @@ def names(collective: str) -> list[str]:
 
 
 def _is_plain(name: str) -> bool:
-    """Tell whether one of compcoll's contenders sends values as they are, whatever the codec of the command line."""
+    """Return whether a contender of compcoll's sends values as they are, whatever the command line's codec."""
     return name == choose.SHARED_MEMORY or name.removesuffix(ONE_THREAD).endswith(UNCOMPRESSED)
 
 
 def _algorithm(name: str) -> str:
-    """The algorithm that a contender of compcoll's is named after."""
+    """Return the algorithm that a contender of compcoll's is named after."""
     return name.removesuffix(ONE_THREAD).removesuffix(UNCOMPRESSED)
 
 
 def parse(text: str, collective: str, codec: Codec | None) -> list[str]:
-    """Names of contenders, separated by commas.
+    """Parse names of contenders, separated by commas, and check that they go with the codec.
 
     Parameters
     ----------
     text : str
         The argument.
     collective : str
-        Which collective they run.
+        The collective that they run.
     codec : Codec or None
         What they compress with.
     """
     known = names(collective)
-    chosen = [_SHORT.get(name, name) for name in (part.strip() for part in text.split(",")) if name]
-    for name in chosen:
-        if name not in known:
-            raise UsageError(f"{collective} has no contender {name!r}: there are {', '.join(known)}")
-        if name in peers.names():
-            continue
-        sparse = isinstance(codec, Sparsifier)
-        goes_with_all = _algorithm(name) in (choose.NATIVE, choose.AUTO) or _is_plain(name)
-        if collective == "allreduce" and not goes_with_all and (_algorithm(name) in choose.SPARSE) != sparse:
-            allowed = ", ".join(choose.SPARSE)
-            raise UsageError(f"{name} and codec {codec!r} do not go together: sparse codecs go by {allowed}")
-        if codec is None and name in naive.ALLREDUCE:
-            raise UsageError(f"{name} is about compression: it needs a --codec other than none")
-    if not chosen or len(set(chosen)) < len(chosen):
+    full = ",".join("p2p_ring" if name.strip() == "p2p" else name for name in text.split(","))
+    chosen = known_names(full, known, f"{collective} has no contender {{name!r}}: there are {{known}}")
+    if len(set(chosen)) < len(chosen):
         raise UsageError(f"{text!r}: different names, separated by commas, are needed, such as {','.join(known[:3])}")
+    if codec is not None and CASES[collective].spread:
+        raise UsageError(f"{collective} is measured without a codec: contributions are sparse wires as a rule")
+    for name in chosen if collective == "allreduce" else ():
+        _check_codec(name, codec)
     return chosen
+
+
+def _check_codec(name: str, codec: Codec | None) -> None:
+    """Refuse a contender of allreduce that does not go with the codec."""
+    if name in naive.ALLREDUCE:
+        if codec is None:
+            raise UsageError(f"{name} is about compression: it needs a --codec other than none")
+        if codec.additive:
+            raise UsageError(f"--compare {name}: {codec.name} has no wire of its own to send: leave {name} out")
+    with_any_codec = _algorithm(name) in (choose.NATIVE, choose.AUTO, *peers.names()) or _is_plain(name)
+    if not with_any_codec and (_algorithm(name) in choose.SPARSE) != isinstance(codec, Sparsifier):
+        allowed = ", ".join(choose.SPARSE)
+        raise UsageError(f"{name} and codec {codec!r} do not go together: sparse codecs go by {allowed}")
 
 
 def make(
@@ -143,11 +148,11 @@ def make(
     Parameters
     ----------
     name : str
-        Which.
+        Its name.
     case : Case
         The collective.
     ranks : Ranks
-        Who takes part.
+        Its ranks.
     x, out : numpy.ndarray
         Its buffers.
     codec : Codec or None
@@ -155,21 +160,18 @@ def make(
     mean : bool
         Whether sums are divided by the number of ranks.
     there : Buffers, optional
-        The buffers in GPU memory, if these are what the collective runs on.
+        The buffers in GPU memory, if the collective runs on those.
     """
-    scale = 1.0 / ranks.comm.size if mean and case.reduces else None
+    scale = 1.0 / ranks.comm.size if mean and case.reduces else 1.0
     if name == choose.NATIVE:
-        return _native(case, ranks.comm, x, out, scale, there)
+        return _native(case, ranks, x, out, scale, there)
     if name in naive.ALLREDUCE:
         assert codec is not None
-        if codec.additive:
-            raise UsageError(f"--compare {name}: {codec.name} has no wire of its own to send: leave {name} out")
         return _point_to_point(name, ranks, x, out, codec, scale)
     if name in peers.names():
         return _peer(name, ranks, x, out, scale, there)
-    algorithm = _algorithm(name)
     comm = ranks.one_thread if name.endswith(ONE_THREAD) else ranks.compcoll
-    options: dict[str, Any] = {"algorithm": algorithm, "codec": None if _is_plain(name) else codec}
+    options: dict[str, Any] = {"algorithm": _algorithm(name), "codec": None if _is_plain(name) else codec}
     if case.reduces:
         options["op"] = "mean" if mean else "sum"
 
@@ -181,13 +183,20 @@ def make(
 
     if there is None:
         return Contender(name, case.compressed(comm, x, out, **options), ran, same_bits=True)
-    call = case.compressed(comm, there.x, there.out, **options)
-    return Contender(name, there.timed(call), ran, same_bits=True)
+    return Contender(name, there.timed(case.compressed(comm, there.x, there.out, **options)), ran, same_bits=True)
 
 
-def _native(
-    case: Case, comm: MPI.Intracomm, x: Array, out: Array, scale: float | None, there: Buffers | None
-) -> Contender:
+def _scaled(run: Callable[[], Any], out: Array, scale: float) -> Callable[[], Any]:
+    """Divide the sum by the number of ranks, where a mean was asked for."""
+
+    def both() -> None:
+        run()
+        np.multiply(out, out.dtype.type(scale), out=out)
+
+    return run if scale == 1.0 else both
+
+
+def _native(case: Case, ranks: Ranks, x: Array, out: Array, scale: float, there: Buffers | None) -> Contender:
     """mpi4py's call; for buffers on a GPU between copies from there and back.
 
     Halves are added in float32, since MPI does not know them, and otherwise moved as they are.
@@ -201,54 +210,39 @@ def _native(
         return array.view(np.uint16) if halves else array
 
     sent, got = for_mpi(x), for_mpi(out)
+    native = _scaled(case.native(ranks.comm, sent, got), got, scale)
 
     def run() -> None:
         if there is not None:
             there.fetch(x)
         if staged:
             np.copyto(sent, x, casting="unsafe")
-        case.native(comm, sent, got)
-        if scale is not None:
-            np.multiply(got, got.dtype.type(scale), out=got)
+        native()
         if staged:
             np.copyto(out, got, casting="unsafe")
         if there is not None:
             there.upload()
 
-    run = run if there is None else there.timed(run)
-    return Contender(choose.NATIVE, run, lambda: Ran(choose.NATIVE, False, 1.0, {}), same_bits=False)
+    return Contender(choose.NATIVE, run if there is None else there.timed(run), lambda: Ran(choose.NATIVE, False))
 
 
-def _point_to_point(name: str, ranks: Ranks, x: Array, out: Array, codec: Codec, scale: float | None) -> Contender:
-    flat, result = x[0], out[0]
+def _point_to_point(name: str, ranks: Ranks, x: Array, out: Array, codec: Codec, scale: float) -> Contender:
+    """An allreduce that compresses inside send and receive."""
     coder = codec.coder(HostDevice(config.threads(ranks.cores)), x.dtype.name)
-    allreduce = naive.ALLREDUCE[name](ranks.comm, coder, codec.block, flat)
-
-    def run() -> None:
-        allreduce(flat, result)
-        if scale is not None:
-            np.multiply(result, result.dtype.type(scale), out=result)
+    allreduce = naive.ALLREDUCE[name](ranks.comm, coder, codec.block, x[0])
 
     def ran() -> Ran:
         sent = allreduce.messages
-        return Ran(name, ranks.comm.size > 1, sent.raw_nbytes / sent.wire_nbytes if sent.wire_nbytes else 1.0, {})
+        return Ran(name, ranks.comm.size > 1, sent.raw_nbytes / sent.wire_nbytes if sent.wire_nbytes else 1.0)
 
-    return Contender(name, run, ran, same_bits=False)
+    return Contender(name, _scaled(partial(allreduce, x[0], out[0]), out, scale), ran)
 
 
-def _peer(name: str, ranks: Ranks, x: Array, out: Array, scale: float | None, there: Buffers | None) -> Contender:
-    """Make a contender that an entry point names."""
+def _peer(name: str, ranks: Ranks, x: Array, out: Array, scale: float, there: Buffers | None) -> Contender:
+    """An allreduce that an entry point names."""
     if there is not None:
         raise UsageError(f"--device cuda: contender {name} is for host memory")
     peer = peers.load(name)
-    assert peer is not None
-    flat, result = x[0], out[0]
-    allreduce, codec = peer(ranks.comm, flat, result), peers.codec_of(peer)
-
-    def run() -> None:
-        allreduce()
-        if scale is not None:
-            np.multiply(result, result.dtype.type(scale), out=result)
-
-    ran = Ran(name, codec is not None, 1.0, {}, codec)
-    return Contender(name, run, lambda: ran, same_bits=False)
+    codec = peers.codec_of(peer)
+    run = _scaled(peer(ranks.comm, x[0], out[0]), out, scale)
+    return Contender(name, run, lambda: Ran(name, codec is not None, codec=codec))

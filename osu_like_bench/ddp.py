@@ -1,30 +1,49 @@
-"""A training step of DistributedDataParallel: compcoll's codecs, gloo, gloo with PyTorch's hooks. Needs torch."""
+"""A training step of DistributedDataParallel: compcoll's codecs, gloo, gloo with PyTorch's hooks. Needs torch.
+
+A record's times are milliseconds of a step. ``compute_ms`` is the same step on one rank's own gradients, without
+communication; ``exposed_ms`` is what communication adds to it. Of compcoll's contenders, ``codec_ms`` and
+``communication_ms`` are its thread's times in a step, ``sent_megabytes`` is what a rank sends in a step, and ``ratio``
+the uncompressed megabytes by that; others have None there. ``error`` is of the first step's gradients: root mean square
+of the difference to the mean in float64, by that of the mean. ``wrong`` counts parameters that differ between ranks
+after the first step, or are not finite; all count if uncompressed gradients have too large an error.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
+import compcoll.torch
+from compcoll.codecs import Codec
+from compcoll.errors import InvalidArgument
+from compcoll.registry import get_codec
 from compcoll.torch.account import Account
+from compcoll.torch.low_rank.averaging import Power, Product
+from compcoll.torch.low_rank.fusion import Buffer, Wait
 
-from .ddp_contenders import Contender
 from .errors import UsageError
-from .report import STATISTICS, Column, Progress
-from .timing import Limits, Times, measure
+from .machine import describe, describe_mpi
+from .report import STATISTICS, Column, Progress, Record, Table
+from .timing import Limits, measure
 from .training import models
-from .training.networks import NETWORKS
-from .training.peers import Peers
-from .training.synthetic import Synthetic
+from .training.networks import NETWORKS, Synthetic
+from .training.processes import Peers, leave, share_cores, start
 
-PERCEPTRON = "perceptron"
 ITERATIONS, WARMUP, TIME_CAP = 20, 2, 10.0
 
 Loss = Callable[[nn.Module], Tensor]
@@ -34,53 +53,188 @@ _STARTING = 2
 """Steps after which PyTorch's PowerSGD begins, and may fail."""
 
 _EXACT = 1e-5
-"""Relative error of gradients that are not compressed: other orders of adding up."""
+"""Relative error of uncompressed gradients, which are added in other orders."""
+
+_SECONDS_OF_AN_EXAMPLE = 5e-3
+_EXAMPLES = 1 << 15
+"""Prefetched by each loader: more than it makes while anything is measured."""
+
+
+_ONE_BUCKET_MB = 1 << 20
+
+
+def _options(text: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for part in text.split(":") if text else ():
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise UsageError(f"{part!r}: options are written as name=value, such as rate=8")
+        try:
+            options[name] = float(value) if not value.isdigit() else int(value)
+        except ValueError:
+            options[name] = value == "True" if value in ("True", "False") else value
+    return options
+
+
+def codec_of(text: str) -> Codec:
+    """Make the codec that is written as its name and options, such as ``minmax:bits=4:block=512``."""
+    name, _, options = text.partition(":")
+    return get_codec(name, **_options(options))
+
+
+def _fp16(group: dist.ProcessGroup) -> tuple[Any, Any]:
+    return group, default_hooks.fp16_compress_hook
+
+
+def _quantization(group: dist.ProcessGroup) -> tuple[Any, Any]:
+    return group, quantization_hooks.quantization_pertensor_hook
+
+
+def _bf16(group: dist.ProcessGroup) -> tuple[Any, Any]:
+    # DDP refuses the hook by its name where there is no NCCL, though gloo adds bfloat16 well.
+    def hook(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    return group, hook
+
+
+def _powersgd(hook: Any, group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, Any]:
+    return powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2), hook
+
+
+HOOKS: Mapping[str, Callable[..., tuple[Any, Any]]] = {
+    "fp16": _fp16,
+    "bf16": _bf16,
+    "powersgd": partial(_powersgd, powerSGD_hook.powerSGD_hook),
+    "batched_powersgd": partial(_powersgd, powerSGD_hook.batched_powerSGD_hook),
+    "quantization": _quantization,
+}
+"""PyTorch's own hooks: each takes a group and options, and makes a state and a hook."""
+
+
+def _exact(model: nn.Module, **given: Any) -> Any:
+    """S-SGD by the same hooks and buffers: no step is compressed."""
+    return compcoll.torch.ACPSGD(model, rank=1, exact_steps=1 << 62, **given)
+
+
+class _LateRights(Power):
+    """Power-SGD whose right factors all leave when back-propagation has ended: what sending them earlier gains."""
+
+    def _start(self, buffer: Buffer) -> Wait:
+        return buffer.start(self.sums, self.account, self.ranks)
+
+    def _products(self, buffers: Sequence[Buffer]) -> tuple[list[Product], list[Buffer]]:
+        waits = []
+        for buffer in buffers:
+            if (right := self._right_of(buffer)) is not None:
+                self._fill(right, buffer)
+                waits.append(right.start(self.sums, self.account, self.ranks))
+        for wait in waits:
+            wait()
+        return super()._products(buffers)
+
+
+class _LatePowerSGD(compcoll.torch.PowerSGD):
+    _method = _LateRights
+
+
+LOW_RANK: Mapping[str, Callable[..., Any]] = {
+    "acpsgd": compcoll.torch.ACPSGD,
+    "powersgd": compcoll.torch.PowerSGD,
+    "powersgd-late": _LatePowerSGD,
+    "ssgd": _exact,
+}
+"""compcoll's hooks on parameters, or on DistributedDataParallel with ``ddp=True``; each takes its options."""
 
 
 @dataclass(frozen=True)
-class StepRecord:
-    """One contender. Times of a step are in milliseconds.
+class Contender:
+    """A way to reduce gradients, as the command line names it."""
 
-    Attributes
+    name: str
+    compresses: bool
+    make: Callable[[nn.Module, dist.ProcessGroup, float], tuple[nn.Module, Any]]
+
+
+def parse(text: str, *, feedback: bool, algorithm: str) -> list[Contender]:
+    """Contenders by name.
+
+    Parameters
     ----------
-    speedup : float
-        The first contender's time by this one's, in the statistic that the table shows.
-    compute_ms : float
-        The same step on one rank's own gradients, without communication.
-    exposed_ms : float
-        What communication adds to it.
-    codec_ms, communication_ms : float or None
-        Of compcoll's thread in a step: encoding and decoding, and all; None for others.
-    sent_megabytes, ratio : float or None
-        What a rank sends in a step, and uncompressed by that; None for others.
-    error : float
-        Of the first step's gradients: root mean square of the difference to the mean in float64, by that of the mean.
-    wrong : int
-        Parameters that differ between ranks after the first step, or are not finite; all if gradients that are not
-        compressed have too large an error.
+    text : str
+        Separated by commas: one of `LOW_RANK`, ``gloo``, ``gloo+HOOK`` with one of `HOOKS`, ``compcoll``,
+        ``compcoll+CODEC``, ``group`` and ``group+CODEC`` (over gloo, whoever started the ranks); options behind colons,
+        such as ``compcoll+minmax:bits=4:block=512`` or ``acpsgd:rank=4``.
+    feedback, algorithm
+        Of compcoll's, as `compcoll.torch.compress` takes them.
     """
+    return [_contender(name.strip(), feedback, algorithm) for name in text.split(",")]
 
-    contender: str
-    parameters: int
-    batch: int
-    ranks: int
-    nodes: int
-    avg_ms: float
-    median_ms: float
-    p99_ms: float
-    min_ms: float
-    max_ms: float
-    iterations: int
-    speedup: float
-    compute_ms: float
-    exposed_ms: float
-    codec_ms: float | None
-    communication_ms: float | None
-    sent_megabytes: float | None
-    ratio: float | None
-    error: float
-    wrong: int
-    calls: dict[str, int] = field(default_factory=dict)
+
+def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
+    base, plus, rest = name.partition("+")
+    method, _, options = base.partition(":")
+    if method in LOW_RANK and not plus:
+        return _low_rank(name, LOW_RANK[method], _options(options))
+    if base in ("compcoll", "group"):
+        over = "auto" if base == "compcoll" else "group"
+        codec = codec_of(rest) if plus else None
+
+        def compress(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
+            wrapped = _wrapped(model, group, bucket)
+            return wrapped, compcoll.torch.compress(wrapped, codec, feedback=feedback, algorithm=algorithm, over=over)
+
+        return Contender(name, codec is not None, compress)
+    if name == "backend":
+        return Contender(name, False, _on_backend)
+    if base != "gloo" or (plus and rest.partition(":")[0] not in HOOKS):
+        raise UsageError(
+            f"there is no contender {name!r}: {', '.join(LOW_RANK)}, gloo, gloo+{', gloo+'.join(HOOKS)}, backend, "
+            "compcoll, group, or compcoll+CODEC and group+CODEC such as compcoll+zfp:rate=8"
+        )
+    return _gloo(name, rest)
+
+
+def _gloo(name: str, hook: str) -> Contender:
+    """DDP on gloo, with one of `HOOKS` and its options if there is any."""
+    chosen, _, options = hook.partition(":")
+    given = _options(options)
+
+    def hooked(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
+        # With several buckets in flight, PowerSGD's collectives meet others' on gloo.
+        wrapped = _wrapped(model, group, _ONE_BUCKET_MB if chosen.endswith("powersgd") else bucket)
+        if hook:
+            try:
+                wrapped.register_comm_hook(*HOOKS[chosen](group, **given))
+            except TypeError as error:
+                raise UsageError(f"{name}: {error}") from error
+        return wrapped, None
+
+    return Contender(name, bool(hook), hooked)
+
+
+def _on_backend(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
+    """Let DDP itself reduce on a process group of compcoll's, without compression."""
+    return _wrapped(model, dist.new_group(backend="compcoll"), bucket), None
+
+
+def _low_rank(name: str, method: Callable[..., Any], given: dict[str, Any]) -> Contender:
+    wrap = given.pop("ddp", False)
+
+    def make(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
+        # compcoll counts in MiB, PyTorch, too.
+        own = {} if wrap else {"buffer_mb": bucket}
+        model = _wrapped(model, group, bucket) if wrap else model
+        try:
+            return model, method(model, **(own | given))
+        except TypeError as error:
+            raise UsageError(f"{name}: {error}") from error
+
+    return Contender(name, method is not _exact, make)
+
+
+def _wrapped(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> DistributedDataParallel:
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
 
 
 class Step:
@@ -104,12 +258,12 @@ class Step:
         self._optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def backward(self) -> None:
-        """Gradients of this rank's examples, averaged if the model does that."""
+        """Compute gradients of this rank's examples, averaged if the model does that."""
         self._optimizer.zero_grad()
         self._loss(self.model).backward()
 
     def __call__(self) -> None:
-        """One training step."""
+        """Run one training step."""
         self.backward()
         self._optimizer.step()
         self.steps += 1
@@ -120,85 +274,88 @@ class Step:
         if self.compression is not None:
             self.compression.account = Account()
 
+    def gradients(self) -> Tensor:
+        """All gradients as one vector."""
+        return torch.cat([parameter.grad.reshape(-1) for parameter in self.model.parameters()]).double()
+
 
 def make_model(arguments: argparse.Namespace, rank: int) -> tuple[nn.Module, Loss]:
-    """The command line's model, the same on all ranks, and a rank's loss."""
+    """Make the command line's model, the same on all ranks, and a rank's loss."""
     torch.manual_seed(arguments.seed)
-    if arguments.model == PERCEPTRON:
+    if arguments.model == "perceptron":
         model = models.perceptron(int(arguments.parameters), features=_FEATURES)
         torch.manual_seed((arguments.seed << 10) + rank)
         examples = torch.randn(arguments.batch, _FEATURES)
         targets = torch.randint(10, (arguments.batch,))
         return model, lambda model: nn.functional.cross_entropy(model(examples), targets)
     seconds = arguments.backward / 1e3
-    layers = NETWORKS[arguments.model]()
-    model = Synthetic(layers, forward_seconds=seconds / 2, backward_seconds=seconds)
+    model = Synthetic(NETWORKS[arguments.model](), forward_seconds=seconds / 2, backward_seconds=seconds)
     torch.manual_seed((arguments.seed << 10) + rank)
     return model, lambda model: model()
 
 
-def head(run: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
-    """The lines above the table."""
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
+    """Run the command, and return its description and records."""
+    contenders = parse(arguments.compare, feedback=not arguments.no_feedback, algorithm=arguments.algorithm)
+    place = start("gloo")
+    threads = share_cores(place, arguments.threads)
+    ranks = Peers()
+    about = describe() | {"mpi": describe_mpi(), "ranks": place.size, "nodes": ranks.nodes, "threads": threads}
+    about["load"] = f"{arguments.loaders} busy loaders beside each rank" if arguments.loaders else ""
+    with Progress(len(contenders) + 1, quiet=place.rank != 0) as progress:
+        progress.print(*_head(about, arguments))
+        try:
+            with busy_loaders(arguments.loaders, partial(ranks.everybody, None)):
+                records = _measured(contenders, *make_model(arguments, place.rank), arguments, ranks, progress)
+        except (UsageError, InvalidArgument):  # on every rank
+            leave()
+            raise
+        table = _table(arguments.statistic, records[0]["contender"])
+        progress.print(table.head(), *map(table.row, records))
+    leave()
+    return about, records
+
+
+def _head(about: Mapping[str, Any], arguments: argparse.Namespace) -> list[str]:
+    """Return the lines above the table."""
     kind = f"perceptron of {arguments.parameters:g} parameters, {arguments.batch} examples a rank"
-    if arguments.model != PERCEPTRON:
+    if arguments.model != "perceptron":
         kind = f"{arguments.model}'s shapes, back-propagation takes {arguments.backward:g} ms"
-    nodes = f"{run['nodes']} node" + "s" * (run["nodes"] > 1)
-    beside = f", beside {run['load']}" if run["load"] else ""
+    nodes = f"{about['nodes']} node" + "s" * (about["nodes"] > 1)
+    threads = f"{about['threads']} thread(s) each"
+    beside = f", beside {about['load']}" if about["load"] else ""
     return [
-        f"# DistributedDataParallel step, compcoll {run['compcoll']}, torch {torch.__version__}",
-        f"# {run['ranks']} ranks on {nodes}, {run['threads']} thread(s) each, {run['mpi']}, {run['cpu']}{beside}",
+        f"# DistributedDataParallel step, compcoll {about['compcoll']}, torch {torch.__version__}",
+        f"# {about['ranks']} ranks on {nodes}, {threads}, {about['mpi']}, {about['cpu']}{beside}",
         f"# {kind}, buckets of {arguments.bucket:g} MB; milliseconds; "
         "exposed: what communication adds to the step; comm, codec: in compcoll's thread",
     ]
 
 
-def run(
+def _measured(
     contenders: Sequence[Contender],
     model: nn.Module,
     loss: Loss,
-    *,
-    batch: int,
-    bucket: float,
+    arguments: argparse.Namespace,
     ranks: Peers,
-    limits: Limits,
-    statistic: str,
     progress: Progress,
-) -> list[StepRecord]:
-    """Measure all contenders in turns.
-
-    Parameters
-    ----------
-    contenders : sequence of Contender
-        Which; the first is what others are compared with.
-    model, loss
-        Of `make_model`.
-    batch : int
-        Examples of a rank in a step.
-    bucket : float
-        Megabytes of buckets.
-    ranks : Peers
-        Who takes part.
-    limits : Limits
-        How long.
-    statistic : str
-        One of `report.STATISTICS`.
-    progress : Progress
-        Prints the table's rows.
-    """
-    group = dist.group.WORLD
-    # Before it is copied: all contenders then have the same gradients at first.
+) -> list[Record]:
+    """Verify a step of each contender, then measure all in turns."""
+    # Before the model is copied: all contenders then have the same gradients at first.
     alone = Step(model, loss)
     alone.backward()
-    mean = _mean(ranks, _gradients(model))
+    mean = alone.gradients()
+    dist.all_reduce(mean)
+    mean /= ranks.size
     model.zero_grad()
     steps: list[Step] = []
-    quality: list[tuple[float, int]] = []
+    quality: list[Record] = []
     for contender in contenders:
         progress.step(f"{contender.name}: first step")
-        wrapped, compression = contender.make(copy.deepcopy(model), group, bucket)
+        wrapped, compression = contender.make(copy.deepcopy(model), dist.group.WORLD, arguments.bucket)
         steps.append(Step(wrapped, loss, compression))
         try:
-            quality.append(_verify(steps[-1], mean, ranks, contender.compresses))
+            quality.append(_verified(steps[-1], mean, ranks, contender.compresses))
             for _ in range(_STARTING):
                 steps[-1]()
         except (AssertionError, IndexError) as error:
@@ -207,27 +364,23 @@ def run(
     for step in steps:
         step.start_account()
     progress.step("timed steps")
+    limits = Limits.of(arguments, WARMUP, ITERATIONS, TIME_CAP)
     *times, compute = measure([*steps, alone], limits, barrier=dist.barrier, slowest=ranks.largest)
-    return [
-        _record(contender, step, taken, compute, times[0], right, models.count(model), batch, ranks, statistic)
-        for contender, step, taken, right in zip(contenders, steps, times, quality, strict=True)
-    ]
+    about = {"parameters": models.count(model), "batch": arguments.batch, "ranks": ranks.size, "nodes": ranks.nodes}
+    first, without = (getattr(each, arguments.statistic) for each in (times[0], compute))
+    records = []
+    for contender, step, taken, found in zip(contenders, steps, times, quality, strict=True):
+        record = {"contender": contender.name, **about, **taken.fields("ms")}
+        with_it = getattr(taken, arguments.statistic)
+        record |= {"speedup": first / with_it, "compute_ms": without * 1e3, "exposed_ms": (with_it - without) * 1e3}
+        records.append(record | _accounted(step) | found)
+    return records
 
 
-def _gradients(model: nn.Module) -> Tensor:
-    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()]).double()
-
-
-def _mean(ranks: Peers, own: Tensor) -> Tensor:
-    mean = own.clone()
-    dist.all_reduce(mean)
-    return mean / ranks.size
-
-
-def _verify(step: Step, mean: Tensor, ranks: Peers, compresses: bool) -> tuple[float, int]:
-    """Error of the first averaged gradients, and how many parameters are wrong after a step with them."""
+def _verified(step: Step, mean: Tensor, ranks: Peers, compresses: bool) -> Record:
+    """Return the error of the first averaged gradients, and how many parameters are wrong after a step with them."""
     step()
-    error = float((_gradients(step.model) - mean).norm() / mean.norm())
+    error = float((step.gradients() - mean).norm() / mean.norm())
     values = torch.cat([parameter.detach().reshape(-1) for parameter in step.model.parameters()])
     broken = ~values.isfinite()
     if len(set(ranks.everybody(sha256(values.numpy().tobytes()).digest()))) > 1:
@@ -237,98 +390,82 @@ def _verify(step: Step, mean: Tensor, ranks: Peers, compresses: bool) -> tuple[f
     wrong = sum(ranks.everybody(int(broken.sum())))
     if not compresses and not error <= _EXACT:
         wrong = values.numel()
-    return error, wrong
+    return {"error": error, "wrong": wrong}
 
 
-def _record(
-    contender: Contender,
-    step: Step,
-    times: Times,
-    compute: Times,
-    first: Times,
-    quality: tuple[float, int],
-    parameters: int,
-    batch: int,
-    ranks: Peers,
-    statistic: str,
-) -> StepRecord:
-    taken, without = (getattr(one, statistic) for one in (times, compute))
-    account = None if step.compression is None else step.compression.account
-    return StepRecord(
-        contender=contender.name,
-        parameters=parameters,
-        batch=batch,
-        ranks=ranks.size,
-        nodes=ranks.nodes,
-        avg_ms=times.mean * 1e3,
-        median_ms=times.median * 1e3,
-        p99_ms=times.p99 * 1e3,
-        min_ms=times.min * 1e3,
-        max_ms=times.max * 1e3,
-        iterations=times.iterations,
-        speedup=getattr(first, statistic) / taken,
-        compute_ms=without * 1e3,
-        exposed_ms=(taken - without) * 1e3,
-        codec_ms=None if account is None else (account.encode_seconds + account.decode_seconds) / step.steps * 1e3,
-        communication_ms=None if account is None else account.total_seconds / step.steps * 1e3,
-        sent_megabytes=None if account is None else account.wire_nbytes / step.steps / 1e6,
-        ratio=None if account is None else account.ratio,
-        error=quality[0],
-        wrong=quality[1],
-        calls={} if account is None else dict(account.calls),
+def _accounted(step: Step) -> Record:
+    """Return what compcoll counted in a step; None for others' contenders."""
+    if step.compression is None:
+        return {**dict.fromkeys(("codec_ms", "communication_ms", "sent_megabytes", "ratio")), "calls": {}}
+    account = step.compression.account
+    return {
+        "codec_ms": (account.encode_seconds + account.decode_seconds) / step.steps * 1e3,
+        "communication_ms": account.total_seconds / step.steps * 1e3,
+        "sent_megabytes": account.wire_nbytes / step.steps / 1e6,
+        "ratio": account.ratio,
+        "calls": dict(account.calls),
+    }
+
+
+def _table(statistic: str, first: str) -> Table:
+    head, field = STATISTICS[statistic]
+    return Table(
+        Column("# Contender", "contender", -28),
+        Column(f"{head}(ms)", field.replace("_us", "_ms"), 11, ".1f"),
+        Column(f"{first}/this", "speedup", len(first) + 8, ".2f"),
+        Column("Compute", "compute_ms", 11, ".1f"),
+        Column("Exposed", "exposed_ms", 11, ".1f"),
+        Column("Comm", "communication_ms", 11, ".1f"),
+        Column("Codec", "codec_ms", 11, ".1f"),
+        Column("MB sent", "sent_megabytes", 11, ".1f"),
+        Column("Ratio", "ratio", 8, ".2f"),
+        Column("Rel. error", "error", 12, ".2e"),
+        Column("#wrong", "wrong", 10),
     )
 
 
-def _milliseconds(name: str, head: str) -> Column:
-    def text(record: StepRecord) -> str:
-        value = getattr(record, name)
-        return "-" if value is None else f"{value:.1f}"
+class _Examples(Dataset[int]):  # type: ignore[misc]
+    """Examples of which each takes some CPU time."""
 
-    return Column(head, text, 11)
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __getitem__(self, index: int) -> int:
+        end = time.thread_time() + _SECONDS_OF_AN_EXAMPLE
+        while time.thread_time() < end:
+            for _ in range(1000):
+                pass
+        return index
 
 
-def columns(statistic: str, first: str) -> list[Column]:
-    """The table's columns.
+def _first(examples: list[int]) -> int:
+    return examples[0]
+
+
+@contextlib.contextmanager
+def busy_loaders(workers: int, barrier: Callable[[], object]) -> Iterator[None]:
+    """Let a DataLoader's workers keep a core busy each, with examples that no step waits for. Collective.
 
     Parameters
     ----------
-    statistic : str
-        One of `report.STATISTICS`.
-    first : str
-        The contender that others are compared with.
+    workers : int
+        Workers of this process.
+    barrier : callable
+        Lets no rank go on before all have arrived.
     """
-    head, name = STATISTICS[statistic]
-    return [
-        Column("# Contender", lambda record: record.contender, -28),
-        _milliseconds(name.replace("_us", "_ms"), f"{head}(ms)"),
-        Column(f"{first}/this", lambda record: f"{record.speedup:.2f}", len(first) + 8),
-        _milliseconds("compute_ms", "Compute"),
-        _milliseconds("exposed_ms", "Exposed"),
-        _milliseconds("communication_ms", "Comm"),
-        _milliseconds("codec_ms", "Codec"),
-        _milliseconds("sent_megabytes", "MB sent"),
-        Column("Ratio", lambda record: "-" if record.ratio is None else f"{record.ratio:.2f}", 8),
-        Column("Rel. error", lambda record: f"{record.error:.2e}", 12),
-        Column("#wrong", lambda record: str(record.wrong), 10),
-    ]
-
-
-def table(records: Sequence[StepRecord], statistic: str) -> list[str]:
-    """The table's lines."""
-    shown = columns(statistic, records[0].contender)
-    rows = [[column.head for column in shown], *([column.text(record) for column in shown] for record in records)]
-    return ["".join(map(_aligned, row, shown)) for row in rows]
-
-
-def _aligned(cell: str, column: Column) -> str:
-    return f"{cell:<{-column.width}}" if column.width < 0 else f"{cell:>{column.width}}"
-
-
-def complaints(records: Sequence[StepRecord]) -> list[str]:
-    """A line for each contender with wrong parameters."""
-    return [
-        f"{record.contender}: {record.wrong} parameters differ between ranks or have wrong gradients, "
-        f"relative error {record.error:.2e}"
-        for record in records
-        if record.wrong
-    ]
+    if workers == 0:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores, on purpose
+        loader = DataLoader(
+            _Examples(), batch_size=1, num_workers=workers, prefetch_factor=_EXAMPLES, collate_fn=_first
+        )
+        examples = iter(loader)
+    try:
+        for _ in range(workers):
+            next(examples)  # all are at work
+        barrier()
+        yield
+    finally:
+        del examples, loader  # which ends the workers

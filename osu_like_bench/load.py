@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .arguments import at_least
 from .errors import UsageError
 
 LOWEST_PRIORITY = 19
@@ -55,20 +54,6 @@ class Load:
         return ", ".join(parts)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ask for load."""
-    load = parser.add_argument_group("load")
-    count = at_least(0, int)
-    load.add_argument("--burners", type=count, default=0, metavar="K", help="busy processes on each node (default: 0)")
-    load.add_argument("--burner-nice", type=count, default=0, metavar="N", help="their niceness, 0 to 19 (default: 0)")
-    load.add_argument(
-        "--python-threads", type=count, default=0, metavar="T", help="threads in each rank that compute in Python"
-    )
-    load.add_argument(
-        "--native-threads", type=count, default=0, metavar="T", help="threads in each rank that compute without the GIL"
-    )
-
-
 def from_arguments(arguments: argparse.Namespace) -> Load:
     """The load that a command line asks for."""
     if arguments.burner_nice > LOWEST_PRIORITY:
@@ -92,8 +77,8 @@ def under(load: Load, *, first_on_node: bool, barrier: Callable[[], object]) -> 
         Lets no rank go on before all are there.
     """
     over = threading.Event()
-    threads = [threading.Thread(target=_compute, args=(over,), daemon=True) for _ in range(load.python_threads)]
-    threads += [threading.Thread(target=_hash, args=(over,), daemon=True) for _ in range(load.native_threads)]
+    works = [_count] * load.python_threads + [_hash] * load.native_threads
+    threads = [threading.Thread(target=_busy, args=(over, work), daemon=True) for work in works]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(load.burners if first_on_node else 0):
@@ -120,12 +105,15 @@ def _burner(nice: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-S", "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
-def _compute(over: threading.Event) -> None:
+def _busy(over: threading.Event, work: Callable[[], object]) -> None:
     while not over.is_set():
-        for _ in range(_TURNS):
-            pass
+        work()
 
 
-def _hash(over: threading.Event) -> None:
-    while not over.is_set():
-        hashlib.pbkdf2_hmac("sha256", b"", b"", _TURNS)
+def _count() -> None:
+    for _ in range(_TURNS):
+        pass
+
+
+def _hash() -> None:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", _TURNS)

@@ -1,46 +1,150 @@
-"""The arguments of the command line."""
+"""The command line's arguments: their types, and the parser of all commands."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from compcoll.dtypes import DTYPES
+from compcoll.errors import CompcollError
 from compcoll.registry import list_codecs
-from compcoll.tools.arguments import add_codec_options
+from compcoll.tools.arguments import add_codec_options, doubling, parse_bytes
 
-from . import data, ddp_command, load, sizes
-from .arguments import argument, at_least
+from . import data
 from .errors import UsageError
 from .report import COLUMNS, STATISTICS
 
 PROGRAM = "python -m osu_like_bench"
 
-_COLLECTIVES = {
+_EXAMPLES = {
     "allreduce": "mpirun -n 4 {program} allreduce -m 4:134217728 --codec zfp --rate 8 --compare native,ring,p2p",
     "allgather": "mpirun -n 4 {program} allgather -m 1K:16M --codec zfp --rate 16 --compare native,ring,direct",
     "reduce_scatter": "mpirun -n 4 {program} reduce_scatter -m 16M --codec minmax --bits 8 --compare native,direct -f",
     "bcast": "mpirun -n 4 {program} bcast -m 1M:64M --codec cast --codec-dtype float16 --compare native,binomial",
     "alltoall": "mpirun -n 4 {program} alltoall -m 4M --codec zfp --rate 8 --compare native,pairwise --show all",
+    "allgatherv": "mpirun -n 4 {program} allgatherv -m 64K:16M --spread one --compare native,ring,direct",
+    "codecs": "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json",
+    "selection": "{program} selection -m 64K:256M --density 0.001 --data laplace --json selection.json",
+    "ddp": "mpirun -n 4 {program} ddp --parameters 25e6 --compare gloo,gloo+fp16,compcoll+zfp:rate=8",
+    "plot": "{program} plot allreduce.json -o allreduce.png",
 }
-_CODECS = "{program} codecs --size 32M --instruction-set portable,avx2,avx512 --json codecs.json"
-_ALLGATHERV = "mpirun -n 4 {program} allgatherv -m 64K:16M --spread one --compare native,ring,direct"
-_SELECTION = "{program} selection -m 64K:256M --density 0.001 --data laplace --json selection.json"
-_DDP = "mpirun -n 4 {program} ddp --parameters 25e6 --compare gloo,gloo+fp16,compcoll+zfp:rate=8"
-_PLOT = "{program} plot allreduce.json -o allreduce.png"
+_COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "bcast", "alltoall")
+
+_USUAL_STEPS = (
+    "gloo,gloo+fp16,gloo+bf16,gloo+powersgd:rank=2,compcoll,compcoll+zfp:rate=8,compcoll+zfp:rate=16,"
+    "compcoll+minmax:bits=8,compcoll+cast:dtype=float16"
+)
+
+SMALLEST, LARGEST = 1, 1 << 20
+"""OSU's defaults of the smallest and the largest size, in bytes."""
+
+Range = tuple[int | None, int | None]
+"""Smallest and largest size; None where the user left it open."""
+
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
 
 
+def argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Make a type for argparse that keeps the message of a `UsageError`."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except (UsageError, CompcollError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def at_least(low: float, number: Callable[[str], float]) -> Callable[[str], float]:
+    """Make a type for argparse that accepts numbers, int or float, from a limit on."""
+
+    def parse(text: str) -> float:
+        try:
+            value = number(text)
+        except ValueError:
+            value = low - 1
+        if not value >= low:
+            kind = "an integer" if number is int else "a number"
+            raise UsageError(f"{text!r}: {kind} of at least {low:g} is needed")
+        return value
+
+    return argument(parse)
+
+
+def known_names(text: str, known: Iterable[str], complaint: str) -> list[str]:
+    """Split names at commas.
+
+    Parameters
+    ----------
+    text : str
+        The argument.
+    known : iterable of str
+        The names that exist.
+    complaint : str
+        The error's message for any other name, with ``{name!r}`` and ``{known}`` in it.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UsageError(complaint.format(name=name, known=", ".join(known)))
+    return names
+
+
+def parse_ranges(text: str) -> tuple[Range, ...]:
+    """Parse ranges and single sizes, separated by commas."""
+    return tuple(parse_range(part) for part in text.split(","))
+
+
+def parse_range(text: str) -> Range:
+    """Parse ``MIN:MAX``, ``MIN:``, ``:MAX`` or one size."""
+    low, colon, high = text.partition(":")
+    first, last = (parse_bytes(part) if part else None for part in (low, high))
+    if not colon:
+        last = first
+    if first is None and last is None:
+        raise UsageError(f"{text!r} is not a range of sizes: MIN:MAX, MIN:, :MAX or one size is needed")
+    if first is not None and last is not None and first > last:
+        raise UsageError(f"{text!r}: the smallest size is larger than the largest")
+    return first, last
+
+
+def sweeps(ranges: Sequence[Range], itemsize: int, smallest: int = SMALLEST, largest: int = LARGEST) -> list[int]:
+    """List all sizes of some ranges: in each, from the smallest, doubling, to the largest.
+
+    Parameters
+    ----------
+    ranges : sequence of Range
+        As `parse_ranges` returns them.
+    itemsize : int
+        Bytes of an element, of which sizes are multiples.
+    smallest, largest : int
+        Where a range is open.
+    """
+    sizes: list[int] = []
+    for low, high in ranges:
+        low = max(smallest, itemsize) if low is None else low
+        high = max(largest, low) if high is None else high
+        if low % itemsize:
+            rounded = -(-low // itemsize) * itemsize
+            raise UsageError(f"size {low} is not a multiple of the element's {itemsize} bytes: give {rounded}")
+        if low > high:
+            raise UsageError(f"no sizes from {low} to {high} bytes: the smallest is one element, {itemsize} bytes")
+        sizes += doubling(low, high)
+    return sizes
+
+
 def is_first() -> bool:
-    """Tell whether this is rank 0, as far as the launcher tells before MPI is initialised."""
+    """Return whether this is rank 0, by the launcher's variables, since MPI may not be initialised yet."""
     return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0") == "0"
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that only rank 0 speaks for, and that gives only rank 0 a status: others would end the job before it."""
+    """A parser that prints on rank 0 only, and gives only rank 0 a status: others would end the job before it."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if is_first():
@@ -50,145 +154,45 @@ class _Parser(argparse.ArgumentParser):
         super().exit(status if is_first() else 0, message)
 
 
-def _columns(text: str) -> list[str]:
-    chosen = list(COLUMNS) if text == "all" else [name.strip() for name in text.split(",")]
-    for name in chosen:
-        if name not in COLUMNS:
-            raise UsageError(f"there is no column {name!r}: all, or some of {', '.join(COLUMNS)}")
-    return chosen
-
-
-def _shared() -> _Parser:
-    """Options of everything that sends values of our own making."""
-    parser = _Parser(add_help=False)
-    values = parser.add_argument_group("values")
-    values.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
-    values.add_argument(
-        "--data",
-        type=argument(data.kind_of),
-        default="normal",
-        metavar="KIND",
-        help=f"values: {', '.join(data.KINDS)}, or FILE.npy, such as train_ddp.py --gradients (default: %(default)s)",
-    )
-    values.add_argument("--seed", type=at_least(0, int), default=0, help="what the values depend on (default: 0)")
-    add_codec_options(parser.add_argument_group("codec"), f"what to compress with: none, {', '.join(list_codecs())}")
-    return parser
-
-
-def _measured() -> _Parser:
-    """Options of everything that measures."""
-    parser = _Parser(add_help=False)
-    time = parser.add_argument_group("measuring")
-    time.add_argument("-x", "--warmup", type=at_least(0, int), help="rounds before the clock runs")
-    time.add_argument("-i", "--iterations", type=at_least(1, int), help="timed rounds at most")
-    time.add_argument(
-        "--time-cap",
-        type=at_least(0, float),
-        metavar="S",
-        help="seconds for each measurement; 0: no limit, as with -i",
-    )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", type=Path, metavar="FILE", help="write all records as JSON")
-    output.add_argument("--csv", type=Path, metavar="FILE", help="write all records as CSV")
-    output.add_argument("--html", type=Path, metavar="FILE", help="write plots and tables as one page")
-    return parser
-
-
-def _statistic(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--statistic",
-        choices=list(STATISTICS),
-        default=default,
-        help="of the iterations, to be shown (default: %(default)s)",
-    )
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
-    examples = [*_COLLECTIVES.values(), _ALLGATHERV, _CODECS, _SELECTION, _DDP, _PLOT]
+    """Make the parser of the whole command line."""
     parser = _Parser(
         prog=PROGRAM,
         description="Compressed collectives against MPI's own, in the manner of OSU's benchmarks and nccl-tests.",
-        epilog=_examples(*examples),
+        epilog=_examples(*_EXAMPLES.values()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shared, measured = _shared(), _measured()
 
-    def command(name: str, text: str, example: str, *parents: _Parser) -> _Parser:
-        return commands.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            parents=parents,
-            epilog=_examples(example),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+    def command(name: str, text: str) -> _Parser:
+        about, raw = f"{text[0].upper()}{text[1:]}.", argparse.RawDescriptionHelpFormatter
+        made: _Parser = commands.add_parser(
+            name, help=text, description=about, epilog=_examples(_EXAMPLES[name]), formatter_class=raw
         )
+        return made
 
-    collective = _collective_options()
-    reduction = _Parser(add_help=False)
-    reduction.add_argument("--op", choices=("sum", "mean"), default="sum", help="reduction (default: %(default)s)")
-    _device(collective)
-    for name, example in _COLLECTIVES.items():
-        reduces = [reduction] if name in ("allreduce", "reduce_scatter") else []
-        command(name, f"{name}, compressed and MPI's own", example, collective, *reduces, shared, measured)
-
-    uneven = command(
-        "allgatherv", "allgatherv of unlike contributions, and MPI's own", _ALLGATHERV, collective, shared, measured
-    )
-    uneven.add_argument(
-        "--spread",
-        choices=("equal", "linear", "one"),
-        default="linear",
-        help="contributions: alike, growing with the rank, or all of it rank 0's (default: %(default)s)",
-    )
-
-    choosing = command("selection", "time to find the largest elements, in one process", _SELECTION, shared, measured)
-    _message_size(choosing, "64K to 256M")
-
-    one_process = command("codecs", "speed of the codecs, in one process without mpirun", _CODECS, shared, measured)
-    one_process.add_argument(
-        "--size", type=argument(sizes.parse_size), default="32M", help="uncompressed bytes (default: %(default)s)"
-    )
-    one_process.add_argument(
-        "--instruction-set", default="best", metavar="NAMES", help="best (default), all, or names separated by commas"
-    )
-    _device(one_process)
-    one_process.add_argument("--threads", type=at_least(1, int), default=1, help="threads of a kernel (default: 1)")
-
-    training = command("ddp", "a training step of PyTorch's DistributedDataParallel", _DDP, measured)
-    ddp_command.add_options(training)
-    _statistic(training, "median")
-
-    picture = command("plot", "curves of latency and speed-up, or a page, from --json files", _PLOT)
-    picture.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what --json wrote")
-    picture.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="PICTURE", help="such as plot.png, or a page: plot.html"
-    )
-    _statistic(picture, "median")
+    for name in _COLLECTIVES:
+        _add_collective(command(name, f"{name}, compressed and MPI's own"), reduces="reduce" in name)
+    uneven = command("allgatherv", "allgatherv of unlike contributions, and MPI's own")
+    _add_collective(uneven, reduces=False)
+    spread = "contributions: equal, growing with the rank, or all of it rank 0's (default: %(default)s)"
+    uneven.add_argument("--spread", choices=("equal", "linear", "one"), default="linear", help=spread)
+    selection = command("selection", "time to find the largest elements, in one process")
+    _add_sizes(selection, "64K to 256M")
+    _add_values(selection)
+    _add_measuring(selection)
+    _add_codecs(command("codecs", "speed of the codecs, in one process without mpirun"))
+    _add_ddp(command("ddp", "a training step of PyTorch's DistributedDataParallel"))
+    plot = command("plot", "curves of latency and speed-up, or a page, from --json files")
+    plot.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what --json wrote")
+    to = "such as plot.png, or a page: plot.html"
+    plot.add_argument("-o", "--output", type=Path, required=True, metavar="PICTURE", help=to)
+    _add_statistic(plot, "median")
     return parser
 
 
-def _device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", choices=("host", "cuda"), default="host", help="where buffers are (default: %(default)s)"
-    )
-
-
-def _message_size(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        *("-m", "--message-size"),
-        type=argument(sizes.parse_ranges),
-        default=((None, None),),
-        metavar="MIN:MAX",
-        help=f"bytes: from MIN, doubling, to MAX, or one size; several with commas; suffixes K, M, G "
-        f"(default: {default})",
-    )
-
-
-def _collective_options() -> _Parser:
-    parser = _Parser(add_help=False)
-    _message_size(parser, "one element to 1M")
+def _add_collective(parser: argparse.ArgumentParser, *, reduces: bool) -> None:
+    _add_sizes(parser, "one element to 1M")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--algorithm", metavar="NAME", help="the one contender (default: auto)")
     which.add_argument(
@@ -199,21 +203,124 @@ def _collective_options() -> _Parser:
         "compress inside send and receive, gloo, gloo_fp16 (of PyTorch), native_nonblocking, auto_nonblocking or what "
         "other packages register",
     )
-    parser.add_argument(
-        "-f",
-        "--full",
-        action="store_true",
-        help="show the fastest, median, 99th percentile, slowest and number of iterations, too",
-    )
+    full = "show the fastest, median, 99th percentile, slowest and number of iterations, too"
+    parser.add_argument("-f", "--full", action="store_true", help=full)
     parser.add_argument(
         "--show", type=argument(_columns), default=[], metavar="COLUMNS", help=f"all, or some of {','.join(COLUMNS)}"
     )
-    _statistic(parser, "mean")
-    load.add_options(parser)
-    return parser
+    if reduces:
+        parser.add_argument("--op", choices=("sum", "mean"), default="sum", help="reduction (default: %(default)s)")
+    else:
+        parser.set_defaults(op="sum")
+    _add_statistic(parser, "mean")
+    _add_device(parser)
+    _add_load(parser)
+    _add_values(parser)
+    _add_measuring(parser)
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `load.Load`."""
+    add, count = parser.add_argument_group("load").add_argument, at_least(0, int)
+    add("--burners", type=count, default=0, metavar="K", help="busy processes on each node (default: 0)")
+    add("--burner-nice", type=count, default=0, metavar="N", help="their niceness, 0 to 19 (default: 0)")
+    add("--python-threads", type=count, default=0, metavar="T", help="busy threads in each rank, with the GIL")
+    add("--native-threads", type=count, default=0, metavar="T", help="busy threads in each rank, without the GIL")
+
+
+def _columns(text: str) -> list[str]:
+    known = "there is no column {name!r}: all, or some of {known}"
+    return list(COLUMNS) if text == "all" else known_names(text, COLUMNS, known)
+
+
+def _add_codecs(parser: argparse.ArgumentParser) -> None:
+    bytes_of = argument(parse_bytes)
+    parser.add_argument("--size", type=bytes_of, default="32M", help="uncompressed bytes (default: %(default)s)")
+    sets = "best (default), all, or names separated by commas"
+    parser.add_argument("--instruction-set", default="best", metavar="NAMES", help=sets)
+    parser.add_argument("--threads", type=at_least(1, int), default=1, help="threads of a kernel (default: 1)")
+    _add_device(parser)
+    _add_values(parser)
+    _add_measuring(parser)
+
+
+def _add_ddp(parser: argparse.ArgumentParser) -> None:
+    add, count, number = parser.add_argument, at_least(1, int), at_least(0, float)
+    add(
+        "--compare",
+        default=_USUAL_STEPS,
+        metavar="NAMES",
+        help="contenders in turns, ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, powersgd:rank=2, "
+        "batched_powersgd:rank=2, quantization), backend (DDP on the process group compcoll), compcoll (exact), "
+        "compcoll+CODEC such as compcoll+minmax:bits=4, "
+        "group and group+CODEC (the same over gloo, also under mpirun), acpsgd:rank=4, powersgd:rank=4, ssgd "
+        "(compcoll's, on gloo; also :overlap=False, :buffer_mb=0, :ddp=True), "
+        "powersgd-late (right factors leave when back-propagation has ended) "
+        "(default: %(default)s)",
+    )
+    models = ("perceptron", "resnet50", "resnet152", "bert-base", "bert-large")
+    kind = "a perceptron, or a network's shapes and a back-propagation that only takes time (default: %(default)s)"
+    add("--model", choices=models, default="perceptron", help=kind)
+    backward = "a network's back-propagation; its forward pass takes half of that (default: %(default)g)"
+    add("--backward", type=number, default=200.0, metavar="MS", help=backward)
+    parameters = "of the perceptron, about (default: %(default)g)"
+    add("--parameters", type=at_least(1, float), default=25e6, help=parameters)
+    add("--batch", type=count, default=8, help="examples of a rank (default: 8)")
+    add("--bucket", type=number, default=25.0, metavar="MB", help="uncompressed buckets (default: %(default)g)")
+    add("--threads", type=count, help="threads of a rank (default: its share of the cores)")
+    loaders = "workers of a DataLoader beside each rank that keep a core busy each (default: 0)"
+    add("--loaders", type=at_least(0, int), default=0, metavar="L", help=loaders)
+    add("--algorithm", default="auto", help="compcoll's (default: auto)")
+    add("--no-feedback", action="store_true", help="drop residuals: what compression loses")
+    add("--seed", type=at_least(0, int), default=0, help="of model and examples (default: 0)")
+    _add_measuring(parser)
+    _add_statistic(parser, "median")
+
+
+def _add_sizes(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        *("-m", "--message-size"),
+        type=argument(parse_ranges),
+        default=((None, None),),
+        metavar="MIN:MAX",
+        help=f"bytes: from MIN, doubling, to MAX, or one size; several with commas; suffixes K, M, G "
+        f"(default: {default})",
+    )
+
+
+def _add_values(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that encode or send values drawn at random, or a file's."""
+    values = parser.add_argument_group("values")
+    values.add_argument("--dtype", choices=DTYPES, default="float32", help="element type (default: %(default)s)")
+    kinds = f"values: {', '.join(data.KINDS)}, or FILE.npy, such as train_ddp.py --gradients (default: %(default)s)"
+    values.add_argument("--data", type=argument(data.kind_of), default="normal", metavar="KIND", help=kinds)
+    values.add_argument("--seed", type=at_least(0, int), default=0, help="of random values (default: 0)")
+    add_codec_options(parser.add_argument_group("codec"), f"what to compress with: none, {', '.join(list_codecs())}")
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that measure."""
+    measuring = parser.add_argument_group("measuring")
+    measuring.add_argument("-x", "--warmup", type=at_least(0, int), help="rounds before the clock runs")
+    measuring.add_argument("-i", "--iterations", type=at_least(1, int), help="timed rounds at most")
+    cap = "seconds for each measurement; 0: no limit, as with -i"
+    measuring.add_argument("--time-cap", type=at_least(0, float), metavar="S", help=cap)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write all records as JSON")
+    output.add_argument("--csv", type=Path, metavar="FILE", help="write all records as CSV")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write plots and tables as one page")
+
+
+def _add_statistic(parser: argparse.ArgumentParser, default: str) -> None:
+    shown = "of the iterations, to be shown (default: %(default)s)"
+    parser.add_argument("--statistic", choices=list(STATISTICS), default=default, help=shown)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    where = "where buffers are (default: %(default)s)"
+    parser.add_argument("--device", choices=("host", "cuda"), default="host", help=where)
 
 
 def _examples(*examples: str) -> str:
-    return "\n".join(
-        ["example:" if len(examples) == 1 else "examples:", *(f"  {e.format(program=PROGRAM)}" for e in examples)]
-    )
+    head = "example:" if len(examples) == 1 else "examples:"
+    return "\n".join([head, *(f"  {example.format(program=PROGRAM)}" for example in examples)])

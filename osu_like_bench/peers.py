@@ -1,9 +1,8 @@
-"""Allreduces of other packages as contenders, by the entry points `GROUP`; gloo, a sum of halves over it, and
-nonblocking allreduces, which are waited for at once, are such.
+"""Allreduces that entry points of the group `GROUP` name, as contenders; gloo's and nonblocking ones are defined here.
 
-An entry point names a function of (comm, x, out) that returns what is timed: a call that adds all ranks' x, a flat
-NumPy array, into out. If values lose something on their way, the function has an attribute ``codec``: the compcoll
-codec whose error bound holds for each step of theirs; without it results must be exact but for rounding.
+An entry point names a function of (comm, x, out) that returns the call to time, which adds all ranks' x, a flat NumPy
+array, into out. If the call compresses, the function has an attribute ``codec``: the compcoll codec whose error bound
+holds for each of its steps. Otherwise results must be exact but for rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +29,8 @@ GROUP = "osu_like_bench.contenders"
 Array = npt.NDArray[Any]
 
 
-class Peer(Protocol):
-    """The function that an entry point names."""
-
-    def __call__(self, comm: MPI.Intracomm, x: Array, out: Array, /) -> Callable[[], Any]:
-        """Prepare buffers and return the call."""
+Peer = Callable[[MPI.Intracomm, Array, Array], Callable[[], Any]]
+"""The function that an entry point names: prepares buffers and returns the call."""
 
 
 @lru_cache
@@ -44,17 +40,9 @@ def names() -> tuple[str, ...]:
 
 
 @lru_cache
-def load(name: str) -> Peer | None:
-    """Load an installed peer; None if there is none of that name.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be imported.
-    """
-    found = next(iter(entry_points(group=GROUP, name=name)), None)
-    if found is None:
-        return None
+def load(name: str) -> Peer:
+    """Load the installed peer of one of `names`; raise `UsageError` if it cannot be imported."""
+    (found,) = entry_points(group=GROUP, name=name)
     try:
         peer: Peer = found.load()
     except (ImportError, AttributeError) as error:
@@ -82,13 +70,52 @@ def auto_nonblocking(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], 
     def call() -> None:
         compcoll.iallreduce(x, out=out, comm=comm).wait()
 
-    for _ in range(1 + AT_ONCE):  # as many may be under way, each in memory of its own, which is made at first use
+    for _ in range(1 + AT_ONCE):  # each call under way has memory of its own, which is allocated at first use
         call()
     return call
 
 
-def _group() -> Any:
-    """torch.distributed, with gloo as its default process group, of MPI's ranks."""
+def gloo(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
+    """Add up by PyTorch's gloo, which does it in place, so that copying the input counts."""
+    _check_dtype("gloo", x, ("float16", "float32", "float64"))
+    _start_gloo()
+    import torch
+
+    sums = torch.from_numpy(out)
+
+    def call() -> None:
+        np.copyto(out, x)
+        torch.distributed.all_reduce(sums)
+
+    return call
+
+
+def gloo_fp16(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
+    """Add up in halves over gloo, as PyTorch's `fp16_compress_hook` does with gradients."""
+    _check_dtype("gloo_fp16", x, ("float32", "float64"))
+    _start_gloo()
+    import torch
+
+    values, sums = torch.from_numpy(x), torch.from_numpy(out)
+
+    def call() -> None:
+        halves = values.half()
+        torch.distributed.all_reduce(halves)
+        sums.copy_(halves)
+
+    return call
+
+
+gloo_fp16.codec = Cast("float16")  # type: ignore[attr-defined]
+
+
+def _check_dtype(name: str, x: Array, dtypes: Sequence[str]) -> None:
+    if x.dtype.name not in dtypes:
+        raise UsageError(f"{name} adds {', '.join(dtypes)} only, not {x.dtype.name}: choose another --dtype")
+
+
+def _start_gloo() -> None:
+    """Make gloo PyTorch's default process group, of MPI's ranks, unless there is one."""
     if find_spec("torch") is None:
         raise UsageError("gloo's contenders need PyTorch: pip install 'compcoll[torch]'")
     import torch.distributed as dist
@@ -97,51 +124,11 @@ def _group() -> Any:
 
     if not dist.is_initialized():
         start("gloo")
-    return dist
 
 
 def leave_groups() -> None:
-    """End the process group that a peer began, if one did; all ranks together."""
+    """End the process group of gloo's contenders, if there is one; all ranks together."""
     if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
         from .training.processes import leave
 
         leave()
-
-
-def _check_dtype(name: str, x: Array, dtypes: Sequence[str]) -> None:
-    if x.dtype.name not in dtypes:
-        raise UsageError(f"{name} adds {', '.join(dtypes)} only, not {x.dtype.name}: choose another --dtype")
-
-
-def gloo(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
-    """Add up by PyTorch's gloo, which does it in place: a copy counts, as it does for who calls it so."""
-    _check_dtype("gloo", x, ("float16", "float32", "float64"))
-    dist = _group()
-    import torch
-
-    sums = torch.from_numpy(out)
-
-    def call() -> None:
-        np.copyto(out, x)
-        dist.all_reduce(sums)
-
-    return call
-
-
-def gloo_fp16(comm: MPI.Intracomm, x: Array, out: Array) -> Callable[[], Any]:
-    """Add up in halves over gloo, as PyTorch's `fp16_compress_hook` has gradients added."""
-    _check_dtype("gloo_fp16", x, ("float32", "float64"))
-    dist = _group()
-    import torch
-
-    values, sums = torch.from_numpy(x), torch.from_numpy(out)
-
-    def call() -> None:
-        halves = values.half()
-        dist.all_reduce(halves)
-        sums.copy_(halves)
-
-    return call
-
-
-gloo_fp16.codec = Cast("float16")  # type: ignore[attr-defined]

@@ -1,4 +1,8 @@
-"""Records as tables on the terminal, JSON and CSV."""
+"""Records as tables on the terminal, JSON and CSV.
+
+A record is what one contender did in one setting, as a dict that ``--json`` writes as it is; docs/benchmark.md explains
+its fields. Bandwidths are in 1e9 bytes a second, times in the unit that ends their names.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,161 +20,119 @@ from .errors import UsageError
 
 SCHEMA = 1
 
+Record = dict[str, Any]
 
-@dataclass(frozen=True)
-class Record:
-    """One contender at one size. Times are in microseconds, bandwidths in 1e9 bytes a second.
-
-    Attributes
-    ----------
-    size, total_bytes : int
-        Bytes as OSU counts them for this collective, and those that nccl-tests makes bandwidths from.
-    contender, algorithm : str
-        What was asked for, and what ran.
-    codec : str or None
-        The codec that ran; None when values travelled uncompressed.
-    median_low_us, median_high_us : float
-        The median's 95 % confidence interval.
-    speedup : float
-        The first contender's time by this one's, in the statistic that the tables show.
-    ratio : float
-        Bytes that would have been sent uncompressed, by bytes sent.
-    error, error_max : float
-        Relative to a float64 reference: root mean square, and largest.
-    wrong : int
-        Elements outside the bound, and those that differ between ranks where they must not.
-    different : int
-        Elements that differ between ranks.
-    seconds : dict
-        compcoll's account of one call: encode, decode, wait.
-    """
-
-    collective: str
-    size: int
-    total_bytes: int
-    dtype: str
-    op: str
-    data: str
-    ranks: int
-    nodes: int
-    contender: str
-    algorithm: str
-    codec: str | None
-    avg_us: float
-    median_us: float
-    p99_us: float
-    median_low_us: float
-    median_high_us: float
-    min_us: float
-    max_us: float
-    iterations: int
-    algbw: float
-    busbw: float
-    speedup: float
-    ratio: float
-    error: float
-    error_max: float
-    wrong: int
-    different: int
-    seconds: dict[str, float] = field(default_factory=dict)
+STATISTICS = {"mean": ("Avg", "avg_us"), "median": ("Median", "median_us"), "p99": ("P99", "p99_us")}
+STATISTICS["min"] = ("Min", "min_us")
+"""Statistics of the iterations that tables can show, as head and field of a record."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its head, and the text of a record."""
+    """A column of a table.
+
+    Attributes
+    ----------
+    head : str
+        Its name on the first line.
+    value : str or callable
+        A field, or a function of a record; "-" is shown for None.
+    width : int
+        Characters; negative for text aligned to the left.
+    form : str
+        How the value is formatted.
+    """
 
     head: str
-    text: Callable[[Any], str]
+    value: str | Callable[[Any], Any]
     width: int = 18
+    form: str = ""
 
+    def cell(self, record: Mapping[str, Any]) -> str:
+        """Format a record's value, as wide as the column."""
+        value = record.get(self.value) if isinstance(self.value, str) else self.value(record)
+        return self.aligned("-" if value is None else format(value, self.form))
 
-def _number(name: str, digits: int) -> Callable[[Any], str]:
-    return lambda record: f"{getattr(record, name):.{digits}f}"
-
-
-COLUMNS: Mapping[str, Column] = {
-    "ratio": Column("Ratio", _number("ratio", 2), 9),
-    "algbw": Column("algbw(GB/s)", _number("algbw", 3), 14),
-    "busbw": Column("busbw(GB/s)", _number("busbw", 3), 14),
-    "error": Column("Rel. error", lambda record: f"{record.error:.2e}", 13),
-    "wrong": Column("#wrong", lambda record: str(record.wrong), 10),
-    "different": Column("#different", lambda record: str(record.different), 12),
-    "ran": Column("Ran", lambda record: record.algorithm + (" (uncompressed)" if record.codec is None else ""), 36),
-}
-"""What can be shown besides times."""
-
-STATISTICS = {
-    "mean": ("Avg", "avg_us"),
-    "median": ("Median", "median_us"),
-    "p99": ("P99", "p99_us"),
-    "min": ("Min", "min_us"),
-}
-"""Statistics of the iterations that tables can show, as head and field."""
+    def aligned(self, text: str) -> str:
+        """Fill a text up to the column's width."""
+        return text.ljust(-self.width) if self.width < 0 else text.rjust(self.width)
 
 
 class Table:
+    """Lines of a table: a head, and one for each record."""
+
+    def __init__(self, *columns: Column) -> None:
+        self.columns = columns
+
+    def head(self) -> str:
+        """Return the line of column heads."""
+        return "".join(column.aligned(column.head) for column in self.columns)
+
+    def row(self, record: Mapping[str, Any]) -> str:
+        """Return a record's line."""
+        return "".join(column.cell(record) for column in self.columns)
+
+
+COLUMNS: Mapping[str, Column] = {
+    "ratio": Column("Ratio", "ratio", 9, ".2f"),
+    "algbw": Column("algbw(GB/s)", "algbw", 14, ".3f"),
+    "busbw": Column("busbw(GB/s)", "busbw", 14, ".3f"),
+    "error": Column("Rel. error", "error", 13, ".2e"),
+    "wrong": Column("#wrong", "wrong", 10),
+    "different": Column("#different", "different", 12),
+    "ran": Column("Ran", lambda r: r["algorithm"] + " (uncompressed)" * (r["codec"] is None), 36),
+}
+"""What ``--show`` can add to the times."""
+
+
+class SweepTable:
     """A table in OSU's form: one row a record, or one a size with the contenders side by side.
 
     Parameters
     ----------
-    contenders : sequence of str
-        Their names, the first being what others are compared with.
+    names : sequence of str
+        The contenders; ratios compare the others with the first.
     statistic : str
-        One of `STATISTICS`.
+        One of `report.STATISTICS`.
     full : bool
-        Whether to show the fastest, the median, the 99th percentile and the slowest iteration, and their number.
+        Whether to show minimum, maximum, median, 99th percentile and number of iterations.
     show : sequence of str
         More columns, of `COLUMNS`.
     """
 
-    def __init__(self, contenders: Sequence[str], statistic: str, full: bool, show: Sequence[str]) -> None:
-        head, name = STATISTICS[statistic]
-        several = len(contenders) > 1
-        self._side_by_side = several and not full and not show
-        self._columns = [Column(f"{head} Latency(us)", _number(name, 2))]
+    def __init__(self, names: Sequence[str], statistic: str, full: bool, show: Sequence[str]) -> None:
+        (head, field), first = STATISTICS[statistic], names[0]
+        self._side_by_side = len(names) > 1 and not full and not show
+        columns = [Column(f"{head} Latency(us)", field, form=".2f")]
         if self._side_by_side:
-            self._columns = [
-                Column(f"{contender}(us)", _number(name, 2), max(len(contender) + 6, 12)) for contender in contenders
-            ]
-            self._versus = [
-                Column(f"{contenders[0]}/{contender}", _number("speedup", 2), len(contenders[0] + contender) + 4)
-                for contender in contenders[1:]
-            ]
-            return
-        if several:
-            width = max(map(len, contenders)) + 3
-            self._columns.insert(0, Column("Contender", lambda record: record.contender, width))
-            self._columns.append(Column(f"{contenders[0]}/this", _number("speedup", 2), len(contenders[0]) + 8))
+            times = [(name, lambda row, name=name: row[name][field]) for name in names]
+            ratios = [(name, lambda row, name=name: row[name]["speedup"]) for name in names[1:]]
+            columns = [Column(f"{name}(us)", value, max(len(name) + 6, 12), ".2f") for name, value in times]
+            columns += [Column(f"{first}/{name}", value, len(first + name) + 4, ".2f") for name, value in ratios]
+        elif len(names) > 1:
+            columns.insert(0, Column("Contender", "contender", max(map(len, names)) + 3))
+            columns.append(Column(f"{first}/this", "speedup", len(first) + 8, ".2f"))
         if full:
-            self._columns += [
-                Column("Min Latency(us)", _number("min_us", 2)),
-                Column("Max Latency(us)", _number("max_us", 2)),
-                Column("Iterations", lambda record: str(record.iterations), 13),
-                Column("Median Latency(us)", _number("median_us", 2), 20),
-                Column("P99 Latency(us)", _number("p99_us", 2)),
+            columns += [
+                Column("Min Latency(us)", "min_us", form=".2f"),
+                Column("Max Latency(us)", "max_us", form=".2f"),
+                Column("Iterations", "iterations", 13),
+                Column("Median Latency(us)", "median_us", 20, ".2f"),
+                Column("P99 Latency(us)", "p99_us", form=".2f"),
             ]
-        self._columns += [COLUMNS[name] for name in show]
-
-    def head(self) -> str:
-        """The line of column heads."""
-        columns = self._columns + (self._versus if self._side_by_side else [])
-        return f"{'# Size':<10}" + "".join(f"{column.head:>{column.width}}" for column in columns)
+        self._table = Table(Column("# Size", "size", -10), *columns, *(COLUMNS[name] for name in show))
+        self.head = self._table.head()
 
     def rows(self, records: Sequence[Record]) -> list[str]:
-        """The lines of one size."""
-        if not self._side_by_side:
-            return [self._row(record.size, [(column, record) for column in self._columns]) for record in records]
-        cells = list(zip(self._columns, records, strict=True))
-        cells += zip(self._versus, records[1:], strict=True)
-        return [self._row(records[0].size, cells)]
-
-    @staticmethod
-    def _row(size: int, cells: Iterable[tuple[Column, Record]]) -> str:
-        return f"{size:<10}" + "".join(f"{column.text(record):>{column.width}}" for column, record in cells)
+        """Return the lines of one size."""
+        if self._side_by_side:
+            together = {record["contender"]: record for record in records}
+            return [self._table.row({"size": records[0]["size"], **together})]
+        return [self._table.row(record) for record in records]
 
 
 class Progress:
-    """A bar on a terminal, if tqdm is there, and lines above it.
+    """A bar on a terminal, if tqdm is installed, and lines above it.
 
     Attributes
     ----------
@@ -186,8 +148,14 @@ class Progress:
 
             self._bar = tqdm(total=steps, leave=False, file=sys.stderr)
 
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def print(self, *lines: str) -> None:
-        """Print lines, on the rank that does."""
+        """Print lines, on the rank that prints."""
         for line in lines if not self.quiet else ():
             if self._bar is not None:
                 self._bar.write(line, file=sys.stdout)
@@ -195,19 +163,19 @@ class Progress:
                 print(line, flush=True)
 
     def step(self, what: str) -> None:
-        """Tell what comes next."""
+        """Show what comes next."""
         if self._bar is not None:
             self._bar.set_description(what, refresh=False)
             self._bar.update()
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON knows."""
+    """Return a value that JSON can hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -218,25 +186,38 @@ def _plain(value: Any) -> Any:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse files that cannot be written before time is spent on what they shall hold."""
+    """Refuse files that cannot be written, before anything is measured."""
     for path in paths:
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise UsageError(f"{path} cannot be written: a file in a folder that exists is needed")
 
 
-def content(kind: str, run: Mapping[str, Any], records: Sequence[Any]) -> dict[str, Any]:
-    """Records, and what is known of the run, as JSON and pages hold them."""
-    return {"schema": SCHEMA, "kind": kind, "run": _plain(run), "results": [_plain(asdict(each)) for each in records]}
+def complaints(records: Sequence[Record]) -> list[str]:
+    """Return a line for each wrong result."""
+    lines = []
+    for record in records:
+        if record["wrong"]:
+            who = record.get("contender") or record.get("method") or f"{record['codec']}, {record['implementation']}"
+            size = f" at {record['size']} bytes" if "size" in record else ""
+            different = f" ({record['different']} differ between ranks)" if "different" in record else ""
+            error = f", relative error {record['error']:.2e}" if "error" in record else ""
+            lines.append(f"{who}{size}: {record['wrong']} wrong elements{different}{error}")
+    return list(dict.fromkeys(lines))
+
+
+def content(kind: str, run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
+    """Return records and the run's description, as JSON and pages hold them."""
+    return {"schema": SCHEMA, "kind": kind, "run": _plain(run), "results": _plain(records)}
 
 
 def write_json(path: Path, written: Mapping[str, Any]) -> None:
-    """Write what `content` made as JSON."""
+    """Write what `content` returned."""
     path.write_text(json.dumps(written, indent=1) + "\n")
 
 
-def write_csv(path: Path, run: Mapping[str, Any], records: Sequence[Any]) -> None:
-    """Write records as CSV: one row each, with what is known of the run."""
-    rows = [_flat(asdict(record)) | _flat(run) for record in records]
+def write_csv(path: Path, run: Mapping[str, Any], records: Sequence[Record]) -> None:
+    """Write records as CSV: one row each, with the run's description."""
+    rows = [_flat(record) | _flat(run) for record in records]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()
@@ -244,7 +225,7 @@ def write_csv(path: Path, run: Mapping[str, Any], records: Sequence[Any]) -> Non
 
 
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as names joined by underscores."""
+    """Return nested mappings as names joined by underscores."""
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
         if isinstance(value, Mapping):

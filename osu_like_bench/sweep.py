@@ -1,26 +1,31 @@
-"""A collective over a range of message sizes."""
+"""A collective over a range of message sizes: measured, verified, and written down."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from compcoll.algorithms.record import Encodings
 from compcoll.codecs import Codec
+from compcoll.collectives import choose
+from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
+from compcoll.tools.arguments import chosen_codec
 
-from . import contenders, data
-from .bounds import bound_of, encodings_of, is_vote, result_bound
-from .cases import Case, Ranks
+from . import contenders, data, load, on_gpu, peers
+from .bounds import Verdict, bound_of, encodings_of, is_vote, result_bound, typical_error, verify, verify_moved
+from .cases import CASES, Case, Ranks
 from .contenders import Contender
 from .errors import UsageError
-from .on_gpu import Buffers
-from .report import STATISTICS, Progress, Record, Table
+from .machine import describe, describe_mpi
+from .parser import sweeps
+from .report import Progress, Record, SweepTable
 from .timing import Limits, Times, measure
-from .verify import typical_error, verify
+from .verdict import verdict
 
 LARGE = 8192
 """OSU measures longer messages with fewer iterations."""
@@ -31,199 +36,173 @@ ITERATIONS, WARMUP = (1000, 100), (100, 10)
 TIME_CAP = 1.0
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a measurement: what to measure, and how.
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
+    """Run the command of a collective: measure and verify all contenders at all sizes.
 
-    Attributes
-    ----------
-    sizes : sequence of int
-        Bytes, as `Case.size_is` says.
-    contenders : sequence of str
-        Names, the first being what others are compared with.
-    codec : Codec or None
-        What they compress with.
-    dtype, op, data, seed
-        Element type, ``"sum"`` or ``"mean"``, kind of values and what they depend on.
-    warmup, iterations : int or None
-        Rounds; OSU's numbers by default.
-    time_cap : float or None
-        Seconds for one contender at one size; `TIME_CAP` by default, unless `iterations` is given. 0: no limit.
-    statistic : str
-        One of `report.STATISTICS`.
-    device : str
-        Where buffers are: ``"host"`` or ``"cuda"``.
+    Returns
+    -------
+    tuple
+        The run's description, and records.
     """
+    case = CASES[arguments.command]
+    if case.spread:
+        case = replace(case, spread=arguments.spread)
+    codec = chosen_codec(arguments)
+    sizes = sweeps(arguments.message_size, DTYPES[arguments.dtype].itemsize)
+    asked_load = load.from_arguments(arguments)
+    asked = arguments.compare or arguments.algorithm or choose.AUTO
+    names = contenders.parse(asked, case.name, codec)
+    if arguments.device == "cuda":
+        on_gpu.check(case.name, asked)
+    if codec is not None:
+        _check_dtype(codec, arguments.dtype, case.name)
+    ranks = Ranks()
+    about = describe() | {"mpi": describe_mpi(), "ranks": ranks.comm.size, "nodes": ranks.nodes}
+    about |= {"load": str(asked_load)} | ({"spread": case.spread} if case.spread else {})
+    table = SweepTable(names, arguments.statistic, arguments.full, arguments.show)
+    with Progress(len(sizes), quiet=ranks.comm.rank != 0) as progress:
+        progress.print(*_head(case, codec, arguments, about), table.head)
+        with load.under(asked_load, first_on_node=ranks.first_on_node, barrier=ranks.comm.Barrier):
+            records = _sweep(case, sizes, names, codec, arguments, ranks, table, progress)
+        if len(names) > 1:
+            progress.print(verdict(records, arguments.statistic))
+    peers.leave_groups()
+    return about, records
 
-    sizes: Sequence[int]
-    contenders: Sequence[str]
-    codec: Codec | None
-    dtype: str
-    op: str
-    data: str
-    seed: int
-    warmup: int | None
-    iterations: int | None
-    time_cap: float | None
-    statistic: str
-    device: str = "host"
 
-    def limits(self, size: int) -> Limits:
-        """Tell how long to measure messages of that size."""
-        large = int(size > LARGE)
-        cap = self.time_cap
-        if cap is None:
-            cap = TIME_CAP if self.iterations is None else 0.0
-        return Limits(
-            WARMUP[large] if self.warmup is None else self.warmup,
-            ITERATIONS[large] if self.iterations is None else self.iterations,
-            cap or float("inf"),
-        )
+def _check_dtype(codec: Codec, dtype: str, collective: str) -> None:
+    """Let the codec refuse an element type or a collective before anything runs."""
+    if codec.additive and collective == "allreduce":
+        codec.summands(HostDevice(), dtype, 2)
+    else:
+        codec.coder(HostDevice(), dtype)
 
 
-def head(case: Case, settings: Settings, ranks: Ranks, run: dict[str, Any]) -> list[str]:
-    """The lines above the table."""
-    codec = "no codec" if settings.codec is None else settings.codec.label
-    op = f", {settings.op}" if case.reduces else ""
-    nodes = f"{ranks.nodes} node" + "s" * (ranks.nodes > 1)
+def _head(case: Case, codec: Codec | None, arguments: argparse.Namespace, about: Mapping[str, Any]) -> list[str]:
+    """Return the lines above the table."""
+    nodes = f"{about['nodes']} node" + "s" * (about["nodes"] > 1)
+    op = f", {arguments.op}" if case.reduces else ""
+    spread = f", contributions {case.spread}" if case.spread else ""
     return [
-        f"# OSU-style {case.title} Latency Test, compcoll {run['compcoll']}",
-        f"# {ranks.comm.size} ranks on {nodes}, {run['mpi']}, {run['cpu']} ({run['instruction_set']})",
-        f"# {codec}, {settings.dtype}{op}, data {settings.data}, buffers on {settings.device}; "
-        f"size in bytes: {case.size_is}",
+        f"# OSU-style {case.title} Latency Test, compcoll {about['compcoll']}",
+        f"# {about['ranks']} ranks on {nodes}, {about['mpi']}, {about['cpu']} ({about['instruction_set']})",
+        f"# {'no codec' if codec is None else codec.label}, {arguments.dtype}{op}, data {arguments.data}{spread}, "
+        f"buffers on {arguments.device}; size in bytes: {case.size_is}",
+        *([f"# beside {about['load']}"] if about["load"] else []),
     ]
 
 
-def run(case: Case, settings: Settings, ranks: Ranks, table: Table, progress: Progress) -> list[Record]:
-    """Measure and verify all contenders at all sizes.
-
-    Parameters
-    ----------
-    case : Case
-        The collective.
-    settings : Settings
-        What to measure.
-    ranks : Ranks
-        Who takes part.
-    table : Table
-        Forms the lines that are printed.
-    progress : Progress
-        Prints them.
-    """
-    size = ranks.comm.size
-    dtype = DTYPES[settings.dtype].numpy
-    lengths = [length for s in settings.sizes if (length := case.length(s, dtype.itemsize, size))]
+def _sweep(
+    case: Case,
+    sizes: Sequence[int],
+    names: Sequence[str],
+    codec: Codec | None,
+    arguments: argparse.Namespace,
+    ranks: Ranks,
+    table: SweepTable,
+    progress: Progress,
+) -> list[Record]:
+    p, rank = ranks.comm.size, ranks.comm.rank
+    dtype = DTYPES[arguments.dtype].numpy
+    lengths = [length for size in sizes if (length := case.length(size, dtype.itemsize, p))]
     if not lengths:
-        smallest = case.size(1, dtype.itemsize, size)
-        raise UsageError(f"{case.name} on {size} ranks needs sizes of at least {smallest} bytes of {settings.dtype}")
+        smallest = case.size(1, dtype.itemsize, p)
+        raise UsageError(f"{case.name} on {p} ranks needs sizes of at least {smallest} bytes of {arguments.dtype}")
     # Smaller messages are the beginning of the largest.
-    shapes = case.shapes(lengths[-1], size)
-    x = data.make(settings.data, shapes[0][0] * lengths[-1], settings.dtype, (settings.seed, ranks.comm.rank))
-    out = np.empty(shapes[1][0] * lengths[-1], dtype)
+    (parts_in, longest_in), (parts_out, longest_out) = case.shapes(max(lengths), p, rank)
+    x = data.make(arguments.data, parts_in * longest_in, arguments.dtype, (arguments.seed, rank))
+    out = np.empty(parts_out * longest_out, dtype)
     records: list[Record] = []
     for length in dict.fromkeys(lengths):
-        nbytes = case.size(length, dtype.itemsize, size)
-        progress.step(f"{nbytes} bytes")
+        size = case.size(length, dtype.itemsize, p)
+        progress.step(f"{size} bytes")
         sent, got = (
             whole[: shape[0] * shape[1]].reshape(shape)
-            for whole, shape in zip((x, out), case.shapes(length, size), strict=True)
+            for whole, shape in zip((x, out), case.shapes(length, p, rank), strict=True)
         )
-        case.prepare(sent, got, ranks.comm.rank)
-        there = Buffers(sent, got) if settings.device == "cuda" else None
-        runners = [
-            contenders.make(name, case, ranks, sent, got, codec=settings.codec, mean=settings.op == "mean", there=there)
-            for name in settings.contenders
-        ]
+        case.prepare(sent, got, rank)
+        there = on_gpu.Buffers(sent, got) if arguments.device == "cuda" else None
+        mean = arguments.op == "mean"
+        runners = [contenders.make(name, case, ranks, sent, got, codec=codec, mean=mean, there=there) for name in names]
+        large = int(size > LARGE)
         times = measure(
             [runner.run for runner in runners],
-            settings.limits(nbytes),
+            Limits.of(arguments, WARMUP[large], ITERATIONS[large], TIME_CAP),
             barrier=ranks.comm.Barrier,
             slowest=ranks.largest,
         )
-        rows = [
-            _record(case, settings, ranks, runner, sent, got, taken, times[0], there)
-            for runner, taken in zip(runners, times, strict=True)
-        ]
+        first = getattr(times[0], arguments.statistic)
+        rows = []
+        for runner, taken in zip(runners, times, strict=True):
+            speed = _speed(case, sent, got, p, taken) | {"speedup": first / getattr(taken, arguments.statistic)}
+            about = {"collective": case.name, "size": size, "dtype": arguments.dtype, "data": arguments.data}
+            about |= {"op": arguments.op if case.reduces else "", "ranks": p, "nodes": ranks.nodes}
+            rows.append(about | speed | _quality(case, runner, sent, got, codec, mean, ranks, there))
         progress.print(*table.rows(rows))
         records += rows
     return records
 
 
-def _record(
+def _speed(case: Case, x: Any, out: Any, p: int, times: Times) -> Record:
+    """Return times, and bandwidths as nccl-tests defines them."""
+    total = max(x.nbytes, out.nbytes)
+    algbw = total / times.mean / 1e9
+    return {"total_bytes": total, **times.fields(), "algbw": algbw, "busbw": algbw * case.busbw(p)}
+
+
+def _quality(
     case: Case,
-    settings: Settings,
-    ranks: Ranks,
     contender: Contender,
     x: Any,
     out: Any,
-    times: Times,
-    first: Times,
-    there: Buffers | None,
+    codec: Codec | None,
+    mean: bool,
+    ranks: Ranks,
+    there: on_gpu.Buffers | None,
 ) -> Record:
-    """Run a contender once more, verify what it does, and write all down."""
-    comm = ranks.comm
-    mean = case.reduces and settings.op == "mean"
-    case.prepare(x, out, comm.rank)
+    """Run a contender once more, and return what it did and how exact the result is."""
+    case.prepare(x, out, ranks.comm.rank)
     if there is not None:
         there.upload()
-    contender.run()
+    returned = contender.run()
     ran = contender.ran()
     if there is not None:
         there.download()
         ran.seconds["device"] = there.seconds
-    codec = (ran.codec or settings.codec) if ran.compressed else None
-    terms = comm.size if case.reduces else 1
+    used = (ran.codec or codec) if ran.compressed else None
+    if case.spread:
+        if contender.name != choose.NATIVE:
+            out[0] = returned  # the only collective without out=
+        found = verify_moved(case, ranks.comm, x, out)
+    else:
+        found = _verified(case, ran.algorithm, used, x, out, mean and case.reduces, ranks)
+    return {
+        "contender": contender.name,
+        "algorithm": ran.algorithm,
+        "codec": None if used is None else repr(used),
+        "ratio": ran.ratio,
+        "error": found.error,
+        "error_max": found.error_max,
+        "wrong": found.outside + (found.different if contender.same_bits else 0),
+        "different": found.different,
+        "seconds": ran.seconds,
+    }
+
+
+def _verified(case: Case, algorithm: str, codec: Codec | None, x: Any, out: Any, mean: bool, ranks: Ranks) -> Verdict:
+    """Compare a result with the exact one, within the bounds of the codec and the algorithm that ran."""
+    p, dtype = ranks.comm.size, x.dtype.name
+    terms = p if case.reduces else 1
+    # Integers are added without rounding, whatever the algorithm.
     additive = codec is not None and codec.additive
-    # Numbers are added as they are, whatever the algorithm.
-    path = Encodings(1, 1) if additive else encodings_of(case.name, ran.algorithm, comm.size, ranks.nodes)
-    allowed = result_bound(bound_of(codec, settings.dtype, comm.size), path, settings.dtype, terms + mean)
-    verdict = verify(
+    path = Encodings(1, 1) if additive else encodings_of(case.name, algorithm, p, ranks.nodes)
+    return verify(
         case,
-        comm,
+        ranks.comm,
         x,
         out,
-        allowed,
+        result_bound(bound_of(codec, dtype, p), path, dtype, terms + mean),
         typical=typical_error(codec, x, path.levels, terms),
-        scale=1.0 / comm.size if mean else 1.0,
+        scale=1.0 / p if mean else 1.0,
         votes=is_vote(codec),
     )
-    total = max(x.nbytes, out.nbytes)
-    algbw = total / times.mean / 1e9
-    field = settings.statistic
-    return Record(
-        collective=case.name,
-        size=case.size(x.shape[1], x.itemsize, comm.size),
-        total_bytes=total,
-        dtype=settings.dtype,
-        op=settings.op if case.reduces else "",
-        data=settings.data,
-        ranks=comm.size,
-        nodes=ranks.nodes,
-        contender=contender.name,
-        algorithm=ran.algorithm,
-        codec=None if codec is None else repr(codec),
-        **{STATISTICS[name][1]: getattr(times, name) * 1e6 for name in STATISTICS},
-        max_us=times.max * 1e6,
-        median_low_us=times.low * 1e6,
-        median_high_us=times.high * 1e6,
-        iterations=times.iterations,
-        algbw=algbw,
-        busbw=algbw * case.busbw(comm.size),
-        speedup=getattr(first, field) / getattr(times, field),
-        ratio=ran.ratio,
-        error=verdict.error,
-        error_max=verdict.error_max,
-        wrong=verdict.outside + (verdict.different if contender.same_bits else 0),
-        different=verdict.different,
-        seconds=ran.seconds,
-    )
-
-
-def complaints(records: Sequence[Record]) -> list[str]:
-    """A line for each record with wrong elements."""
-    return [
-        f"{record.contender} at {record.size} bytes: {record.wrong} wrong elements "
-        f"({record.different} differ between ranks), relative error {record.error:.2e}"
-        for record in records
-        if record.wrong
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Limits:
     Attributes
     ----------
     warmup, iterations : int
-        Rounds before the clock runs, and timed ones at most.
+        Rounds before the clock runs, and timed rounds at most.
     seconds : float
         Time allowed for the timed rounds of one contender; a quarter of it for its warm-up.
     """
@@ -35,6 +36,17 @@ class Limits:
     warmup: int
     iterations: int
     seconds: float
+
+    @staticmethod
+    def of(arguments: argparse.Namespace, warmup: int, iterations: int, time_cap: float) -> Limits:
+        """Return the command line's limits, or these defaults; who gives ``-i`` gets no time limit by default."""
+        cap = time_cap if arguments.iterations is None else 0.0
+        cap = cap if arguments.time_cap is None else arguments.time_cap
+        return Limits(
+            warmup if arguments.warmup is None else arguments.warmup,
+            arguments.iterations or iterations,
+            cap or float("inf"),
+        )
 
 
 @dataclass(frozen=True)
@@ -46,8 +58,8 @@ class Times:
     p99 : float
         The 99th percentile.
     low, high : float
-        The median's 95 % confidence interval, whatever the distribution; least and largest where that takes more than
-        there are (H. A. David, H. N. Nagaraja, "Order Statistics", 2003, section 7.1).
+        The median's 95 % confidence interval, whatever the distribution; minimum and maximum where there are too few
+        iterations for it (H. A. David, H. N. Nagaraja, "Order Statistics", 2003, section 7.1).
     """
 
     mean: float
@@ -75,27 +87,34 @@ class Times:
             high=ordered[-1 - outside],
         )
 
+    def fields(self, unit: str = "us") -> dict[str, Any]:
+        """Return a record's fields, such as ``avg_us``, in microseconds or in milliseconds (``ms``)."""
+        scale = {"us": 1e6, "ms": 1e3}[unit]
+        named = {"avg": self.mean, "median": self.median, "p99": self.p99, "median_low": self.low}
+        named |= {"median_high": self.high, "min": self.min, "max": self.max}
+        return {f"{name}_{unit}": scale * value for name, value in named.items()} | {"iterations": self.iterations}
 
-def _nothing() -> None:
-    pass
 
-
-def _own(seconds: Seconds) -> Seconds:
-    return seconds
+def elapsed(run: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    started = perf_counter()
+    run()
+    return perf_counter() - started
 
 
 def measure(
     contenders: Sequence[Callable[[], Any]],
     limits: Limits,
     *,
-    barrier: Callable[[], Any] = _nothing,
-    slowest: Callable[[Seconds], Seconds] = _own,
+    barrier: Callable[[], Any] = lambda: None,
+    slowest: Callable[[Seconds], Seconds] = lambda seconds: seconds,
+    clock: Callable[[Callable[[], Any]], float] = elapsed,
 ) -> list[Times]:
     """Time some contenders in turns.
 
-    Every round runs each of them once, after a barrier, in an order drawn anew: what one leaves in the caches helps or
-    hurts all others alike. The time of an iteration is that of the slowest rank. Ranks learn it after a batch of
-    rounds, and so agree on when to stop.
+    Every round runs each contender once, after a barrier, in an order drawn anew: what one leaves in the caches helps
+    or hurts all others alike. The time of an iteration is that of the slowest rank. Ranks exchange times after a batch
+    of rounds, and so agree on when to stop.
 
     Parameters
     ----------
@@ -104,9 +123,11 @@ def measure(
     limits : Limits
         How long.
     barrier : callable
-        Lets no rank begin before all are there.
+        Lets no rank begin before all have arrived.
     slowest : callable
         Replaces seconds by the largest of all ranks.
+    clock : callable
+        Runs a contender and returns its seconds.
     """
     draws, order = random.Random(0), list(range(len(contenders)))  # the same on all ranks
 
@@ -123,9 +144,7 @@ def measure(
                 draws.shuffle(order)
                 for index in order:
                     barrier()
-                    started = perf_counter()
-                    contenders[index]()
-                    row[index] = perf_counter() - started
+                    row[index] = clock(contenders[index])
                 row[-1] = perf_counter() - begun
                 count += 1
             batch = slowest(batch)

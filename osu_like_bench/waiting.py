@@ -2,7 +2,8 @@
 
     mpirun -n 2 python -m osu_like_bench.waiting -m 4,1M --late 1
 
-Before some calls, rank 0 sleeps that long; of each size, shown is the most that another rank has used in such a call.
+Rank 0 sleeps before some calls. For each size, the program prints the most CPU time that another rank used in such a
+call.
 """
 
 from __future__ import annotations
@@ -15,23 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import argument, at_least
 from .cases import Ranks
-from .sizes import parse_ranges, sweeps
+from .parser import argument, at_least, parse_ranges, sweeps
 
 
 def main() -> None:
     """Measure, and print a line for each size."""
     text, _, rest = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=text, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=text, epilog=rest, formatter_class=raw)
     parser.add_argument("-m", "--message-size", type=argument(parse_ranges), required=True, metavar="MIN:MAX")
     parser.add_argument("--late", type=at_least(0, float), default=1.0, metavar="S", help="default: 1 second")
     parser.add_argument("-i", "--iterations", type=at_least(1, int), default=3, help="late calls (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     arguments = parser.parse_args()
     ranks = Ranks()
+    first = ranks.comm.rank == 0
     results: list[dict[str, Any]] = []
     for nbytes in sweeps(arguments.message_size, 4):
         x = np.ones(nbytes // 4, np.float32)
@@ -39,16 +39,16 @@ def main() -> None:
         for _ in range(3):
             ranks.compcoll.allreduce(x, out=out)
         used = [_waited(ranks, x, out, arguments.late) for _ in range(arguments.iterations)]
-        most = float(ranks.largest(np.array([max(used) if ranks.comm.rank else 0.0]))[0])
+        most = float(ranks.largest(np.array([0.0 if first else max(used)]))[0])
         results.append({"size": nbytes, "ranks": ranks.comm.size, "late_s": arguments.late, "cpu_ms": 1e3 * most})
-        if ranks.comm.rank == 0:
+        if first:
             print(f"{nbytes:<10d} {1e3 * most:.1f} ms of CPU time in {arguments.late:g} s", flush=True)
-    if ranks.comm.rank == 0 and arguments.json is not None:
+    if first and arguments.json is not None:
         arguments.json.write_text(json.dumps({"kind": "waiting", "results": results}, indent=1) + "\n")
 
 
 def _waited(ranks: Ranks, x: np.ndarray[Any, Any], out: np.ndarray[Any, Any], late: float) -> float:
-    """CPU seconds of this process in a call for which rank 0 comes late."""
+    """Return the CPU seconds of this process in a call for which rank 0 comes late."""
     ranks.comm.Barrier()
     if ranks.comm.rank == 0:
         time.sleep(late)

@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 
 settings.register_profile("full", max_examples=100, deadline=None)
 settings.register_profile("quick", max_examples=20, deadline=None)  # pytest --hypothesis-profile quick
-# What fails is not made smaller, nor kept: launch/mutants.py.
+# For `make mutants`: a failing example is neither shrunk nor stored.
 settings.register_profile(
     "once", max_examples=20, deadline=None, phases=(Phase.explicit, Phase.generate), database=None, derandomize=True
 )

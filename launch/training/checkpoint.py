@@ -26,7 +26,7 @@ def _write(state: Mapping[str, Any], path: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Have the names in a folder on disk."""
+    """Write a folder's names to disk."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -44,18 +44,18 @@ def save(
     *,
     keep: int = 2,
 ) -> None:
-    """Write a checkpoint, collectively: a folder that gets its name when all ranks have written their part.
+    """Write a checkpoint: a folder that gets its final name after all ranks have written their part. Collective.
 
     Parameters
     ----------
     folder : Path
-        Where checkpoints are kept; the ranks share it.
+        The folder of all checkpoints, which the ranks share.
     step : int
         Steps done.
     common : mapping
-        What is the same on all ranks: rank 0's is written.
+        State that is the same on all ranks; rank 0 writes it.
     own : mapping
-        What each rank has for itself.
+        State of this rank.
     standing : tuple of int
         This rank's number, and how many there are.
     barrier : callable
@@ -84,12 +84,12 @@ def save(
 
 
 def load(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """The latest checkpoint: what is common, and what each rank of then had; None if there is no checkpoint.
+    """Read the latest checkpoint: the common state, and each rank's own; None if there is no checkpoint.
 
     Raises
     ------
     UsageError
-        If its files are cut, of something else, or of another version.
+        If its files are cut, no checkpoint's, or of another version.
     """
     found = _all(folder)
     if not found:
@@ -114,5 +114,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _all(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Return complete checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir() and path.suffix != _UNFINISHED)

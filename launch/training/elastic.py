@@ -33,7 +33,7 @@ _LOST = (PeerFailed, PeerTimeout, CommunicatorBroken)
 
 
 class Averaging:
-    """All gradients of a model, averaged after back-propagation: what `compcoll.torch.compress` sends while it goes on.
+    """Averages all gradients of a model after back-propagation, with the residuals of `compcoll.torch.compress`.
 
     Parameters
     ----------
@@ -42,9 +42,9 @@ class Averaging:
     codec : Codec or None
         For gradients that are compressed.
     arguments : argparse.Namespace
-        How else.
+        Of `train_ddp.py`.
     communicator : Communicator
-        Of the ranks; may be replaced.
+        Of the ranks; may be replaced by one of fewer ranks.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Averaging:
         )
 
     def average(self) -> None:
-        """Have the gradients be the ranks' mean. Collective."""
+        """Replace the gradients by their mean over the ranks. Collective."""
         parameters = self._parameters.values()
         torch.cat([parameter.grad.view(-1) for parameter in parameters], out=self._gradients)
         self._bucket.average(self._gradients, self.communicator, self._codec, self._algorithm, self.account)
@@ -79,12 +79,12 @@ class Averaging:
             parameter.grad = mean.view_as(parameter)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what this rank's compression has lost so far, as `GradientCompression.state_dict` does."""
+        """Copy this rank's residuals, as `GradientCompression.state_dict` does."""
         shaped = {name: kept.reshape(self._parameters[name].shape) for name, kept in self._kept["residual"].items()}
         return state_of(self.communicator.rank, self.communicator.size, shaped)
 
     def load_state_dict(self, states: Any) -> None:
-        """Go on with the losses of an earlier run, or with those before a step that did not end."""
+        """Restore the residuals of an earlier run, or those before a step that did not end."""
         shapes = {name: self._parameters[name].shape for name, kept in self._exact.items() if not kept}
         restored = residuals_of(states, self.communicator.rank, self.communicator.size, shapes)
         if self._make is not None:
@@ -96,19 +96,18 @@ class Averaging:
 
 
 class ElasticTraining(Training):
-    """One run on this rank, which the other ranks may leave at any moment.
+    """One run on this rank, in which other ranks may die at any moment.
 
-    Every rank learns from its own examples all the time: those of the ranks that have died are left out, and the mean
-    is over the ranks that are there. A step in which a rank dies may have ended on some of the others, and not on the
-    rest. All go back to the last one that has ended everywhere: parameters, the optimizer and what compression lost are
-    then what they were before it, on all of them.
+    Every rank keeps its own examples: those of dead ranks are left out, and the mean is over the ranks that are left. A
+    step in which a rank dies may have ended on some ranks, and not on others. So all ranks go back to the last step
+    that has ended everywhere, with the parameters, optimizer state and residuals of then.
 
     Attributes
     ----------
     alive : list of int
         The numbers that the present ranks had in the beginning.
     deaths : list of dict
-        After which step ranks were missing, and which.
+        For each time that ranks died: the step after which the others went on, and the numbers of the dead.
     """
 
     def __init__(self, arguments: argparse.Namespace, place: Place) -> None:
@@ -165,7 +164,7 @@ class ElasticTraining(Training):
         return self.lines
 
     def _attempt(self, first: int, progress: Progress) -> bool:
-        """Train to the end; False if a rank has died before, and the others are ready to go on."""
+        """Train to the end; return False if a rank died, and the others are ready to go on."""
         try:
             if self._recovering:
                 self._agree(progress)
@@ -204,7 +203,7 @@ class ElasticTraining(Training):
         self.save()
 
     def _compare(self) -> list[int]:
-        """The checksums of all ranks' parameters, which must be one and the same."""
+        """Return the checksums of all ranks' parameters; raise an error if they differ."""
         own = zlib.crc32(parameters_to_vector(self.module.parameters()).detach().numpy())
         checksums: list[int] = self.communicator.allgather(np.array([own])).ravel().tolist()
         if len(set(checksums)) > 1:

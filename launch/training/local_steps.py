@@ -1,4 +1,4 @@
-"""Training whose ranks keep their own gradients: compressed Adams, and local steps."""
+"""Training without averaged gradients: compressed Adams average momenta, and local steps average parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import compcoll.torch
 from compcoll.codecs import Codec
 from compcoll.torch.optimizers.adam import CompressedAdam
 from compcoll.torch.optimizers.diloco import DiLoCo
-from osu_like_bench.ddp_contenders import codec_of
+from osu_like_bench.ddp import codec_of
 from osu_like_bench.errors import UsageError
 
 from .tasks import Task
@@ -24,38 +24,28 @@ OPTIMIZERS = ("adamw", *COMPRESSED)
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse options that do not go together.
-
-    Raises
-    ------
-    UsageError
-        If some do not.
-    """
-    own = arguments.optimizer in COMPRESSED
+    """Refuse options that do not go together, with a `UsageError`."""
+    own, diloco = arguments.optimizer in COMPRESSED, arguments.diloco is not None
     other = [name for name, given in (("--dgc", arguments.dgc), ("--low-rank", arguments.low_rank)) if given]
+    other += ["--elastic"] * arguments.elastic
     if arguments.sgd is not None and arguments.optimizer is not None:
         raise UsageError("--sgd and --optimizer name two optimizers: give one")
-    if (own or arguments.diloco is not None) and (other or arguments.elastic):
+    if (own or diloco) and other:
         what = f"--optimizer {arguments.optimizer}" if own else "--diloco"
-        raise UsageError(f"{what} leaves gradients alone: {', '.join([*other, *['--elastic'] * arguments.elastic])}")
-    if own and arguments.diloco is not None:
+        raise UsageError(f"{what} averages no gradients: leave out {', '.join(other)}")
+    if own and diloco:
         raise UsageError(f"--diloco goes with an optimizer that averages nothing itself, not {arguments.optimizer}")
-    given = (
-        arguments.streaming != 1,
-        arguments.delay,
-        arguments.sparse_loco is not None,
-        arguments.outer_rate is not None,
-    )
     if arguments.gradient_codec is not None and not own:
         raise UsageError(f"--gradient-codec goes with --optimizer {' or '.join(COMPRESSED)}")
-    if arguments.diloco is None and any(given):
+    outer = arguments.streaming != 1 or arguments.delay or arguments.outer_rate is not None
+    if not diloco and (outer or arguments.sparse_loco is not None):
         raise UsageError("--streaming, --delay, --sparse-loco and --outer-rate go with --diloco H")
 
 
 def compressed_adam(
     arguments: argparse.Namespace, model: nn.Module, task: Task, codec: Codec | None, exact_steps: int
 ) -> CompressedAdam:
-    """Make a compressed Adam of a model, by a codec or by one bit, that observes the variance in the first steps."""
+    """Make a compressed Adam, by a codec or by one bit, whose first steps are exact and measure the variance."""
     options: dict[str, Any] = {
         "weight_decay": task.decay,
         "codec": "onebit" if codec is None else codec,
@@ -77,27 +67,15 @@ def compressed_adam(
 def local_steps(
     arguments: argparse.Namespace, model: nn.Module, inner: torch.optim.Optimizer, codec: Codec | None
 ) -> DiLoCo:
-    """Have a model's ranks take steps of their own."""
+    """Let each rank take steps of its own, and average parameters now and then."""
+    when = {"every": arguments.diloco, "warmup": arguments.exact_steps}
+    when |= {"fragments": arguments.streaming, "delay": arguments.delay}
     if arguments.sparse_loco is not None:
         if codec is not None:
             raise UsageError("--sparse-loco is a method of its own: no --codec goes with it")
-        return compcoll.torch.SparseLoCo(
-            *(model, inner),
-            every=arguments.diloco,
-            warmup=arguments.exact_steps,
-            density=arguments.sparse_loco,
-            lr=1.0 if arguments.outer_rate is None else arguments.outer_rate,
-            fragments=arguments.streaming,
-            delay=arguments.delay,
-        )
+        rate = 1.0 if arguments.outer_rate is None else arguments.outer_rate
+        return compcoll.torch.SparseLoCo(model, inner, density=arguments.sparse_loco, lr=rate, **when)
     rate = 0.7 if arguments.outer_rate is None else arguments.outer_rate
-    return compcoll.torch.DiLoCo(
-        *(model, inner, partial(torch.optim.SGD, lr=rate, momentum=0.9, nesterov=True)),
-        every=arguments.diloco,
-        warmup=arguments.exact_steps,
-        fragments=arguments.streaming,
-        delay=arguments.delay,
-        codec=codec,
-        feedback=not arguments.no_feedback,
-        algorithm=arguments.algorithm,
-    )
+    outer = partial(torch.optim.SGD, lr=rate, momentum=0.9, nesterov=True)
+    how = {"codec": codec, "feedback": not arguments.no_feedback, "algorithm": arguments.algorithm}
+    return compcoll.torch.DiLoCo(model, inner, outer, **when, **how)

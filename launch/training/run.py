@@ -1,10 +1,11 @@
-"""A training run on the ranks of a process group."""
+"""A training run on the ranks of a process group: what `train_ddp.py` does."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from compcoll.tools.arguments import chosen_codec
 from compcoll.torch.account import Account
 from compcoll.torch.optimizers.diloco import DiLoCo
 from osu_like_bench.errors import UsageError
-from osu_like_bench.report import Progress
+from osu_like_bench.report import Column, Progress, Table
 from osu_like_bench.training.processes import Place
 
 from . import checkpoint
@@ -28,8 +29,31 @@ from .tasks import TASKS, Examples, judge, loss_of
 LOW_RANK = {"acpsgd": compcoll.torch.ACPSGD, "powersgd": compcoll.torch.PowerSGD}
 
 
+def _scaled(name: str, scale: float) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda line: None if line.get(name) is None else scale * line[name]
+
+
+TABLE = Table(
+    Column("# Epoch", "epoch", -9),
+    Column("Step", "step", 7),
+    Column("Loss", "loss", 10, ".4f"),
+    Column("Accuracy", "accuracy", 11, ".4f"),
+    Column("ms a step", _scaled("step_seconds", 1e3), 11, ".2f"),
+    Column("MB a step", _scaled("wire_nbytes", 1e-6), 11, ".3f"),
+    Column("Ratio", "ratio", 8, ".2f"),
+)
+
+
 class Training:
-    """One run on this rank."""
+    """One run on this rank.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        Of `train_ddp.py`.
+    place : Place
+        This rank, as it was launched.
+    """
 
     def __init__(self, arguments: argparse.Namespace, place: Place) -> None:
         self.arguments, self.place = arguments, place
@@ -59,17 +83,17 @@ class Training:
 
     @property
     def standing(self) -> tuple[int, int]:
-        """The rank's number, and how many there are."""
+        """The number of this rank, and of all ranks."""
         return self.place.rank, self.place.size
 
     @property
     def own_gradients(self) -> bool:
-        """Whether gradients are each rank's own: something else is averaged."""
+        """Whether each rank steps by its own gradients, and something else is averaged."""
         arguments = self.arguments
         return arguments.optimizer in COMPRESSED or arguments.diloco is not None
 
     def uncompressed_optimizer(self) -> torch.optim.Optimizer:
-        """Make the optimizer that is asked for, or AdamW in place of one of its compressed kin."""
+        """Make the optimizer that the arguments name, or AdamW in place of a compressed Adam."""
         arguments, parameters = self.arguments, self.module.parameters()
         if arguments.sgd is not None:
             momentum = 0.9 if arguments.momentum is None else arguments.momentum
@@ -80,11 +104,11 @@ class Training:
 
     @property
     def carrier(self) -> str:
-        """The name of what carries gradients."""
+        """What carries gradients between ranks."""
         return str(self.arguments.backend)
 
     def connect(self) -> nn.Module:
-        """Make the model that averages gradients when it is back-propagated through."""
+        """Wrap the model such that back-propagation averages gradients, with the chosen compression."""
         model = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
         arguments, codec = self.arguments, self.codec
         exclude = {} if arguments.exclude is None else {"exclude": arguments.exclude}
@@ -122,10 +146,10 @@ class Training:
         return model
 
     def average(self) -> None:
-        """Do what is left for the gradients' mean after back-propagation."""
+        """Average gradients after back-propagation, if that did not."""
 
     def total(self, sums: Tensor) -> Tensor:
-        """The sum over the ranks."""
+        """Add up a tensor over the ranks."""
         dist.all_reduce(sums)
         return sums
 
@@ -134,14 +158,16 @@ class Training:
         dist.barrier()
 
     def settle_buckets(self, model: nn.Module) -> None:
-        """DDP orders its buckets anew after the first backward pass, and sums depend on the order: have that over, so
-        that a resumed run's first step is like any other. Compressions have it in their states.
+        """Run two backward passes, after which DDP keeps the order of its buckets.
+
+        Sums depend on that order, so a resumed run's first step would differ otherwise. Compressions keep the order in
+        their states.
         """
         for _ in range(2):
             self.back_propagate(model, Examples(*(rows[: self.batch] for rows in self.task.train)))
 
     def back_propagate(self, model: nn.Module, examples: Examples) -> None:
-        """Find the gradients of this rank's examples."""
+        """Compute the gradients of this rank's examples."""
         if self.by_samples:
             self.compression.backward(loss_of, *examples, micro_batches=self.arguments.micro_batches)
         else:
@@ -160,11 +186,11 @@ class Training:
             f"# {self.task.name}: {self.parameters} parameters, "
             f"{self.place.size} ranks, {self.carrier}, "
             f"{self.compression or 'no compression'}",
-            f"{'# Epoch':<9}{'Step':>7}{'Loss':>10}{'Accuracy':>11}{'ms a step':>11}{'MB a step':>11}{'Ratio':>8}",
+            TABLE.head(),
         )
 
     def go_on(self, first: int, progress: Progress) -> None:
-        """Train the epochs for which there is no line yet; ``first`` is that of the first line."""
+        """Train the epochs that have no line yet; ``first`` is the epoch of the first line."""
         for epoch in range(first + len(self.lines), -(-self.last // self.steps)):
             seconds = self.train(epoch, progress)
             if self.stopped:
@@ -172,24 +198,17 @@ class Training:
             if self.step == self.last and isinstance(self.compression, DiLoCo):
                 self.compression.synchronize()
             self.lines.append(self.line(epoch, seconds))
-            progress.print(_text(self.lines[-1]))
+            progress.print(TABLE.row(self.lines[-1]))
             self.save()
 
     def train(self, epoch: int, progress: Progress) -> list[float]:
-        """Train the steps of an epoch that are still to be done; return the seconds of each."""
+        """Train the remaining steps of an epoch, and return the seconds of each."""
         if self.compression is not None:
             self.compression.account = Account()
         seconds = []
         self.model.train()
-        batches = self.task.batches(
-            self.batch,
-            self.place.rank,
-            self.place.size,
-            seed=self.arguments.seed,
-            epoch=epoch,
-            first=self.step - epoch * self.steps,
-        )
-        for examples in batches:
+        order = {"seed": self.arguments.seed, "epoch": epoch, "first": self.step - epoch * self.steps}
+        for examples in self.task.batches(self.batch, self.place.rank, self.place.size, **order):
             started = time.perf_counter()
             self.set_rate()
             self.optimizer.zero_grad()
@@ -200,21 +219,19 @@ class Training:
             self.finished()
             seconds.append(time.perf_counter() - started)
             progress.step(f"epoch {epoch + 1}")
-            if self.step == self.arguments.stop_after:
-                self.stopped = True
-                break
-            if self.step == self.last:
+            self.stopped = self.step == self.arguments.stop_after
+            if self.stopped or self.step == self.last:
                 break
             if self.arguments.checkpoint_every and self.step % self.arguments.checkpoint_every == 0:
                 self.save()
         return seconds
 
     def finished(self) -> None:
-        """A step is done."""
+        """Run after each step; `ElasticTraining` keeps a copy of the state."""
 
     def set_rate(self) -> None:
-        """The learning rate rises over the first twentieth of all steps, and falls in a line to zero; and the density
-        of DGC in its own way.
+        """Set the learning rate, which rises over the first twentieth of all steps and then falls linearly to zero,
+        and DGC's density.
         """
         if self.arguments.dgc is not None:
             warmup, stages = self.arguments.warmup * self.steps, 5
@@ -225,7 +242,7 @@ class Training:
             group["lr"] = rate * min((part + 1e-3) / 0.05, (1 - part) / 0.95)
 
     def line(self, epoch: int, seconds: list[float]) -> dict[str, Any]:
-        """Tell what an epoch has come to."""
+        """Return an epoch's line: loss, accuracy, the median step, and what a step sent."""
         self.model.eval()
         loss, right, count = self.total(judge(self.module, self.task.test, *self.standing)).tolist()
         line = {
@@ -237,17 +254,14 @@ class Training:
         }
         if self.compression is not None and seconds:
             account = self.compression.account
-            line |= {
-                "wire_nbytes": account.wire_nbytes / len(seconds),
-                "ratio": account.ratio,
-                "calls": dict(account.calls),
-            }
+            line |= {"wire_nbytes": account.wire_nbytes / len(seconds), "ratio": account.ratio}
+            line["calls"] = dict(account.calls)
             if account.steps:
                 line["peak_step_nbytes"] = account.peak_step_nbytes
         return line
 
     def save(self) -> None:
-        """Write a checkpoint, if one is wanted."""
+        """Write a checkpoint, if the arguments ask for it."""
         if self.arguments.checkpoint is None:
             return
         common = {
@@ -260,7 +274,7 @@ class Training:
         checkpoint.save(self.arguments.checkpoint, self.step, common, own, self.standing, self.barrier)
 
     def resume(self) -> bool:
-        """Go on from the last checkpoint; tell whether there was one."""
+        """Go on from the last checkpoint, and return whether there was one."""
         found = checkpoint.load(self.arguments.checkpoint)
         if found is None:
             return False
@@ -276,26 +290,12 @@ class Training:
         return True
 
     def record(self) -> dict[str, Any]:
-        """All that is to be kept of the run."""
+        """Return what ``--json`` writes."""
         exact = getattr(self.compression, "exact", {})
         held = sum(parameter.numel() for name, parameter in self.module.named_parameters() if exact.get(name))
-        return {
-            "settings": self.settings(),
-            "parameters": self.parameters,
-            "exact_parameters": held,
-            "epochs": self.lines,
-        }
+        about = {"settings": self.settings(), "parameters": self.parameters, "exact_parameters": held}
+        return about | {"epochs": self.lines}
 
     def settings(self) -> dict[str, Any]:
-        """Tell what must be the same for a run to be continued."""
+        """Return what must be the same for a run to be continued."""
         return {"task": self.task.name, "seed": self.arguments.seed, "examples a step": self.batch * self.place.size}
-
-
-def _text(line: dict[str, Any]) -> str:
-    step, wire, ratio = line["step_seconds"], line.get("wire_nbytes"), line.get("ratio")
-    return (
-        f"{line['epoch']:<9}{line['step']:>7}{line['loss']:>10.4f}{line['accuracy']:>11.4f}"
-        + (f"{step * 1e3:>11.2f}" if step is not None else f"{'-':>11}")
-        + (f"{wire / 1e6:>11.3f}" if wire is not None else f"{'-':>11}")
-        + (f"{ratio:>8.2f}" if ratio is not None else f"{'-':>8}")
-    )

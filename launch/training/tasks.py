@@ -1,4 +1,4 @@
-"""Tasks to train on, without any download: images of digits, the text of Python's library, CIFAR-10 from a folder."""
+"""Tasks that need no download: images of digits, the text of Python's library, CIFAR-10 from a folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Task:
     model : callable
         Makes the model from torch's random numbers.
     train, test : Examples
-        Learned from, and judged with.
+        To learn from, and to measure loss and accuracy with.
     optimizer : callable
         Makes the optimizer of some parameters.
     rate, decay : float
@@ -56,13 +56,13 @@ class Task:
     epochs: int
 
     def steps(self, batch: int, ranks: int) -> int:
-        """Steps of an epoch: what does not fill a last one is left out."""
+        """Return the steps of an epoch; the examples that do not fill a last one are left out."""
         return len(self.train.inputs) // (batch * ranks)
 
     def batches(
         self, batch: int, rank: int, ranks: int, *, seed: int, epoch: int, first: int = 0
     ) -> Iterator[Examples]:
-        """One rank's part of every step of an epoch, from step ``first`` on; the order depends on seed and epoch."""
+        """Yield a rank's examples of each step of an epoch, from step ``first`` on, in an order by seed and epoch."""
         order = torch.randperm(len(self.train.inputs), generator=torch.Generator().manual_seed((seed << 20) + epoch))
         for step in range(first, self.steps(batch, ranks)):
             rows = order[(step * ranks + rank) * batch :][:batch]
@@ -70,12 +70,12 @@ class Task:
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy, in nats."""
+    """Return the mean cross entropy, in nats."""
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def judge(model: nn.Module, examples: Examples, rank: int, ranks: int, *, batch: int = 256) -> Tensor:
-    """Sum of losses, of right answers, and their number, of this rank's part: to be added up over the ranks."""
+    """Return the sums of loss and of right answers, and the number of targets, of this rank's part of the examples."""
     sums = torch.zeros(3, dtype=torch.float64)
     for inputs, targets in zip(
         examples.inputs[rank::ranks].split(batch), examples.targets[rank::ranks].split(batch), strict=True
@@ -88,7 +88,7 @@ def judge(model: nn.Module, examples: Examples, rank: int, ranks: int, *, batch:
 
 
 def digits(folder: Path | None = None) -> Task:
-    """1797 handwritten digits of 8 × 8 pixels, every fifth kept for the test."""
+    """1797 handwritten digits of 8 × 8 pixels; every fifth is for the test."""
     if find_spec("sklearn") is None:
         raise UsageError("task digits takes its images from scikit-learn: pip install scikit-learn, or --task text")
     from sklearn.datasets import load_digits
@@ -116,7 +116,7 @@ _TEXT_NBYTES = 2 << 20
 
 
 def text(folder: Path | None = None) -> Task:
-    """The first 2 MiB of Python's standard library, or of the .py and .txt files of a folder; a tenth for the test."""
+    """The first 2 MiB of Python's standard library, or of a folder's .py and .txt files; a tenth is for the test."""
     root = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
     pattern = "*.py" if folder is None else "**/*"
     content = bytearray()

@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from datetime import timedelta
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ import torch.distributed as dist
 import compcoll.torch  # noqa: F401  # a backend of that name
 from compcoll import config
 from compcoll.devices.cores import usable_cores
+from compcoll.transports.nodes import host_name
+
+from ..timing import Seconds
 
 _TIMEOUT = timedelta(seconds=300)
 _SECONDS_TO_LET_GO = 1.0
@@ -106,3 +109,28 @@ def share_cores(place: Place, threads: int | None = None) -> int:
     torch.set_num_threads(count)
     os.environ.setdefault(config.THREADS, str(count))
     return count
+
+
+class Peers:
+    """The ranks of a run.
+
+    Attributes
+    ----------
+    size, nodes : int
+        How many they are, and on how many hosts.
+    """
+
+    def __init__(self) -> None:
+        self.size = dist.get_world_size()
+        self.nodes = len(set(self.everybody(host_name())))
+
+    def everybody(self, value: Any) -> list[Any]:
+        """Each rank's value."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def largest(self, seconds: Seconds) -> Seconds:
+        """Element by element, the largest of all ranks."""
+        dist.all_reduce(torch.from_numpy(seconds), dist.ReduceOp.MAX)
+        return seconds

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from osu_like_bench import cli, html
+from osu_like_bench import charts, cli
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 
@@ -66,12 +66,12 @@ def collective(**medians: list[float]) -> dict[str, Any]:
 RUN = collective(native=[10.0, 20.0, 1000.0], ring=[5.0, 40.0, 250.0])
 
 
-def charts(page: Page) -> dict[str, Any]:
+def charts_of(page: Page) -> dict[str, Any]:
     return {chart["title"]: chart for chart in json.loads(page.texts["script"][0])}
 
 
 def test_a_page_holds_all_figures_and_refers_to_nothing_else(tmp_path: Path) -> None:
-    html.write(tmp_path / "a.html", [("", RUN)], "median")
+    charts.write_page(tmp_path / "a.html", [("", RUN)], "median")
     text = (tmp_path / "a.html").read_text()
     page = Page(text)
     assert page.references == [] and "://" not in text and "url(" not in text and "@import" not in text
@@ -81,7 +81,7 @@ def test_a_page_holds_all_figures_and_refers_to_nothing_else(tmp_path: Path) -> 
     rows = [dict(zip(heads, cells[i : i + len(heads)], strict=True)) for i in range(0, len(cells), len(heads))]
     shown = [(row["contender"], int(row["size"]), float(row["median_us"]), row["wrong"]) for row in rows]
     assert shown == [(r["contender"], r["size"], r["median_us"], str(r["wrong"])) for r in RUN["results"]]
-    drawn = charts(page)
+    drawn = charts_of(page)
     ring = {series["name"]: series["points"] for series in drawn["speed-up over native"]["series"]}["ring"]
     assert [point[:2] for point in ring] == [[1024, 2.0], [2048, 0.5], [4096, 4.0]]
     assert ring[0][2] == "2  (ring, ratio 4.00, error 1.0e-03)"
@@ -100,7 +100,7 @@ def test_runs_are_drawn_together_and_told_one_by_one(tmp_path: Path) -> None:
     assert end.value.code == 0
     page = Page((tmp_path / "all.html").read_text())
     assert page.texts["h2"] == ["one", "two", "three"]
-    drawn = charts(page)
+    drawn = charts_of(page)
     names = [series["name"] for series in drawn["median latency (µs)"]["series"]]
     assert names == ["one: native", "one: ring", "two: native", "two: ring"]
     assert drawn["median step (ms)"]["labels"] == ["gloo", "x"]
@@ -111,7 +111,7 @@ def test_commands_write_pages(words: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main([*words.split(), "--html", str(tmp_path / "a.html")])
     assert end.value.code == 0
-    drawn = charts(Page((tmp_path / "a.html").read_text()))
+    drawn = charts_of(Page((tmp_path / "a.html").read_text()))
     assert drawn and all(series["points"] for chart in drawn.values() for series in chart["series"])
 
 
@@ -139,7 +139,7 @@ def in_chromium(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium on PATH")
 def test_in_a_browser_it_draws_tells_and_switches(tmp_path: Path) -> None:
     path = tmp_path / "a.html"
-    html.write(path, [("", RUN)], "median")
+    charts.write_page(path, [("", RUN)], "median")
     path.write_text(path.read_text().replace("</body>", f"{USED}</body>"))
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=1000"]
     options += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom"]

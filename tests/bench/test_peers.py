@@ -86,3 +86,4 @@ def test_what_is_installed_is_known_by_name(tmp_path: Path, monkeypatch: pytest.
 
 def test_each_step_of_a_strangers_may_lose_something() -> None:
     assert bounds.encodings_of("allreduce", "reduce_bcast", 4, 1) == bounds.Encodings(6, 6)
+    assert bounds.encodings_of("allreduce", "gloo_fp16", 1, 1) == bounds.Encodings(1, 1)

@@ -20,7 +20,7 @@ from compcoll import Codec, ErrorFeedback, Sign, devices, errors, get_codec
 from compcoll.devices.memory import gpu_memory, gpus
 from compcoll.dtypes import numpy_dtype
 from compcoll.sparse import VarianceFeedback
-from osu_like_bench import codecs, contenders
+from osu_like_bench import codecs, contenders, data, on_gpu
 from osu_like_bench.cases import CASES, Ranks
 from osu_like_bench.on_gpu import Buffers
 from osu_like_bench.report import Progress
@@ -334,16 +334,15 @@ def test_ranges_for_profiles(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_benchmark_of_kernels(cupy: Any, dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = [get_codec("zfp", rate=16), get_codec("minmax", block=64)]
-    limits = Limits(1, 2, 1.0)
-    found = codecs.run_on_gpu(
-        chosen, size=4096, dtype=dtype, kind="normal", seed=0, limits=limits, progress=Progress(2)
-    )
-    assert [record.operation for record in found[:5]] == ["encode", "decode", "accumulate", "feedback", "recode"]
+    x = data.make("normal", 4096 // numpy_dtype(dtype).itemsize, dtype, (0, 0))
+    table, progress, clock = codecs.TABLE_ON_GPU, Progress(2), on_gpu.seconds_of_kernels
+    found = codecs.compare(chosen, x, codecs.on_cuda, {}, Limits(1, 2, 1.0), table, progress, clock)
+    assert [record["operation"] for record in found[:5]] == ["encode", "decode", "accumulate", "feedback", "recode"]
     # The stand-in's clock gives everything a tenth of a millisecond.
     for record in found:
-        assert record.wrong == 0 and record.throughput == pytest.approx(4096 / 1e-4 / 1e9)
-        assert record.versus == {"copy": 1.0}
-    assert found[1].copy_fraction == pytest.approx((4096 + 4096 / found[1].ratio) / 8192)
+        assert record["wrong"] == 0 and record["throughput"] == pytest.approx(4096 / 1e-4 / 1e9)
+        assert record["versus"] == {"copy": 1.0}
+    assert found[1]["copy_fraction"] == pytest.approx((4096 + 4096 / found[1]["ratio"]) / 8192)
     assert "zfp" in capsys.readouterr().out
 
 
