@@ -7,6 +7,7 @@ NP      ?= 4
 BENCH   ?= allreduce -m 4:64M --codec zfp --rate 8 --compare native,shared_memory,ring,direct --time-cap 0.3
 PYTEST_ARGS ?=
 CASES   ?=
+comma   := ,
 PAGE    ?= networks
 MUTANTS_SECONDS ?= 900
 
@@ -111,7 +112,7 @@ test-torch: $(VENV)/.torch
 	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/torch/backend/pytorch_suite.py
 
 reliability: $(VENV)/.torch
-	$(VENV)/bin/python launch/reliability.py $(CASES)
+	$(VENV)/bin/python -m osu_like_bench.pages reliability $(if $(CASES),--only '$(subst $(empty) $(empty),$(comma),$(CASES))')
 
 mutants: $(VENV)/.torch
 	$(PIP) install -q -c constraints.txt cosmic-ray
@@ -132,10 +133,10 @@ bench: $(VENV)/.built
 
 measurements: $(VENV)/.torch
 	@$(MAKE) --no-print-directory MPI=mpich install
-	$(VENV)/bin/python launch/figures.py --make $(PAGE)
+	$(VENV)/bin/python -m osu_like_bench.pages $(PAGE)
 
-figures:
-	@$(PYTHON) launch/figures.py
+figures: $(VENV)/.built
+	@$(VENV)/bin/python -m osu_like_bench.pages
 
 # The reference of compcoll.torch is made from its docstrings, which PyTorch must be there to import.
 $(VENV)/.docs: $(VENV)/.torch

@@ -1,0 +1,146 @@
+"""Pages: documents with marks, and what is written between them from the record beside them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .records import Case, Record, Row, middle
+from .stale import REPOSITORY, why_older
+
+FOLDER = Path("docs/measurements")
+
+DISTURBED = 10.0
+"""Per cent of the machine: where others used more meanwhile, times are hints."""
+MIB = 1 << 20
+MET = {True: "met", False: "**missed**", None: "not measured"}
+
+_PART = re.compile(r"<!-- (?!end\b)([^\n]*?) -->(\n?)(.*?)<!-- end -->", re.DOTALL)
+
+
+def filled(document: str, draw: Callable[..., Iterable[str]]) -> str:
+    """The document with the lines that `draw` makes of each mark's words behind the mark.
+
+    A mark at its line's end has lines of their own; another one stands in the middle of a line, and so does its text.
+    """
+
+    def part(found: re.Match[str]) -> str:
+        text = "\n".join(draw(*shlex.split(found[1])))
+        return f"<!-- {found[1]} -->{found[2]}{text}{found[2] if text else ''}<!-- end -->"
+
+    return _PART.sub(part, document)
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """A table in Markdown; the first column's head is often empty."""
+    for number, row in enumerate((head, *rows)):
+        yield "|" + "".join(f" {cell} |" if cell != "" or number else " |" for cell in row)
+        if not number:
+            yield "|" + "---|" * len(head)
+
+
+def command(case: Case, *, broken: bool = False) -> Iterator[str]:
+    """A block with what is typed to measure a case; `broken`: contenders have a line of their own."""
+    yield "```sh"
+    if case.lab:
+        yield f"launch/netlab up {case.lab}"
+    yield case.command.replace(" --compare", " \\\n    --compare") if broken else case.command
+    yield "```"
+
+
+def about(case: Case) -> str:
+    """Machine, date and commit of a case, and whether it was disturbed."""
+    run, others = case.run, case.others_percent or 0.0
+    software = run.get("mpi") or ("torch " + run["torch"] if "torch" in run else "one process")
+    hints = ": **hints**" if others > DISTURBED else ""
+    return (
+        f"{machine(case)}, {software}, {run['date'][:10]}, commit `{run['commit']}`; "
+        f"others used {others:.0f} % of the machine{hints}."
+    )
+
+
+def machine(case: Case | None) -> str:
+    """CPU, cores and instruction set."""
+    run = {} if case is None else case.run
+    return f"{run.get('cpu')}, {run.get('cores')} cores, {run.get('instruction_set')}"
+
+
+def size_of(nbytes: int) -> str:
+    """Bytes with the largest unit of which they are a multiple."""
+    for unit, name in ((MIB, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B" if nbytes < MIB else f"{nbytes:,}"
+
+
+Output = dict[str, Any]
+"""The JSON that a command wrote."""
+
+
+def results(output: Output) -> list[Row]:
+    """The figures in what the benchmark writes."""
+    found: list[Row] = output["results"]
+    return found
+
+
+@dataclass(frozen=True)
+class Page:
+    """A document of docs/measurements and the record beside it.
+
+    Attributes
+    ----------
+    name : str
+        Of both, without suffix.
+    parts : mapping
+        What is drawn between marks, by a mark's first word: called with the record and the other words.
+    times : tuple of str
+        Paths of the code whose figures it has.
+    columns : tuple of str
+        What the record keeps of each row of figures; all if empty.
+    rows : callable
+        The rows in what a command wrote.
+    merge : callable
+        Makes one list of rows of those of several launches, in their order.
+    plot : callable, optional
+        Draws pictures into the documents' folder.
+    by_row : bool
+        Whether each launch has a row of its own, with its number as ``"launch"`` and its commit: launches that were
+        measured with today's code are not measured again, and a row that is not measured again stays.
+    keep_failed : bool
+        Whether what a command wrote counts though the command failed.
+    """
+
+    name: str
+    parts: Mapping[str, Callable[..., Iterator[str]]]
+    times: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    rows: Callable[[Output], list[Row]] = results
+    merge: Callable[[Sequence[list[Row]]], list[Row]] = middle
+    plot: Callable[[Record, Path], None] | None = None
+    by_row: bool = False
+    keep_failed: bool = False
+
+    def shown(self, rows: Iterable[Row]) -> list[Row]:
+        """What the record keeps of rows."""
+        return [{name: row[name] for name in self.columns or row if row.get(name) is not None} for row in rows]
+
+    def record(self, repository: Path = REPOSITORY) -> Record:
+        """The record beside the document."""
+        return Record(repository / FOLDER / f"{self.name}.json")
+
+    def state(self, repository: Path = REPOSITORY) -> str:
+        """Tell whether its figures are those of today's code, and if not, why."""
+        return why_older(self.record(repository).cases.values(), self.times, repository)
+
+    def write(self, record: Record) -> int:
+        """Fill the document beside a record, draw its pictures, and return how many goals are missed."""
+        path = record.path.with_suffix(".md")
+        text = filled(path.read_text(), lambda part, *words: self.parts[part](record, *words))
+        path.write_text(text)
+        if self.plot is not None:
+            self.plot(record, path.parent)
+        return text.count("| **missed**") + text.count(", **missed**")
