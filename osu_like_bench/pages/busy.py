@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .documents import MET, MIB, Output, Page, machine, results, size_of, table
+from compcoll.tools.arguments import amount
+
+from .documents import MET, MIB, Output, Page, about, machines, results, table
 from .records import Case, Record, matches, means
 from .stale import TRAINING
 
@@ -73,6 +75,11 @@ def _times(case: Case) -> dict[tuple[str, int], Times]:
     return found
 
 
+def _shown(size: int) -> str:
+    """Bytes with a unit, or a number of parameters."""
+    return amount(size) if size.bit_count() == 1 else f"{size:,}"
+
+
 def _rows(output: Output) -> list[dict[str, object]]:
     """Rows in which a mean has one name, whichever program wrote them."""
     renamed = {"avg_us": "mean_us", "avg_ms": "mean_ms"}
@@ -88,7 +95,7 @@ def _goals(record: Record) -> Iterator[str]:
         for contender in goal.contenders
     ]
     waited = record.cases[WAITING].results if WAITING in record.cases else []
-    figure = ", ".join(f"{size_of(row['size'])}: {row['cpu_ms']:.1f} ms" for row in waited) or "not measured"
+    figure = ", ".join(f"{_shown(row['size'])}: {row['cpu_ms']:.1f} ms" for row in waited) or "not measured"
     met = all(row["cpu_ms"] <= WAITING_MS for row in waited) if waited else None
     what = "a rank waits 1 s for a late one, inside a node"
     lines.append((what, f"≤ {WAITING_MS:g} ms of CPU time", figure, MET[met]))
@@ -108,20 +115,11 @@ def _goal(record: Record, name: str, goal: Goal, contender: str) -> tuple[str, s
         own, other = times[contender, size].mean, others[against, size].mean
         late = own > other * goal.most + (SLACK_US if own > other * goal.most else 0)
         met = met and not late
-        cells.append(f"**{size_of(size)}: {own / other:.2f}**" if late else f"{size_of(size)}: {own / other:.2f}")
+        cells.append(f"**{_shown(size)}: {own / other:.2f}**" if late else f"{_shown(size)}: {own / other:.2f}")
     whose = f" ({where})" if where else ""
-    least = f" from {size_of(goal.least)} on" if goal.least else ""
+    least = f" from {_shown(goal.least)} on" if goal.least else ""
     text = f"≤ {goal.most:g} × {against}{whose}{least}"
     return f"{case.remark}: {contender}", text, ", ".join(cells) or "not measured", MET[met if cells else None]
-
-
-def _machine(record: Record) -> Iterator[str]:
-    case = next(iter(record.measured().values()), None)
-    others = [case.others_percent or 0.0 for case in record.measured().values()]
-    mpi = "" if case is None else case.run.get("mpi", "")
-    yield (
-        f"Machine: {machine(case)}; {mpi}. Others used up to {max(others, default=0.0):.0f} % of the machine meanwhile."
-    )
 
 
 def _cases(record: Record) -> Iterator[str]:
@@ -129,18 +127,16 @@ def _cases(record: Record) -> Iterator[str]:
     for name, case in record.measured().items():
         if name == WAITING:
             continue
-        times, run = _times(case), case.run
+        times = _times(case)
         yield from ("", f"## {case.remark[0].upper()}{case.remark[1:]}", "")
-        when = f"Commit {run.get('commit') or 'not noted'}, {run.get('date', '')[:10]}, {run.get('instruction_set')}."
-        yield f"{when} Others used {case.others_percent or 0:.0f} % of the machine. `{case.command}`"
-        yield ""
+        yield from (f"`{case.command}`; {about(case)}", "")
         head = [f"{contender}: {what}" for contender in case.contenders for what in Times._fields[:3]]
         lines = []
         for size in sorted({size for _, size in times}):
             of_size = [times.get((contender, size)) for contender in case.contenders]
             cells = [cell for each in of_size for cell in ([f"{us:.4g}" for us in each[:3]] if each else ["–"] * 3)]
             ran = times[OWN[0], size].ran if (OWN[0], size) in times else ""
-            lines.append((size_of(size), *cells, ran))
+            lines.append((_shown(size), *cells, ran))
         yield from table(("", *head, "auto ran"), lines)
 
 
@@ -173,7 +169,7 @@ _TIMES = tuple(f"{name}_{unit}" for unit in ("us", "ms") for name in Times._fiel
 PAGES = (
     Page(
         "busy",
-        {"machine": _machine, "goals": _goals, "cases": _cases},
+        {"machine": machines, "goals": _goals, "cases": _cases},
         (*TRAINING, ":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank"),
         ("contender", "size", "parameters", *_TIMES, "algorithm", "cpu_ms"),
         rows=_rows,

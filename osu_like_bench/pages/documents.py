@@ -69,12 +69,30 @@ def machine(case: Case | None) -> str:
     return f"{run.get('cpu')}, {run.get('cores')} cores, {run.get('instruction_set')}"
 
 
-def size_of(nbytes: int) -> str:
-    """Bytes with the largest unit of which they are a multiple."""
-    for unit, name in ((MIB, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B" if nbytes < MIB else f"{nbytes:,}"
+def machines(record: Record) -> Iterator[str]:
+    """A part: where, when and by which commits a page was measured, and what others used of the machine at most."""
+    cases = [case for case in record.measured().values() if case.run]
+    by_cores = sorted(cases, key=lambda case: case.run.get("cores", 0))
+    where = {(case.run["cpu"], case.run["instruction_set"]): machine(case) for case in by_cores if "cpu" in case.run}
+    dates = sorted({case.run["date"][:10] for case in cases if "date" in case.run})
+    commits = ", ".join(f"`{commit}`" for commit in sorted(set().union(*(case.commits() for case in cases))))
+    others = max((case.others_percent or 0.0 for case in cases), default=0.0)
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "not yet measured"
+    yield f"Machine: {'; '.join(where.values())}; {when}, commit {commits}. Others used up to {others:.0f} % of it."
+
+
+def runs(record: Record) -> Iterator[str]:
+    """A part: the command of each case, and where it was measured."""
+    lines = []
+    for name, case in record.cases.items():
+        run, shown = case.run, f"`{case.command.replace('{json}', f'{name}.json')}`"
+        load = "" if case.others_percent is None else f"{case.others_percent:.0f} %"
+        if not case.results:
+            shown = f"not measured: {case.missing or 'never run'}"
+        software = run.get("mpi") or ("torch " + run["torch"] if "torch" in run else "")
+        commits = ", ".join(f"`{commit}`" for commit in sorted(case.commits()))
+        lines.append((name, software, run.get("date", "")[:10], commits, load, shown))
+    yield from table(("case", "by", "date", "commit", "load of others", "command"), lines)
 
 
 Output = dict[str, Any]

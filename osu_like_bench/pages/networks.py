@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from compcoll.tools.arguments import amount
+
 from . import simulated
-from .documents import MET, MIB, Output, Page, machine, results, table
+from .documents import MET, MIB, Output, Page, machines, results, runs, table
 from .records import Case, Record, Row, middle
 from .stale import CALLS
 
@@ -60,13 +62,6 @@ def _rate(case: Case) -> float:
     return float(found[1]) * (1e9 if found[2] == "g" else 1e6)
 
 
-def mebibytes(size: int) -> str:
-    """The size as people write it."""
-    if size >= MIB:
-        return f"{size // MIB} MiB"
-    return f"{size // 1024} KiB" if size >= 1024 else f"{size} B"
-
-
 class Cases:
     """The cases of the page."""
 
@@ -85,7 +80,7 @@ class Cases:
                 yield self._of_bound(f"1g-{codec}", OWN, size, CODECS[codec], factor)
         for size in (16 * MIB, 64 * MIB):
             own = self.least([("1g-zfp8", name) for name in OWN], size)
-            what = f"ring or direct, zfp8, {mebibytes(size)}, against"
+            what = f"ring or direct, zfp8, {amount(size)}, against"
             yield _ratio(f"{what} best uncompressed", self.least(_uncompressed("1g"), size), own, 3.7)
             yield _ratio(f"{what} Open MPI's default", self.least([("1g-default", "native")], size), own, 6.0)
             yield self._of_bound("1g-zfp8", ("ring_uncompressed",), size, 32.0, 1.05)
@@ -114,7 +109,7 @@ class Cases:
         rate = _rate(case) / 1e6
         where = f"{case.hosts} × " + (f"{rate:.0f} Mb/s" if rate < 1e3 else f"{rate / 1e3:.0f} Gb/s")
         names = " or ".join(contender.replace("_", " ") for contender in contenders)
-        what = f"{names}, {name.partition('-')[2] if bits < 32 else 'no codec'}, {mebibytes(size)}, {where}"
+        what = f"{names}, {name.partition('-')[2] if bits < 32 else 'no codec'}, {amount(size)}, {where}"
         goal = f"≤ {factor} × ({'bound' if bits == 32 else f'bound / {32 / bits:.3g}'})"
         taken = self.least([(name, contender) for contender in contenders], size)
         if taken is None:
@@ -132,7 +127,7 @@ class Cases:
             if own is None or baseline is None:
                 return Goal(what, goal)
             times = own / (bound(self.cases[f"1g-{codec}"], size) * CODECS[codec] / 32)
-            told.append(f"{mebibytes(size)}: {baseline / own:.2f} × faster, {times:.2f} × (bound / ratio)")
+            told.append(f"{amount(size)}: {baseline / own:.2f} × faster, {times:.2f} × (bound / ratio)")
             good = good and own < baseline
         return Goal(what, goal, "; ".join(told), good)
 
@@ -148,7 +143,7 @@ class Cases:
             case = self.cases[f"{network}-naive"]
             for size in case.sizes:
                 (own, spread), (naive, more) = (_interval(case.row(name, size)) for name in ("ring", "p2p_ring"))
-                saved.append((1 - own / naive, spread + more, f"{mebibytes(size)}, {network}"))
+                saved.append((1 - own / naive, spread + more, f"{amount(size)}, {network}"))
             if not case.results:
                 return Goal(what, goal)
         least, most = min(saved), max(saved)
@@ -166,9 +161,9 @@ class Cases:
             taken = others.pop("auto")
             best = min(others, key=others.__getitem__)
             if taken > max(factor * others[best], others[best] + slack):
-                late.append(f"{mebibytes(size)}: {taken:.0f} µs, {best} {others[best]:.0f}")
+                late.append(f"{amount(size)}: {taken:.0f} µs, {best} {others[best]:.0f}")
             if taken > others[best] + slack:
-                worst = max(worst, (taken / others[best] - 1, mebibytes(size)))
+                worst = max(worst, (taken / others[best] - 1, amount(size)))
         if not case.sizes:
             return Goal(what, goal)
         figure = f"{100 * worst[0]:.1f} % at most ({worst[1]})" if worst[1] else "within 5 µs"
@@ -200,12 +195,6 @@ def _goals(record: Record) -> Iterator[str]:
     yield from table(("case", "goal", "figure", ""), lines)
 
 
-def _machine(record: Record) -> Iterator[str]:
-    case = next((case for case in record.measured().values() if "cpu" in case.run), None)
-    run = {} if case is None else case.run
-    yield f"Machine: {machine(case)}; {run.get('mpi', '')}; {run.get('date', '')[:10]}."
-
-
 def _series(record: Record) -> Iterator[str]:
     """Milliseconds, and times the bound of what is on the wire."""
     sizes = [size for size in record.cases["1g-zfp8"].sizes if size >= MIB // 2]
@@ -218,7 +207,7 @@ def _series(record: Record) -> Iterator[str]:
             "–" if us is None else f"{us / 1e3:.3g} ({us / (bound(case, n) * bits / 32):.2f})" for n, us in medians
         )
         lines.append((name, *cells))
-    yield from table(("", *map(mebibytes, sizes)), lines)
+    yield from table(("", *map(amount, sizes)), lines)
 
 
 def _auto(record: Record, name: str) -> Iterator[str]:
@@ -228,22 +217,8 @@ def _auto(record: Record, name: str) -> Iterator[str]:
     for size in case.sizes:
         found = {row["contender"]: row for row in case.results if row["size"] == size}
         ran = found["auto"]["algorithm"] + ", zfp" * bool(found["auto"].get("codec"))
-        lines.append((mebibytes(size), *(f"{row['median_us']:.1f}" for row in found.values()), ran))
+        lines.append((amount(size), *(f"{row['median_us']:.1f}" for row in found.values()), ran))
     yield from table(("bytes", *(name.replace("_", " ") for name in case.contenders), "auto ran"), lines)
-
-
-def _runs(record: Record) -> Iterator[str]:
-    lines = (
-        (
-            name,
-            case.run.get("date", ""),
-            case.run.get("commit") or "not noted",
-            "" if case.others_percent is None else f"{case.others_percent:.0f} %",
-            f"`{case.command.replace('{json}', f'{name}.json')}`",
-        )
-        for name, case in record.measured().items()
-    )
-    yield from table(("case", "date", "commit", "load of others", "command"), lines)
 
 
 def _plot(record: Record, folder: Path) -> None:
@@ -264,7 +239,7 @@ def _plot(record: Record, folder: Path) -> None:
     axes.set_yscale("log", base=2)
     axes.set_yticks([2, 1, 0.5, 0.25, 0.125], ["2", "1 (bound)", "1/2", "1/4", "1/8"])
     ticks = [size for size in record.cases["1g-zfp8"].sizes if size >= MIB // 2]
-    axes.set_xticks(ticks, [mebibytes(size) for size in ticks])
+    axes.set_xticks(ticks, [amount(size) for size in ticks])
     axes.set(xlabel="buffer of each rank", ylabel="time / least time of any uncompressed allreduce")
     axes.set_title("allreduce, 4 hosts at 1 Gb/s")
     axes.grid(alpha=0.3)
@@ -293,13 +268,13 @@ PAGES = (
     Page(
         "networks",
         {
-            "machine": _machine,
+            "machine": machines,
             "goals": _goals,
             "series": _series,
             "auto": _auto,
             "simulation": simulated.compared,
             "published": simulated.published,
-            "runs": _runs,
+            "runs": runs,
         },
         CALLS,
         (

@@ -93,43 +93,35 @@ class Contender:
 
 def contenders(arguments: argparse.Namespace) -> dict[str, Contender]:
     """Make those that were asked for, each with a model of its own."""
+    every, delay = arguments.every, arguments.delay
 
     def training(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **more: Any) -> Contender:
         steps += more.get("again", 0)
         return Contender(lambda: timed(model, optimizer, arguments.batch, steps), **more)
 
-    def ddp() -> Contender:
-        model = DistributedDataParallel(perceptron(arguments.parameters))
-        return training(model, adamw(model), 1)
+    def made(name: str) -> Contender:
+        model: nn.Module = perceptron(arguments.parameters)
+        if name == "ddp":
+            model = DistributedDataParallel(model)
+            return training(model, adamw(model), 1)
+        if name == "onebit-adam":
+            optimizer = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
+            return training(model, optimizer, 4, free=optimizer.free)
+        if name == "diloco":
+            inner = adamw(model)
+            options = {"every": every, "fragments": arguments.fragments, "delay": delay}
+            diloco = compcoll.torch.DiLoCo(model, inner, codec="minmax", bits=4, **options)
 
-    def one_bit() -> Contender:
-        model = perceptron(arguments.parameters)
-        optimizer = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
-        return training(model, optimizer, 4, free=optimizer.free)
+            def free() -> None:
+                diloco.synchronize()
+                diloco.free()
 
-    def alone() -> Contender:
-        model = perceptron(arguments.parameters)
-        return training(model, adamw(model), arguments.every)
+            # What was sent in the turn before has come meanwhile: steps count once that is mixed in.
+            return training(model, inner, every, again=delay, free=free)
+        fused = name == "alone"
+        return training(model, adamw(model, fused=fused), every if fused else 8)
 
-    def unfused() -> Contender:
-        model = perceptron(arguments.parameters)
-        return training(model, adamw(model, fused=False), 8)
-
-    def diloco() -> Contender:
-        model = perceptron(arguments.parameters)
-        inner = adamw(model)
-        options = {"every": arguments.every, "fragments": arguments.fragments, "delay": arguments.delay}
-        diloco = compcoll.torch.DiLoCo(model, inner, codec="minmax", bits=4, **options)
-
-        def free() -> None:
-            diloco.synchronize()
-            diloco.free()
-
-        # What was sent in the turn before has come meanwhile: steps count once that is mixed in.
-        return training(model, inner, arguments.every, again=arguments.delay, free=free)
-
-    makers = {"ddp": ddp, "onebit-adam": one_bit, "alone": alone, "unfused": unfused, "diloco": diloco}
-    return {name: make() for name, make in makers.items() if name in arguments.only}
+    return {name: made(name) for name in _NAMES if name in arguments.only}
 
 
 def under_way(arguments: argparse.Namespace, seconds: dict[int, float]) -> dict[str, float]:

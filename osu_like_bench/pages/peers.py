@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .documents import DISTURBED, MIB, Page, machine, table
-from .records import Case, Record, Row
+from compcoll.tools.arguments import amount
+
+from .documents import Page, machines, runs, table
+from .records import Record, Row
 from .stale import TRAINING
 
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "gloo": "gloo"}
@@ -21,18 +23,6 @@ WHO = {
 OURS = ("auto_uncompressed", "auto")
 
 
-def _machine(record: Record) -> Iterator[str]:
-    measured = record.measured().values()
-    with_most_cores = {(case.run["cpu"], case.run["instruction_set"]): case for case in sorted(measured, key=_cores)}
-    machines = "; ".join(map(machine, with_most_cores.values()))
-    commits = ", ".join(dict.fromkeys(f"`{case.run['commit']}`" for case in measured if case.run.get("commit")))
-    yield f"Machine: {machines or 'none yet'}. Commit {commits or 'none yet'}."
-
-
-def _cores(case: Case) -> int:
-    return int(case.run["cores"])
-
-
 def _allreduces(record: Record, where: str) -> Iterator[str]:
     """Milliseconds of each contender at each size, and times the library's own."""
     cases = {mpi: record.cases[f"{where}-{end}"] for end, mpi in NAMES.items()}
@@ -44,7 +34,7 @@ def _allreduces(record: Record, where: str) -> Iterator[str]:
         for name in case.contenders:
             cells = (_cell(case.row(name, size), case.row(case.contenders[0], size)) for size in sizes)
             lines.append([WHO[name].format(mpi=mpi), *cells])
-    yield from table(("", *(f"{n // MIB} MiB" if n >= MIB else f"{n // 1024} KiB" for n in sizes)), lines)
+    yield from table(("", *map(amount, sizes)), lines)
 
 
 def _cell(row: Row | None, own: Row | None) -> str:
@@ -77,25 +67,10 @@ def _steps(record: Record, name: str) -> Iterator[str]:
     yield from table(("", *head), lines)
 
 
-def _runs(record: Record) -> Iterator[str]:
-    lines = (
-        (name, *(_run(case) if case.results else ("", "", "", "", f"not measured: {case.missing or 'never run'}")))
-        for name, case in record.cases.items()
-    )
-    yield from table(("record", "MPI", "date", "commit", "load of others", "command"), lines)
-
-
-def _run(case: Case) -> tuple[str, ...]:
-    run, others = case.run, case.others_percent or 0.0
-    load = f"{others:.0f} %" + ": hints" * (others > DISTURBED)
-    software = run.get("mpi") or f"gloo of PyTorch {run['torch']}"
-    return software, run["date"][:10], f"`{run['commit']}`", load, f"`{case.command}`"
-
-
 PAGES = (
     Page(
         "peers",
-        {"machine": _machine, "allreduces": _allreduces, "steps": _steps, "runs": _runs},
+        {"machine": machines, "allreduces": _allreduces, "steps": _steps, "runs": runs},
         (*TRAINING, ":!compcoll/torch/optimizers"),
         (
             *("contender", "size", "median_us", "ratio"),

@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-RUN = ("date", "commit", "cpu", "cores", "instruction_set", "mpi", "torch", "python", "seconds")
+RUN = ("date", "commit", "cpu", "cores", "instruction_set", "mpi", "torch", "seconds")
 """What is kept of the description of a run."""
 DIGITS = 10
 """Significant digits of a figure in a record."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .documents import Output, Page, machine, table
+from .documents import Output, Page, machines, table
 from .records import Case, Record, Row
 from .stale import CALLS
 
@@ -36,9 +36,4 @@ def _table(record: Record) -> Iterator[str]:
     yield from table(("", "promise", "outcome", "seen", "when"), lines)
 
 
-def _machine(record: Record) -> Iterator[str]:
-    case = max(record.measured().values(), key=lambda case: str(case.run["date"]))
-    yield f"Last run on {machine(case)}, Open MPI, Python {case.run['python']}."
-
-
-PAGES = (Page("reliability", {"machine": _machine, "rows": _table}, CALLS, rows=_rows, keep_failed=True),)
+PAGES = (Page("reliability", {"machine": machines, "rows": _table}, CALLS, rows=_rows, keep_failed=True),)

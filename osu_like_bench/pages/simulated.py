@@ -15,8 +15,9 @@ from compcoll.simulation import plot as simulation_plot
 from compcoll.simulation import run as simulation
 from compcoll.simulation.network import Network
 from compcoll.simulation.run import Scenario
+from compcoll.tools.arguments import amount
 
-from .documents import MET, MIB, size_of, table
+from .documents import MET, MIB, table
 from .records import Record
 
 RANKS = (2, 4, 8)
@@ -80,7 +81,7 @@ def compared(record: Record, ranks: str) -> Iterator[str]:
             ]
             if cells:
                 lines.append((_words(algorithm) + ", zfp8" * compressed, *cells))
-    yield from table(("measured / simulated", *map(size_of, sizes)), lines)
+    yield from table(("measured / simulated", *map(amount, sizes)), lines)
 
 
 class Cluster(NamedTuple):
@@ -151,7 +152,7 @@ def published(record: Record) -> Iterator[str]:
     for name, theirs in PUBLISHED_OVER_MPI.items():
         cells = (f"−{_saved(each, name, 8, NAMES):.0f} %" for each in found)
         lines.append((f"{_words(name)}, rate 8, {own}", f"up to −{theirs:g} %", *cells))
-    crossover = f"about {size_of(PUBLISHED_CROSSOVER)}"
+    crossover = f"about {amount(PUBLISHED_CROSSOVER)}"
     lines.append(("with rate 8 the ring wins from, on 16 GPUs", crossover, *map(_crossover, found)))
     yield from table(("", "published", *(cluster.name for cluster in CLUSTERS)), lines)
 
@@ -182,7 +183,7 @@ def _crossover(found: Seconds) -> str:
     ring, doubling = ([found[name, 8, GPUS[0], nbytes] for nbytes in SIZES] for name in NAMES)
     slower = [nbytes for nbytes, one, other in zip(SIZES, ring, doubling, strict=True) if one >= other]
     after = [nbytes for nbytes in SIZES if nbytes > max(slower, default=0)]
-    return size_of(after[0]) if after else "never"
+    return amount(after[0]) if after else "never"
 
 
 def _words(name: str) -> str:

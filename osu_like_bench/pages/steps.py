@@ -18,82 +18,91 @@ RATE = "examples_per_second"
 
 Results = dict[str, Row]
 """Of a case, by contender."""
+Figure = Callable[[Results, str, str], float]
+"""Of two contenders."""
 
 
 class Goal(NamedTuple):
-    """What is wanted, the figure that tells, its limit, and whether more is better."""
+    """A figure of a contender by another's, or less it, and its limit.
 
-    text: str
-    figure: Callable[[Results], float]
+    Attributes
+    ----------
+    contender, than : str
+        The two.
+    kind : str
+        One of `KINDS`.
+    limit : float
+        At least or at most so much, as the kind says.
+    """
+
+    contender: str
+    kind: str
     limit: float
-    more: bool
+    than: str
 
     def told(self, found: Results) -> str:
         """A line of a list: the figure, and whether the goal is met."""
-        figure = self.figure(found)
-        met = figure >= self.limit if self.more else figure <= self.limit
-        return f"- {self.text}: {figure:.3g}, {MET[met]}."
+        text, figure, more = KINDS[self.kind]
+        value = figure(found, self.contender, self.than)
+        met = value >= self.limit if more else value <= self.limit
+        text = text.format(what=self.contender, limit=f"{self.limit:g}", than=self.than)
+        return f"- {text}: {value:.3g}, {MET[met]}."
 
 
-def _faster(what: str, than: str, times: float) -> Goal:
-    text = f"`{what}` ≥ {times:g} × as fast as `{than}`"
-    return Goal(text, lambda found: found[than]["median_ms"] / found[what]["median_ms"], times, True)
+def _ratio(field: str) -> Figure:
+    return lambda found, what, than: float(found[what][field] / found[than][field])
 
 
-def _less_work(what: str, than: str, most: float) -> Goal:
-    text = f"`{what}` compresses in ≤ {most:g} of what `{than}` takes"
-
-    def share(found: Results) -> float:
-        own_copies = found["gloo"]["exposed_ms"] if than.startswith("gloo") else 0.0
-        return float(found[what]["exposed_ms"] / (found[than]["exposed_ms"] - own_copies))
-
-    return Goal(text, share, most, False)
+def _work(found: Results, what: str, than: str) -> float:
+    """What compression takes on one rank; a hook's without DistributedDataParallel's own copies."""
+    own_copies = found["gloo"]["exposed_ms"] if than.startswith("gloo") else 0.0
+    return float(found[what]["exposed_ms"] / (found[than]["exposed_ms"] - own_copies))
 
 
-def _over(contender: str, most: float) -> Goal:
-    text = f"`{contender}` ≤ {most:g} µs over `{MPI}`"
-    return Goal(text, lambda found: found[contender]["median_us"] - found[MPI]["median_us"], most, False)
-
-
-def _at_most(contender: str, than: str, times: float) -> Goal:
-    text = f"`{contender}` ≤ {times:g} × `{than}`"
-    return Goal(text, lambda found: found[contender]["median_us"] / found[than]["median_us"], times, False)
-
-
-def _more_examples(contender: str, than: str, times: float) -> Goal:
-    text = f"`{contender}` ≥ {times:g} × `{than}`"
-    return Goal(text, lambda found: found[contender][RATE] / found[than][RATE], times, True)
-
-
-_UNDER_WAY = Goal(
-    "a step with an average under way ≤ 1.05 × one without, medians",
-    lambda found: float(found[DILOCO]["under_way_median"]),
-    1.05,
-    False,
-)
-_CALLS = (_over(BLOCKING, 10), _over(ASYNCHRONOUS, 30))
-_WORK = (_less_work(ACPSGD, HOOK, 0.5), _less_work(ACPSGD, POWERSGD, 0.5))
+KINDS: dict[str, tuple[str, Figure, bool]] = {
+    "faster": (
+        "`{what}` ≥ {limit} × as fast as `{than}`",
+        lambda found, what, than: float(found[than]["median_ms"] / found[what]["median_ms"]),
+        True,
+    ),
+    "work": ("`{what}` compresses in ≤ {limit} of what `{than}` takes", _work, False),
+    "over": (
+        "`{what}` ≤ {limit} µs over `{than}`",
+        lambda found, what, than: float(found[what]["median_us"] - found[than]["median_us"]),
+        False,
+    ),
+    "at most": ("`{what}` ≤ {limit} × `{than}`", _ratio("median_us"), False),
+    "examples": ("`{what}` ≥ {limit} × `{than}`", _ratio(RATE), True),
+    "under way": (
+        "a step with an average under way ≤ {limit} × one without, medians",
+        lambda found, what, than: float(found[what]["under_way_median"]),
+        False,
+    ),
+}
+"""What is said, the figure, and whether more is better."""
+_CALLS = (Goal(BLOCKING, "over", 10, MPI), Goal(ASYNCHRONOUS, "over", 30, MPI))
+_WORK = (Goal(ACPSGD, "work", 0.5, HOOK), Goal(ACPSGD, "work", 0.5, POWERSGD))
 GOALS: dict[str, dict[str, tuple[Goal, ...]]] = {
     "ddp": {
-        "1g-4hosts": (_faster(ZFP, "gloo", 2.5),),
-        "10g-2hosts": tuple(_faster(name, "gloo", 1) for name in ("compcoll", ZFP, MINMAX)),
+        "1g-4hosts": (Goal(ZFP, "faster", 2.5, "gloo"),),
+        "10g-2hosts": tuple(Goal(name, "faster", 1, "gloo") for name in ("compcoll", ZFP, MINMAX)),
         "latency-memory": _CALLS,
-        "large-memory": (_at_most(BLOCKING, MPI, 1.05), _at_most(ASYNCHRONOUS, MPI, 1.05)),
-        "latency-tcp": (*_CALLS, _at_most(ASYNCHRONOUS, "gloo", 1)),
-        "large-tcp": (_at_most(ASYNCHRONOUS, "gloo", 1),),
+        "large-memory": tuple(Goal(name, "at most", 1.05, MPI) for name in (BLOCKING, ASYNCHRONOUS)),
+        "latency-tcp": (*_CALLS, Goal(ASYNCHRONOUS, "at most", 1, "gloo")),
+        "large-tcp": (Goal(ASYNCHRONOUS, "at most", 1, "gloo"),),
     },
     "low-rank": {
-        "1g-4hosts": (_faster(ACPSGD, "gloo", 5), _faster(ACPSGD, HOOK, 1.4)),
-        "10g-2hosts": (_faster(ACPSGD, "gloo", 1), _faster(POWERSGD, "gloo", 1)),
+        "1g-4hosts": (Goal(ACPSGD, "faster", 5, "gloo"), Goal(ACPSGD, "faster", 1.4, HOOK)),
+        "10g-2hosts": (Goal(ACPSGD, "faster", 1, "gloo"), Goal(POWERSGD, "faster", 1, "gloo")),
         "work-perceptron": _WORK,
         "work-resnet50": _WORK,
     },
     "local-steps": {
         "4hosts": (
-            _more_examples(DILOCO, DDP, 50),
-            _more_examples(DILOCO, ALONE, 0.95),
-            _more_examples(ONE_BIT, DDP, 10),
-            _UNDER_WAY,
+            Goal(DILOCO, "examples", 50, DDP),
+            Goal(DILOCO, "examples", 0.95, ALONE),
+            Goal(ONE_BIT, "examples", 10, DDP),
+            Goal(DILOCO, "under way", 1.05, DILOCO),
         ),
     },
 }

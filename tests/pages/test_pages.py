@@ -12,7 +12,7 @@ import pytest
 
 from osu_like_bench import backends
 from osu_like_bench.pages.__main__ import MODULES, main, pages
-from osu_like_bench.pages.documents import FOLDER, filled, size_of, table
+from osu_like_bench.pages.documents import FOLDER, filled, table
 from osu_like_bench.pages.records import Case, Record, means, middle
 from osu_like_bench.pages.run import words
 from osu_like_bench.parser import build_parser
@@ -89,7 +89,6 @@ def test_marks() -> None:
     drawn = "a\n<!-- x 'y z' -->\nx\ny z\n<!-- end -->\nb <!-- c -->c<!-- end --> d\n<!-- of others -->\n"
     assert filled(text, draw) == drawn == filled(drawn, draw)
     assert list(table(("", "a"), [("", 1), ("b", 2)])) == ["| | a |", "|---|---|", "|  | 1 |", "| b | 2 |"]
-    assert [size_of(n) for n in (4, 3 << 10, 5 << 20, 4002220)] == ["4 B", "3 KiB", "5 MiB", "4,002,220"]
 
 
 def of(contender: str, size: int, us: float) -> dict[str, object]:

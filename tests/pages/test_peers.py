@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from osu_like_bench.pages import peers
+from osu_like_bench.pages.documents import machines, runs
 from osu_like_bench.pages.records import Case, Record
 
 
@@ -33,5 +34,8 @@ def test_the_page_of_peers_says_what_was_not_measured(tmp_path: Path) -> None:
     assert "| Intel MPI | not measured: not installed: make MPI=impi install |" in text
     assert "| MPICH | not measured: never run |" in text
     assert list(peers._steps(record, "ddp-memory")) == ["Not measured: never run."]
-    assert list(peers._machine(record)) == ["Machine: Some, 2 cores, avx2. Commit `abc1234`."]
-    assert "| memory-openmpi | MPI 1 | 2026 | `abc1234` | 3 % | `bench` |" in list(peers._runs(record))
+    (line,) = machines(record)
+    assert line == "Machine: Some, 2 cores, avx2; 2026, commit `abc1234`. Others used up to 3 % of it."
+    lines = list(runs(record))
+    assert "| memory-openmpi | MPI 1 | 2026 | `abc1234` | 3 % | `bench` |" in lines
+    assert "| memory-mpich |  |  |  |  | not measured: never run |" in lines
