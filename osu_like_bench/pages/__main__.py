@@ -1,4 +1,4 @@
-"""Measures a page of docs/measurements and writes it; without one tells which are older than the code that they time.
+"""Measures a page of docs/measurements and writes it; without one lists which are older than the code that they time.
 
 python -m osu_like_bench.pages                                 # `make figures`; exit status 1 if some are older
 python -m osu_like_bench.pages busy                            # measure that page: `make measurements PAGE=busy`
@@ -6,8 +6,9 @@ python -m osu_like_bench.pages low-rank --only 'work-*'        # a part of it: o
 python -m osu_like_bench.pages study-text --minutes 40         # accuracies: the same command goes on where it ended
 python -m osu_like_bench.pages busy --report                   # the page again, from the record that is there
 
-Labs of netlab need root; what is not there (root, an MPI) is told, and figures of before stay. What is measured stands
-in docs/measurements/PAGE.json: to measure something else, add a case with its command there, and a mark to PAGE.md.
+Labs of netlab need root. Cases that cannot be measured here (no root, no such MPI) are listed; earlier figures stay.
+The record docs/measurements/PAGE.json holds the commands: to measure something else, add a case there, and a mark to
+PAGE.md.
 """
 
 from __future__ import annotations

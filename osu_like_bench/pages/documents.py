@@ -151,7 +151,7 @@ class Page:
         return Record(repository / FOLDER / f"{self.name}.json")
 
     def state(self, repository: Path = REPOSITORY) -> str:
-        """Tell whether its figures are those of today's code, and if not, why."""
+        """Return whether its figures are those of today's code, and if not, why."""
         return why_older(self.record(repository).cases.values(), self.times, repository)
 
     def write(self, record: Record) -> int:

@@ -104,7 +104,7 @@ class Cases:
             yield self._auto(f"{lab}-auto", what)
 
     def _of_bound(self, name: str, contenders: Sequence[str], size: int, bits: float, factor: float) -> Goal:
-        """Tell how much longer than its wires an allreduce takes."""
+        """Return how much longer than its wires an allreduce takes."""
         case = self.cases[name]
         rate = _rate(case) / 1e6
         where = f"{case.hosts} × " + (f"{rate:.0f} Mb/s" if rate < 1e3 else f"{rate / 1e3:.0f} Gb/s")
@@ -118,23 +118,23 @@ class Cases:
         return Goal(what, goal, f"{times:.3f} ({taken / 1e3:.1f} ms)", times <= factor)
 
     def _every_size(self, codec: str) -> Goal:
-        """Tell whether a codec is faster than every baseline, from 512 KiB to 8 MiB."""
+        """Return whether a codec is faster than every baseline, from 512 KiB to 8 MiB."""
         what, goal = f"{codec}, 512 KiB … 8 MiB", "faster than every baseline"
-        told, good = [], True
+        figures, good = [], True
         for size in (MIB // 2 << doubling for doubling in range(5)):
             own = self.least([(f"1g-{codec}", name) for name in OWN], size)
             baseline = self.least(_uncompressed("1g"), size)
             if own is None or baseline is None:
                 return Goal(what, goal)
             times = own / (bound(self.cases[f"1g-{codec}"], size) * CODECS[codec] / 32)
-            told.append(f"{amount(size)}: {baseline / own:.2f} × faster, {times:.2f} × (bound / ratio)")
+            figures.append(f"{amount(size)}: {baseline / own:.2f} × faster, {times:.2f} × (bound / ratio)")
             good = good and own < baseline
-        return Goal(what, goal, "; ".join(told), good)
+        return Goal(what, goal, "; ".join(figures), good)
 
     def _naive(self) -> Goal:
-        """Tell whether the ring takes less time than compression inside send and receive, and never more.
+        """Return whether the ring takes less time than compression inside send and receive, and never more.
 
-        Medians' intervals tell how sure that is.
+        Medians' intervals show how sure that is.
         """
         what = "ring, zfp8, against naive point-to-point, over all networks and sizes"
         goal = "≥ 35 % less at best, never more"
@@ -151,7 +151,7 @@ class Cases:
         return Goal(what, goal, " … ".join(shown), most[0] >= 0.35 and least[0] >= 0)
 
     def _auto(self, name: str, where: str) -> Goal:
-        """Tell whether `auto` is never more than a little slower than the best of all."""
+        """Return whether `auto` is never more than a little slower than the best of all."""
         what, goal = f"auto, zfp8, 4 B … 64 MiB, {where}", "≤ 5 % or 5 µs above the best"
         factor, slack = AUTO_SLACK
         worst, late = (0.0, ""), []

@@ -138,8 +138,8 @@ def _goals(record: Record) -> Iterator[str]:
         for size in dict.fromkeys(size for _, size in times)
         if size > 64 << 10 and times["ldte", size] > min(times[other, size] for other in SELECTORS)
     ]
-    told = f"missed at {', '.join(slower)}" if slower else "met"
-    yield f"* `ldte` faster than every other selector above 64 KiB: {told}."
+    verdict = f"missed at {', '.join(slower)}" if slower else "met"
+    yield f"* `ldte` faster than every other selector above 64 KiB: {verdict}."
 
 
 def _goal(text: str, gains: list[float], least: float) -> str:

@@ -143,7 +143,7 @@ def under_way(arguments: argparse.Namespace, seconds: dict[int, float]) -> dict[
     return {f"under_way_{name}": way(with_one) / way(without) for name, way in ways.items()}
 
 
-def told(rates: dict[str, float], ratios: dict[str, float]) -> Iterator[str]:
+def lines(rates: dict[str, float], ratios: dict[str, float]) -> Iterator[str]:
     """Lines for people."""
     for name, rate in rates.items():
         of_computing = f", {100 * rate / rates['alone']:.1f} % of no traffic" if "alone" in rates else ""
@@ -190,7 +190,7 @@ def main() -> None:
     if place.rank == 0:
         rates = {name: arguments.batch * place.size / mean for name, mean in means.items()}
         ratios = under_way(arguments, chosen["diloco"].seconds) if "diloco" in chosen else {}
-        print("\n".join(told(rates, ratios)))
+        print("\n".join(lines(rates, ratios)))
         if arguments.json is not None:
             results = [
                 {"contender": name, "ranks": place.size, "mean_ms": 1e3 * mean, "examples_per_second": rates[name]}

@@ -111,26 +111,26 @@ class Record:
         self.cases: dict[str, Case] = {}
         content = json.loads(path.read_text()) if path.exists() else {}
         columns: list[str] = []
-        for name, told in content.items():
-            columns, rows = told.pop("columns", columns), told.pop("rows", ())
+        for name, written in content.items():
+            columns, rows = written.pop("columns", columns), written.pop("rows", ())
             results = [{c: value for c, value in zip(columns, row, strict=False) if value is not None} for row in rows]
-            self.cases[name] = Case(**told, results=results)
+            self.cases[name] = Case(**written, results=results)
 
-    def measured(self, patterns: str = "*") -> dict[str, Case]:
-        """Cases with figures whose names match one of the patterns, which have blanks between them."""
-        return {name: case for name, case in self.cases.items() if case.results and matches(name, patterns.split())}
+    def measured(self) -> dict[str, Case]:
+        """Cases with figures."""
+        return {name: case for name, case in self.cases.items() if case.results}
 
     def save(self) -> None:
         """Write the file: a field or a row a line; columns that are those of the case before are left out."""
         dumps = partial(json.dumps, ensure_ascii=False)
         cases, columns = [], None
         for name, case in self.cases.items():
-            told = _written(case)
-            rows = told.pop("rows", None)
-            if told.get("columns", columns) == columns:
-                told.pop("columns", None)
-            columns = told.get("columns", columns)
-            lines = [f"{dumps(key)}: {dumps(value)}" for key, value in told.items()]
+            written = _written(case)
+            rows = written.pop("rows", None)
+            if written.get("columns", columns) == columns:
+                written.pop("columns", None)
+            columns = written.get("columns", columns)
+            lines = [f"{dumps(key)}: {dumps(value)}" for key, value in written.items()]
             lines += [] if rows is None else ['"rows": [\n   ' + ",\n   ".join(map(dumps, rows)) + "]"]
             cases.append(f" {dumps(name)}: {{\n  " + ",\n  ".join(lines) + "}")
         self.path.write_text("{\n" + ",\n".join(cases) + "\n}\n")
@@ -138,17 +138,17 @@ class Record:
 
 def _written(case: Case) -> dict[str, Any]:
     """A case as it stands in the file: without what is as by default, figures as rows of columns."""
-    told = {}
+    written = {}
     for each in fields(case):
         value = getattr(case, each.name)
         default = each.default if each.default_factory is MISSING else each.default_factory()
         if each.name != "results" and value != default:
-            told[each.name] = value
+            written[each.name] = value
     if case.results:
         rows = [{key: rounded(value) for key, value in row.items()} for row in case.results]
         columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if value is not None))
-        told |= {"columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
-    return told
+        written |= {"columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
+    return written
 
 
 def rounded(value: Any) -> Any:
@@ -161,7 +161,7 @@ def rounded(value: Any) -> Any:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a case is meant by one of some patterns, or a part of its name is that stands between commas."""
+    """Return whether a case is meant by one of some patterns, or a part of its name is that stands between commas."""
     return any(fnmatchcase(part, pattern) for pattern in patterns for part in {name, *name.split(", ")})
 
 

@@ -1,6 +1,6 @@
 """Time-outs, dead ranks, bad bytes and long runs, at length: reliability.md. Each case is some of the tests.
 
-What the tests saw stands on the page as they told it; a case is ended at its limit of time, and says so.
+What the tests saw stands on the page as they reported it; a case is ended at its limit of time, and says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _rows(output: Output) -> list[Row]:
 
 
 def _well(case: Case) -> bool:
-    """Tell whether all tests passed."""
+    """Return whether all tests passed."""
     kinds = {outcome.split()[1] for row in case.results for outcome in row["outcomes"]}
     return "passed" in kinds and not kinds & {"failed", "error"}
 
@@ -26,10 +26,10 @@ def _well(case: Case) -> bool:
 def _table(record: Record) -> Iterator[str]:
     lines = []
     for name, case in record.cases.items():
-        told = case.results[0] if case.results else {"outcomes": [case.missing or "not run yet"], "seen": []}
-        outcome = ", ".join(told["outcomes"]) or "no test ran"
+        row = case.results[0] if case.results else {"outcomes": [case.missing or "not run yet"], "seen": []}
+        outcome = ", ".join(row["outcomes"]) or "no test ran"
         seconds = f" in {case.run['seconds']:.0f} s" if "seconds" in case.run else ""
-        seen = "<br>".join(told["seen"]).replace("|", "/")
+        seen = "<br>".join(row["seen"]).replace("|", "/")
         when = f"{case.run.get('date', '')[:10]}, `{case.run.get('commit') or 'no commit'}`"
         when += f", others used {case.others_percent:.0f} %" if case.others_percent is not None else ""
         lines.append((name, case.remark, (outcome if _well(case) else f"**{outcome}**") + seconds, seen, when))

@@ -76,7 +76,7 @@ class Measurement:
         return self.failed
 
     def _possible(self, name: str) -> bool:
-        """Tell whether what a case needs is here, or note what is missing."""
+        """Return whether what a case needs is here, or note what is missing."""
         case = self.record.cases[name]
         missing = ""
         if case.lab and os.geteuid() != 0:
@@ -98,7 +98,7 @@ class Measurement:
             self.record.save()
 
     def _done(self, name: str, turn: int) -> bool:
-        """Tell whether a launch has a row of today's code, or was refused by it."""
+        """Return whether a launch has a row of today's code, or was refused by it."""
         case = self.record.cases[name]
         rows = [row for row in (case.results or [case.run]) if row.get("launch", turn) == turn and row.get("commit")]
         if not self.page.by_row or not rows:
@@ -115,8 +115,7 @@ class Measurement:
             status, others = launch(case, path, turn, min(case.seconds, left), quick=self.quick) if left > 0 else LATE
             if status or others <= DISTURBED:
                 break
-        told = {"seconds": round(time.monotonic() - began, 1), "ranks": case.ranks}
-        run = describe() | told
+        run = describe() | {"seconds": round(time.monotonic() - began, 1), "ranks": case.ranks}
         if status == NOT_ENDED and left < case.seconds:
             self.failed[name] = "no time was left: the same command goes on"
         elif status == REFUSED and self.page.by_row:

@@ -1,6 +1,6 @@
 """Training steps of four networks on the cluster of the ACP-SGD paper, and on others, simulated: scaling.md.
 
-python -m osu_like_bench.pages.scaling --json FILE      # the figures: a minute on one core
+python -m osu_like_bench.pages.scaling --json FILE      # the figures: some minutes on one core
 
 Allreduces are compcoll's own algorithms on simulated networks (`python -m compcoll simulate`), gradients are fused by
 compcoll's own rules. The published figures are those of L. Zhang et al., "Evaluation and Optimization of Gradient
@@ -89,7 +89,7 @@ def _table_iii(record: Record) -> Iterator[str]:
 
 
 def worst_ratio(record: Record) -> float:
-    """Tell how far a simulated ratio to S-SGD is from the published one, at most."""
+    """Return how far a simulated ratio to S-SGD is from the published one, at most."""
     pairs = (_ratios(of, method) for of in _published(record).values() for method in of)
     return max(abs(ours / theirs - 1) for theirs, ours in pairs)
 

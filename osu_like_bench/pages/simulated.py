@@ -41,14 +41,14 @@ class Point(NamedTuple):
 
 def points(record: Record, ranks: int) -> Iterator[Point]:
     """Everything that was measured among that many hosts; links, latency and speeds are those of a profile there."""
-    for told in record.cases[f"simulated-{ranks}-profile"].results:
+    for measured in record.cases[f"simulated-{ranks}-profile"].results:
         profile = replace(
             DEFAULTS,
-            inside=Link(**told["inside"]),
-            between=Link(**told["between"]),
-            message=told["message"],
-            call=told["call"],
-            speeds=tuple(Speed(**speed) for speed in told["speeds"]),
+            inside=Link(**measured["inside"]),
+            between=Link(**measured["between"]),
+            message=measured["message"],
+            call=measured["call"],
+            speeds=tuple(Speed(**speed) for speed in measured["speeds"]),
         )
         network = Network(profile.inside, profile.between, message=profile.message)
         for row in record.cases[f"simulated-{ranks}"].results:
@@ -138,7 +138,7 @@ def plot(folder: Path) -> None:
 
 
 def published(record: Record) -> Iterator[str]:
-    """Tell what the paper on collective-level ZFP reports, beside what is simulated."""
+    """Compare what the paper on collective-level ZFP reports, beside what is simulated."""
     found = [_simulated(cluster) for cluster in CLUSTERS]
     lines = [
         (

@@ -1,4 +1,4 @@
-"""Which pages are older than the code that they time, told by the commits in their records, and git.
+"""Which pages are older than the code that they time, by the commits in their records and git.
 
 A page is older if code that it times is another since, or if no commit was noted, or one with changes that no commit
 has. Comments, docstrings, layout and stubs are no code.
@@ -20,7 +20,7 @@ UP_TO_DATE = "up to date"
 _COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 _STUBS = ":!*.pyi"
 _NAMED = 3
-"""So many changed files are told by name."""
+"""So many changed files are named."""
 _UNKNOWN = "?"
 """Stands for the files that have changed since a commit that git does not know."""
 
@@ -33,7 +33,7 @@ TRAINING = ("compcoll", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
 
 
 def why_older(cases: Iterable[Case], times: Sequence[str], repository: Path = REPOSITORY) -> str:
-    """Tell of cases whether they are up to date with the code at these paths, and if not, why."""
+    """Say whether cases are up to date with the code at these paths, and if not, why."""
     noted = [case.commits() for case in cases if not case.missing]
     if not noted:
         return "older: never measured"
@@ -46,7 +46,7 @@ def why_older(cases: Iterable[Case], times: Sequence[str], repository: Path = RE
     later = {commit: files for commit in sorted(found - set(dirty)) if (files := _later(commit, times, repository))}
     if later:
         worst = max(later, key=lambda commit: len(later[commit]))
-        why.append(_told(later[worst], worst, len(later) - 1))
+        why.append(_shown(later[worst], worst, len(later) - 1))
     return f"older: {'; '.join(why)}" if why else UP_TO_DATE
 
 
@@ -54,18 +54,18 @@ def _later(commit: str, paths: Sequence[str], repository: Path) -> list[str]:
     """Name the files among these paths whose code is another than that commit's."""
     raw = ["diff", "--raw", "-z", "--no-renames", "--abbrev=40", commit, "HEAD", "--", *paths, _STUBS]
     try:
-        told = _git(repository, *raw).split("\0")
+        listed = _git(repository, *raw).split("\0")
     except subprocess.CalledProcessError:
         return [_UNKNOWN]
     changed = []
-    for about, name in zip(told[::2], told[1::2], strict=False):
+    for about, name in zip(listed[::2], listed[1::2], strict=False):
         before, after = about.split()[2:4]
         if _code(repository, before, Path(name).suffix) != _code(repository, after, Path(name).suffix):
             changed.append(name)
     return changed
 
 
-def _told(files: Sequence[str], commit: str, others: int) -> str:
+def _shown(files: Sequence[str], commit: str, others: int) -> str:
     """Say which files have changed since that commit, and since how many others of the page's some have."""
     more = f", some since {others} other commit{'s' * (others > 1)}" if others else ""
     if files == [_UNKNOWN]:
@@ -93,7 +93,7 @@ def _code(repository: Path, blob: str, suffix: str) -> str:
 
 
 def _is_text(node: ast.stmt) -> bool:
-    """Tell whether a statement is a docstring."""
+    """Return whether a statement is a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

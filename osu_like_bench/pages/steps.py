@@ -40,7 +40,7 @@ class Goal(NamedTuple):
     limit: float
     than: str
 
-    def told(self, found: Results) -> str:
+    def line(self, found: Results) -> str:
         """A line of a list: the figure, and whether the goal is met."""
         text, figure, more = KINDS[self.kind]
         value = figure(found, self.contender, self.than)
@@ -118,7 +118,7 @@ def _case(record: Record, name: str) -> Iterator[str]:
         yield from next(draw for field, draw in _TABLES.items() if field in case.results[0])(case.by_contender())
         yield ""
         goals = GOALS[record.path.stem].get(name, ())
-        yield from (goal.told(case.by_contender()) for goal in goals)
+        yield from (goal.line(case.by_contender()) for goal in goals)
         yield from [""] * bool(goals)
     yield f"{about(case) if case.results else case.missing} [Figures]({record.path.name})."
 

@@ -124,7 +124,7 @@ def methods(record: Record) -> list[Method]:
 
 
 def verdict(study: Study, method: Method, found: Iterable[Method]) -> str:
-    """Tell whether a method is within the goal of the training that it is held against, in the mean over the seeds
+    """Return whether a method is within the goal of the training that it is held against, in the mean over the seeds
     that both have run.
     """
     baseline = next((each for each in found if each.name == method.baseline), None)
@@ -186,7 +186,7 @@ def _table(study: Study, record: Record) -> Iterator[str]:
 
 
 def _summary(study: Study, record: Record) -> Iterator[str]:
-    """Tell which methods have fewer seeds than others, which have not run, and which are within the goal."""
+    """List which methods have fewer seeds than others, which have not run, and which are within the goal."""
     found = methods(record)
     ran = [method for method in found if method.case.results]
     held: dict[str, list[str]] = {}
