@@ -20,10 +20,11 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from ..machine import REPOSITORY
+from .records import matches
+
 if TYPE_CHECKING:
     from .documents import Page
 
@@ -52,7 +53,6 @@ def main(words: Sequence[str] | None = None) -> int:
         states = {name: page.state() for name, page in known.items()}
         print("\n".join(f"{name:18} {state}" for name, state in states.items()))
         return int(any(state.startswith("older") for state in states.values()))
-    from .records import matches
     from .run import Measurement
 
     os.chdir(REPOSITORY)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..machine import REPOSITORY
 from .records import Case, Record, Row, middle
-from .stale import REPOSITORY, why_older
+from .stale import why_older
 
 FOLDER = Path("docs/measurements")
 

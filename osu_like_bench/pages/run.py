@@ -139,12 +139,12 @@ class Measurement:
 
     def _merged(self, name: str, turn: int, output: Output) -> list[Row]:
         """The rows of all launches of a case so far."""
-        launches, rows = self._rows.setdefault(name, {}), self.page.rows(output)
+        launches, rows = self._rows.setdefault(name, {}), self.page.shown(self.page.rows(output))
         if not self.page.by_row:
             launches[turn] = rows
             return self.page.shown(self.page.merge(list(launches.values())))
         own = {"launch": turn, "commit": output["run"]["commit"], "date": output["run"]["date"][:10]}
-        launches[turn] = [own | row for row in self.page.shown(rows)]
+        launches[turn] = [own | row for row in rows]
         kept = [row for row in self.record.cases[name].results if row["launch"] not in launches]
         return sorted([*kept, *chain.from_iterable(launches.values())], key=lambda row: int(row["launch"]))
 

@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ..machine import REPOSITORY
 from .records import Case
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 UP_TO_DATE = "up to date"
 _COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
 _STUBS = ":!*.pyi"

@@ -31,7 +31,7 @@ def writing(text: str) -> str:
 
 
 def result(value: str) -> str:
-    return json.dumps({"results": [{"contender": "a", "mean_us": value}]}).replace('"N"', "N")
+    return json.dumps({"results": [{"contender": "a", "mean_us": value, "codec_us": None}]}).replace('"N"', "N")
 
 
 def test_launches_take_turns_and_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

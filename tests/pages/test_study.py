@@ -107,7 +107,7 @@ def test_every_method_is_held_against_one_that_there_is() -> None:
 @pytest.mark.slow
 @pytest.mark.with_torch
 @pytest.mark.only_on("openmpi")
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_tiny_study(mpi: MPI, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", "2.13")
     pytest.importorskip("sklearn")
