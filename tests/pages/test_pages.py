@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import re
 import shlex
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,21 @@ def test_commands_are_understood() -> None:
                 assert build_parser().parse_args(shlex.split(found[2]))
             count += bool(found)
     assert count > 80
+
+
+def test_labs_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", sys.dont_write_bytecode)
+    loader = importlib.machinery.SourceFileLoader("netlab_command", str(TOP / "launch" / "netlab"))
+    netlab = types.ModuleType(loader.name)
+    netlab.__file__ = loader.path
+    loader.exec_module(netlab)
+    labs = [case for page in PAGES.values() for case in page.record(TOP).cases.values() if case.lab]
+    assert len(labs) > 50
+    for case in labs:
+        up = netlab.parser().parse_args(["up", *case.lab.split()])
+        run = netlab.parser().parse_args(words(case, tmp_path / "a.json")[2:])
+        assert run.name == "pages" and run.program[1] == "python" and (run.ranks or up.hosts) == up.hosts
 
 
 def test_words_of_a_command_for_this_machine(tmp_path: Path) -> None:
