@@ -7,6 +7,7 @@ NP      ?= 4
 BENCH   ?= allreduce -m 4:64M --codec zfp --rate 8 --compare native,shared_memory,ring,direct --time-cap 0.3
 PYTEST_ARGS ?=
 CASES   ?=
+comma   := ,
 PAGE    ?= networks
 MODULE  ?= compcoll/layout.py
 TESTS   ?= tests/test_layout.py
@@ -113,7 +114,7 @@ test-torch: $(VENV)/.torch
 	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/torch/backend/pytorch_suite.py
 
 reliability: $(VENV)/.torch
-	$(VENV)/bin/python launch/reliability.py $(CASES)
+	$(VENV)/bin/python -m osu_like_bench.pages reliability $(if $(CASES),--only '$(subst $(empty) $(empty),$(comma),$(CASES))')
 
 # cosmic-ray changes the module's file for each fault, and changes it back.
 mutants: MUTANTS := build/mutants/$(subst /,.,$(MODULE))
@@ -143,10 +144,10 @@ bench: $(VENV)/.built
 
 measurements: $(VENV)/.torch
 	@$(MAKE) --no-print-directory MPI=mpich install
-	$(VENV)/bin/python launch/figures.py --make $(PAGE)
+	$(VENV)/bin/python -m osu_like_bench.pages $(PAGE)
 
-figures:
-	@$(PYTHON) launch/figures.py
+figures: $(VENV)/.built
+	@$(VENV)/bin/python -m osu_like_bench.pages
 
 # The reference of compcoll.torch is made from its docstrings, which PyTorch must be there to import.
 $(VENV)/.docs: $(VENV)/.torch

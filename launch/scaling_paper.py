@@ -1,4 +1,4 @@
-"""The ACP-SGD paper's cluster and trainings, for `launch/scaling.py` to simulate, and what was published of them.
+"""The ACP-SGD paper's cluster and trainings, simulated by `osu_like_bench.pages.scaling`, and what was published.
 
 L. Zhang et al., "Evaluation and Optimization of Gradient Compression for Distributed Deep Learning", ICDCS 2023.
 """

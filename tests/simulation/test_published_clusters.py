@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
 from compcoll.codecs import ZFP
 from compcoll.simulation import run as simulation
-
-FOLDER = Path(__file__).resolve().parents[2] / "launch" / "measurements"
-
-
-@pytest.fixture
-def validation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("validation")
+from osu_like_bench.pages.simulated import CLUSTERS
 
 
 @pytest.mark.parametrize("rate", [8, 16])
 @pytest.mark.parametrize("name", ["ring", "recursive_doubling"])
-def test_no_more_is_saved_than_the_ratio_allows(validation: ModuleType, name: str, rate: int) -> None:
+def test_no_more_is_saved_than_the_ratio_allows(name: str, rate: int) -> None:
     """A baseline that adds on another device than the codec's saved 87 % of the time where half of the bytes went."""
-    for cluster in validation.CLUSTERS:
+    for cluster in CLUSTERS:
         for nbytes in (1 << 19, 1 << 27):
             plain = simulation.allreduce(cluster.scenario(16, nbytes, 0), name).seconds
             compressed = simulation.allreduce(cluster.scenario(16, nbytes, rate), name, ZFP(rate=rate)).seconds

@@ -1,0 +1,165 @@
+"""Pages: documents with marks, and what is written between them from the record beside them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..machine import REPOSITORY
+from .records import Case, Record, Row, middle
+from .stale import why_older
+
+FOLDER = Path("docs/measurements")
+
+DISTURBED = 10.0
+"""Per cent of the machine: where others used more meanwhile, times are hints."""
+MIB = 1 << 20
+MET = {True: "met", False: "**missed**", None: "not measured"}
+
+_PART = re.compile(r"<!-- (?!end\b)([^\n]*?) -->(\n?)(.*?)<!-- end -->", re.DOTALL)
+
+
+def filled(document: str, draw: Callable[..., Iterable[str]]) -> str:
+    """The document with the lines that `draw` makes of each mark's words behind the mark.
+
+    A mark at its line's end has lines of their own; another one stands in the middle of a line, and so does its text.
+    """
+
+    def part(found: re.Match[str]) -> str:
+        text = "\n".join(draw(*shlex.split(found[1])))
+        return f"<!-- {found[1]} -->{found[2]}{text}{found[2] if text else ''}<!-- end -->"
+
+    return _PART.sub(part, document)
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """A table in Markdown; the first column's head is often empty."""
+    for number, row in enumerate((head, *rows)):
+        yield "|" + "".join(f" {cell} |" if cell != "" or number else " |" for cell in row)
+        if not number:
+            yield "|" + "---|" * len(head)
+
+
+def command(case: Case, *, broken: bool = False) -> Iterator[str]:
+    """A block with what is typed to measure a case; `broken`: contenders have a line of their own."""
+    yield "```sh"
+    if case.lab:
+        yield f"launch/netlab up {case.lab}"
+    yield case.command.replace(" --compare", " \\\n    --compare") if broken else case.command
+    yield "```"
+
+
+def about(case: Case) -> str:
+    """Machine, date and commit of a case, and whether it was disturbed."""
+    run, others = case.run, case.others_percent or 0.0
+    software = run.get("mpi") or ("torch " + run["torch"] if "torch" in run else "one process")
+    hints = ": **hints**" if others > DISTURBED else ""
+    return (
+        f"{machine(case)}, {software}, {run['date'][:10]}, commit `{run['commit']}`; "
+        f"others used {others:.0f} % of the machine{hints}."
+    )
+
+
+def machine(case: Case | None) -> str:
+    """CPU, cores and instruction set."""
+    run = {} if case is None else case.run
+    return f"{run.get('cpu')}, {run.get('cores')} cores, {run.get('instruction_set')}"
+
+
+def machines(record: Record) -> Iterator[str]:
+    """A part: where, when and by which commits a page was measured, and what others used of the machine at most."""
+    cases = [case for case in record.measured().values() if case.run]
+    by_cores = sorted(cases, key=lambda case: case.run.get("cores", 0))
+    where = {(case.run["cpu"], case.run["instruction_set"]): machine(case) for case in by_cores if "cpu" in case.run}
+    dates = sorted({case.run["date"][:10] for case in cases if "date" in case.run})
+    commits = ", ".join(f"`{commit}`" for commit in sorted(set().union(*(case.commits() for case in cases))))
+    others = max((case.others_percent or 0.0 for case in cases), default=0.0)
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "not yet measured"
+    yield f"Machine: {'; '.join(where.values())}; {when}, commit {commits}. Others used up to {others:.0f} % of it."
+
+
+def runs(record: Record) -> Iterator[str]:
+    """A part: the command of each case, and where it was measured."""
+    lines = []
+    for name, case in record.cases.items():
+        run, shown = case.run, f"`{case.command.replace('{json}', f'{name}.json')}`"
+        load = "" if case.others_percent is None else f"{case.others_percent:.0f} %"
+        if not case.results:
+            shown = f"not measured: {case.missing or 'never run'}"
+        software = run.get("mpi") or ("torch " + run["torch"] if "torch" in run else "")
+        commits = ", ".join(f"`{commit}`" for commit in sorted(case.commits()))
+        lines.append((name, software, run.get("date", "")[:10], commits, load, shown))
+    yield from table(("case", "by", "date", "commit", "load of others", "command"), lines)
+
+
+Output = dict[str, Any]
+"""The JSON that a command wrote."""
+
+
+def results(output: Output) -> list[Row]:
+    """The figures in what the benchmark writes."""
+    found: list[Row] = output["results"]
+    return found
+
+
+@dataclass(frozen=True)
+class Page:
+    """A document of docs/measurements and the record beside it.
+
+    Attributes
+    ----------
+    name : str
+        Of both, without suffix.
+    parts : mapping
+        What is drawn between marks, by a mark's first word: called with the record and the other words.
+    times : tuple of str
+        Paths of the code whose figures it has.
+    columns : tuple of str
+        What the record keeps of each row of figures; all if empty.
+    rows : callable
+        The rows in what a command wrote.
+    merge : callable
+        Makes one list of rows of those of several launches, in their order.
+    plot : callable, optional
+        Draws pictures into the documents' folder.
+    by_row : bool
+        Whether each launch has a row of its own, with its number as ``"launch"`` and its commit: launches that were
+        measured with today's code are not measured again, and a row that is not measured again stays.
+    keep_failed : bool
+        Whether what a command wrote counts though the command failed.
+    """
+
+    name: str
+    parts: Mapping[str, Callable[..., Iterator[str]]]
+    times: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    rows: Callable[[Output], list[Row]] = results
+    merge: Callable[[Sequence[list[Row]]], list[Row]] = middle
+    plot: Callable[[Record, Path], None] | None = None
+    by_row: bool = False
+    keep_failed: bool = False
+
+    def shown(self, rows: Iterable[Row]) -> list[Row]:
+        """What the record keeps of rows."""
+        return [{name: row[name] for name in self.columns or row if row.get(name) is not None} for row in rows]
+
+    def record(self, repository: Path = REPOSITORY) -> Record:
+        """The record beside the document."""
+        return Record(repository / FOLDER / f"{self.name}.json")
+
+    def state(self, repository: Path = REPOSITORY) -> str:
+        """Return whether its figures are those of today's code, and if not, why."""
+        return why_older(self.record(repository).cases.values(), self.times, repository)
+
+    def write(self, record: Record) -> int:
+        """Fill the document beside a record, draw its pictures, and return how many goals are missed."""
+        path = record.path.with_suffix(".md")
+        text = filled(path.read_text(), lambda part, *words: self.parts[part](record, *words))
+        path.write_text(text)
+        if self.plot is not None:
+            self.plot(record, path.parent)
+        return text.count("| **missed**") + text.count(", **missed**")

@@ -1,0 +1,171 @@
+"""Collectives and training over gloo without MPI, against gloo and others over it: groups.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from compcoll.tools.arguments import amount
+
+from .documents import MET, Page, about, table
+from .records import Case, Record, Row, middle
+from .stale import TRAINING
+
+OURS, AGAIN = "compcoll+zfp:rate=8", "gloo_again"
+Times = dict[tuple[str, int], float]
+"""Medians in microseconds, by contender and bytes; of training steps, 0 bytes."""
+
+
+def _times(rows: list[Row]) -> Times:
+    return {(r["contender"], r.get("size", 0)): r.get("median_us", 1e3 * r.get("median_ms", 0.0)) for r in rows}
+
+
+def _of_launches(case: Case) -> list[list[Row]]:
+    """The medians of each launch, where there were several, and what ran."""
+    several = [row for row in case.results if "median_us_of_launches" in row]
+    number = len(several[0]["median_us_of_launches"]) if several else 0
+    return [
+        [
+            {
+                "contender": row["contender"],
+                "size": row["size"],
+                "median_us": row["median_us_of_launches"][launch],
+                "ran": row["ran_in_launches"][launch] if "ran_in_launches" in row else "",
+            }
+            for row in several
+        ]
+        for launch in range(number)
+    ]
+
+
+def _step(rows: list[Row]) -> tuple[str, bool]:
+    times = _times(rows)
+    found = times["gloo", 0] / times[OURS, 0]
+    return f"{found:.2f} ×", found >= 2.8
+
+
+def _bound(rows: list[Row]) -> tuple[str, bool]:
+    """Against the time of the wires of 16 MiB, of 4 ranks at 1 Gb/s, by the compression ratio of 4."""
+    bound = 2 * 3 / 4 * (1 << 24) * 8 / 1e9 * 1e6 / 4
+    taken = _times(rows)["group", 1 << 24]
+    return f"{taken / bound:.2f} × ({taken / 1e3:.1f} ms)", taken <= 1.15 * bound
+
+
+def _ahead(rows: list[Row]) -> tuple[str, bool]:
+    times = _times(rows)
+    ratios = {key: taken / times["group", key[1]] for key, taken in times.items() if key[0][:2] == "fp"}
+    text = ", ".join(f"{name} at {nbytes >> 20} MiB {ratio:.2f} ×" for (name, nbytes), ratio in ratios.items())
+    return text, all(ratio > 1 for ratio in ratios.values())
+
+
+def _late(rows: list[Row], name: str = "group") -> list[tuple[Row, float]]:
+    """A contender's rows where it is slower than gloo by more than 3 % or 20 µs, and gloo's time."""
+    gloo = {nbytes: taken for (other, nbytes), taken in _times(rows).items() if other == "gloo"}
+    own = [row for row in rows if row["contender"] == name]
+    return [
+        (row, gloo[row["size"]])
+        for row in own
+        if row["median_us"] > max(1.03 * gloo[row["size"]], gloo[row["size"]] + 20)
+    ]
+
+
+def _never_slower(rows: list[Row]) -> tuple[str, bool]:
+    late = _late(rows)
+    text = ", ".join(
+        f"{amount(row['size'])}: {row['median_us']:.0f} instead of {gloo:.0f} µs, by {row['ran']}" for row, gloo in late
+    )
+    return text or "nowhere slower", not late
+
+
+def _at_its_price(rows: list[Row]) -> tuple[str, bool]:
+    times = _times(rows)
+    beyond = {n: times["group", n] - taken for (name, n), taken in times.items() if name == "gloo" and n <= 1024}
+    worst = max(beyond, key=lambda nbytes: beyond[nbytes])
+    return f"{amount(worst)}: {beyond[worst]:+.1f} µs", beyond[worst] <= 10
+
+
+VERDICTS: dict[str, Callable[[list[Row]], tuple[str, bool]]] = {
+    "step": _step,
+    "16M": _bound,
+    "peers": _ahead,
+    "10g": _never_slower,
+    "node": _never_slower,
+    "small": _at_its_price,
+}
+"""By case, whose remark is the goal: what was seen, and whether it is met; of several launches by each."""
+
+
+def _where(case: Case) -> str:
+    return f"{case.hosts} hosts, {case.lab.split()[-1]}" if case.lab else "one node, 2 ranks"
+
+
+def _goals(record: Record) -> Iterator[str]:
+    lines = []
+    for name, case in record.measured().items():
+        seen, met = VERDICTS[name](case.results)
+        met = met and all(VERDICTS[name](rows)[1] for rows in _of_launches(case))
+        lines.append((name, _where(case), case.remark, seen + _worst(case) + _control(case), MET[met]))
+    yield from table(("case", "where", "goal", "seen", ""), lines)
+
+
+def _worst(case: Case) -> str:
+    """Say how late `group` was in the worst of several launches."""
+    late = [
+        (row["median_us"] / times["gloo", row["size"]], row["size"], row["ran"])
+        for rows in _of_launches(case)
+        for times in [_times(rows)]
+        for row in rows
+        if row["contender"] == "group"
+    ]
+    if not late:
+        return ""
+    worst, nbytes, ran = max(late)
+    return f"; in the worst launch {worst:.2f} × gloo's median, at {amount(nbytes)}, by {ran}"
+
+
+def _control(case: Case) -> str:
+    """Say how often gloo itself, called once more in its turn, is as late as `group` may not be."""
+    launches = _of_launches(case)
+    cells = sum(row["contender"] == AGAIN for rows in launches for row in rows)
+    if not cells:
+        return ""
+    own, again = (sum(len(_late(rows, name)) for rows in launches) for name in ("group", AGAIN))
+    return f"; of all launches' {cells} medians `group`'s is late in {own}, gloo's own second one in {again}"
+
+
+def _cases(record: Record) -> Iterator[str]:
+    for name, case in record.measured().items():
+        yield from ("", f"## {name}: {_where(case)}", "", f"`{case.command}`; {_launches(case)}{about(case)}", "")
+        yield from _table(case)
+
+
+def _launches(case: Case) -> str:
+    """Say how many there were, if each size's results are those of another."""
+    number = len(_of_launches(case))
+    middle = "each size's figures are those of the one in the middle by `group` over gloo's best; "
+    return f"{number} launches, {middle}" if number else ""
+
+
+def _table(case: Case) -> Iterator[str]:
+    times = _times(case.results)
+    ran = {row["size"]: row["ran"] for row in case.results if row["contender"] == "group" and row.get("ran")}
+    lines = (
+        (
+            amount(nbytes) if nbytes else "step",
+            *(f"{times[name, nbytes] / 1e3:.4g}" for name in case.contenders),
+            *[ran.get(nbytes, "")] * bool(ran),
+        )
+        for nbytes in dict.fromkeys(nbytes for _, nbytes in times)
+    )
+    yield from table(("ms", *case.contenders, *["`group` ran"] * bool(ran)), lines)
+
+
+PAGES = (
+    Page(
+        "groups",
+        {"goals": _goals, "cases": _cases},
+        (*TRAINING, ":!compcoll/torch/optimizers", ":!compcoll/torch/low_rank"),
+        ("contender", "size", "ran", "median_us", "median_ms", "median_us_of_launches", "ran_in_launches"),
+        merge=partial(middle, ours="group"),
+    ),
+)

@@ -1,0 +1,208 @@
+"""Measure what local steps and a compressed Adam bring where links are slow: examples a second against DDP on gloo.
+
+    sudo launch/netlab up --hosts 4 --rate 100mbit
+    sudo launch/netlab run -n 4 -- python -m osu_like_bench.pages.optimizer_speed   # 4 hosts, 25 million parameters
+    sudo launch/netlab run -n 4 -- python -m osu_like_bench.pages.optimizer_speed --only ddp onebit-adam
+
+A perceptron, AdamW, one thread a rank. The contenders take turns: DDP, 1-bit Adam after its warm-up, no traffic at all
+(with PyTorch's fused AdamW, as the others, and without), and streaming DiLoCo by 4 bits. Of DiLoCo, too: the step while
+an average is under way, against one while none is. Takes about four minutes. Fewer examples a step (``--batch``) leave
+less computing to hide passes over the memory behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import compcoll.torch
+
+from ..machine import describe, describe_mpi
+from ..training.models import perceptron
+from ..training.processes import leave, share_cores, start
+
+_FEATURES, _CLASSES = 64, 10
+_NAMES = {
+    "ddp": "DDP on gloo",
+    "onebit-adam": "1-bit Adam",
+    "alone": "no traffic",
+    "unfused": "no traffic, AdamW not fused",
+    "diloco": "streaming DiLoCo, minmax 4",
+}
+
+
+def adamw(model: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
+    """PyTorch's own, by one kernel or by one for each operation."""
+    return torch.optim.AdamW(model.parameters(), 1e-3, fused=fused)
+
+
+def timed(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, steps: int) -> list[float]:
+    """Train some steps, begun by all ranks at once; return the seconds of each."""
+    inputs, targets = torch.randn(batch, _FEATURES), torch.randint(_CLASSES, (batch,))
+    seconds = []
+    dist.barrier()
+    for _ in range(steps):
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+@dataclass
+class Contender:
+    """A way to train.
+
+    Attributes
+    ----------
+    train : callable
+        Trains one turn, and returns each step's seconds.
+    again : int
+        So many steps at a turn's beginning do not count.
+    free : callable
+        Ends it, on all ranks.
+    seconds : dict
+        By step, of those that count.
+    """
+
+    train: Callable[[], list[float]]
+    again: int = 0
+    free: Callable[[], None] = lambda: None
+    seconds: dict[int, float] = field(default_factory=dict)
+    _steps: int = 0
+
+    def turn(self, counts: bool) -> None:
+        """Train one turn."""
+        for number, each in enumerate(self.train()):
+            self._steps += 1
+            if counts and number >= self.again:
+                self.seconds[self._steps] = each
+
+
+def contenders(arguments: argparse.Namespace) -> dict[str, Contender]:
+    """Make those that were asked for, each with a model of its own."""
+    every, delay = arguments.every, arguments.delay
+
+    def training(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **more: Any) -> Contender:
+        steps += more.get("again", 0)
+        return Contender(lambda: timed(model, optimizer, arguments.batch, steps), **more)
+
+    def made(name: str) -> Contender:
+        model: nn.Module = perceptron(arguments.parameters)
+        if name == "ddp":
+            model = DistributedDataParallel(model)
+            return training(model, adamw(model), 1)
+        if name == "onebit-adam":
+            optimizer = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
+            return training(model, optimizer, 4, free=optimizer.free)
+        if name == "diloco":
+            inner = adamw(model)
+            options = {"every": every, "fragments": arguments.fragments, "delay": delay}
+            diloco = compcoll.torch.DiLoCo(model, inner, codec="minmax", bits=4, **options)
+
+            def free() -> None:
+                diloco.synchronize()
+                diloco.free()
+
+            # What was sent in the turn before has come meanwhile: steps count once that is mixed in.
+            return training(model, inner, every, again=delay, free=free)
+        fused = name == "alone"
+        return training(model, adamw(model, fused=fused), every if fused else 8)
+
+    return {name: made(name) for name in _NAMES if name in arguments.only}
+
+
+def under_way(arguments: argparse.Namespace, seconds: dict[int, float]) -> dict[str, float]:
+    """What streaming DiLoCo's steps, by their numbers, take with an average under way over those without one.
+
+    Nothing where each step has one: a shorter delay is needed then.
+    """
+    every, fragments, delay = arguments.every, arguments.fragments, arguments.delay
+    turns = [every * (number + 1) // fragments % every for number in range(fragments)]
+    with_one: list[float] = []
+    without: list[float] = []
+    for step, each in seconds.items():
+        # A step begins an average at its end: that travels during those behind it.
+        since = min((step - turn - 1) % every + 1 for turn in turns)
+        (with_one if since <= delay else without).append(each)
+    if not (with_one and without):
+        return {}
+    ways: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "mean": statistics.fmean}
+    return {f"under_way_{name}": way(with_one) / way(without) for name, way in ways.items()}
+
+
+def lines(rates: dict[str, float], ratios: dict[str, float]) -> Iterator[str]:
+    """Lines for people."""
+    for name, rate in rates.items():
+        of_computing = f", {100 * rate / rates['alone']:.1f} % of no traffic" if "alone" in rates else ""
+        against = f", {rate / rates['ddp']:.1f} x DDP" if "ddp" in rates else ""
+        yield f"{_NAMES[name]:28}{rate:10.1f} examples/s{of_computing}{against}"
+    if ratios:
+        yield (
+            f"a step with an average under way takes {ratios['under_way_median']:.3f} x one without "
+            f"(median; mean {ratios['under_way_mean']:.3f} x)"
+        )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    top = argparse.ArgumentParser(
+        "optimizer_speed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--parameters", type=int, default=25_000_000, help="(default: %(default)s)")
+    top.add_argument("--batch", type=int, default=8, help="examples of a rank (default: %(default)s)")
+    top.add_argument("--only", nargs="+", choices=list(_NAMES), default=list(_NAMES), help="(default: all)")
+    top.add_argument(
+        "--rounds", type=int, default=3, help="after a first one that does not count (default: %(default)s)"
+    )
+    top.add_argument("--every", type=int, default=50, help="DiLoCo's H (default: %(default)s)")
+    top.add_argument("--fragments", type=int, default=4, help="(default: %(default)s)")
+    top.add_argument("--delay", type=int, default=10, help="(default: %(default)s)")
+    top.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    return top
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    place = start("gloo")
+    share_cores(place, 1)
+    chosen = contenders(arguments)
+    for number in range(1 + arguments.rounds):
+        for one in chosen.values():
+            one.turn(counts=number > 0)
+    means: dict[str, float] = {}
+    for name, one in chosen.items():
+        mean = torch.tensor(statistics.fmean(one.seconds.values()), dtype=torch.float64)
+        dist.all_reduce(mean, dist.ReduceOp.MAX)
+        means[name] = float(mean)
+    if place.rank == 0:
+        rates = {name: arguments.batch * place.size / mean for name, mean in means.items()}
+        ratios = under_way(arguments, chosen["diloco"].seconds) if "diloco" in chosen else {}
+        print("\n".join(lines(rates, ratios)))
+        if arguments.json is not None:
+            results = [
+                {"contender": name, "ranks": place.size, "mean_ms": 1e3 * mean, "examples_per_second": rates[name]}
+                | (ratios if name == "diloco" else {})
+                for name, mean in means.items()
+            ]
+            run = describe() | {"torch": torch.__version__, "mpi": describe_mpi()}
+            arguments.json.write_text(json.dumps({"run": run, "results": results}, indent=1) + "\n")
+    for one in chosen.values():
+        one.free()
+    leave()
+
+
+if __name__ == "__main__":
+    main()

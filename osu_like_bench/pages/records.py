@@ -1,0 +1,201 @@
+"""The record of a page: its commands, their figures, and where, when and by which code they were measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+RUN = ("date", "commit", "cpu", "cores", "instruction_set", "mpi", "torch", "seconds")
+"""What is kept of the description of a run."""
+DIGITS = 10
+"""Significant digits of a figure in a record."""
+
+Row = dict[str, Any]
+"""The figures of a contender, at a size, say."""
+
+
+@dataclass
+class Case:
+    """A command that is measured, and its figures.
+
+    Attributes
+    ----------
+    command : str
+        As it is typed in the repository's root. ``{json}`` is the file that it writes, by default by ``--json`` at its
+        end; ``{launch}`` the launch's number from 0 on.
+    lab : str
+        Words for ``netlab up``; empty if the command needs no lab.
+    environment : dict
+        Variables that the command gets.
+    launches : int
+        How often it is launched.
+    seconds : int
+        At most for one launch.
+    remark : str
+        What the page says of it.
+    run : dict
+        Machine, date and commit of the last launch.
+    others_percent : float or None
+        How much of the machine others used meanwhile, at most; None if not known.
+    missing : str
+        Why there are no figures.
+    results : list of Row
+        The figures.
+    """
+
+    command: str
+    lab: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    launches: int = 1
+    seconds: int = 600
+    remark: str = ""
+    run: dict[str, Any] = field(default_factory=dict)
+    others_percent: float | None = None
+    missing: str = ""
+    results: list[Row] = field(default_factory=list)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of its lab; 0 without one."""
+        found = re.search(r"--hosts (\d+)", self.lab)
+        return int(found[1]) if found else 0
+
+    @property
+    def contenders(self) -> list[str]:
+        """Names, in the order of the results."""
+        return list(dict.fromkeys(row["contender"] for row in self.results))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes that were measured, ascending."""
+        return sorted({row["size"] for row in self.results})
+
+    def row(self, contender: str, size: int) -> Row | None:
+        """The figures of a contender at a size; None if it was not measured."""
+        return next((row for row in self.results if (row["contender"], row["size"]) == (contender, size)), None)
+
+    def us(self, contender: str, size: int) -> float | None:
+        """A median in microseconds."""
+        row = self.row(contender, size)
+        return None if row is None else float(row["median_us"])
+
+    def by_contender(self) -> dict[str, Row]:
+        """The results of a case that has no sizes."""
+        return {row["contender"]: row for row in self.results}
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that its command starts; 1 if it does not say."""
+        found = re.search(r" -n (\d+)", self.command)
+        return int(found[1]) if found else 1
+
+    def commits(self) -> set[str]:
+        """The commits that its figures are of."""
+        return {found for row in (self.run, *self.results) if (found := row.get("commit"))}
+
+
+class Record:
+    """All cases of a page, in the file beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cases: dict[str, Case] = {}
+        content = json.loads(path.read_text()) if path.exists() else {}
+        columns: list[str] = []
+        for name, written in content.items():
+            columns, rows = written.pop("columns", columns), written.pop("rows", ())
+            results = [{c: value for c, value in zip(columns, row, strict=False) if value is not None} for row in rows]
+            self.cases[name] = Case(**written, results=results)
+
+    def measured(self) -> dict[str, Case]:
+        """Cases with figures."""
+        return {name: case for name, case in self.cases.items() if case.results}
+
+    def save(self) -> None:
+        """Write the file: a field or a row a line; columns that are those of the case before are left out."""
+        dumps = partial(json.dumps, ensure_ascii=False)
+        cases, columns = [], None
+        for name, case in self.cases.items():
+            written = _written(case)
+            rows = written.pop("rows", None)
+            if written.get("columns", columns) == columns:
+                written.pop("columns", None)
+            columns = written.get("columns", columns)
+            lines = [f"{dumps(key)}: {dumps(value)}" for key, value in written.items()]
+            lines += [] if rows is None else ['"rows": [\n   ' + ",\n   ".join(map(dumps, rows)) + "]"]
+            cases.append(f" {dumps(name)}: {{\n  " + ",\n  ".join(lines) + "}")
+        self.path.write_text("{\n" + ",\n".join(cases) + "\n}\n")
+
+
+def _written(case: Case) -> dict[str, Any]:
+    """A case as it stands in the file: without what is as by default, figures as rows of columns."""
+    written = {}
+    for each in fields(case):
+        value = getattr(case, each.name)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if each.name != "results" and value != default:
+            written[each.name] = value
+    if case.results:
+        rows = [{key: rounded(value) for key, value in row.items()} for row in case.results]
+        columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if value is not None))
+        written |= {"columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
+    return written
+
+
+def rounded(value: Any) -> Any:
+    """A figure with as many digits as a record has; NaN and infinity as None."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list) else value
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a case is meant by one of some patterns, or a part of its name is that stands between commas."""
+    return any(fnmatchcase(part, pattern) for pattern in patterns for part in {name, *name.split(", ")})
+
+
+def middle(launches: Sequence[list[Row]], ours: str = "") -> list[Row]:
+    """Each size's results as one launch has them: the middle one, by our contender's time over the others' least.
+
+    Contenders of one launch are compared, since what differs from launch to launch, they have in common. Where ours is
+    not among them, the least time itself counts. Rows get the medians of all launches, and what ran in each.
+    """
+    if len(launches) == 1:
+        return launches[0]
+    of_sizes = [[list(same) for _, same in groupby(launch, key=itemgetter("size"))] for launch in launches]
+    found: list[Row] = []
+    for same in zip(*of_sizes, strict=True):
+        for place, row in enumerate(sorted(same, key=lambda rows: _lateness(rows, ours))[len(same) // 2]):
+            each = {"median_us_of_launches": [rows[place]["median_us"] for rows in same]}
+            if row.get("ran"):
+                each["ran_in_launches"] = [rows[place]["ran"] for rows in same]
+            found.append(row | each)
+    return found
+
+
+def _lateness(rows: Sequence[Row], ours: str) -> float:
+    """The number by which `middle` orders launches, from one size's results."""
+    taken = {row["contender"]: float(row["median_us"]) for row in rows}
+    own = taken.pop(ours, None)
+    least = min(taken.values())
+    return least if own is None else own / least
+
+
+def means(launches: Sequence[list[Row]]) -> list[Row]:
+    """Results whose times are means over all launches."""
+    times = [name for name in launches[0][0] if name.endswith(("_us", "_ms"))]
+    return [
+        same[0] | {name: math.fsum(row[name] for row in same) / len(same) for name in times}
+        for same in zip(*launches, strict=True)
+    ]

@@ -1,0 +1,107 @@
+"""Which pages are older than the code that they time, told by git."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from osu_like_bench import machine
+from osu_like_bench.pages import stale
+from osu_like_bench.pages.documents import Page
+from osu_like_bench.pages.records import Case
+
+PAGE = Page("page", {}, ("compcoll",))
+
+
+class Repository:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.git("init", "-q")
+        (root / "docs/measurements").mkdir(parents=True)
+
+    def git(self, *words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", "-C", str(self.root), *who, *words], check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def commit(self, path: str, text: str = "more\n") -> str:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        with (self.root / path).open("a") as file:
+            file.write(text)
+        self.git("add", path)
+        self.git("commit", "-qm", path)
+        return self.git("rev-parse", "--short", "HEAD")
+
+    def record(self, **commits: str) -> None:
+        """A record of cases with figures of these commits."""
+        record = PAGE.record(self.root)
+        record.cases |= {
+            name: Case("run", run={"commit": commit} if commit else {}) for name, commit in commits.items()
+        }
+        record.save()
+
+
+def test_a_page_is_older_if_what_it_times_has_changed_since(tmp_path: Path) -> None:
+    there = Repository(tmp_path)
+    assert PAGE.state(tmp_path) == "older: never measured"
+    first = there.commit("compcoll/a.py")
+    there.record(one=first)
+    there.commit("docs/a.md")
+    assert PAGE.state(tmp_path) == "up to date"
+    there.commit("compcoll/b.py")
+    assert PAGE.state(tmp_path) == f"older: 1 file that it times changed since {first} (compcoll/b.py)"
+    assert replace(PAGE, times=("compcoll/a.py",)).state(tmp_path) == "up to date"
+    second = there.commit("compcoll/a.py")
+    there.record(one=f"{second}-dirty", two="")
+    told = PAGE.state(tmp_path)
+    assert "1 of its records note no commit" in told and f"no commit has ({second}-dirty)" in told
+    there.record(one="0123456")
+    assert "0123456 is no commit of this repository" in PAGE.state(tmp_path)
+
+
+def test_comments_and_other_rooms_make_no_page_older(tmp_path: Path) -> None:
+    there = Repository(tmp_path)
+    page = replace(PAGE, times=("compcoll", ":!compcoll/torch"))
+    there.commit("compcoll/a.py", "def f():\n    return '#'\n")
+    first = there.commit("compcoll/a.h", 'int a; // one\nchar b[] = "/* no comment";\n')
+    there.record(one=first)
+    there.commit("compcoll/a.py", "\n\n# at the end\n")
+    there.commit("compcoll/a.h", "/* at length,\n   two lines */\n\n")
+    there.commit("compcoll/torch/b.py", "x = 1\n")
+    there.commit("compcoll/a.pyi", "x: int\n")
+    assert page.state(tmp_path) == "up to date"
+    there.commit("compcoll/a.h", "int c;\n")
+    assert page.state(tmp_path) == f"older: 1 file that it times changed since {first} (compcoll/a.h)"
+    second = there.commit("compcoll/a.py", "x = '# two'\n")
+    there.record(one=second)
+    assert page.state(tmp_path) == "up to date"
+    there.commit("compcoll/a.py", "y = 3\n")
+    there.record(more=first)
+    told = page.state(tmp_path)
+    assert told.startswith(
+        f"older: 2 files that it times changed since {first} (compcoll/a.h, compcoll/a.py), some since 1"
+    )
+
+
+def test_docstrings_are_no_code(tmp_path: Path) -> None:
+    there = Repository(tmp_path)
+    there.commit("a.py", 'def f(x: int) -> int:\n    """Tell."""\n    return x\n')
+    there.commit("b.py", '"""Another."""\n\n\ndef f(\n    x: int,\n) -> int:\n    return x\n')
+    there.commit("c.py", 'def f(x: int) -> int:\n    """Tell."""\n    return -x\n')
+    blobs = [there.git("rev-parse", f"HEAD:{name}.py") for name in "abc"]
+    first, second, third = (stale._code(tmp_path, blob, ".py") for blob in blobs)
+    assert first == second != third
+
+
+def test_a_record_notes_changes_of_what_is_timed_only(tmp_path: Path) -> None:
+    there = Repository(tmp_path)
+    assert machine.commit(tmp_path) == ""  # no commit yet
+    there.commit("docs/page.md")
+    first = there.commit("compcoll/a.py")
+    assert machine.commit(tmp_path) == first
+    (tmp_path / "docs/page.md").write_text("written meanwhile")
+    assert machine.commit(tmp_path) == first
+    (tmp_path / "compcoll/a.py").write_text("tried")
+    assert machine.commit(tmp_path) == f"{first}-dirty"
+    assert machine.commit(tmp_path / "docs") == ""
