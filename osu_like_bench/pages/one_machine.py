@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from compcoll.tools.arguments import amount
 
-from ..plot import plot
-from ..report import SCHEMA
+from ..charts import draw
 from .documents import MET, Page, about, command, table
 from .records import Case, Record, Row
 from .stale import CALLS
@@ -88,10 +85,7 @@ def _plot(record: Record, folder: Path) -> None:
     """Draw the allreduces on four ranks as the benchmark's own `plot` does."""
     common = {"collective": "allreduce", "ranks": 4, "dtype": "float32"}
     results = [common | row for row in record.cases["4-ranks"].results]
-    with TemporaryDirectory() as temporary:
-        path = Path(temporary) / "record.json"
-        path.write_text(json.dumps({"schema": SCHEMA, "kind": "collective", "results": results}))
-        plot([path], folder / "one-machine.png")
+    draw(folder / "one-machine.png", [("", {"kind": "collective", "results": results})], "median")
 
 
 def _digits(us: float) -> str:
@@ -158,7 +152,7 @@ PAGES = (
     Page(
         "selection",
         {"about": _about, "choices": _choices, "wrong": _wrong, "goals": _goals},
-        ("compcoll/sparse", "compcoll/kernels/sparse*", "compcoll/kernels/laplacian.h"),
+        ("compcoll/codecs/sparse", "compcoll/kernels/sparse*", "compcoll/kernels/laplacian.h"),
         ("method", "size", "median_us", "wrong"),
     ),
 )

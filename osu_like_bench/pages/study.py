@@ -263,9 +263,9 @@ def _page(study: Study, *times: str) -> Page:
     )
 
 
-_SENDERS = ("mpi_*", "shared_*", "executor.*", "program.*", "exchange.*", "known_calls.*", "body.*")
+_SENDERS = ("mpi_*", "shared_*", "collective.*", "program.*", "exchange.*", "operation.*")
 _LOSING = (
-    *("compcoll/codecs", "compcoll/sparse", "compcoll/kernels", "compcoll/feedback.py"),
+    *("compcoll/codecs", "compcoll/kernels", "compcoll/feedback.py"),
     *("compcoll/torch/gradients", "compcoll/torch/low_rank", *GPU),
     *(f":!compcoll/kernels/{name}" for name in _SENDERS),
 )
