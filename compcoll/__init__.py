@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from .api import allgather as allgather
+    from .api import allgather_init as allgather_init
     from .api import allgatherv as allgatherv
     from .api import allreduce as allreduce
+    from .api import allreduce_init as allreduce_init
     from .api import alltoall as alltoall
+    from .api import alltoall_init as alltoall_init
     from .api import bcast as bcast
+    from .api import bcast_init as bcast_init
     from .api import get_communicator as get_communicator
     from .api import iallreduce as iallreduce
     from .api import reduce_scatter as reduce_scatter
+    from .api import reduce_scatter_init as reduce_scatter_init
     from .codecs import *
     from .communicator import Communicator as Communicator
+    from .communicator import PersistentRequest as PersistentRequest
     from .encoding import decode as decode
     from .encoding import encode as encode
     from .errors import CompcollError as CompcollError
@@ -37,8 +43,9 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOMES = {
-    "api": "allgather allgatherv allreduce alltoall bcast get_communicator iallreduce reduce_scatter",
-    "communicator": "Communicator",
+    "api": "allgather allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init bcast bcast_init "
+    "get_communicator iallreduce reduce_scatter reduce_scatter_init",
+    "communicator": "Communicator PersistentRequest",
     "encoding": "decode encode",
     "errors": "CompcollError",
     "feedback": "ErrorFeedback",

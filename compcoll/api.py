@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .codecs.base import Codec
-from .communicator import Communicator
+from .communicator import Communicator, PersistentRequest
 from .errors import InvalidArgument
 from .feedback import ErrorFeedback
 from .lifetime import check_alive
@@ -312,3 +312,127 @@ def alltoall(
     True
     """
     return _of(comm, codec_options).call("alltoall", x, None, out, None, (codec, algorithm, codec_options))
+
+
+def allreduce_init(
+    x: Any,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    feedback: ErrorFeedback | None = None,
+    **codec_options: Any,
+) -> PersistentRequest:
+    """Prepare an `allreduce` that runs again and again on the same arrays. Collective.
+
+    Parameters and errors are those of `allreduce`.
+
+    Returns
+    -------
+    PersistentRequest
+        With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same array.
+
+    Examples
+    --------
+    >>> x = np.ones(4096, np.float32)
+    >>> request = compcoll.allreduce_init(x, codec="zfp", rate=8)
+    >>> for step in range(3):
+    ...     total = request.start().wait()
+    >>> request.free()
+    """
+    asked = (codec, algorithm, codec_options)
+    return _of(comm, codec_options).prepare("allreduce", x, op, out, feedback, asked)
+
+
+def reduce_scatter_init(
+    x: Any,
+    *,
+    op: Any = "sum",
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    feedback: ErrorFeedback | None = None,
+    **codec_options: Any,
+) -> PersistentRequest:
+    """Prepare a `reduce_scatter` that runs again and again on the same arrays. Collective.
+
+    Parameters and errors are those of `reduce_scatter`.
+
+    Returns
+    -------
+    PersistentRequest
+        With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same array.
+    """
+    asked = (codec, algorithm, codec_options)
+    return _of(comm, codec_options).prepare("reduce_scatter", x, op, out, feedback, asked)
+
+
+def allgather_init(
+    x: Any,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> PersistentRequest:
+    """Prepare an `allgather` that runs again and again on the same arrays. Collective.
+
+    Parameters and errors are those of `allgather`.
+
+    Returns
+    -------
+    PersistentRequest
+        With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same array.
+    """
+    asked = (codec, algorithm, codec_options)
+    return _of(comm, codec_options).prepare("allgather", x, None, out, None, asked)
+
+
+def bcast_init(
+    x: Any,
+    root: int = 0,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> PersistentRequest:
+    """Prepare a `bcast` that runs again and again on the same arrays. Collective.
+
+    Parameters and errors are those of `bcast`.
+
+    Returns
+    -------
+    PersistentRequest
+        With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads the root's ``x`` anew and returns the
+        same array.
+    """
+    asked = (codec, algorithm, codec_options)
+    return _of(comm, codec_options).prepare("bcast", x, root, out, None, asked)
+
+
+def alltoall_init(
+    x: Any,
+    *,
+    codec: str | Codec | None = None,
+    algorithm: str = "auto",
+    comm: MPI.Comm | None = None,
+    out: Any = None,
+    **codec_options: Any,
+) -> PersistentRequest:
+    """Prepare an `alltoall` that runs again and again on the same arrays. Collective.
+
+    Parameters and errors are those of `alltoall`.
+
+    Returns
+    -------
+    PersistentRequest
+        With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same array.
+    """
+    asked = (codec, algorithm, codec_options)
+    return _of(comm, codec_options).prepare("alltoall", x, None, out, None, asked)

@@ -781,7 +781,7 @@ class Communicator:
 class PersistentRequest(Request):
     """A collective that runs again and again on the same arrays (MPI-4.1, section 6.13): arguments are checked once.
 
-    Made by `Communicator.allreduce_init` and its relatives, on all ranks. Every run reads what is in ``x`` then, and
+    Made by `compcoll.allreduce_init` and its relatives, on all ranks. Every run reads what is in ``x`` then, and
     stores its result in the same array.
 
     Attributes
@@ -794,7 +794,7 @@ class PersistentRequest(Request):
     Examples
     --------
     >>> x = np.ones(4, np.float32)
-    >>> request = compcoll.get_communicator().allreduce_init(x, op="mean")
+    >>> request = compcoll.allreduce_init(x, op="mean")
     >>> for step in range(3):
     ...     mean = request.start().wait()
     >>> request.free()
