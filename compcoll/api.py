@@ -365,6 +365,13 @@ def reduce_scatter_init(
     -------
     PersistentRequest
         With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same array.
+
+    Examples
+    --------
+    >>> x = np.ones((compcoll.get_communicator().size, 4), np.float32)
+    >>> request = compcoll.reduce_scatter_init(x)
+    >>> request.start().wait().shape
+    (1, 4)
     """
     asked = (codec, algorithm, codec_options)
     return _of(comm, codec_options).prepare("reduce_scatter", x, op, out, feedback, asked)
@@ -387,6 +394,12 @@ def allgather_init(
     -------
     PersistentRequest
         With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same array.
+
+    Examples
+    --------
+    >>> request = compcoll.allgather_init(np.ones(4, np.float32), codec="cast")
+    >>> request.start().wait().shape[1:]
+    (4,)
     """
     asked = (codec, algorithm, codec_options)
     return _of(comm, codec_options).prepare("allgather", x, None, out, None, asked)
@@ -411,6 +424,12 @@ def bcast_init(
     PersistentRequest
         With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads the root's ``x`` anew and returns the
         same array.
+
+    Examples
+    --------
+    >>> request = compcoll.bcast_init(np.arange(4.0), root=0)
+    >>> request.start().wait()
+    array([0., 1., 2., 3.])
     """
     asked = (codec, algorithm, codec_options)
     return _of(comm, codec_options).prepare("bcast", x, root, out, None, asked)
@@ -433,6 +452,12 @@ def alltoall_init(
     -------
     PersistentRequest
         With ``start()``, ``wait()``, ``test()`` and ``free()``. Each run reads ``x`` anew and returns the same array.
+
+    Examples
+    --------
+    >>> request = compcoll.alltoall_init(np.ones((compcoll.get_communicator().size, 4), np.float32))
+    >>> request.start().wait().shape[1:]
+    (4,)
     """
     asked = (codec, algorithm, codec_options)
     return _of(comm, codec_options).prepare("alltoall", x, None, out, None, asked)
