@@ -25,7 +25,7 @@ from fakes import deferred
 from fakes.deferred import DeviceArray
 from torch import Tensor
 
-from compcoll.collectives import runs
+from compcoll import communicator
 from compcoll.devices.streams import Streams
 from compcoll.dtypes import DTYPES
 from compcoll.errors import MPIMissing
@@ -239,7 +239,7 @@ class LateCUDA:
                 (Future, "cuda", self),
                 (OnGPU, "cuda", self),
                 (membership, "_gathered", lambda values, group, device: gathered(values, group, torch.device("cpu"))),
-                (runs, "cuda_device", lambda x: Device(self, early=self._early)),
+                (communicator, "cuda_device", lambda x: Device(self, early=self._early)),
                 (arrays, "gpus", lambda: (["late"], "")),
                 *(self._of_mpi() if BY_MPI else ()),
             ):

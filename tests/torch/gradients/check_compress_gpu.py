@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
-from compcoll.collectives import runs
+from compcoll import communicator
 from compcoll.devices import memory as gpu
 from compcoll.errors import CompcollError, InvalidArgument, UnsupportedDevice
 from compcoll.sparse import DGCFeedback
@@ -266,4 +266,4 @@ def check_refusals_on_a_gpu(comm: MPI.Intracomm) -> None:
 
 def no_cupy() -> Any:
     """The way to a GPU as it is here."""
-    return mock.patch.object(runs, "cuda_device", gpu.cuda_device)
+    return mock.patch.object(communicator, "cuda_device", gpu.cuda_device)

@@ -104,10 +104,11 @@ def check_buckets_between_nodes_do_not_wait_for_each_other() -> None:
     """A first bucket is averaged only when the second has been: which one thread could not do."""
     average, second, order = GradientCompression._average, threading.Semaphore(0), list[int]()
 
-    def after_the_second(self: Any, communicator: Any, number: int, *rest: Any) -> Any:
+    def after_the_second(self: Any, bucket: Any, *rest: Any) -> Any:
+        number = bucket.number
         if number == 0 and order:  # before the first step has ended DDP has one bucket
             assert second.acquire(timeout=60), "the second bucket waits for the first"
-        averaged = average(self, communicator, number, *rest)
+        averaged = average(self, bucket, *rest)
         order.append(number)
         if number == 1:
             second.release()
