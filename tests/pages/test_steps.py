@@ -117,7 +117,7 @@ def test_commands_of_local_steps_are_understood(optimizer_speed: Any) -> None:
 def test_speed_of_local_steps_is_told_and_recorded(mpirun: MPIRun, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     few = ["--parameters", "20000", "--batch", "2", "--rounds", "1", "--every", "8", "--fragments", "2", "--delay", "1"]
-    told = mpirun(2, "-m", "osu_like_bench.pages.optimizer_speed", *few, "--json", path).stdout
+    told = mpirun(2, "osu_like_bench.pages.optimizer_speed", *few, "--json", path).stdout
     record = json.loads(path.read_text())
     assert [result["contender"] for result in record["results"]] == list(RATES)
     for result in record["results"]:
