@@ -536,7 +536,7 @@ class Communicator:
         plan, buffers = self._check(collective, given[0], param, given[1], feedback, asked)
         request = PersistentRequest(self, collective, plan, buffers, (given[0], param, feedback, asked))
         if given[0] is not x:
-            request.as_given = (lambda result: like(result, x)) if out is None else (lambda _: out)
+            request.as_given = lambda result: like(result, x) if out is None else out
         return request
 
     def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers, request: Request | None = None) -> Request:

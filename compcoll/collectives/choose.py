@@ -18,8 +18,8 @@ from ..dtypes import DTYPES, HALVES
 from ..errors import UnknownAlgorithm
 from ..model.accuracy import affordable, relative_error
 from ..model.gpu import COPY_PER_BYTE
-from ..model.kinds import segment_nbytes, way_of
-from ..model.predict import Way, predict
+from ..model.kinds import segment_nbytes, wire_format
+from ..model.predict import WireFormat, predict
 from ..progress import Steps
 from ..registry import meant
 from .call import SUMS, Call, Setting
@@ -132,9 +132,9 @@ def gathers(algorithm: str, summands: Summands | None) -> bool:
     return summands is not None and summands.gathered is not None and algorithm in ALLGATHER
 
 
-def _way(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> Way:
+def _way(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> WireFormat:
     """Describe how values travel: where they become numbers that are added, by how many bits these have."""
-    way = way_of(codec, setting.device, call.dtype, call.itemsize)
+    way = wire_format(codec, setting.device, call.dtype, call.itemsize)
     summands = None if codec is None else summands_of(call, setting)
     if summands is None:
         return way

@@ -165,9 +165,9 @@ class CompiledPlan:
     on_gpus: Callable[[Buffers, Run], Steps] | None = None
 
     @classmethod
-    def of_operation(cls, plan: Plan, operation: Operation, **more: Any) -> CompiledPlan:
+    def of_operation(cls, plan: Plan, operation: Operation) -> CompiledPlan:
         """The plan of calls that one operation runs."""
-        return cls(plan, lambda _, buffers, run: driven(operation, buffers, run), operation, **more)
+        return cls(plan, lambda _, buffers, run: driven(operation, buffers, run), operation)
 
     @property
     def piggyback(self) -> PiggybackReduction | None:

@@ -112,14 +112,17 @@ class _Exchanges(dict[int, Exchange]):
         return exchange
 
 
-def _round(transport: Transport, number: int, tag: int, mail: Mail | None) -> _Round:
-    rank, size, distance = transport.rank, transport.size, 1 << number
+def partners(rank: int, size: int, number: int) -> tuple[int, int]:
+    """The ranks that a rank sends to and receives from in a round."""
+    distance = 1 << number
     if in_pairs(size):
-        dest = source = rank ^ distance
-        new = 0
-    else:
-        dest, source = (rank - distance) % size, (rank + distance) % size
-        new = distance
+        return rank ^ distance, rank ^ distance
+    return (rank - distance) % size, (rank + distance) % size
+
+
+def _round(transport: Transport, number: int, tag: int, mail: Mail | None) -> _Round:
+    rank, size = transport.rank, transport.size
+    dest, source = partners(rank, size, number)
     arriving: Persistent | SharedMessage | None
     arriving = None if mail is None else mail.message(source, rank, number, sending=False)
     sent = None if mail is None else mail.message(rank, dest, number, sending=True)
@@ -133,7 +136,7 @@ def _round(transport: Transport, number: int, tag: int, mail: Mail | None) -> _R
         cache(lambda length: sent or transport.send_init(_wire(outgoing, length, exact=False), dest, tag)),
         outgoing,
         share=shares(size)[number],
-        new=new,
+        new=0 if in_pairs(size) else 1 << number,
         before=source < rank,
     )
 

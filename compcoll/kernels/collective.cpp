@@ -56,14 +56,6 @@ public:
         return moved || stage != stage_ || (stage_ == Stage::handshake && before != handshake_.position());
     }
 
-    // The same, with so much patience this time.
-    bool wait(size_t looks, size_t naps) {
-        const Patience usual = std::exchange(patience_, Patience{looks, naps});
-        const bool moved = advance();
-        patience_ = usual;
-        return moved;
-    }
-
     // Runs an operation after the handshake, on these arrays.
     void run(nb::object operation, nb::object x, nb::object out, nb::object residual) {
         if (stage_ != Stage::agreed) throw nb::value_error("the handshake has not ended, or the operation runs already");
@@ -122,7 +114,6 @@ void compcoll::bind_collective(nb::module_& m) {
              nb::arg("handshake"), nb::arg("extremes"), nb::arg("level"), nb::arg("piggyback").none(), nb::arg("operation").none(),
              nb::arg("x").none(), nb::arg("out").none(), nb::arg("residual").none(), nb::arg("number"), nb::arg("looks"), nb::arg("naps"))
         .def("Test", &Collective::advance, "Continue until something must be waited for; return whether there was progress.")
-        .def("wait", &Collective::wait, nb::arg("looks"), nb::arg("naps"), "The same, with so much patience.")
         .def("run", &Collective::run, nb::arg("operation"), nb::arg("x"), nb::arg("out"), nb::arg("residual").none(),
              "Run an operation after the handshake.")
         .def_prop_ro("ended", &Collective::ended, "Whether the operation has ended, or the handshake has and no operation follows.")

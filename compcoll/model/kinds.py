@@ -31,9 +31,6 @@ def wire_format(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> 
     return raw(itemsize) if codec is None else WireFormat(codec.kind, codec.wire_bits(device, dtype), itemsize)
 
 
-way_of = wire_format  # the former name
-
-
 def segment_nbytes(codec: Codec | None, ratio: float, nodes: int, *, blocks: bool = False) -> int:
     """Return the uncompressed bytes of a segment; ``ratio``, of values to their wire, counts for fixed sizes."""
     by_ratio = codec is None or (codec.fixed_size and not codec.additive)

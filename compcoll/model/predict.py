@@ -171,9 +171,6 @@ class WireFormat(NamedTuple):
         return 8 * self.itemsize / self.bits
 
 
-Way = WireFormat  # the former name
-
-
 def raw(itemsize: int = 4) -> WireFormat:
     """Values as they are."""
     return WireFormat(RAW, 8.0 * itemsize, itemsize)

@@ -18,6 +18,7 @@ from ..algorithms.record import Symmetry
 from ..codecs.base import Codec
 from ..collectives import choose
 from ..collectives.call import Call, Setting
+from ..collectives.handshake import partners
 from ..collectives.plan import Plan, make_plan
 from ..devices.host import HostDevice
 from ..devices.sizes import Extent, KernelSeconds, SizesCoder
@@ -208,11 +209,8 @@ def allreduce(
 
 def _handshake(transport: Transport) -> Steps:
     """The messages of `compcoll.collectives.handshake` on one rank."""
-    rank, size = transport.rank, transport.size
-    for number in range((size - 1).bit_length()):
-        distance = 1 << number
-        pairs = in_pairs(size)
-        source, dest = (rank ^ distance,) * 2 if pairs else ((rank + distance) % size, (rank - distance) % size)
+    for number in range((transport.size - 1).bit_length()):
+        dest, source = partners(transport.rank, transport.size, number)
         arriving, leaving = (Wire(memoryview(bytearray(SIGNATURE_NBYTES))) for _ in range(2))
         received = transport.irecv(arriving, source, 0)
         sent = transport.isend(leaving, dest, 0)

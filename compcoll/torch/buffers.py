@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
@@ -41,7 +40,6 @@ _ARRAY_TYPES = {
 _WRITABLE = 0x200  # PyBUF_WRITE
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_UNBOUND = nullcontext()
 
 
 def on_host(tensor: Any) -> bool:
@@ -128,10 +126,6 @@ class Packed:
             self.memory = torch.cat([tensor.reshape(-1) for tensor in self.tensors])
         else:
             self.memory = self.tensors[0].new_empty(sum(self.sizes))
-
-    def bound(self) -> AbstractContextManager[Any]:
-        """Make the context in which MPI is given the memory, and looks after it."""
-        return _UNBOUND
 
     def unpack(self) -> None:
         """Copy the memory's values to the tensors."""
