@@ -111,7 +111,7 @@ test-mpi-%: install
 	$(VENV)/bin/python -m pytest tests/mpi/test_mpi.py --mpi $(MPI) --ranks $* $(PYTEST_ARGS)
 
 test-torch: $(VENV)/.torch
-	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/torch/backend/pytorch_suite.py
+	timeout 900 $(VENV)/bin/python launch/mpirun -n 4 python tests/pytorch/backend/pytorch_suite.py
 
 reliability: $(VENV)/.torch
 	$(VENV)/bin/python -m osu_like_bench.pages reliability $(if $(CASES),--only '$(subst $(empty) $(empty),$(comma),$(CASES))')

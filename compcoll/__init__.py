@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from .api import reduce_scatter as reduce_scatter
     from .api import reduce_scatter_init as reduce_scatter_init
     from .codecs import *
+    from .codecs.registry import get_codec as get_codec
+    from .codecs.registry import list_codecs as list_codecs
     from .communicator import Communicator as Communicator
     from .communicator import PersistentRequest as PersistentRequest
     from .encoding import decode as decode
     from .encoding import encode as encode
     from .errors import CompcollError as CompcollError
+    from .execute.engine import Request as Request
     from .feedback import ErrorFeedback as ErrorFeedback
-    from .progress import Request as Request
-    from .registry import get_codec as get_codec
-    from .registry import list_codecs as list_codecs
     from .stats import Stats as Stats
     from .tools.check import check_codec as check_codec
 
@@ -49,8 +49,8 @@ _HOMES = {
     "encoding": "decode encode",
     "errors": "CompcollError",
     "feedback": "ErrorFeedback",
-    "progress": "Request",
-    "registry": "get_codec list_codecs",
+    "execute.engine": "Request",
+    "codecs.registry": "get_codec list_codecs",
     "stats": "Stats",
     "tools.check": "check_codec",
 }

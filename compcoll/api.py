@@ -7,9 +7,9 @@ from typing import Any
 from .codecs.base import Codec
 from .communicator import Communicator, PersistentRequest
 from .errors import InvalidArgument
+from .execute.engine import Request
 from .feedback import ErrorFeedback
 from .lifetime import check_alive
-from .progress import Request
 from .transports.library import MPI
 from .transports.mpi import MPITransport
 

@@ -10,31 +10,33 @@ from typing import Any, NoReturn
 
 from . import config
 from .codecs.base import Codec
-from .collectives import choose
-from .collectives.compiled_plan import Asked, Buffers, CompiledPlan, Run, named_codec, store_account
-from .collectives.device import DeviceCollectives
-from .collectives.failures import as_failure
-from .collectives.handshake import Handshake
-from .collectives.host import Checked, Collectives
-from .collectives.lanes import AT_ONCE, Lane, Lanes
-from .collectives.missing import RollCall
-from .collectives.plan import Plan
-from .collectives.planned_steps import Ranks
-from .collectives.programs import Programs
-from .collectives.signature import BUSY, FREE, ON_GPU, Signature, unmade
-from .devices.cores import usable_cores
-from .devices.foreign import as_numpy, is_foreign, like
-from .devices.host import HostDevice, empty, ndarray
-from .devices.memory import cuda_device, gpu_memory
 from .errors import CommunicatorBroken, CompcollError, InvalidArgument, UnsupportedRecovery
+from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, named_codec, store_account
+from .execute.engine import Ended, Engine, Request, under_way
+from .execute.failures import as_failure
+from .execute.gpu import DeviceCollectives
+from .execute.handshake import Handshake
+from .execute.host import Checked, Collectives
+from .execute.lanes import AT_ONCE, Lane, Lanes
+from .execute.missing import RollCall
+from .execute.planned_steps import Ranks
+from .execute.programs import Programs
 from .feedback import ErrorFeedback
+from .gpu.discovery import cuda_device
+from .host.cores import usable_cores
+from .host.device import HostDevice, empty, ndarray
+from .host.foreign import as_numpy, gpu_memory, is_foreign, like
 from .kernels._host import Collective, Operation, naps_within
 from .layout import World
 from .lifetime import live
-from .model.profile import profile_for
-from .progress import Ended, Engine, Request, Steps, Turn, keep_forever, under_way
+from .pending import Steps, Turn, keep_forever
+from .plan import choose
+from .plan.plan import Plan
+from .plan.profile import profile_for
+from .plan.signature import BUSY, FREE, ON_GPU, Signature, unmade
 from .stats import Stats
-from .transports.base import Connection, Recoverable, transport_of
+from .transports import transport_of
+from .transports.base import Connection, Recoverable
 
 _HANDSHAKE_TAG = 0  # and the next
 _MOST_KNOWN = 64

@@ -10,14 +10,14 @@ import numpy as np
 
 from . import config
 from .codecs.base import Codec, Coder
+from .codecs.registry import needed_codec
 from .codecs.sparse import Sparsifier
-from .devices.cores import usable_cores
-from .devices.foreign import as_numpy, is_foreign, like
-from .devices.host import HostDevice
-from .devices.memory import cuda_device, gpu_memory
 from .dtypes import DTYPES
 from .errors import InvalidBuffer, UnsupportedDType
-from .registry import needed_codec
+from .gpu.discovery import cuda_device
+from .host.cores import usable_cores
+from .host.device import HostDevice
+from .host.foreign import as_numpy, gpu_memory, is_foreign, like
 
 _TORCH = "torch."
 

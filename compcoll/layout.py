@@ -98,7 +98,7 @@ def in_pairs(ranks: int) -> bool:
 
 
 def shares(ranks: int) -> list[int]:
-    """Tell how many small arrays a rank sends in each round of an opening: see `compcoll.collectives.handshake`."""
+    """Tell how many small arrays a rank sends in each round of an opening: see `compcoll.execute.handshake`."""
     distances = [1 << number for number in range((ranks - 1).bit_length())]
     return [1 if in_pairs(ranks) else min(distance, ranks - distance) for distance in distances]
 

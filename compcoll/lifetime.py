@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from .errors import CommunicatorBroken
@@ -23,11 +24,17 @@ class Mortal(Protocol):
 
 _alive: weakref.WeakSet[Mortal] = weakref.WeakSet()
 _ended = ""
+_before_end: list[Callable[[], None]] = []
 
 
 def live(mortal: Mortal) -> None:
     """Break this communicator, too, when the time has come."""
     _alive.add(mortal)
+
+
+def before_end(work: Callable[[], None]) -> None:
+    """Call this first when all communicators end while MPI still works."""
+    _before_end.append(work)
 
 
 def check_alive() -> None:
@@ -48,8 +55,11 @@ def is_forked() -> bool:
 
 
 def end_all(why: str, forked: bool = False) -> None:
-    """End all communicators."""
+    """End all communicators. Without a fork, collectives under way may end first."""
     global _ended
+    if not forked:
+        for work in _before_end:
+            work()
     _ended = why
     for mortal in tuple(_alive):
         mortal.end(CommunicatorBroken(why), forked)

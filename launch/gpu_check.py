@@ -83,7 +83,7 @@ HIDDEN = 0.9
 _SANITIZER = "compute-sanitizer"
 _CUDA = "/usr/local/cuda/bin"  # where it is as a rule, on the PATH or not
 _BYTES = "bytes or numbers or encode_and_decode"
-_TESTS = "tests/devices/test_gpu.py"
+_TESTS = "tests/gpu/test_gpu.py"
 _NO_DEVICE = ("cudaErrorInsufficientDriver", "cudaErrorNoDevice", "no NVIDIA driver")
 _MACHINE = """
 nvidia-smi -q; nvidia-smi topo -m; lscpu; python3 -m pip list; python3 -c "import cupy; cupy.show_config()"

@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from compcoll.devices.cuda_programs import Program
 from compcoll.dtypes import DTYPES
+from compcoll.gpu.programs import Program
 from compcoll.tools.cubins import compiled, programs
 from osu_like_bench.codecs import USUAL
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
-from devices.test_gpu import CODECS
+from gpu.test_gpu import CODECS
 
 
 def wanted() -> list[Program]:

@@ -11,8 +11,8 @@ from cupy_backends.cuda.libs import nvrtc
 from mpi4py import MPI
 
 from compcoll import ZFP
-from compcoll.devices import cubins
-from compcoll.devices.host import HostDevice
+from compcoll.gpu import cubins
+from compcoll.host.device import HostDevice
 from compcoll.tools.cubins import programs
 
 KERNEL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
@@ -39,7 +39,7 @@ def on_the_gpu() -> None:
     count = cupy.cuda.runtime.getDeviceCount()
     name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     print(f"{count} GPU(s): {name}, compute capability {cupy.cuda.Device(0).compute_capability}", flush=True)
-    from compcoll.devices.cuda import CudaDevice
+    from compcoll.gpu.device import CudaDevice
 
     x = np.random.default_rng(1).standard_normal(N).astype(np.float32)
     device, host = CudaDevice(0), HostDevice()

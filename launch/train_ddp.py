@@ -33,8 +33,8 @@ from training.local_steps import OPTIMIZERS
 from training.run import LOW_RANK, Training
 from training.tasks import TASKS
 
+from compcoll.codecs.registry import list_codecs
 from compcoll.errors import CompcollError
-from compcoll.registry import list_codecs
 from compcoll.tools.arguments import add_codec_options
 from osu_like_bench.errors import UsageError
 from osu_like_bench.report import Progress

@@ -23,10 +23,10 @@ from compcoll.algorithms import ALGORITHMS
 from compcoll.algorithms.record import NEVER, Encodings
 from compcoll.codecs import Codec, IntSum, Sign
 from compcoll.codecs.base import ErrorBound
-from compcoll.collectives.choose import COPY
-from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
 from compcoll.errors import InvalidArgument
+from compcoll.host.device import HostDevice
+from compcoll.plan.choose import COPY
 
 if TYPE_CHECKING:  # MPI starts when it is imported
     from mpi4py import MPI

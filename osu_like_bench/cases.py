@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from compcoll import config
 from compcoll.communicator import Communicator
-from compcoll.devices.cores import own_cores
+from compcoll.host.cores import own_cores
 
 Array = npt.NDArray[Any]
 

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from compcoll.codecs import ALL, ZFP, Cast, Codec, MinMax
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostDevice
+from compcoll.codecs.registry import get_codec, list_codecs
 from compcoll.dtypes import DTYPES
-from compcoll.registry import get_codec, list_codecs
+from compcoll.host.device import HostDevice
+from compcoll.host.encode_options import EncodeOptions
 from compcoll.tools.arguments import chosen_codec
 
 from . import data, on_gpu
@@ -89,7 +89,7 @@ def on_cuda(codec: Codec, x: Array) -> dict[str, Implementation]:
     """Return compcoll's kernels in GPU memory, and a copy there, as `compare` takes them."""
     import cupy
 
-    from compcoll.devices.cuda import CudaDevice
+    from compcoll.gpu.device import CudaDevice
 
     device: Any = CudaDevice(cupy.cuda.runtime.getDevice())
     device.runtime.launching = cupy.cuda.Stream.null

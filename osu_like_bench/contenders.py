@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from compcoll import config
 from compcoll.codecs import Codec
-from compcoll.collectives import choose
-from compcoll.devices.host import HostDevice
+from compcoll.host.device import HostDevice
+from compcoll.plan import choose
 from compcoll.sparse import Sparsifier
 
 from . import naive, peers

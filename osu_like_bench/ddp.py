@@ -30,8 +30,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import compcoll.torch
 from compcoll.codecs import Codec
+from compcoll.codecs.registry import get_codec
 from compcoll.errors import InvalidArgument
-from compcoll.registry import get_codec
 from compcoll.torch.account import Account
 from compcoll.torch.low_rank.averaging import Power, Product
 from compcoll.torch.low_rank.fusion import Buffer, Wait

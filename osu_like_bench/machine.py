@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import compcoll
-from compcoll.devices.cores import usable_cores
-from compcoll.devices.host import HostDevice
+from compcoll.host.cores import usable_cores
+from compcoll.host.device import HostDevice
 
 TIMED = ("compcoll", "osu_like_bench", "CMakeLists.txt")
 """Paths whose changes make figures those of other code; pages and records that are written meanwhile do not."""

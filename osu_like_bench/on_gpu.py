@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from compcoll.devices.memory import gpus
+from compcoll.gpu.discovery import gpus
 
 from .errors import UsageError
 

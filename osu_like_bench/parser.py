@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from compcoll.codecs.registry import list_codecs
 from compcoll.dtypes import DTYPES
 from compcoll.errors import CompcollError
-from compcoll.registry import list_codecs
 from compcoll.tools.arguments import add_codec_options, doubling, parse_bytes
 
 from . import data

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from compcoll.model.predict import DEFAULTS, Link, Speed
+from compcoll.plan.cost import DEFAULTS, Link, Speed
 from compcoll.simulation import run as simulation
 from compcoll.simulation.network import Network
 from compcoll.simulation.run import Scenario

@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from compcoll.codecs.sparse.selectors import SELECTORS
 from compcoll.codecs.sparse.sparsifier import Selection
-from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
 from compcoll.errors import InvalidArgument
+from compcoll.host.device import HostDevice
 from compcoll.sparse import TopK
 from compcoll.tools.arguments import given_options
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from compcoll.algorithms.record import Encodings
 from compcoll.codecs import Codec
-from compcoll.collectives import choose
-from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
+from compcoll.host.device import HostDevice
+from compcoll.plan import choose
 from compcoll.tools.arguments import chosen_codec
 
 from . import contenders, data, load, on_gpu, peers

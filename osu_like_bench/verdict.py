@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from compcoll.collectives.choose import SHARED_MEMORY
+from compcoll.plan.choose import SHARED_MEMORY
 from compcoll.tools.arguments import amount
 
 from .report import STATISTICS, Record

@@ -17,7 +17,8 @@ from fakes.cuda_shim import Shim
 from mpi.environments import MPI, Completed, selected_mpis
 from mpi.job import Job, JobError, launcher
 
-from compcoll.progress import steps, under_way
+from compcoll import pending as steps
+from compcoll.execute.engine import under_way
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
-from compcoll.devices.cubins import NVRTC, OPTIONS
-from compcoll.devices.cuda_programs import KERNELS, Program
+from compcoll.gpu.cubins import NVRTC, OPTIONS
+from compcoll.gpu.programs import KERNELS, Program
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "tests"
 

@@ -25,10 +25,10 @@ from compcoll import (
     Sign,
     Stats,
 )
+from compcoll.codecs.registry import codec_classes
 from compcoll.codecs.sparse.sparsifier import Sparsifier
-from compcoll.collectives.lanes import AT_ONCE
 from compcoll.errors import CollectiveMismatch
-from compcoll.registry import codec_classes
+from compcoll.execute.lanes import AT_ONCE
 
 
 def is_vote(codec: Codec | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -19,26 +20,22 @@ PUBLIC = """Codec Communicator CompcollError ErrorFeedback NumpyCodec Persistent
 allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init bcast bcast_init check_codec decode encode
 errors get_codec get_communicator iallreduce list_codecs reduce_scatter reduce_scatter_init"""
 
-# A room is a folder of the package, or a file at its top. What stands on a floor imports from the floors below it only.
-FLOORS = [
-    {"__main__", "torch/__init__", "torch/gradients"},
-    {"torch/backend", "torch/low_rank", "torch/optimizers"},
-    {"torch/groups"},
-    {"api", "tools", "torch"},
-    {"communicator", "simulation"},
-    {"collectives", "encoding"},
-    {"model"},
-    {"algorithms", "registry"},
-    {"sparse"},
-    {"codecs", "transports"},
-    {"devices"},
-    {"config", "feedback", "layout", "progress"},
-    {"lifetime"},
-    {"__init__", "dtypes", "errors", "kernels", "stats"},
+# From the top: a module imports its own layer and those below. A name is a folder of the package, or a file.
+LAYERS = [
+    {"__main__", "simulation", "tools", "torch"},
+    {"api", "communicator", "encoding", "sparse"},
+    {"execute"},
+    {"plan"},
+    {"algorithms", "codecs", "transports"},
+    {"gpu", "host"},
+    {
+        *("__init__", "config", "dtypes", "errors", "feedback", "kernels", "layout", "lifetime", "pending", "stats"),
+        *("transports/base", "transports/shared"),
+    },
 ]
 ONLY_IMPORTER = {
     "mpi4py": {"transports/library"},
-    "cupy": {"devices/cuda", "devices/cuda_ipc", "devices/cuda_nccl", "devices/cuda_runtime"},
+    "cupy": {"gpu/device", "gpu/ipc", "gpu/nccl", "gpu/runtime"},
     "torch": {"torch"},
     "zfpy": {"codecs/zfp"},
     "pickle": set(),  # what comes from another rank runs nothing
@@ -73,15 +70,11 @@ def is_module(path: Path) -> bool:
     return (PACKAGE / path).is_dir() or any((PACKAGE / path).with_suffix(kind).exists() for kind in (".py", ".pyi"))
 
 
-def room(path: str) -> str:
-    """The room of a module: the longest beginning of its path that stands on a floor."""
+def layer(path: str) -> int:
+    """Number of the layer of the longest beginning of a path that has one."""
     parts = Path(path).parts
-    known = {name for names in FLOORS for name in names}
-    return next(name for n in range(len(parts), 0, -1) if (name := "/".join(parts[:n])) in known)
-
-
-def floor(path: str) -> int:
-    return next(number for number, names in enumerate(FLOORS) if room(path) in names)
+    beginnings = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return next(number for name in beginnings for number, names in enumerate(LAYERS) if name in names)
 
 
 def test_public_names() -> None:
@@ -95,14 +88,21 @@ def test_public_names() -> None:
 @pytest.mark.parametrize(("name", "tree"), modules(), ids=lambda v: v if isinstance(v, str) else "")
 def test_imports_point_down(name: str, tree: ast.Module) -> None:
     for imported in imports(name, tree):
-        if room(imported) != room(name):
-            assert floor(imported) > floor(name), f"{name} imports {imported}, which does not stand below it"
+        assert layer(imported) >= layer(name), f"{name} imports {imported}, which is in a layer above it"
 
 
-def test_every_room_stands_on_one_floor() -> None:
-    rooms = {room(name) for name, _ in modules() if (PACKAGE / f"{name}.py").stat().st_size}
-    assert rooms | {"kernels"} == set().union(*FLOORS)
+def test_every_module_is_in_one_layer() -> None:
+    names = [name for names in LAYERS for name in names]
+    assert len(names) == len(set(names)) and all(is_module(Path(name)) for name in names)
     assert len(list(PACKAGE.glob("*.py"))) <= 14
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not by way of others, either, nor inside of functions."""
+    graph = {name: set(imports(name, tree)) - {"__init__"} for name, tree in modules() if name != "__init__"}
+    packages = {name.removesuffix("/__init__"): name for name in graph if name.endswith("/__init__")}
+    sorter = TopologicalSorter({name: {packages.get(each, each) for each in found} for name, found in graph.items()})
+    sorter.prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("library", ONLY_IMPORTER)

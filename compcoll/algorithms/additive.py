@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..codecs.base import Array, Summands
-from ..devices.streams import Timeline
-from ..progress import Steps
+from ..gpu.streams import Timeline
+from ..pending import Steps
 
 Reduce = Callable[[Any, str], Steps]
 """Reduces an array of numbers in place by ``"sum"`` or ``"max"``, over all ranks."""

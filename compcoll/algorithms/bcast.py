@@ -6,7 +6,7 @@ that have one lower bit more. The root decodes its own wire, like everybody else
 
 from __future__ import annotations
 
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
 from .costs import Costs, overlap
 from .job import Inbox, Job
 from .record import MOVED, Algorithm

@@ -1,4 +1,4 @@
-"""The constants from which an algorithm's cost is put together; `compcoll.model.predict` says what the letters mean."""
+"""The constants from which an algorithm's cost is put together; `compcoll.plan.cost` says what the letters mean."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from ..layout import Segment, World
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs, overlap
 from .job import Inbox, Job

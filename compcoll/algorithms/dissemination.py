@@ -1,4 +1,4 @@
-"""Allreduces of small arrays, which travel with the handshake of the call (`compcoll.collectives.handshake`)."""
+"""Allreduces of small arrays, which travel with the handshake of the call (`compcoll.execute.handshake`)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import WireCorrupted
 from ..layout import segments
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
 from ..transports.base import Group, Wire
 from .job import Inbox
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..layout import Segment, World
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
 from ..transports.base import Group, Wire
 from . import direct
 from .costs import Costs

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from ..codecs.base import Array, Coder
-from ..devices.encode_options import EncodeOptions
-from ..devices.streams import Timeline
+from ..gpu.streams import Timeline
+from ..host.encode_options import EncodeOptions
 from ..layout import Chunk, Segment
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
 from ..stats import Stats
 from ..transports.base import Group, Wire
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..codecs.base import Array
-from ..devices.host import HostDevice
+from ..host.device import HostDevice
 from ..kernels import _host
-from ..progress import Pending, Steps, Turn
+from ..pending import Pending, Steps, Turn
 from ..stats import Stats
 from .costs import Costs
 from .job import Job

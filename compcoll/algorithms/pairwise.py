@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
 from .costs import Costs, overlap
 from .job import Inbox, Job
 from .record import MOVED, Algorithm

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ..layout import World
-from ..progress import Steps
+from ..pending import Steps
 from .costs import Costs
 
 MANY_RANKS = 16

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from ..layout import Segment
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs, overlap
 from .job import Inbox, Job

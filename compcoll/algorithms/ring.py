@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from ..layout import Segment
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs
 from .job import Inbox, Job

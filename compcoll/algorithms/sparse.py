@@ -24,7 +24,7 @@ from ..codecs.base import Array
 from ..codecs.sparse.sparsifier import Chosen, SparseCoder, SparseSum
 from ..errors import WireCorrupted
 from ..feedback import ErrorFeedback
-from ..progress import Pending, Steps, Turn
+from ..pending import Pending, Steps, Turn
 from ..stats import Stats
 from ..transports.base import Group, Wire
 from . import native

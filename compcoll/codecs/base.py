@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ..devices.encode_options import PLAIN, EncodeOptions
 from ..dtypes import DTYPES
+from ..host.encode_options import PLAIN, EncodeOptions
 from .options import check_options
 
 # A one-dimensional array of the device: NumPy's, CuPy's.
@@ -37,7 +37,7 @@ class Coder(Protocol):
 
     Examples
     --------
-    >>> from compcoll.devices.host import HostDevice
+    >>> from compcoll.host.device import HostDevice
     >>> coder = compcoll.ZFP(rate=8).coder(HostDevice(), "float32")
     >>> coder.wire_nbytes(1024)
     1024

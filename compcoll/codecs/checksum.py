@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..devices.encode_options import PLAIN, EncodeOptions
 from ..errors import WireCorrupted
+from ..host.encode_options import PLAIN, EncodeOptions
 from .base import Array, Coder
 
 # The bytes by which a checksum lengthens a wire.

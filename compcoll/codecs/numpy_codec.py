@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..devices.arrays import load, store
-from ..devices.encode_options import PLAIN, EncodeOptions
 from ..dtypes import computed_on
 from ..errors import CodecError, WireCorrupted
+from ..host.arrays import load, store
+from ..host.encode_options import PLAIN, EncodeOptions
 from .base import Array, Codec, Coder, Device
 
 Values = npt.NDArray[Any]

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..devices.encode_options import EncodeOptions
 from ..dtypes import computed_on
 from ..errors import InvalidArgument, WireCorrupted
+from ..host.encode_options import EncodeOptions
 from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .numpy_codec import NumpyCoder, Values
 from .options import Integers, OneOf, Reals, option

@@ -16,7 +16,7 @@
 
 namespace compcoll {
 
-// The rounds of a handshake (compcoll/collectives/handshake.py), on messages of Python objects or through memory.
+// The rounds of a handshake (compcoll/execute/handshake.py), on messages of Python objects or through memory.
 class Exchange {
 public:
     // Arriving, sending; the wire of the first and the memory of the second unless they have their own; the bytes of each; of the
@@ -48,7 +48,7 @@ public:
 private:
     static constexpr size_t fingerprint_nbytes = 8;
     static constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
-    static constexpr uint8_t levels = 3;  // the bits of a fingerprint that carry them (compcoll/collectives/signature.py)
+    static constexpr uint8_t levels = 3;  // the bits of a fingerprint that carry them (compcoll/plan/signature.py)
     static constexpr size_t busy = 1;
 
     using Extremes = std::array<uint8_t, begin_nbytes>;

@@ -82,7 +82,7 @@ class Selection {
 public:
     using Values = Array<const T>;
     using Fitted = std::tuple<double, double, double, double, double>;  // a Fit
-    using Search = std::tuple<size_t, size_t, double, double, double, double>;  // compcoll.devices.host_selection.Search
+    using Search = std::tuple<size_t, size_t, double, double, double, double>;  // compcoll.host.selection.Search
     using ValuesOut = Array<T>;
 
     // The caller has seen to it that the CPU has the instruction set: an index of instruction_sets().

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from ..algorithms.record import Symmetry
 from ..errors import CompcollError, InvalidArgument
-from ..model.predict import Link
-from ..progress import Pending, Steps
+from ..pending import Pending, Steps
+from ..plan.cost import Link
 from ..transports.base import Persistent, Reposted, Wire
 
 

@@ -16,20 +16,20 @@ from ..algorithms import ALGORITHMS as RECORDS
 from ..algorithms.job import Job, Window
 from ..algorithms.record import Symmetry
 from ..codecs.base import Codec
-from ..collectives import choose
-from ..collectives.call import Call, Setting
-from ..collectives.handshake import partners
-from ..collectives.plan import Plan, make_plan
-from ..devices.host import HostDevice
-from ..devices.sizes import Extent, KernelSeconds, SizesCoder
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
+from ..execute.handshake import partners
+from ..host.device import HostDevice
 from ..layout import SIGNATURE_NBYTES, Chunk, World, balanced_chunks, in_pairs
-from ..model.predict import DEFAULTS, RAW, Profile, Speed
-from ..progress import Steps
+from ..pending import Steps
+from ..plan import choose
+from ..plan.call import Call, Setting
+from ..plan.cost import DEFAULTS, RAW, Profile, Speed
+from ..plan.plan import Plan, make_plan
 from ..stats import Stats
 from ..transports.base import Group, Transport, Wire
 from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
+from .sizes import Extent, KernelSeconds, SizesCoder
 
 # The algorithms that can be simulated: MPI's own is not ours to know.
 ALGORITHMS = tuple(choose.ALLREDUCE)
@@ -208,7 +208,7 @@ def allreduce(
 
 
 def _handshake(transport: Transport) -> Steps:
-    """The messages of `compcoll.collectives.handshake` on one rank."""
+    """The messages of `compcoll.execute.handshake` on one rank."""
     for number in range((transport.size - 1).bit_length()):
         dest, source = partners(transport.rank, transport.size, number)
         arriving, leaving = (Wire(memoryview(bytearray(SIGNATURE_NBYTES))) for _ in range(2))
@@ -225,7 +225,7 @@ def _job(
     speeds: tuple[Speed, Speed],
     take: Callable[[int], Any],
 ) -> Any:
-    """Make what `compcoll.collectives.host` gives to an algorithm, for one rank: coders let time pass."""
+    """Make what `compcoll.execute.host` gives to an algorithm, for one rank: coders let time pass."""
     itemsize, coder = plan.call.itemsize, plan.coder
     assert coder is not None
     wire_nbytes = coder.wire_nbytes if coder.fixed_size else lambda n: -(-n * itemsize // 2)

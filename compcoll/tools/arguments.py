@@ -11,9 +11,9 @@ from typing import Any
 
 from ..codecs import Codec
 from ..codecs.options import OneOf
+from ..codecs.registry import codec_classes, get_codec, is_own
 from ..errors import InvalidArgument
-from ..model.predict import Link
-from ..registry import codec_classes, get_codec, is_own
+from ..plan.cost import Link
 
 # Options of codecs whose names commands have for options of their own.
 _OF_COMMANDS = ("dtype", "seed")

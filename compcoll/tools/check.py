@@ -13,15 +13,15 @@ import numpy.typing as npt
 
 from ..algorithms import ALGORITHMS
 from ..codecs.base import Codec
+from ..codecs.registry import needed_codec
 from ..codecs.sparse import Sparsifier, VarianceFeedback
-from ..collectives import choose
 from ..communicator import Communicator
-from ..devices.encode_options import EncodeOptions
-from ..devices.host import HostDevice
 from ..dtypes import DTYPES, computed_on
 from ..errors import CodecError, InvalidArgument, UnsupportedDType
 from ..feedback import ErrorFeedback
-from ..registry import needed_codec
+from ..host.device import HostDevice
+from ..host.encode_options import EncodeOptions
+from ..plan import choose
 from ..transports.loopback import Loopback
 
 Array = npt.NDArray[Any]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from ..collectives import choose
-from ..collectives.call import Call
-from ..collectives.plan import Plan
-from ..devices.host import HostDevice
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
+from ..host.device import HostDevice
 from ..layout import World
-from ..model.predict import Profile
+from ..plan import choose
+from ..plan.call import Call
+from ..plan.cost import Profile
+from ..plan.plan import Plan
 from .arguments import link, parse_bytes
 from .explain import add_place, plan_in, profile_named, world_of
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..codecs import ALL, Cast, Codec
-from ..devices import cubins
-from ..devices.cores import affinity
-from ..devices.cuda_launches import CodecLaunches
-from ..devices.cuda_programs import COMPUTED, Program, program
 from ..dtypes import DTYPES, computed_on
 from ..errors import UnsupportedDevice
+from ..gpu import cubins
+from ..gpu.launches import CodecLaunches
+from ..gpu.programs import COMPUTED, Program, program
+from ..host.cores import affinity
 from .arguments import add_codec_options, chosen_codec
 
 EXAMPLE = "python -m compcoll cubins --arch 90 --codec zfp --rate 8"

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import config
-from ..collectives.choose import NAMES
-from ..collectives.explanation import link_text
 from ..communicator import Communicator
-from ..devices.cores import affinity, usable_cores
-from ..devices.host import HostDevice
-from ..devices.memory import gpus
 from ..errors import CompcollError, MPIMissing
+from ..gpu.awareness import Awareness
+from ..gpu.discovery import gpus
+from ..host.cores import affinity, usable_cores
+from ..host.device import HostDevice
 from ..layout import World
-from ..model.predict import DEFAULTS
-from ..model.profile import find, load, path_of, place_of
-from ..transports.gpu_aware import gpu_awareness
+from ..plan.choose import NAMES
+from ..plan.cost import DEFAULTS
+from ..plan.explanation import link_text
+from ..plan.profile import find, load, path_of, place_of
 from . import selftest
 from .machine import Launcher, binding, cpu, launcher, loaded_networks, settings, versions
 from .tune import Stopwatch, with_links
@@ -269,6 +269,12 @@ def _messages(report: Report, transport: MPITransport) -> None:
             report.add("messages", text, **{where.replace(" ", "_"): facts})
 
 
+def _gpu_awareness() -> Awareness:
+    from ..transports.library import gpu_awareness  # loads MPI
+
+    return gpu_awareness()
+
+
 def _gpu(report: Report) -> None:
     """Report which GPUs there are, and how their memory reaches other ranks."""
     names, why = gpus()
@@ -276,7 +282,7 @@ def _gpu(report: Report) -> None:
     if wrong:
         remedy = "pip install 'compcoll[cuda13]' (cuda12 for drivers of CUDA 12) brings the compiler that CuPy needs"
         report.find(WRONG, f"GPU: {wrong}", remedy)
-    known = report.attempt(gpu_awareness, f"set {config.GPU_AWARE} right, or unset it")
+    known = report.attempt(_gpu_awareness, f"set {config.GPU_AWARE} right, or unset it")
     if known is None:
         return
     way = "takes their memory" if known.aware else "does not take their memory: wires go through pinned host memory"

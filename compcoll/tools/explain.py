@@ -6,15 +6,15 @@ import argparse
 import platform
 from pathlib import Path
 
-from ..collectives import choose
-from ..collectives.call import MOVED, REDUCTIONS, Call, Setting
-from ..collectives.plan import Plan, make_plan
-from ..devices.host import HostDevice
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
+from ..host.device import HostDevice
 from ..layout import World
-from ..model.predict import DEFAULTS, Profile
-from ..model.profile import latest, load
+from ..plan import choose
+from ..plan.call import MOVED, REDUCTIONS, Call, Setting
+from ..plan.cost import DEFAULTS, Profile
+from ..plan.plan import Plan, make_plan
+from ..plan.profile import latest, load
 from .arguments import add_codec_options, chosen_codec, given_options, parse_bytes
 
 DESCRIPTION = (

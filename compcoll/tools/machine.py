@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import config
-from ..transports.gpu_aware import mapped_files
+from ..gpu.awareness import mapped_files
 
 # Other names under which a package is installed.
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from ..codecs import ALL, ZFP, Codec
 from ..codecs.sparse import TopK
-from ..collectives import choose
-from ..devices.host import HostDevice
 from ..dtypes import DTYPES
 from ..errors import CompcollError
+from ..host.device import HostDevice
 from ..layout import World
-from ..model.accuracy import relative_error
+from ..plan import choose
+from ..plan.accuracy import relative_error
 from .check import Trial
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def check_codecs() -> list[str]:
 
 def check_gpu() -> str:
     """Tell what is wrong with kernels on the first GPU, where a wire must be the host's; empty if nothing is."""
-    from ..devices.memory import first_gpu
+    from ..gpu.discovery import first_gpu
 
     x, codec = values("float32"), ZFP(rate=8)
     host = codec.coder(HostDevice(1), "float32")

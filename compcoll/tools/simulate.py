@@ -13,13 +13,13 @@ from typing import Any
 
 from ..codecs import Codec
 from ..codecs.sparse import Sparsifier
-from ..collectives.explanation import duration, link_text
-from ..devices.host import HostDevice
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
-from ..model.kinds import kind_of, short, wire_format
-from ..model.predict import DEFAULTS, Profile
-from ..model.profile import load
+from ..host.device import HostDevice
+from ..plan.cost import DEFAULTS, Profile
+from ..plan.explanation import duration, link_text
+from ..plan.profile import load
+from ..plan.wire_formats import kind_of, short, wire_format
 from ..simulation import run as simulation
 from ..simulation.network import Network
 from ..simulation.run import ALGORITHMS, Outcome, Scenario, resized, step_seconds

@@ -24,17 +24,17 @@ from .. import config
 from ..algorithms import ALGORITHMS
 from ..algorithms.dissemination import largest
 from ..codecs import ZFP, Cast, Codec, MinMax
+from ..codecs.registry import get_codec, list_codecs
 from ..codecs.sparse import Sparsifier
-from ..collectives.choose import ALLREDUCE, DISSEMINATION, NATIVE, SHARED_MEMORY
 from ..communicator import Communicator
-from ..devices.host import HostDevice
 from ..errors import CompcollError
+from ..host.device import HostDevice
 from ..layout import World
-from ..model.kinds import kind_of, wire_format
-from ..model.predict import DEFAULTS, RAW, Link, Profile, Speed, Timing, WireFormat, formula
-from ..model.profile import Stored, load, path_of, place_of, save
-from ..progress import give_way
-from ..registry import get_codec, list_codecs
+from ..pending import give_way
+from ..plan.choose import ALLREDUCE, DISSEMINATION, NATIVE, SHARED_MEMORY
+from ..plan.cost import DEFAULTS, RAW, Link, Profile, Speed, Timing, WireFormat, formula
+from ..plan.profile import Stored, load, path_of, place_of, save
+from ..plan.wire_formats import kind_of, wire_format
 from ..transports.base import Located, Tunable, Wire
 
 # Bytes of the allreduces that are timed: up to what no processor's caches hold.

@@ -6,8 +6,8 @@ import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from ..collectives import choose
 from ..communicator import Communicator
+from ..plan import choose
 from ..stats import Stats
 
 _adding = threading.Lock()  # buckets end in several threads

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..devices.memory import gpus
 from ..errors import InvalidArgument, UnsupportedDevice
+from ..gpu.discovery import gpus
 from .buffers import array_of
 from .job_queue import JobQueue, Work
 from .streams import StreamOrder

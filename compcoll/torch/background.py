@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import torch
 
-from ..devices.captures import use_thread_local_capture_mode
-from ..progress import THREADS
+from ..gpu.captures import use_thread_local_capture_mode
+from ..pending import THREADS
 
 _SECONDS_AT_THE_END = 2.0
 

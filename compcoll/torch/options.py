@@ -6,9 +6,9 @@ from typing import Any
 
 from .. import config
 from ..codecs.base import Codec
-from ..collectives import choose
+from ..codecs.registry import as_codec
 from ..errors import InvalidArgument
-from ..registry import as_codec
+from ..plan import choose
 
 MIN_BYTES = 512 * 1024
 

@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from ..codecs.base import Codec
-from ..collectives import choose
 from ..communicator import Communicator
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
+from ..plan import choose
 from ..sparse import Sparsifier
 from .arrays import Array
 from .buffers import COMPRESSIBLE

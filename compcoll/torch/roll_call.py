@@ -14,8 +14,8 @@ from functools import partial
 
 import torch.distributed as dist
 
-from ..collectives.missing import RollCall
 from ..errors import CollectiveFailed, CompcollError, PeerFailed, PeerTimeout
+from ..execute.missing import RollCall
 from ..transports.told import packed, unpacked
 from .background import Background
 

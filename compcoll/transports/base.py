@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ..errors import CompcollError
 from ..kernels._host import Function, MPIReduction
-from ..progress import Pending
+from ..pending import Pending
 from .shared import Mail, Shared
 
 Result = TypeVar("Result")
@@ -219,22 +219,6 @@ class Recoverable(Protocol):
 
     def survivors(self, timeout: float) -> Connection:
         """Make a transport like this one among the ranks that are alive. Collective among those."""
-
-
-def transport_of(comm: Any, *, threads: bool, timeout: float | None = None) -> Connection:
-    """The transport for what a `Communicator` was given: an MPI communicator, None for COMM_WORLD, or a transport.
-
-    Raises
-    ------
-    MPIMissing
-        If it is no transport, and there is no MPI library.
-    """
-    # Its class is asked: attributes of MPI's communicators call MPI, which may have ended.
-    if hasattr(type(comm), "announced"):
-        return comm  # type: ignore[no-any-return]
-    from .mpi import transport_by_mpi  # starts MPI
-
-    return transport_by_mpi(comm, threads=threads, timeout=timeout)
 
 
 class Group:

@@ -24,7 +24,7 @@ from ..errors import (
     InvalidArgument,
     PeerTimeout,
 )
-from ..progress import give_way, keep_forever
+from ..pending import give_way, keep_forever
 from .library import MPI
 from .told import packed, unpacked
 

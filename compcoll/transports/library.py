@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import MPIMissing, NotUnderMPI
+from ..gpu import awareness
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -107,3 +108,8 @@ def among(ranks: Sequence[int]) -> MPI.Intracomm:
     group.Free()
     world.Free()
     return comm
+
+
+def gpu_awareness() -> awareness.Awareness:
+    """Tell whether device memory may be handed to MPI."""
+    return awareness.ask(library().memory_kinds)

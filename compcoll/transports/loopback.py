@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CompcollError
-from ..progress import Pending, Request
+from ..pending import Pending
 from .base import Persistent, Reposted, Wire
 from .shared import Mail, Room, Shared
 
@@ -97,7 +97,7 @@ class Loopback:
         received.wire.content[:] = sent.wire.content
         sent.done = received.done = True
 
-    def run(self, requests: Iterable[Request], patience: int = 200) -> list[Any]:
+    def run(self, requests: Iterable[Any], patience: int = 200) -> list[Any]:
         """Drive one request of each rank to its end and return their results.
 
         Raises

@@ -14,13 +14,12 @@ from typing import Any, cast
 from .. import config, lifetime
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery, WireCorrupted
 from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
-from ..progress import NeedsLooks, Pending, end_all, keep_forever
+from ..pending import NeedsLooks, Pending, keep_forever
 from . import forgotten
 from .base import Native, Persistent, Result, Wire
 from .construction import compare_versions, duplicate, gather, in_time, together
-from .gpu_aware import gpu_awareness
 from .job_end import end_job_with_uncaught_errors, survives_failures
-from .library import MPI, check_process, warn_if_alone
+from .library import MPI, check_process, gpu_awareness, warn_if_alone
 from .nodes import find_nodes, host_name
 from .shared import Mail, Shared
 
@@ -127,7 +126,6 @@ def _message(wire: Wire) -> list[Any]:
 
 def _before_finalize(owner: MPI.Comm, key: int, value: Any) -> None:
     if not lifetime.is_forked():
-        end_all()
         lifetime.end_all("MPI was finalized")
 
 

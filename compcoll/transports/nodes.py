@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ..devices.cores import Cores, own_cores
+from ..host.cores import Cores, own_cores
 from .shared import Mail, Offer, Room, Shared, accept, offer, withdraw
 
 Result = TypeVar("Result")

@@ -10,7 +10,7 @@ from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 
 from compcoll.layout import World
-from compcoll.model.predict import DEFAULTS, Link
+from compcoll.plan.cost import DEFAULTS, Link
 from compcoll.tools.arguments import parse_bytes, parse_speed
 from compcoll.tools.choose import chosen, gain
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compcoll.codecs import ZFP
-from compcoll.collectives import choose
-from compcoll.model.predict import DEFAULTS, Link, Profile, Speed
+from compcoll.plan import choose
+from compcoll.plan.cost import DEFAULTS, Link, Profile, Speed
 from compcoll.simulation import plot as simulation_plot
 from compcoll.simulation import run as simulation
 from compcoll.simulation.network import Network

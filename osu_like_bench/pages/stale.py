@@ -24,7 +24,7 @@ _NAMED = 3
 _UNKNOWN = "?"
 """Stands for the files that have changed since a commit that git does not know."""
 
-GPU = (":!compcoll/devices/cu*", ":!compcoll/kernels/device*", ":!compcoll/transports/device.py")
+GPU = (":!compcoll/gpu", ":!compcoll/execute/gpu*", ":!compcoll/kernels/device*")
 """What no figure of CPUs depends on."""
 CALLS = ("compcoll", ":!compcoll/torch", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
 """What collectives of MPI run; ``:!`` stands before paths that are not meant, as git writes it."""

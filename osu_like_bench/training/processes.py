@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import compcoll.torch  # noqa: F401  # a backend of that name
 from compcoll import config
-from compcoll.devices.cores import usable_cores
+from compcoll.host.cores import usable_cores
 from compcoll.transports.nodes import host_name
 
 from ..timing import Seconds

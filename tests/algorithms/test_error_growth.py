@@ -10,7 +10,7 @@ from compcoll import QSGD, ZFP, Codec, MinMax
 from compcoll.algorithms import ALGORITHMS
 from compcoll.algorithms.record import Encodings, Growth
 from compcoll.layout import World
-from compcoll.model import accuracy
+from compcoll.plan import accuracy
 
 
 def along(terms: range, once: float) -> float:

@@ -9,7 +9,7 @@ import pytest
 from fakes.loopback import World, normals
 
 from compcoll import Sign, Stats
-from compcoll.devices.host import HostDevice
+from compcoll.host.device import HostDevice
 
 
 def vote(inputs: list[np.ndarray], algorithm: str, block: int = 64) -> tuple[list[np.ndarray], Stats]:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from properties import examples
 
 from compcoll import Cast, MinMax
-from compcoll.devices.host import HostDevice
 from compcoll.errors import CollectiveMismatch, UnknownAlgorithm
+from compcoll.host.device import HostDevice
 from compcoll.transports import shared
 
 ROOM = shared.Room(2, 2)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from compcoll.model.predict import Link
+from compcoll.plan.cost import Link
 from compcoll.simulation.network import Network
 from osu_like_bench.scaling import GPU, METHODS, Cluster, Work, step
 from osu_like_bench.training.networks import NETWORKS, Layer

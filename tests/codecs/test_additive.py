@@ -15,8 +15,8 @@ from properties import examples
 
 import compcoll
 from compcoll import ErrorFeedback, IntSum, Sign
-from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument
+from compcoll.host.device import HostDevice
 
 WAYS = [*ALGORITHMS, "auto"]
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]

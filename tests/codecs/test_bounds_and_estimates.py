@@ -12,7 +12,7 @@ from compcoll import FP8, QSGD, ZFP, Cast, Codec, IntSum, MinMax, OneBit, Sign, 
 from compcoll.codecs import ALL, Int8
 from compcoll.codecs.base import ErrorBound
 from compcoll.codecs.quantization import largest_of, rounding_error
-from compcoll.devices.host import HostDevice
+from compcoll.host.device import HostDevice
 
 SINGLE, DOUBLE = 2.0**-24, 2.0**-53  # what rounding loses, of a value
 

@@ -13,7 +13,7 @@ from oracles.quantizers import blocks_of_all_kinds
 from properties import examples
 
 from compcoll import Cast, Codec, MinMax
-from compcoll.devices.host import HostDevice
+from compcoll.host.device import HostDevice
 
 SETS = HostDevice.instruction_sets()
 WIRES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}

@@ -15,8 +15,8 @@ from properties import examples
 
 import compcoll
 from compcoll import ZFP, Communicator, IntSum
-from compcoll.collectives.device import DeviceCollectives
 from compcoll.errors import CompcollError, InvalidArgument, WireCorrupted
+from compcoll.execute.gpu import DeviceCollectives
 from compcoll.transports.base import Wire
 from compcoll.transports.loopback import LoopbackTransport
 

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from promises import ENCODED, EVERY, FIXED
 
 import compcoll
-from compcoll import Codec, errors, registry
+from compcoll import Codec, errors
+from compcoll.codecs import registry
 from compcoll.codecs.base import Coder, Device, ErrorBound
 from compcoll.codecs.options import OneOf, option
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES, computed_on, numpy_dtype
+from compcoll.host.device import HostDevice
+from compcoll.host.encode_options import EncodeOptions
 from compcoll.kernels import _host
-from compcoll.model.kinds import wire_format
+from compcoll.plan.wire_formats import wire_format
 from compcoll.tools import arguments, explain, simulate
 from osu_like_bench import bounds
 from osu_like_bench.parser import build_parser

@@ -14,8 +14,8 @@ from oracles.quantizers import blocks_of_all_kinds
 
 import compcoll
 from compcoll import ErrorFeedback, Int8
-from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
+from compcoll.host.device import HostDevice
 
 SETS = HostDevice.instruction_sets()
 

@@ -16,9 +16,9 @@ from promises import ALGORITHMS, DTYPES, Case, check_codec
 import compcoll
 from compcoll import ErrorFeedback, NumpyCodec
 from compcoll.codecs.base import ErrorBound
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostDevice
 from compcoll.errors import CodecError, CollectiveFailed, WireCorrupted
+from compcoll.host.device import HostDevice
+from compcoll.host.encode_options import EncodeOptions
 
 Values = np.ndarray
 HOST = HostDevice()

@@ -16,9 +16,9 @@ from compcoll.codecs.checksum import CheckedCoder
 from compcoll.codecs.numpy_codec import NumpyCoder
 from compcoll.codecs.options import Integers, OneOf, Reals
 from compcoll.codecs.sparse.sparsifier import SparseCoder
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostCoder, HostDevice
-from compcoll.devices.host_summands import NumberCoder
+from compcoll.host.device import HostCoder, HostDevice
+from compcoll.host.encode_options import EncodeOptions
+from compcoll.host.quantizer import NumberCoder
 from compcoll.sparse import Hybrid, RandomK, Strom, TopK, Variance
 
 MILLION, SHORT = 1 << 20, 1 << 16

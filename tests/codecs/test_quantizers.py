@@ -15,9 +15,9 @@ from properties import examples
 
 import compcoll
 from compcoll import FP8, QSGD, Codec, OneBit, Sign, TernGrad
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostDevice
 from compcoll.errors import InvalidArgument
+from compcoll.host.device import HostDevice
+from compcoll.host.encode_options import EncodeOptions
 
 SETS = HostDevice.instruction_sets()
 SIZES = [(10000, 2048), (6001, 64), (333, 8), (777, 24), (5, 2048), (2049, 2048), (1500, 512)]

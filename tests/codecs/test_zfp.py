@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from properties import examples
 
 from compcoll import ZFP
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostDevice
+from compcoll.host.device import HostDevice
+from compcoll.host.encode_options import EncodeOptions
 
 SETS = HostDevice.instruction_sets()
 as_bytes = HostDevice.as_bytes

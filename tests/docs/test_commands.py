@@ -35,18 +35,18 @@ HERE = r"^python -m compcoll (explain|choose|simulate) (?!.*--plot)"
 
 ELSEWHERE = {
     r"-m compcoll simulate .*--plot": "tests/simulation/test_simulation.py::test_command_draws",
-    r"-m compcoll cubins": "tests/devices/test_cubins.py::test_ahead_of_time",
+    r"-m compcoll cubins": "tests/gpu/test_cubins.py::test_ahead_of_time",
     r"-m compcoll doctor": "tests/tools/test_doctor.py::test_under_mpirun",
     r"-m compcoll tune": "tests/mpi/check_tuning.py::check_tune",
-    r"-m osu_like_bench\.backends": "tests/torch/test_backend.py::test_benchmark_of_backends",
+    r"-m osu_like_bench\.backends": "tests/pytorch/test_backend.py::test_benchmark_of_backends",
     r"-m osu_like_bench\.waiting": "tests/reliability/test_waits.py::test_who_waits_sleeps",
-    r"-m osu_like_bench ddp": "tests/torch/test_gradients.py::test_benchmark",
+    r"-m osu_like_bench ddp": "tests/pytorch/test_gradients.py::test_benchmark",
     r"-m osu_like_bench selection": "tests/bench/test_bench_sparse.py::test_selection",
     r"-m osu_like_bench codecs": "tests/bench/test_bench.py::test_codecs",
     r"-m osu_like_bench plot": "tests/bench/test_bench.py::test_allreduce_contenders_and_records",
     r"-m osu_like_bench allreduce": "tests/bench/test_bench.py::test_allreduce_contenders_and_records",
     r"launch/train_ddp\.py": (
-        "tests/torch/test_gradients.py::test_training_reaches_the_same_accuracy_and_resumes_exactly"
+        "tests/pytorch/test_gradients.py::test_training_reaches_the_same_accuracy_and_resumes_exactly"
     ),
     r"^(mpirun|COMPCOLL\S+ .*mpirun) .*python (that_program|first_sum|script)\.py": (
         "tests/docs/test_commands.py::test_first_examples_print_what_they_say"
@@ -64,7 +64,7 @@ NEEDED = {
     r"^make (test-all|mutants|reliability|measurements|docs-links|gpu-rehearsal)": "an hour, root or the internet",
     r"^(\.venv/bin/)?python -m pytest": "the tests themselves",
     r"^pip (install|download)": "a package index",
-    r"^(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/torch has ours",
+    r"^(torchrun|mpirun) .*[ ]train\.py": "a program of the reader's: tests/pytorch has ours",
     r"^(srun|sbatch|qsub|kubectl|docker)|SLURM_NTASKS": "a batch system, Kubernetes or Docker",
     r"launch/gpu-of-rank": "a GPU",
     r"^(df|which|py-spy)\b": "nothing of compcoll's",

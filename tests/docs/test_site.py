@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from compcoll import registry
+from compcoll.codecs import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 

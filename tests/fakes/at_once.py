@@ -12,7 +12,7 @@ import numpy as np
 from fakes import deferred
 from fakes.deferred import DeviceArray, SharedEvent, memory_of
 
-from compcoll.devices.streams import Streams
+from compcoll.gpu.streams import Streams
 
 
 class Runtime(deferred.Runtime):
@@ -34,7 +34,7 @@ class Runtime(deferred.Runtime):
 
 
 class Sharing:
-    """What processes share of it (the contract is `compcoll.transports.ipc.Sharing`)."""
+    """What processes share of it (the contract is `compcoll.gpu.ipc_transport.Sharing`)."""
 
     name = "files"
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from kept import kept, kernel_sources
 
-from compcoll.devices.cuda_coder import DeviceCoder
-from compcoll.devices.cuda_launches import CodecLaunches, Launch
-from compcoll.devices.cuda_programs import KERNELS, Program
-from compcoll.devices.cuda_selection import SelectionKernels
-from compcoll.devices.cuda_summands import DeviceIntegers, DeviceNumberCoder, DeviceVotes
-from compcoll.devices.encode_options import EncodeOptions
+from compcoll.gpu.coder import DeviceCoder
+from compcoll.gpu.launches import CodecLaunches, Launch
+from compcoll.gpu.programs import KERNELS, Program
+from compcoll.gpu.quantizer import DeviceIntegers, DeviceNumberCoder, DeviceVotes
+from compcoll.gpu.selection import SelectionKernels
+from compcoll.host.encode_options import EncodeOptions
 
 SOURCE = Path(__file__).with_name("cuda_shim.cpp")
 

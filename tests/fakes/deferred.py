@@ -21,21 +21,21 @@ import numpy as np
 from fakes.deferred_kernels import Coder, DeviceArray, Passes, Summands, memory_of
 from fakes.loopback import World
 
-from compcoll.collectives.device import DeviceCollectives
-from compcoll.devices.host import HostDevice
-from compcoll.devices.streams import Streams
 from compcoll.dtypes import numpy_dtype
 from compcoll.errors import InvalidBuffer, UnsupportedDevice
+from compcoll.execute.gpu import DeviceCollectives
+from compcoll.gpu.ipc_transport import Sharing
+from compcoll.gpu.stream_transport import Joining
+from compcoll.gpu.streams import Streams
+from compcoll.host.device import HostDevice
 from compcoll.transports.base import Wire
-from compcoll.transports.ipc import Sharing
 from compcoll.transports.loopback import LoopbackTransport
-from compcoll.transports.streamed import Joining
 
 BLOCKED = object()
 """What work returns that cannot be done yet, since it waits for another rank's stream; it is tried again."""
 
 Site = tuple[int, str]
-"""The line of a wait in compcoll/devices/streams.py, and what it is part of: the method that others call."""
+"""The line of a wait in compcoll/gpu/streams.py, and what it is part of: the method that others call."""
 
 
 class Event:
@@ -107,7 +107,7 @@ class Pending:
 
 
 class Runtime:
-    """Streams and events of one rank's device (the contract is `compcoll.devices.streams.Runtime`).
+    """Streams and events of one rank's device (the contract is `compcoll.gpu.streams.Runtime`).
 
     Parameters
     ----------

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from compcoll.devices.encode_options import PLAIN, EncodeOptions
-from compcoll.devices.host import HostCoder
-from compcoll.devices.host_selection import HostSelection
-from compcoll.devices.host_summands import NumberCoder
+from compcoll.host.device import HostCoder
+from compcoll.host.encode_options import PLAIN, EncodeOptions
+from compcoll.host.quantizer import NumberCoder
+from compcoll.host.selection import HostSelection
 
 
 class DeviceArray:
@@ -91,7 +91,7 @@ class Summands:
 
 
 class Passes:
-    """Those of sparsification, launched on a stream (the contract is `compcoll.devices.cuda_selection.Passes`)."""
+    """Those of sparsification, launched on a stream (the contract is `compcoll.gpu.selection.Passes`)."""
 
     def __init__(self, runtime: Any, selection: HostSelection) -> None:
         self._selection = selection

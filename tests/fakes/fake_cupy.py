@@ -1,6 +1,6 @@
 """What compcoll uses of CuPy's interface, on host memory: kernels run by the shim, and at once.
 
-It shows that `compcoll.devices.cuda` hands over the right things, not when: that is the deferred device's part.
+It shows that `compcoll.gpu.device` hands over the right things, not when: that is the deferred device's part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from fakes.cuda_shim import Shim
 
 from compcoll import config
-from compcoll.devices.cuda_launches import Launch
+from compcoll.gpu.launches import Launch
 
 MANAGED = 3
 
@@ -290,7 +290,7 @@ def _nccl() -> Any:
     return nccl
 
 
-_ON_CUPY = ("cuda", "cuda_ipc", "cuda_nccl", "cuda_runtime")
+_ON_CUPY = ("device", "ipc", "nccl", "runtime")
 
 
 class _CurrentDevice(threading.local):
@@ -317,7 +317,7 @@ def check_status(status: int) -> None:
 
 @contextmanager
 def installed(shim: Shim) -> Iterator[Any]:
-    """`compcoll.devices.cuda` on the fake, inside the block."""
+    """`compcoll.gpu.device` on the fake, inside the block."""
     runtime: Any = types.ModuleType("cupy.cuda.runtime")
     runtime.memcpyDefault, runtime.memcpyAsync, runtime.memoryTypeManaged = 4, memcpy, MANAGED
     runtime.getDeviceCount = lambda: 1
@@ -357,19 +357,20 @@ def installed(shim: Shim) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, module in zip(names, (cupy, cuda, runtime, nvtx, nccl)):
             patch.setitem(sys.modules, name, module)
-        import compcoll.devices
-        from compcoll.devices import cubins, cuda_launches
+        import compcoll.gpu
+        from compcoll.gpu import cubins
+        from compcoll.gpu import launches as cuda_launches
 
         # The shim is the program of all configurations.
         patch.setattr(cuda_launches, "configuration", lambda *_: None)
         patch.setattr(cubins, "nvrtc", lambda: None)
         patch.setenv(config.CUBINS, "/dev/null")
         for name in _ON_CUPY:
-            patch.delitem(sys.modules, f"compcoll.devices.{name}", raising=False)
-            patch.delattr(compcoll.devices, name, raising=False)
+            patch.delitem(sys.modules, f"compcoll.gpu.{name}", raising=False)
+            patch.delattr(compcoll.gpu, name, raising=False)
         yield cupy
     for name in _ON_CUPY:
-        sys.modules.pop(f"compcoll.devices.{name}", None)
+        sys.modules.pop(f"compcoll.gpu.{name}", None)
 
 
 class OnGPU:

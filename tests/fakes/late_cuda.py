@@ -26,9 +26,9 @@ from fakes.deferred import DeviceArray
 from torch import Tensor
 
 from compcoll import communicator
-from compcoll.devices.streams import Streams
 from compcoll.dtypes import DTYPES
 from compcoll.errors import MPIMissing
+from compcoll.gpu.streams import Streams
 from compcoll.torch import arrays, hooks, job_queue, membership
 
 try:

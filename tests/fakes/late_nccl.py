@@ -15,7 +15,7 @@ from fakes.deferred import BLOCKED, Event, Stream, memory_of
 
 from compcoll.dtypes import HALVES
 from compcoll.errors import CompcollError
-from compcoll.transports.streamed import Message
+from compcoll.gpu.stream_transport import Message
 
 
 class _Part:
@@ -52,7 +52,7 @@ class LateNCCL:
 
 
 class LateCarrier:
-    """One rank's (the contract is `compcoll.transports.streamed.Carrier`)."""
+    """One rank's (the contract is `compcoll.gpu.stream_transport.Carrier`)."""
 
     name = "late NCCL"
 
@@ -119,7 +119,7 @@ class LateCarrier:
 
 
 class LateJoining:
-    """One rank's way to join (the contract is `compcoll.transports.streamed.Joining`)."""
+    """One rank's way to join (the contract is `compcoll.gpu.stream_transport.Joining`)."""
 
     name = "late NCCL"
 

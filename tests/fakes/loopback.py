@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from compcoll import Communicator, CompcollError
-from compcoll.progress import Request
+from compcoll.execute.engine import Request
 from compcoll.transports.loopback import Loopback
 
 

@@ -29,8 +29,8 @@ from promises import EVERY
 from compcoll import Codec, Communicator, CompcollError, ErrorFeedback
 from compcoll.algorithms import ALGORITHMS
 from compcoll.codecs.sparse.sparsifier import Sparsifier
-from compcoll.collectives.compiled_plan import feedback_refused
 from compcoll.dtypes import DTYPES, numpy_dtype
+from compcoll.execute.compiled_plan import feedback_refused
 from compcoll.sparse import VarianceFeedback
 from compcoll.transports.loopback import Loopback
 

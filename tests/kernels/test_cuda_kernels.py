@@ -17,9 +17,9 @@ from promises import FIXED
 from properties import examples
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign, TernGrad
-from compcoll.devices.cuda_launches import MOST_WIRES, CodecLaunches
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostDevice
+from compcoll.gpu.launches import MOST_WIRES, CodecLaunches
+from compcoll.host.device import HostDevice
+from compcoll.host.encode_options import EncodeOptions
 from compcoll.kernels import _host
 
 SMALLEST = {"float32": 2.0**-97, "float64": 2.0**-961}

@@ -16,11 +16,11 @@ from fakes import cuda_shim
 from kept import machine_code
 
 from compcoll import ZFP, errors
-from compcoll.devices import cuda_launches as launches
-from compcoll.devices import cuda_programs
-from compcoll.devices.cubins import nvrtc
-from compcoll.devices.cuda_launches import CodecLaunches
-from compcoll.devices.cuda_programs import COMPUTED, KERNELS, PROGRAMS, program
+from compcoll.gpu import launches as launches
+from compcoll.gpu import programs as cuda_programs
+from compcoll.gpu.cubins import nvrtc
+from compcoll.gpu.launches import CodecLaunches
+from compcoll.gpu.programs import COMPUTED, KERNELS, PROGRAMS, program
 from compcoll.kernels import _host
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -16,11 +16,11 @@ from oracles.device_values import KINDS, bits, memory, untouched_around, values_
 from properties import examples
 
 from compcoll.codecs.sparse.selectors import SELECTORS
-from compcoll.devices import cuda_launches as launches
-from compcoll.devices.cuda_programs import COMPUTED
-from compcoll.devices.cuda_selection import DeviceSelection, SelectionKernels
-from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
+from compcoll.gpu import launches as launches
+from compcoll.gpu.programs import COMPUTED
+from compcoll.gpu.selection import DeviceSelection, SelectionKernels
+from compcoll.host.device import HostDevice
 
 
 class AtOnce:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from properties import examples
 
 import compcoll
-from compcoll.devices.host import HostDevice
 from compcoll.errors import WireCorrupted
+from compcoll.host.device import HostDevice
 from compcoll.kernels import _host
 
 REPOSITORY = Path(__file__).resolve().parents[2]

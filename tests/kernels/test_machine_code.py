@@ -16,12 +16,12 @@ from kept import machine_code
 from oracles import sass, sass_machine
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, MinMax, OneBit
-from compcoll.devices.cubins import nvrtc
-from compcoll.devices.cuda_launches import CodecLaunches
-from compcoll.devices.cuda_programs import Program, program
-from compcoll.devices.cuda_selection import SelectionKernels
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostDevice
+from compcoll.gpu.cubins import nvrtc
+from compcoll.gpu.launches import CodecLaunches
+from compcoll.gpu.programs import Program, program
+from compcoll.gpu.selection import SelectionKernels
+from compcoll.host.device import HostDevice
+from compcoll.host.encode_options import EncodeOptions
 
 Bounds = dict[str, tuple[float, float]]
 Kernels = Callable[[Program], sass.Cubin]

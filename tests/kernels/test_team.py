@@ -13,9 +13,9 @@ import pytest
 
 import compcoll
 from compcoll.codecs.base import Codec
-from compcoll.devices.encode_options import EncodeOptions
-from compcoll.devices.host import HostDevice
 from compcoll.dtypes import DTYPES
+from compcoll.host.device import HostDevice
+from compcoll.host.encode_options import EncodeOptions
 from compcoll.kernels import _host
 
 CODECS: dict[str, Codec] = {
@@ -30,7 +30,7 @@ ENCODE = """
 import os
 import numpy as np
 import compcoll
-from compcoll.devices.host import HostDevice
+from compcoll.host.device import HostDevice
 
 def encode(n, threads):
     coder = compcoll.get_codec("zfp", rate=8).coder(HostDevice(threads), "float32")

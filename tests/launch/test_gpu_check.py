@@ -214,7 +214,7 @@ def test_a_python_of_that_version_is_found_or_asked_for(tmp_path: Path, monkeypa
 
 def test_all_programs_of_the_tests_are_packed() -> None:
     """Also of codecs that have none of one configuration."""
-    from devices.test_gpu import CODECS
+    from gpu.test_gpu import CODECS
     from gpu_programs import wanted  # type: ignore[import-not-found]
 
     from compcoll.tools.cubins import programs

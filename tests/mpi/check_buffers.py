@@ -13,8 +13,8 @@ from oracles.collectives import expected
 
 from compcoll import Communicator
 from compcoll.algorithms import native
-from compcoll.collectives.choose import NAMES
 from compcoll.errors import InvalidBuffer
+from compcoll.plan.choose import NAMES
 from compcoll.sparse import TopK
 
 CONSTANTS = (MPI.IN_PLACE, MPI.BOTTOM)

@@ -9,7 +9,7 @@ from fakes.deferred import Device, DeviceArray, unwrapped
 from mpi4py import MPI
 
 from compcoll import Communicator, ErrorFeedback
-from compcoll.collectives.device import DeviceCollectives
+from compcoll.execute.gpu import DeviceCollectives
 
 
 class AwareTransport:

@@ -17,7 +17,6 @@ from mpi4py import MPI
 
 import compcoll
 from compcoll import Communicator
-from compcoll.collectives.choose import NAMES
 from compcoll.errors import (
     CollectiveMismatch,
     CommunicatorBroken,
@@ -27,6 +26,7 @@ from compcoll.errors import (
     UnsupportedDType,
     UnsupportedRecovery,
 )
+from compcoll.plan.choose import NAMES
 
 
 def assert_usable(comm: MPI.Intracomm) -> None:

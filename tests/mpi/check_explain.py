@@ -15,8 +15,8 @@ from mpi4py import MPI
 
 from compcoll import ZFP, Communicator, CompcollError, MinMax
 from compcoll.layout import World
-from compcoll.model.predict import DEFAULTS, RAW, Timing
-from compcoll.model.profile import Stored, place_of, save
+from compcoll.plan.cost import DEFAULTS, RAW, Timing
+from compcoll.plan.profile import Stored, place_of, save
 
 SIZES = (4, 4096, 400_000, 1_500_000)
 WAYS: list[dict[str, Any]] = [

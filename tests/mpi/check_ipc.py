@@ -16,8 +16,8 @@ from mpi.world import raised
 from mpi4py import MPI
 
 from compcoll import Communicator
-from compcoll.collectives.device import DeviceCollectives
 from compcoll.errors import CommunicatorBroken, PeerTimeout
+from compcoll.execute.gpu import DeviceCollectives
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 

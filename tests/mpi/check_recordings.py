@@ -149,7 +149,7 @@ def check_calls_that_do_not_belong_together(comm: MPI.Intracomm) -> None:
 
 def check_old_recordings_are_given_back(comm: MPI.Intracomm) -> None:
     """More than are kept, over and over."""
-    from compcoll.collectives import programs
+    from compcoll.execute import programs
 
     kept, programs._MOST_KEPT = programs._MOST_KEPT, 100
     try:

@@ -10,7 +10,8 @@ import pytest
 from mpi4py import MPI
 
 from compcoll import Communicator
-from compcoll.progress import NeedsLooks, engine
+from compcoll.execute import engine
+from compcoll.pending import NeedsLooks
 from compcoll.transports.mpi import MPITransport
 
 FORMATS = [*"bBhHiIlLqQfd"]

@@ -17,8 +17,8 @@ from mpi4py import MPI
 from compcoll import Communicator
 from compcoll.errors import InvalidArgument
 from compcoll.layout import World
-from compcoll.model.predict import DEFAULTS, RAW, Link, Timing
-from compcoll.model.profile import Place, Stored, load, save
+from compcoll.plan.cost import DEFAULTS, RAW, Link, Timing
+from compcoll.plan.profile import Place, Stored, load, save
 from compcoll.tools.tune import tune
 from compcoll.transports.mpi import MPITransport
 

@@ -75,7 +75,7 @@ def test_means_have_one_name() -> None:
 
 def test_a_group_with_the_time_of_one_core() -> None:
     """Where none may be made, it says so."""
-    show = "from compcoll.devices.cores import quotas; print(min(quota.cores for quota in quotas()))"
+    show = "from compcoll.host.cores import quotas; print(min(quota.cores for quota in quotas()))"
     program = Path(busy.__file__).with_name("one-core")
     done = subprocess.run([program, sys.executable, "-c", show], capture_output=True, text=True, timeout=60)
     if "no control group can be limited here" in done.stderr:

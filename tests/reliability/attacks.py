@@ -26,7 +26,6 @@ from told import SOON, TIMEOUT, WORLD, X, told
 
 import compcoll
 from compcoll import Communicator
-from compcoll.collectives import handshake, planned_steps
 from compcoll.errors import (
     CollectiveFailed,
     CollectiveMismatch,
@@ -35,6 +34,7 @@ from compcoll.errors import (
     PeerTimeout,
     WireCorrupted,
 )
+from compcoll.execute import handshake, planned_steps
 from compcoll.transports import construction, mpi, nodes
 from compcoll.transports.base import Wire
 

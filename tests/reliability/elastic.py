@@ -17,7 +17,7 @@ from typing import Any
 from mpi4py import MPI
 from replayed import Replayed
 
-from compcoll.progress import Pending
+from compcoll.pending import Pending
 from compcoll.transports.base import Persistent, Wire
 from compcoll.transports.mpi import MPITransport
 

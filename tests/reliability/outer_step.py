@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
-from compcoll.progress import Pending
+from compcoll.pending import Pending
 from compcoll.torch import DiLoCo
 from compcoll.torch.groups.transport import GroupTransport
 from compcoll.transports.base import Wire

@@ -24,7 +24,7 @@ from mpi4py import MPI
 from compcoll import Communicator, IntSum, Request
 from compcoll.codecs.base import ErrorBound
 from compcoll.dtypes import DTYPES as FORMATS
-from compcoll.progress import Pending
+from compcoll.pending import Pending
 from compcoll.sparse import TopK
 from compcoll.transports.mpi import MPITransport
 from osu_like_bench.bounds import bound_of, encodings_of, of_blocks, result_bound

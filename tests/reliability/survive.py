@@ -30,7 +30,7 @@ from replayed import Replayed
 
 from compcoll import Communicator, ErrorFeedback, Request
 from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
-from compcoll.progress import Pending
+from compcoll.pending import Pending
 from compcoll.transports.base import Persistent, Wire
 from compcoll.transports.mpi import MPITransport
 

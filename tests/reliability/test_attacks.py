@@ -21,11 +21,11 @@ from mpi.environments import MPI, Completed
 
 import compcoll
 from compcoll import config, get_codec, list_codecs
-from compcoll.devices import cores
 from compcoll.errors import CompcollError, InvalidArgument, ProfileError
+from compcoll.host import cores
 from compcoll.layout import World
-from compcoll.model.predict import DEFAULTS, Timing
-from compcoll.model.profile import Place, Stored, load, save
+from compcoll.plan.cost import DEFAULTS, Timing
+from compcoll.plan.profile import Place, Stored, load, save
 from compcoll.transports import library
 
 SCRIPT = Path(__file__).resolve().parent / "attacks.py"
@@ -144,7 +144,7 @@ def test_a_system_that_does_not_tell_which_cores(monkeypatch: pytest.MonkeyPatch
     assert config.threads(1) >= 1
     package = Path(cores.__file__).parents[1]
     askers = [path.name for path in package.rglob("*.py") if "sched_getaffinity" in path.read_text()]
-    assert askers == ["cores.py"], "everybody else asks compcoll.devices.cores"
+    assert askers == ["cores.py"], "everybody else asks compcoll.host.cores"
 
 
 @pytest.mark.parametrize("text", ["1e308", "1e5", "inf", "nan", "-1"])
@@ -270,7 +270,7 @@ def test_no_store_stays_after_an_error(mpi: MPI, mpirun: Callable[..., Completed
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_what_safety_costs(mpirun: Callable[..., Completed], figure: Callable[[str], None]) -> None:
-    """Figures only: what does not grow is counted in tests/collectives/test_many_in_flight.py."""
+    """Figures only: what does not grow is counted in tests/execute/test_many_in_flight.py."""
     done = mpirun(2, SCRIPT.with_name("costs.py"), timeout=180)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 13

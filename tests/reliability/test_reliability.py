@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mpi.environments import MPI, Completed
 
-from compcoll.collectives.choose import NAMES, SHARED_MEMORY
+from compcoll.plan.choose import NAMES, SHARED_MEMORY
 
 SCRIPTS = Path(__file__).resolve().parent
 ULFM = ("--with-ft", "ulfm")

@@ -67,7 +67,7 @@ def told_of_gone(
 ) -> dict[str, list[tuple[float, float]]]:
     """Every rank says that one is missing while that is stopped; in long runs within the time-out and a second, and
     later only by what the system took to wake up who slept meanwhile. That the clock is looked at in every wait is for
-    tests/collectives/test_timeouts.py.
+    tests/execute/test_timeouts.py.
     """
     (said := folder / "said").mkdir()
     seconds = told(mpirun(ranks, SCRIPT, "gone", str(said), str(timeout), *kinds, timeout=300))

@@ -10,7 +10,7 @@ import pytest
 from compcoll.__main__ import main
 from compcoll.errors import InvalidArgument
 from compcoll.layout import World
-from compcoll.model.predict import Link, Profile, Speed, WireFormat, formula, raw
+from compcoll.plan.cost import Link, Profile, Speed, WireFormat, formula, raw
 from compcoll.simulation.network import Network
 from compcoll.simulation.run import step_seconds
 

@@ -19,7 +19,7 @@ from promises import FIXED, one_of_each
 from compcoll import ZFP, Codec, CompcollError, MinMax
 from compcoll.__main__ import main
 from compcoll.errors import InvalidArgument
-from compcoll.model.predict import DEFAULTS, Link
+from compcoll.plan.cost import DEFAULTS, Link
 from compcoll.simulation import run as simulation
 from compcoll.simulation.network import Account, Network, Simulated
 from compcoll.simulation.run import ALGORITHMS, Outcome, Scenario, handshake

@@ -14,8 +14,8 @@ import compcoll
 from compcoll import Codec
 from compcoll.codecs.base import Coder, Device
 from compcoll.codecs.numpy_codec import NumpyCoder
-from compcoll.devices.encode_options import PLAIN, EncodeOptions
 from compcoll.errors import CodecError, UnsupportedDType
+from compcoll.host.encode_options import PLAIN, EncodeOptions
 from compcoll.tools.check import PROMISES
 
 FEW = one_of_each(EVERY)

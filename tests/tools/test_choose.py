@@ -12,7 +12,7 @@ import pytest
 
 from compcoll.__main__ import main
 from compcoll.layout import World
-from compcoll.model.predict import DEFAULTS, Link, Profile, Timing
+from compcoll.plan.cost import DEFAULTS, Link, Profile, Timing
 from compcoll.tools.choose import EXAMPLE, chosen, gain
 
 GBIT = 1e9 / 8
@@ -77,7 +77,7 @@ def test_link_that_is_given_drops_timings_of_others(
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Callable[..., Path]:
-    from compcoll.model import profile
+    from compcoll.plan import profile
 
     place = profile.Place("MPI 1.0", ("a",), "host portable")
     return lambda known: profile.save(

@@ -14,7 +14,7 @@ import pytest
 from mpi.environments import Completed
 
 import compcoll
-from compcoll.devices.host import HostDevice
+from compcoll.host.device import HostDevice
 from compcoll.tools import doctor, selftest
 from compcoll.tools import machine as surroundings
 from compcoll.tools.machine import Launcher, binding, launcher, settings

@@ -13,7 +13,7 @@ import pytest
 
 from compcoll import ZFP
 from compcoll.layout import World
-from compcoll.model.predict import DEFAULTS, Link, Timing
+from compcoll.plan.cost import DEFAULTS, Link, Timing
 from compcoll.tools import tune
 from compcoll.tools.tune import Stopwatch
 

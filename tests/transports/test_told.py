@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compcoll.devices.cores import Cores, Quota
 from compcoll.errors import WireCorrupted
+from compcoll.host.cores import Cores, Quota
 from compcoll.layout import World
-from compcoll.model import profile
-from compcoll.model.predict import DEFAULTS, Timing
+from compcoll.plan import profile
+from compcoll.plan.cost import DEFAULTS, Timing
 from compcoll.transports.told import packed, unpacked
 
 VALUES = st.recursive(

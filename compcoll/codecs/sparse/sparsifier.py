@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ...devices.arrays import store
-from ...devices.encode_options import PLAIN, EncodeOptions
-from ...devices.host_selection import Search
 from ...dtypes import DTYPES, computed_on
 from ...errors import InvalidArgument, InvalidBuffer
 from ...feedback import ErrorFeedback
+from ...host.arrays import store
+from ...host.encode_options import PLAIN, EncodeOptions
+from ...host.selection import Search
 from ..base import Array, Codec, Coder, Device
 from ..checksum import NBYTES, opened
 from ..options import OneOf, option

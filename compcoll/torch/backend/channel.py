@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...collectives.signature import Signature, fingerprint
 from ...communicator import Communicator
 from ...errors import CommunicatorBroken, InvalidArgument, PeerTimeout
+from ...plan.signature import Signature, fingerprint
 from ...transports.job_end import end_job
 from ...transports.library import MPI
 from ..background import Background

@@ -17,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ...transports.gpu_aware import gpu_awareness
+from ...transports.library import gpu_awareness
 from ..buffers import Packed, check
 from ..streams import StreamOrder
 

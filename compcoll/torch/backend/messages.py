@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import CommunicatorBroken, InvalidArgument, InvalidBuffer, PeerTimeout
-from ...progress import keep_forever, wait_for
+from ...pending import keep_forever, wait_for
 from ...transports.library import MPI
 from ..background import Background
 from ..buffers import Packed, nbytes_of, on_host

@@ -16,11 +16,11 @@ from torch.distributed import ReduceOp
 from ...algorithms.dissemination import surely_small
 from ...algorithms.shared_memory import STREAMED_NBYTES
 from ...codecs.base import Codec
-from ...collectives.call import operation_name
-from ...collectives.choose import AUTO, DISSEMINATION, NAMES
-from ...collectives.signature import Signature
-from ...devices.host import HostDevice
 from ...errors import InvalidBuffer, UnsupportedDType
+from ...host.device import HostDevice
+from ...plan.call import operation_name
+from ...plan.choose import AUTO, DISSEMINATION, NAMES
+from ...plan.signature import Signature
 from ...stats import Stats
 from ...transports.library import MPI
 from ..arrays import Array, GPUArrays, gpu_can_encode

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from ...collectives.choose import AUTO, NAMES
 from ...errors import InvalidArgument
+from ...plan.choose import AUTO, NAMES
 from ...stats import Stats
 from ..buffers import COMPRESSIBLE, nbytes_of
 from ..groups import collectives, membership

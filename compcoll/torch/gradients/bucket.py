@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...codecs.base import Codec
-from ...collectives import choose
 from ...communicator import Communicator
 from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
+from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
 from ..account import Account
 from ..arrays import Array, GPUArrays, HostArray, HostArrays

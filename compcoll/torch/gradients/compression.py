@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
 from ...codecs.options import real
-from ...collectives import choose
+from ...codecs.registry import as_codec
 from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
-from ...registry import as_codec
+from ...plan import choose
 from ...sparse import DGCFeedback, Sparsifier, TopK
 from ..policy import KINDS, SMALLEST, exact_parameters
 from .bucket import Feedback

@@ -14,9 +14,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
-from ...collectives import choose
 from ...communicator import Communicator
 from ...errors import InvalidArgument, UnsupportedDevice
+from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
 from ..account import Account
 from ..arrays import HostArray, arrays_on, device_of

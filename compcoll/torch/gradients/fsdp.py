@@ -18,10 +18,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from ...codecs.base import Codec
-from ...collectives import choose
 from ...communicator import Communicator
 from ...errors import HookTaken, InvalidArgument
 from ...feedback import ErrorFeedback
+from ...plan import choose
 from ..account import Account
 from ..arrays import Array, arrays_on
 from ..buffers import COMPRESSIBLE

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...codecs.base import Codec
-from ...collectives import choose
-from ...collectives.plan import Plan
 from ...errors import InvalidBuffer
 from ...feedback import ErrorFeedback
+from ...plan import choose
+from ...plan.plan import Plan
 from ...stats import Stats
 from ..arrays import Array
 from ..buffers import Packed, nbytes_of

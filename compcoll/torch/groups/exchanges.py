@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...codecs.base import Codec
-from ...devices.host import HostDevice
 from ...encoding import decode, encode
 from ...errors import CollectiveMismatch, InvalidArgument, InvalidBuffer
+from ...host.device import HostDevice
 from ..buffers import array_of, overlap, split_counts
 from ..handles import Followed
 from ..roll_call import board_of

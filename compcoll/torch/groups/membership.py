@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ... import config
 from ...codecs.base import Codec
+from ...codecs.registry import as_codec
 from ...communicator import Communicator
-from ...devices.host import HostDevice
 from ...errors import (
     InvalidArgument,
     InvalidBuffer,
@@ -33,9 +33,9 @@ from ...errors import (
     UnsupportedDType,
 )
 from ...feedback import ErrorFeedback
-from ...model.predict import Profile
-from ...model.profile import remember, save
-from ...registry import as_codec
+from ...host.device import HostDevice
+from ...plan.cost import Profile
+from ...plan.profile import remember, save
 from ...stats import Stats
 from ...tools.machine import launcher
 from ...tools.tune import describe

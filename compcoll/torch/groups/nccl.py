@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...devices.watched import WatchedCarrier
-from ...transports.streamed import Message
+from ...gpu.stream_transport import Message
+from ...gpu.watchdog import WatchedCarrier
 
 _NEVER = timedelta(days=3650)
 """After which PyTorch's own watch would end the process: ours ends the collective, and says so."""
@@ -29,7 +29,7 @@ _LEFT_TO_US = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT
 
 
 class TorchCarrier(WatchedCarrier):
-    """One rank's part of a process group of NCCL's (the contract is `compcoll.transports.streamed.Carrier`).
+    """One rank's part of a process group of NCCL's (the contract is `compcoll.gpu.stream_transport.Carrier`).
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class TorchCarrier(WatchedCarrier):
 
 
 class TorchNCCL:
-    """The way in which a GPU joins others by PyTorch's NCCL (the contract is `compcoll.transports.streamed.Joining`).
+    """The way in which a GPU joins others by PyTorch's NCCL (the contract is `compcoll.gpu.stream_transport.Joining`).
 
     Parameters
     ----------

@@ -22,9 +22,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.library import custom_op
 
 from ...codecs.base import Codec
-from ...collectives import choose
 from ...errors import CompcollError
 from ...feedback import ErrorFeedback
+from ...plan import choose
 from ..linear import linear
 from ..untraced import constant, untraced
 from .membership import Group, check_fixed, check_group, coding

@@ -27,12 +27,12 @@ from torch import Tensor
 
 from ... import __version__
 from ...errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, WireCorrupted
+from ...gpu.device_transport import DeviceTransport
+from ...gpu.stream_transport import Joining
 from ...kernels._host import Function
-from ...progress import Pending
+from ...pending import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
-from ...transports.device import DeviceTransport
 from ...transports.nodes import find_nodes, host_name
-from ...transports.streamed import Joining
 from ...transports.told import packed, unpacked
 from ..membership import gather_bytes, gathered
 from ..roll_call import Board, store_of

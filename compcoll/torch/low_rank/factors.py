@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...devices.host import HostDevice
 from ...dtypes import DTYPES
+from ...host.device import HostDevice
 from ...kernels import _host
 
 _CACHED = 1 << 17

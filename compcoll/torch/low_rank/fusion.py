@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...codecs.base import Codec
-from ...collectives import choose
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...feedback import ErrorFeedback
+from ...plan import choose
 from ..account import Account
 from ..buffers import array_of
 from ..groups.membership import communicator_of

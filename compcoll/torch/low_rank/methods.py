@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
-from ...collectives import choose
+from ...codecs.registry import as_codec
 from ...errors import HookTaken, InvalidArgument
-from ...registry import as_codec
+from ...plan import choose
 from ..account import Account
 from ..arrays import device_of
 from ..hooks import check_hook_free

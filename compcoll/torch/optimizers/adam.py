@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...codecs.base import Codec
+from ...codecs.registry import as_codec
 from ...errors import InvalidArgument
-from ...registry import as_codec
 from ...sparse import Sparsifier
 from ..account import Account
 from ..hooks import check_hook_free

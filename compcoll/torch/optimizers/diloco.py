@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ...codecs.base import Codec
+from ...codecs.registry import as_codec
 from ...communicator import Communicator
 from ...errors import InvalidArgument
-from ...registry import as_codec
 from ..account import Account, RecentSteps
 from ..arrays import HostArray
 from ..handles import Handle

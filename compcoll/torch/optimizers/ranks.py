@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ...collectives import choose
-from ...collectives.signature import Signature
 from ...communicator import Communicator
 from ...errors import InvalidArgument
+from ...plan import choose
+from ...plan.signature import Signature
 from ..groups.membership import check_group, communicator_of, device_of
 from ..hooks import register_hook
 from ..membership import check_alike, compare

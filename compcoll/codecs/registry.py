@@ -1,0 +1,118 @@
+"""Codecs by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from .. import codecs
+from ..errors import InvalidArgument, UnknownCodec
+from .base import Codec
+from .sparse.methods import ALL as SPARSIFIERS
+
+_OWN: dict[str, type[Codec]] = {cls.name: cls for cls in [*codecs.ALL, *SPARSIFIERS]}
+_GROUP = "compcoll.codecs"
+
+
+@lru_cache(maxsize=1)
+def codec_classes() -> dict[str, type[Codec]]:
+    """All codecs by name."""
+    others: dict[str, type[Codec]] = {point.name: point.load() for point in entry_points(group=_GROUP)}
+    return others | _OWN
+
+
+def is_own(cls: type[Codec]) -> bool:
+    """Return whether a codec is compcoll's own."""
+    return _OWN.get(cls.name) is cls
+
+
+def list_codecs() -> list[str]:
+    """Names of all codecs: compcoll's own and those that installed packages add by the entry point compcoll.codecs.
+
+    Examples
+    --------
+    >>> "zfp" in compcoll.list_codecs()
+    True
+    """
+    return sorted(codec_classes())
+
+
+def get_codec(name: str, **options: Any) -> Codec:
+    """Make the codec of that name.
+
+    Parameters
+    ----------
+    name : str
+        One of `list_codecs`.
+    **options
+        The codec's configuration, such as ``rate=8``.
+
+    Raises
+    ------
+    UnknownCodec
+        If there is no codec of that name.
+    InvalidArgument
+        If the codec has no such option, or not with that value.
+
+    Examples
+    --------
+    >>> compcoll.get_codec("zfp", rate=8)
+    ZFP(rate=8.0)
+    """
+    cls = _OWN.get(name) or codec_classes().get(name)
+    if cls is None:
+        raise UnknownCodec(f"unknown codec {name!r}{meant(name, list_codecs())}: there are {', '.join(list_codecs())}")
+    try:
+        return cls(**options)
+    except TypeError as error:
+        allowed = sorted(field.name for field in fields(cls)) if is_dataclass(cls) else list(options)
+        for option in options:
+            if option not in allowed:
+                known = ", ".join(allowed)
+                raise InvalidArgument(f"codec {name!r} has no option {option!r}: it takes {known}") from None
+        raise InvalidArgument(f"codec {name!r} cannot take {options}: {error}") from error
+
+
+def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str = "codec") -> Codec | None:
+    """The codec that a call's argument names, with its options; None for uncompressed."""
+    if isinstance(codec, str):
+        return get_codec(codec, **options)
+    if options and codec is None:
+        raise InvalidArgument(_without_codec(sorted(options), argument))
+    if options:
+        raise InvalidArgument(f"options {', '.join(sorted(options))} go with a codec's name, not with {codec!r}")
+    if isinstance(codec, type):
+        raise InvalidArgument(f"{argument}={codec.__name__} is a class: give {codec.__name__}(…), or its name")
+    if codec is not None and not isinstance(codec, Codec):
+        raise InvalidArgument(
+            f"{argument}={codec!r} is neither a codec nor the name of one ({', '.join(list_codecs())})"
+        )
+    return codec
+
+
+def needed_codec(codec: str | Codec, options: dict[str, Any]) -> Codec:
+    """The codec that an argument names, where there must be one."""
+    found = as_codec(codec, options)
+    if found is None:
+        raise InvalidArgument("codec=None: a codec is needed here")
+    return found
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Suggest a similar name; empty if there is none."""
+    close = get_close_matches(str(name).lower(), known, 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _without_codec(options: Sequence[str], argument: str) -> str:
+    """Say what is wrong with options without a codec: it was forgotten, or they are misspelt."""
+    classes = filter(is_dataclass, codec_classes().values())
+    known = {field.name for cls in classes for field in fields(cls)}
+    for option in options:
+        if option not in known:
+            return f"{option!r} is neither an argument nor an option of any codec{meant(option, (argument, *known))}"
+    return f'options {", ".join(options)} go with a codec: name it, such as {argument}="zfp"'

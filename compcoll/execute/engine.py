@@ -1,0 +1,399 @@
+"""Requests, which are collectives under way, and the engine that makes them advance."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from .. import lifetime
+from ..errors import CompcollError
+from ..kernels._host import naps_within, poll
+from ..pending import THREADS, Patience, Peers, Pending, Steps, Turn, give_way, seconds_of_looks
+from ..stats import Stats
+
+# MPI knows one progress for all communicators, and so do we: a rank that waits in one must advance the others.
+under_way: set[Engine] = set()
+"""The engines of this process that have collectives to advance, but private ones: these advance in their own waits."""
+
+_all: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+_SECONDS_AT_THE_END = 2.0
+
+_LOOKS_BEFORE_EARLY_NAPS, _SHORTEST_NAP = 20, 50e-6
+
+_SECONDS_BETWEEN_CHECKS = 0.005
+"""The time between looks at the time-out, and at whether another rank has given up: MPI is asked."""
+
+_SECONDS_BEFORE_NAPS, _PART_SLEPT, _LONGEST_NAP = 0.5e-3, 0.1, 5e-3
+"""Nothing wakes who naps: of the time waited, no large part."""
+
+_FEW = 64
+"""Collectives of a communicator that are looked at, from the oldest on: more than can be under way at once; those
+behind wait for them.
+"""
+
+
+def end_all() -> None:
+    """End every engine: before MPI does, or the interpreter. What is under way may end within two seconds; in a forked
+    child nothing is.
+    """
+    if lifetime.is_forked():
+        return
+    for engine in tuple(_all):
+        engine.close()
+    deadline = time.monotonic() + _SECONDS_AT_THE_END
+    for engine in tuple(under_way):
+        if (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(Exception):
+                engine.drain(left)
+
+
+lifetime.before_end(end_all)
+
+
+@lru_cache(maxsize=1)
+def _end_all_at_exit() -> None:
+    atexit.register(end_all)
+
+
+class Ended:
+    """The end of a collective under way, as something to wait for."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def Test(self) -> bool:
+        return self._request.done
+
+
+def _nothing_to_release(error: BaseException | None) -> BaseException | None:
+    return error
+
+
+class Request:
+    """A collective under way on this rank.
+
+    Attributes
+    ----------
+    stats : Stats
+        What it did; complete when the request is.
+    done : bool
+        Whether it has ended, well or with an error.
+
+    Examples
+    --------
+    >>> request = compcoll.iallreduce(np.ones(4, np.float32), op="mean")
+    >>> total = request.wait()
+    >>> request.done, request.stats.collective
+    (True, 'allreduce')
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.finish: Callable[[Any], Any] | None = None  # what makes the result that the caller gets
+
+    def begin(
+        self,
+        steps: Steps,
+        stats: Stats,
+        engine: Engine,
+        *,
+        release: Callable[[BaseException | None], BaseException | None],
+        timeout: float | None = None,
+    ) -> None:
+        """Begin to wait for some steps."""
+        self.stats = stats
+        self.timeout = timeout
+        self.done = False
+        self.steps = 0
+        self.waiting_for: Pending | None = None
+        self._steps = steps
+        self._engine = engine
+        self._release = release
+        self._error = None
+        self._finished = False  # and about to be done
+        self._started = time.perf_counter()
+        self._blocked = 0.0
+
+    def test(self) -> bool:
+        """Advance without blocking; tell whether the collective has ended.
+
+        Raises
+        ------
+        CompcollError
+            If it ended with an error.
+        """
+        if not self.done:
+            self._engine.advance()
+        if self._error is not None:
+            raise self._error
+        return self.done
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end and return the result.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds without any progress after which to give up; by default those of the call, or the communicator's.
+
+        Raises
+        ------
+        PeerTimeout
+            If nothing came for that long: the communicator cannot be used any more.
+        PeerFailed
+            If a rank has died, and MPI tells.
+        CompcollError
+            If the collective ended with an error.
+        """
+        if not self.done:
+            self._engine.wait(self, self.timeout if timeout is None else timeout)
+        if self._error is not None:
+            raise self._error
+        if self.finish is not None:
+            self._result, self.finish = self.finish(self._result), None
+        return self._result
+
+    def describe(self) -> str:
+        """One line on what it is and waits for."""
+        return f"{self.stats.collective} by {self.stats.algorithm}, after {self.steps} steps"
+
+    def _advance(self, patience: Patience | None = None) -> bool:
+        """Go on until something must be waited for, with so much patience; tell whether there was any progress."""
+        if self._finished:
+            return False
+        pending, steps = self.waiting_for, self.steps
+        try:
+            while pending is None or (pending.Test() if patience is None else poll(pending.Test, *patience)):
+                if self._blocked:
+                    self.stats.wait_seconds += time.perf_counter() - self._blocked
+                    self._blocked = 0.0
+                self.steps += 1
+                pending = self.waiting_for = next(self._steps)
+        except StopIteration as end:
+            self._finish(end.value, None)
+        except Exception as error:
+            self._finish(None, error)
+        except BaseException as error:
+            # An interrupt while the steps waited has left them as they were.
+            if getattr(self._steps, "gi_frame", None) is None:
+                self._finish(None, error)
+            raise
+        else:
+            if not self._blocked:
+                self._blocked = time.perf_counter()
+        return self.steps != steps
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        self.waiting_for = None
+        self.stats.total_seconds = time.perf_counter() - self._started
+        self._result, self._error = result, self._release(error)
+        self._release = _nothing_to_release  # it has the communicator, which would never be collected
+        self.done = True
+
+
+class Engine:
+    """All collectives of a communicator that are under way, in the order in which they were started.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds that a wait may last.
+    threaded : bool
+        Whether a thread makes collectives advance while the caller does other things.
+    crowded : bool
+        Whether others have use for this core, ranks that share it or the network's own work: unless ``lent``, a
+        waiting rank lets them have it after two looks in vain instead of 50.
+    lent : bool
+        Whether each look for a message lends the core already, where others wait for it: MPI does.
+    naps : bool
+        Whether what waits sleeps from the 20th look in vain on, for a thread beside others that have work for the
+        core; else after half a millisecond.
+    private : bool
+        Whether no other engine's wait makes these advance: their messages block who looks for them.
+    peers : Peers
+        Asked when a wait takes too long.
+
+    Attributes
+    ----------
+    alone, beside : Patience
+        Of waits in C++, of what waits by itself, and of what does while there are other collectives to advance: that
+        without naps.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        peers: Peers,
+        *,
+        threaded: bool = False,
+        crowded: bool = False,
+        lent: bool = False,
+        naps: bool = False,
+        private: bool = False,
+    ) -> None:
+        self.timeout = timeout
+        self._peers = peers
+        self._looks = 2 if naps or (crowded and not lent) else 50
+        # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
+        self._naps = naps or (crowded and threaded)
+        self.alone, self.beside = (self._looks, naps_within(timeout)), (self._looks, 0)
+        self._private = private
+        self.active: deque[Request] = deque()
+        self.lock = threading.RLock()
+        self._work = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        if threaded:
+            given = (weakref.ref(self), self._work)
+            self._thread = threading.Thread(target=_progress, args=given, name=f"{THREADS}progress", daemon=True)
+            self._thread.start()
+            weakref.finalize(self, self._work.set)
+        _all.add(self)
+        _end_all_at_exit()
+
+    def start(self, request: Request) -> None:
+        """Begin a collective."""
+        with self.lock:
+            self.active.append(request)
+            if not self._private:
+                under_way.add(self)
+            request._advance()
+            if request.done:
+                self._forget(request)
+                return
+        if self._thread is not None:
+            self._work.set()
+
+    def advance(self) -> bool:
+        """Let each collective go on as far as it can; tells whether any did."""
+        moved = False
+        with self.lock:
+            for request in tuple(islice(self.active, _FEW)):
+                moved = request._advance() or moved
+                if request.done:
+                    self._forget(request)
+                elif isinstance(request.waiting_for, Turn):  # so do all behind it
+                    break
+        return moved
+
+    def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
+        """Advance everything, in all communicators (a private engine in its own), until ``finished()``.
+
+        Raises
+        ------
+        PeerTimeout, PeerFailed, CommunicatorBroken
+            If nothing moves for ``timeout`` seconds, or another rank has given up: all that is under way in this
+            communicator ends with this error.
+        """
+        limit = self.timeout if timeout is None else timeout
+        idle, since = 0, time.monotonic()
+        check = since + _SECONDS_BETWEEN_CHECKS
+        while not finished():
+            moved = False
+            for engine in (self,) if self._private else tuple(under_way):
+                moved = engine.advance() or moved
+            now = time.monotonic()  # each time: a look takes as long as others have the core
+            if moved:
+                idle, since = 0, now
+                continue
+            idle += 1
+            if now > check:
+                if now > since + limit or self._peers.gave_up():
+                    if finished():  # just now, with an error of its own, which was the reason to give up
+                        return
+                    error = self._peers.ask(waiting(), limit)
+                    self.fail(error)
+                    raise error
+                check = now + _SECONDS_BETWEEN_CHECKS
+            early = self._naps and idle > _LOOKS_BEFORE_EARLY_NAPS
+            if early or now > since + max(_SECONDS_BEFORE_NAPS, seconds_of_looks()):
+                time.sleep(min(max((now - since) * _PART_SLEPT, _SHORTEST_NAP), _LONGEST_NAP))
+                continue
+            if idle > self._looks:
+                give_way()
+
+    def wait(self, request: Request, timeout: float | None) -> None:
+        """Advance everything until a collective has ended, as `drive` does."""
+        # The one that nobody else is beside waits in C++ at first.
+        while (
+            not request.done
+            and len(self.active) == 1
+            and self._thread is None
+            and (self._private or len(under_way) == 1)
+        ):
+            with self.lock:
+                if not request._advance(self.beside if seconds_of_looks() else self.alone):
+                    break
+                if request.done:
+                    self._forget(request)
+        if not request.done:
+            try:
+                self.drive(lambda: request.done, timeout, request.describe)
+            except CompcollError:
+                if request._error is None:  # else all that was under way ended with that one, found out meanwhile
+                    raise
+
+    def fail(self, error: BaseException) -> None:
+        """End all that is under way with this error."""
+        with self.lock:
+            for request in tuple(self.active):
+                request._finish(None, error)
+                self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        if request in self.active:  # if not, an error has ended all
+            self.active.remove(request)
+        if not self.active:
+            under_way.discard(self)
+
+    def follow(self, steps: Steps, waiting: object = "a blocking collective", timeout: float | None = None) -> Any:
+        """Run some steps to their end, of which each may take as long as a wait, and return their result."""
+        while True:
+            try:
+                pending = next(steps)
+            except StopIteration as end:
+                return end.value
+            if pending is not None and not pending.Test():
+                self.drive(pending.Test, timeout, lambda: str(waiting))
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Finish everything that is under way."""
+        if self.active:
+            self.drive(lambda: not self.active, timeout, lambda: "; ".join(r.describe() for r in self.active))
+
+    def close(self) -> None:
+        """End the progress thread."""
+        self._closed = True
+        self._work.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _progress(engine_of: Callable[[], Engine | None], work: threading.Event) -> None:
+    """Advance the collectives of an engine until it is closed, or nobody has it any more."""
+    while True:
+        work.wait()
+        work.clear()
+        while (engine := engine_of()) is not None and engine.active and not engine._closed:
+            # A little sleep leaves the GIL and the core to the caller when nothing moves.
+            if not engine.advance():
+                time.sleep(20e-6)
+        if engine is None or engine._closed:
+            return
+        del engine

@@ -1,0 +1,389 @@
+"""Collectives on arrays of a device whose work is done later, such as a GPU.
+
+They are those of `compcoll.execute.host`, in order with the caller's other work. Which codec and algorithm run is
+decided as for host arrays, so that ranks with arrays here and there can take part in one collective. What has no
+kernels on the device runs on copies in pinned host memory. So do MPI's own collectives: of Open MPI only point-to-point
+messages and blocking collectives take device memory (its FAQ, "Running CUDA-aware Open MPI"), and reductions are copied
+to the host there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import config
+from ..algorithms import native
+from ..codecs.base import Array
+from ..codecs.cast import uncompressed
+from ..codecs.sparse.sparsifier import SparseCoder, SparseSum, Sparsifier
+from ..dtypes import DTYPES, HALVES, numpy_dtype
+from ..errors import InvalidArgument, UnsupportedDevice
+from ..feedback import ErrorFeedback
+from ..gpu.device_memory import DeviceBuffers, DeviceMemory
+from ..gpu.device_transport import DeviceTransport
+from ..gpu.ipc_transport import IPCTransport, Links
+from ..gpu.selection import Exchange, SparseDevice
+from ..gpu.stream_transport import Carrier, Joins, StreamTransport
+from ..gpu.streams import Timeline
+from ..kernels._host import PiggybackReduction
+from ..pending import Steps
+from ..plan import choose
+from ..plan.call import Call
+from ..plan.choose import COPY
+from ..plan.plan import Plan, with_checksum
+from ..transports.base import Group, Transport
+from .compiled_plan import Asked, Buffers, CompiledPlan, Order, Run, driven, feedback_refused
+from .host import Checked, Collectives
+from .together import Together
+
+
+class DeviceCollectives(Collectives):
+    """Prepares collectives on arrays of one device among some ranks.
+
+    Parameters
+    ----------
+    device : CudaDevice
+        Where the arrays are.
+    host : Collectives
+        The same ranks' on host arrays: decide, and run what the device cannot.
+    transport : Transport
+        Between the ranks.
+    direct : bool
+        Whether the transport takes the device's memory. Wires with checksums go by pinned memory all the same.
+    threaded : bool
+        Whether a thread of their own makes collectives advance.
+    seconds : float
+        What is put on streams, and waits for other ranks there, may last so long.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        host: Collectives,
+        transport: Transport,
+        *,
+        direct: bool,
+        threaded: bool = False,
+        seconds: float = config.DEFAULT_TIMEOUT,
+    ) -> None:
+        self._calls = DeviceBuffers(device)
+        super().__init__(self._calls, host._ranks)  # type: ignore[arg-type]
+        checksum = host._ranks.checksum
+        self._host = host
+        self._transport = transport
+        self._direct = direct and not checksum
+        self._threaded = threaded
+        self._sealing = host._device if checksum else None
+        self._here = device
+        self._free: list[DeviceMemory] = []
+        self._in_use: list[DeviceMemory] = []
+        self._fetched = device.runtime.pinned_bytes(0)
+        self._seconds = seconds
+        joining = transport.joining(device) if isinstance(transport, Joins) else device.joining()
+        apart = isinstance(transport, Joins) or host._setting.world.nodes > 1
+        self._together = Together(host._setting, joining, None if apart else self._links, seconds)
+        self.free = self._together.free
+
+    @property
+    def carrier_known(self) -> bool:
+        """Tell whether the ranks have found out what carries messages from GPU to GPU."""
+        return self._together.known
+
+    def check(
+        self, collective: str, x: Array, param: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
+    ) -> Checked:
+        """Check like the host's `Collectives`, with ``stream`` among the options."""
+        codec, algorithm, options = asked
+        stream = options.get("stream")
+        options = {name: value for name, value in options.items() if name != "stream"}
+        caller = self._calls.caller = self._here.caller(x, stream)
+        if self._threaded and self._here.is_of_one_thread(caller):
+            raise InvalidArgument(
+                'the caller\'s stream is the per-thread default one, and progress="thread" orders streams from another '
+                "thread, which has its own: launch in a stream that was made, and give it by stream=, or choose "
+                'progress="wait"'
+            )
+        with self._here.current_stream(caller):
+            compiled, buffers = super().check(collective, x, param, out, feedback, (codec, algorithm, options))
+        order = Order(caller, self._here.runtime.record(caller), x, stream, new=out is None)
+        return compiled, buffers._replace(order=order)
+
+    def _make(self, call: Call, *, bounded: bool) -> CompiledPlan:
+        chosen, here, dtype = self._host._make(call, bounded=bounded), self._here, call.dtype
+        chosen = chosen.unblocked or chosen
+        plan, on_device = chosen.plan, True
+        if chosen.piggyback is not None:
+            stored = partial(self._stored, chosen.piggyback)
+            return CompiledPlan(plan, lambda _, buffers, run: stored(buffers, run), chosen.piggyback)
+        steps: Callable[[Buffers, Run], Steps] = partial(self._through_host, chosen)
+        if plan.algorithm == COPY:
+            on_device = False
+            steps = self._copy if call.rows is None else partial(self._steps_of[call.collective], plan)
+        elif plan.summands is not None and not plan.gathers:
+            additive: Any = plan.codec
+            there = plan._replace(summands=additive.summands(here, dtype, self._size))
+            steps = partial(self._add, there)
+        elif plan.algorithm in choose.SPARSE:
+            steps = lambda buffers, run: self._sparse(compiled, buffers, run)  # noqa: E731
+        else:
+            moved = plan.coder is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
+            bound = self._on_device(plan, dtype) if moved else None
+            on_device = bound is not None
+            if bound is not None:
+                steps = partial(self._steps_of[call.collective], bound)
+        ordered = partial(self._ordered, steps, on_device)
+        compiled = CompiledPlan(plan, lambda _, buffers, run: ordered(buffers, run))
+        if Together.concerns(plan) and self._bound(call, dtype):
+            if plan.codec is None:  # a residual is there for the other plan
+                compiled.steps = lambda _, buffers, run: ordered(buffers._replace(residual=None), run)
+            compiled.on_gpus = partial(self._all_on_gpus, call, compiled)
+        return compiled
+
+    def _bound(self, call: Call, dtype: str) -> bool:
+        """Tell whether a call's codec has kernels here."""
+        return call.codec is None or self._here.owns(call.codec.coder(self._here, dtype))
+
+    def _all_on_gpus(self, call: Call, otherwise: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
+        """Run a collective whose arrays are all on GPUs, after its handshake."""
+        together, turn = self._together, run.turn
+        if not together.known:
+            yield from together.connect(Group(self._transport, run.group.tag))
+        plan, carrier, links = together.plan(call), together.carrier, None
+        if not plan.setting.streamed:
+            if plan.algorithm in choose.ON_THE_HOST:
+                turn.used = otherwise.plan.algorithm not in choose.IN_TURN
+                return (yield from otherwise.steps(otherwise.plan, buffers, run))
+            carrier, turn.used, links = None, True, together.links
+        run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
+        if plan.codec is None:
+            buffers = buffers._replace(residual=None)
+        if plan.algorithm == choose.NATIVE:
+            steps: Callable[[Buffers, Run], Steps] = partial(self._by_carrier, call)
+        else:
+            bound = self._on_device(plan, call.dtype)
+            assert bound is not None
+            steps = partial(self._steps_of[call.collective], bound)
+        if carrier is not None:
+            carrier.check()
+        result = yield from self._ordered(steps, True, buffers, run, carrier, links)
+        if links is not None:
+            run.stats.carrier = links.name
+        elif carrier is not None:
+            assert buffers.order is not None and buffers.order.ending is not None
+            run.stats.carrier = carrier.name
+            what = f"{call.collective} by {plan.algorithm}"
+            carrier.watch(buffers.order.ending.last, what, self._limit(otherwise))
+        turn.used = True  # not before: all ranks put the same work on their streams in the same order
+        return result
+
+    def _links(self) -> Links:
+        """Make this rank's part of what the GPUs of a node share."""
+        if self._direct:
+            raise UnsupportedDevice("MPI takes the GPU's memory itself")
+        return Links(self._here.sharing(), self._here.streams)
+
+    def _by_carrier(self, call: Call, buffers: Buffers, run: Run) -> Steps:
+        """Run the carrier's own allreduce."""
+        timeline, carrier = _of_device(run)[0], self._together.carrier
+        assert carrier is not None
+        stream = timeline.exchanging()
+        carrier.allreduce(buffers.x, buffers.out, call.dtype, mean=call.op == "mean", stream=stream)
+        timeline.exchanged(())
+        run.stats.wire_nbytes = native.UNKNOWN
+        yield None
+
+    def _on_device(self, plan: Plan, dtype: str) -> Plan | None:
+        """The plan with coders of the device; None where it has no kernels for them."""
+        if dtype not in DTYPES:
+            return None
+        raw = uncompressed(self._here, dtype)
+        coder = raw if plan.codec is None else plan.codec.coder(self._here, dtype)
+        if not self._here.owns(coder):
+            return None
+        if self._ranks.checksum:
+            raw, coder = with_checksum(raw, self._device), with_checksum(coder, self._device)
+        return plan._replace(coder=coder, raw=plan.raw and raw)
+
+    def prepare_feedback(self, feedback: ErrorFeedback, x: Array) -> None:
+        # What is freed later is used again in the order of the stream that was current here.
+        with self._here.current_stream(self._here.caller(x, None)):
+            super().prepare_feedback(feedback, x)
+
+    def fed_back(self, plan: CompiledPlan, buffers: Buffers, feedback: ErrorFeedback) -> Buffers:
+        fed = super().fed_back(plan, buffers, feedback)
+        if plan.on_gpus is None or plan.plan.call.codec is None:
+            return fed
+        if refused := feedback_refused(plan.plan._replace(codec=plan.plan.call.codec)):
+            raise InvalidArgument(refused)
+        return buffers._replace(residual=feedback.residual)
+
+    def explain(self, collective: str, x: Array, op: Any, root: int, asked: Asked) -> Plan:
+        plan = super().explain(collective, x, op, root, asked)
+        if not Together.concerns(plan) or not self._bound(plan.call, plan.call.dtype):
+            return plan
+        together = self._together.plan(plan.call)
+        return plan if together.algorithm in choose.ON_THE_HOST and not together.setting.streamed else together
+
+    def _ordered(
+        self,
+        inner: Callable[[Buffers, Run], Steps],
+        on_device: bool,
+        buffers: Buffers,
+        run: Run,
+        carrier: Carrier | None = None,
+        links: Links | None = None,
+    ) -> Steps:
+        """Run a collective after what the caller had launched."""
+        # Two in turn: while the kernels of one call are under way, the host launches those of the next.
+        memory = self._free.pop(0) if len(self._free) > 1 else DeviceMemory(self._here.runtime)
+        self._in_use.append(memory)  # for ever, if this ends with an error: MPI may still write to it
+        for guard in memory.guards:
+            yield guard
+        memory.reset()
+        order = buffers.order
+        assert order is not None
+        pinned = memory.pinned.take
+        by_gpu = self._direct or carrier is not None or links is not None
+        timeline = Timeline(self._here.streams, order.caller, order.before, None if by_gpu else pinned)
+        transport: Transport = DeviceTransport(self._transport, timeline, self._sealing)
+        if carrier is not None:
+            transport = StreamTransport(carrier, timeline, transport.rank, transport.size, transport.nodes)
+        elif links is not None:
+            memory.shared = True
+            transport = IPCTransport(links, self._transport, timeline, memory.here, pinned)
+        group = Group(self._here.shown(transport), run.group.tag)
+        result = yield from inner(
+            buffers, replace(run, group=group, take=memory.here.take, timeline=timeline, pinned=pinned)
+        )
+        if isinstance(transport, IPCTransport):
+            yield from transport.finish(run.group.tag)
+        order.ending, memory.guards = timeline.end(buffers.x, buffers.out, buffers.residual)
+        self._in_use.remove(memory)
+        self._free.append(memory)
+        if on_device:
+            run.stats.device = self._here.name
+        return buffers.result if result is None else result
+
+    def handed_over(self, order: Order, result: Any) -> Any:
+        """The result as an array of the caller's kind, before what is launched from now on in the caller's stream: the
+        one that was named, or that is current now.
+        """
+        assert order.ending is not None
+        if self._together.carrier is not None:
+            self._together.carrier.check()
+        now = self._here.caller(order.x, order.stream)
+        order.ending.order(now)
+        if not order.new:
+            return result
+        back = partial(self._here.given_back, x=order.x, caller=now)
+        if isinstance(result, SparseSum):
+            return result._replace(indices=back(result.indices), values=back(result.values))
+        return back(result)
+
+    def fetch_small(self, buffers: Buffers) -> Steps:
+        """Fetch the values of a small array, which travels with the handshake, to the host."""
+        order, x = buffers.order, buffers.x
+        assert order is not None
+        if x.nbytes > self._fetched.nbytes:
+            self._fetched = self._here.runtime.pinned_bytes(x.nbytes)
+        copy = self._fetched[: x.nbytes]
+        yield Timeline(self._here.streams, order.caller, order.before, None).fetch(x, copy)
+        return copy.view(x.dtype)
+
+    def _stored(self, reduction: PiggybackReduction, buffers: Buffers, run: Run) -> Steps:
+        """Store the sums that came with the handshake."""
+        sums = np.empty(buffers.x.size, buffers.x.dtype)
+        # At once: the next handshake uses the same memory.
+        yield from driven(reduction, buffers._replace(out=sums), run)
+
+        def store(buffers: Buffers, run: Run) -> Steps:
+            timeline, pinned = _of_device(run)
+            copy = pinned(sums.nbytes)
+            copy[:] = sums.view(np.uint8)
+            timeline.store(copy, buffers.out)
+            yield None
+
+        return (yield from self._ordered(store, False, buffers, run))
+
+    def _empty(self, buffers: Buffers, run: Run, shape: tuple[int, ...]) -> Array:
+        timeline, _ = _of_device(run)
+        return timeline.allocated(lambda caller: self._here.empty_like(buffers.result, shape, caller))
+
+    def _copy(self, buffers: Buffers, run: Run) -> Steps:
+        if buffers.out is not buffers.x:
+            _of_device(run)[0].store(buffers.x, buffers.out)
+        yield None
+
+    def _numbers_by_mpi(self, run: Run, numbers: Array, op: str) -> Steps:
+        timeline, pinned = _of_device(run)
+        copy = pinned(numbers.nbytes).view(numbers.dtype)
+        yield timeline.fetch(numbers, copy)
+        yield from super()._numbers_by_mpi(run, copy, op)
+        timeline.store(copy, numbers)
+
+    def _limit(self, plan: CompiledPlan) -> float:
+        """Seconds that a wait of a plan's calls may last."""
+        return self._seconds if plan.timeout is None else plan.timeout
+
+    def _sparse(self, compiled: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
+        """Choose, and add up what was sent, on the device: wires are in pinned memory."""
+        plan, (timeline, pinned) = compiled.plan, _of_device(run)
+        n = min(buffers.x.size, 1)
+        assert isinstance(plan.coder, SparseCoder)
+        # Once the caller's work is done, what is fetched comes soon.
+        yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
+        exchange = Exchange(timeline, run.take, pinned, self._limit(compiled))
+        plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, exchange)))
+        run = replace(run, group=Group(self._transport, run.group.tag), take=pinned)
+        made = yield from self._host._sparse_allreduce(plan, buffers, run)
+        return None if made is None else self._uploaded_sum(made, buffers, run)
+
+    def _through_host(self, chosen: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
+        """Run a collective on copies in pinned memory."""
+        timeline, pinned = _of_device(run)
+        dtype = self._device.dtype_name(buffers.result)
+        stored = np.dtype(np.uint16 if dtype in HALVES else dtype)
+        x = pinned(buffers.x.nbytes).view(stored)
+        yield timeline.fetch(buffers.x, x)
+        out, residual = x, buffers.residual
+        if residual is not None:
+            residual = pinned(residual.nbytes).view(residual.dtype)
+            yield timeline.fetch(buffers.residual, residual)
+        if buffers.out is not None and buffers.out is not buffers.x:
+            out = pinned(buffers.out.nbytes).view(stored)
+        shape = tuple(buffers.result.shape)
+        result = out.view(numpy_dtype(dtype)).reshape(shape)
+        host = Buffers(x, None if buffers.out is None else out, result, residual, buffers.feedback)
+        group = Group(self._transport, run.group.tag)
+        made = yield from chosen.steps(chosen.plan, host, replace(run, group=group, take=pinned, timeline=None))
+        if residual is not None:
+            timeline.store(residual, buffers.residual)
+        if buffers.out is None:
+            return self._uploaded(made, buffers, run)
+        timeline.store(out, buffers.out)
+        return None
+
+    def _uploaded_sum(self, made: SparseSum, buffers: Buffers, run: Run) -> SparseSum:
+        indices, values = (self._uploaded(part, buffers, run) for part in (made.indices, made.values))
+        return made._replace(indices=indices, values=values)
+
+    def _uploaded(self, made: Array, buffers: Buffers, run: Run) -> Array:
+        """A result of the host's, whose length was not known when the call was prepared, on the device."""
+        timeline, pinned = _of_device(run)
+        here, name = self._here, made.dtype.name
+        whole = timeline.allocated(lambda caller: here.empty_like(buffers.result, made.shape, caller, name))
+        source = pinned(made.nbytes)
+        source[:] = made.reshape(-1).view(np.uint8)
+        timeline.store(source, here.view(whole, "result")[1])
+        return whole
+
+
+def _of_device(run: Run) -> tuple[Timeline, Callable[[int], Array]]:
+    """Return what a run on a device has besides."""
+    assert run.timeline is not None and run.pinned is not None
+    return run.timeline, run.pinned

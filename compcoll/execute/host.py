@@ -1,0 +1,273 @@
+"""The preparation of collectives: each checks its arguments, and prepares what will run."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .. import config
+from ..algorithms import native
+from ..codecs.base import Array
+from ..codecs.sparse.sparsifier import Sparsifier
+from ..errors import InvalidArgument, InvalidBuffer
+from ..feedback import ErrorFeedback
+from ..host.device import HostCoder, HostDevice
+from ..kernels._host import Function, Started
+from ..pending import Pending, Steps
+from ..plan import choose
+from ..plan.call import MOVED, REDUCTIONS, Call, Setting, operation_name
+from ..plan.choose import COPY
+from ..plan.plan import Plan, make_plan
+from .compiled_plan import Asked, Buffers, CompiledPlan, Run, feedback_refused, named_codec
+from .handshake import places
+from .planned_steps import PlannedSteps, Ranks
+
+_MOST_PLANS = 4096
+
+
+Checked = tuple[CompiledPlan, Buffers]
+
+
+class Collectives(PlannedSteps):
+    """Prepares collectives among some ranks: a call's compiled plan, and its buffers.
+
+    Parameters are those of `PlannedSteps`.
+    """
+
+    def __init__(self, device: HostDevice, ranks: Ranks) -> None:
+        super().__init__(device, ranks)
+        self._setting = Setting(
+            ranks.world,
+            device,
+            ranks.profile,
+            library="" if ranks.native is None else ranks.native.library,
+            shared=ranks.shared is not None,
+            blocks=ranks.blocks,
+        )
+        self._plans: dict[tuple[Any, ...], CompiledPlan] = {}
+        self._checks: dict[str, Callable[[Array, Any, Array | None, ErrorFeedback | None, Asked], Checked]] = {
+            "allreduce": self._check_allreduce,
+            "reduce_scatter": self._check_reduce_scatter,
+            "allgather": self._check_allgather,
+            "allgatherv": self._check_allgatherv,
+            "bcast": self._check_bcast,
+            "alltoall": self._check_alltoall,
+        }
+
+    def check(
+        self, collective: str, x: Array, param: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
+    ) -> Checked:
+        """Find out how a call runs, and its buffers; ``param`` is the operation or the root.
+
+        Raises
+        ------
+        CompcollError
+            If the arguments cannot be right.
+        """
+        plan, buffers = self._checks[collective](x, param, out, feedback, asked)
+        if feedback is None:
+            return plan, buffers
+        if refused := feedback_refused(plan.plan):
+            raise InvalidArgument(refused)
+        return plan, self.fed_back(plan, buffers, feedback)
+
+    def explain(self, collective: str, x: Array, op: Any, root: int, asked: Asked) -> Plan:
+        """The plan that a call of these arguments would take: see `Communicator.explain`."""
+        if collective not in choose.NAMES:
+            raise InvalidArgument(f"collective={collective!r} is none of {', '.join(choose.NAMES)}")
+        self._device.check_readable(x, "x")
+        dtype = self._device.dtype_name(x)
+        return self._compiled_plan(
+            *(collective, self._device.flat(x, dtype), dtype, asked),
+            op=op if collective in REDUCTIONS else MOVED,
+            root=root if collective == "bcast" else None,
+            rows=tuple(x.shape[1:]) if collective == "allgatherv" else None,
+        ).plan
+
+    def _check_allreduce(
+        self, x: Array, op: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
+    ) -> Checked:
+        dtype, flat, result, flat_out = self._device.buffers(x, None, out)
+        plan = self._compiled_plan("allreduce", flat, dtype, asked, op=op)
+        chosen = plan.plan.codec
+        if chosen is not None and isinstance(chosen, Sparsifier):
+            chosen.check_call(feedback, out)
+        return plan, Buffers(flat, flat_out, result)
+
+    def _check_reduce_scatter(
+        self, x: Array, op: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
+    ) -> Checked:
+        self._device.check_readable(x, "x")
+        shape = (self._split(x.shape, "reduce_scatter"), *x.shape[1:])
+        dtype, flat, result, flat_out = self._device.buffers(x, shape, out)
+        plan = self._compiled_plan("reduce_scatter", flat, dtype, asked, op=op)
+        return plan, Buffers(flat, flat_out, result)
+
+    def _check_allgather(self, x: Array, _: Any, out: Array | None, __: ErrorFeedback | None, asked: Asked) -> Checked:
+        self._device.check_readable(x, "x")
+        dtype, flat, result, flat_out = self._device.buffers(x, (self._size, *x.shape), out)
+        return self._compiled_plan("allgather", flat, dtype, asked), Buffers(flat, flat_out, result)
+
+    def _check_allgatherv(self, x: Array, _: Any, __: Array | None, ___: ErrorFeedback | None, asked: Asked) -> Checked:
+        self._device.check_readable(x, "x")
+        if x.ndim == 0:
+            raise InvalidBuffer("allgatherv joins arrays along their first axis: x must have one")
+        dtype = self._device.dtype_name(x)
+        flat = self._device.flat(x, dtype)
+        return self._compiled_plan("allgatherv", flat, dtype, asked, rows=x.shape[1:]), Buffers(flat, None, x)
+
+    def _check_bcast(self, x: Array, root: Any, out: Array | None, _: ErrorFeedback | None, asked: Asked) -> Checked:
+        if not isinstance(root, numbers.Integral) or root not in range(self._size):
+            raise InvalidArgument(f"root={root!r} is not a rank of this communicator: 0 to {self._size - 1}")
+        dtype, flat, result, flat_out = self._device.buffers(x, None, out)
+        return self._compiled_plan("bcast", flat, dtype, asked, root=int(root)), Buffers(flat, flat_out, result)
+
+    def _check_alltoall(self, x: Array, _: Any, out: Array | None, __: ErrorFeedback | None, asked: Asked) -> Checked:
+        dtype, flat, result, flat_out = self._device.buffers(x, None, out)
+        self._split(x.shape, "alltoall")
+        if flat_out is flat:
+            raise InvalidBuffer("alltoall cannot work in place: give an out of its own")
+        return self._compiled_plan("alltoall", flat, dtype, asked), Buffers(flat, flat_out, result)
+
+    def fed_back(self, plan: CompiledPlan, buffers: Buffers, feedback: ErrorFeedback) -> Buffers:
+        """The buffers of a call that takes feedback, with what it keeps of them.
+
+        Raises
+        ------
+        InvalidArgument, InvalidBuffer
+            If it is none, or of other buffers.
+        """
+        if not isinstance(feedback, ErrorFeedback):
+            raise InvalidArgument(f"feedback={feedback!r}: a compcoll.ErrorFeedback is needed")
+        codec, sparse = plan.plan.codec, plan.plan.algorithm in choose.SPARSE
+        if isinstance(codec, Sparsifier) and not sparse and feedback.arrays != ErrorFeedback.arrays:
+            raise InvalidArgument(
+                f"feedback={feedback!r} is for allreduces: what {codec!r} loses in one of its encodings by "
+                f"{plan.plan.algorithm} is kept in a compcoll.ErrorFeedback"
+            )
+        residual = feedback.prepare(buffers.x.size, plan.plan.call.dtype, self._device.zeros_residual)
+        if not self._device.holds(residual):
+            raise InvalidBuffer("feedback holds the losses of arrays on another device: use one feedback a buffer")
+        if sparse:
+            return buffers._replace(feedback=feedback)
+        return buffers if codec is None else buffers._replace(residual=residual)
+
+    def prepare_feedback(self, feedback: ErrorFeedback, x: Array) -> None:
+        """Prepare a feedback: see `Communicator.prepare_feedback`."""
+        dtype = self._device.dtype_name(x)
+        feedback.prepare(self._device.flat(x, dtype).size, dtype, self._device.zeros_residual)
+
+    def _split(self, shape: tuple[int, ...], collective: str) -> int:
+        """Extent of one rank's block along the first axis."""
+        if not shape or shape[0] % self._size:
+            raise InvalidBuffer(
+                f"{collective}: the first axis of shape {shape} must be a multiple of the {self._size} ranks"
+            )
+        return shape[0] // self._size
+
+    def _compiled_plan(
+        self,
+        collective: str,
+        flat: Array,
+        dtype: str,
+        asked: Asked,
+        *,
+        op: Any = MOVED,
+        root: int | None = None,
+        rows: tuple[int, ...] | None = None,
+    ) -> CompiledPlan:
+        n = flat.size if rows is None else 0
+        codec, algorithm, options = asked
+        key: tuple[Any, ...] = (collective, n, dtype, op, root, rows, codec, algorithm)
+        if options:
+            key += (*options.items(),)
+        try:
+            if (known := self._plans.get(key)) is not None:
+                return known
+        except TypeError:  # made of what cannot be a key, and will be refused
+            key = ()
+        options = dict(options)
+        timeout = options.pop("timeout", None)
+        if timeout is not None:
+            config.timeout(timeout)
+        chosen, tolerance = self._ranks.codec, self._ranks.tolerance
+        if codec is not ... or options:
+            chosen, tolerance = named_codec(None if codec is ... else codec, options)
+        call = Call(
+            collective,
+            n,
+            dtype,
+            flat.itemsize,
+            operation_name(op) if collective in REDUCTIONS else MOVED,
+            chosen,
+            self._ranks.algorithm if algorithm is None else algorithm,
+            root=root,
+            rows=rows,
+            tolerance=tolerance,
+            checksum=self._ranks.checksum,
+        )
+        compiled = self._make(call, bounded=self._ranks.bounded or timeout is not None)
+        for each in (compiled, compiled.unblocked):
+            if each is not None:
+                each.timeout = timeout
+        if len(self._plans) >= _MOST_PLANS:
+            self._ranks.programs.forget(self._plans.values())
+            self._plans.clear()
+        if key:
+            self._plans[key] = compiled
+        return compiled
+
+    def _make(self, call: Call, *, bounded: bool) -> CompiledPlan:
+        return self._compiled(make_plan(call, self._setting), bounded=bounded)
+
+    def _compiled(self, plan: Plan, *, bounded: bool) -> CompiledPlan:
+        device, ranks, call = self._device, self._ranks, plan.call
+        if plan.algorithm == COPY and call.rows is None:
+            return CompiledPlan.of_operation(plan, Function(device.copy, 0))
+        if plan.summands is not None:
+            return CompiledPlan(plan, self._add)
+        if plan.algorithm == choose.DISSEMINATION:
+            where = places(ranks.rank, self._size)
+            gathered = device.gathered(ranks.small, self._size, where, call.n, call.dtype, call.op)
+            return CompiledPlan.of_operation(plan, gathered)
+        if plan.algorithm == choose.SHARED_MEMORY:
+            assert ranks.shared is not None  # else no plan names it
+            return CompiledPlan.of_operation(plan, device.shared_sum(*ranks.shared, call.dtype, plan.scale))
+        if plan.algorithm == choose.NATIVE and call.op != MOVED:
+            return self._by_mpi(plan, bounded=bounded)
+        if plan.algorithm == choose.NATIVE and call.rows is None:
+            return CompiledPlan.of_operation(plan, Started(self._started_by_mpi(call)))
+        fixed = call.rows is None and isinstance(plan.coder, HostCoder)
+        return CompiledPlan(plan, self._steps_of[call.collective], programs={} if fixed else None)
+
+    def _by_mpi(self, plan: Plan, *, bounded: bool) -> CompiledPlan:
+        """MPI's own reduction, or what takes its place where some rank must not block in it."""
+        call = plan.call
+        own = self._native.reductions(call.collective, call.op)
+        reduction = native.Reduction(*own, self._device, call.dtype, plan.scale)
+
+        def steps(plan: Plan, buffers: Buffers, run: Run) -> Steps:
+            return reduction.steps(buffers.x, buffers.out, run.turn, run.stats)
+
+        if plan.unblocked is not None:
+            unblocked = self._compiled(plan.unblocked._replace(signature=plan.signature), bounded=bounded)
+        else:
+            unblocked = CompiledPlan(plan, steps)
+        return CompiledPlan(plan, steps, None if bounded else reduction.operation, unblocked=unblocked)
+
+    def _started_by_mpi(self, call: Call) -> Callable[[Array, Array], Pending]:
+        """MPI's own nonblocking collective that reduces nothing, as a function of input and result."""
+        own, root = self._native, call.root
+        if call.collective == "allgather":
+            return partial(own.iallgatherv, counts=[call.n] * self._size)
+        if root is None:
+            return own.ialltoall
+
+        def bcast(x: Array, out: Array) -> Pending:
+            if self._ranks.rank == root:
+                self._device.copy(x, out)
+            return own.ibcast(out, root)
+
+        return bcast

@@ -1,0 +1,278 @@
+"""The steps of collectives on host arrays, as their plans have them: each makes the algorithm's job and runs it."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ..algorithms import ALGORITHMS, additive, bcast, native, pairwise, sparse
+from ..algorithms.gather import gather
+from ..algorithms.hierarchical import sharded
+from ..algorithms.job import Job, Window
+from ..codecs.base import Array, Codec, Coder
+from ..codecs.sparse.sparsifier import SparseCoder
+from ..errors import WireCorrupted
+from ..host.device import HostDevice
+from ..layout import Chunk, World, balanced_chunks, consecutive_chunks
+from ..pending import Steps
+from ..plan import choose
+from ..plan.choose import COPY
+from ..plan.cost import Profile
+from ..plan.plan import Plan, make_plan, with_checksum
+from ..transports.base import Native
+from ..transports.shared import Shared
+from .compiled_plan import Buffers, Run
+from .programs import Programs
+
+_COUNT = struct.Struct("<q")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that collectives are among, and what is known of them.
+
+    Attributes
+    ----------
+    rank : int
+        As in MPI.
+    native : Native or None
+        MPI's own collectives, or a process group's.
+    codec, tolerance, algorithm : Codec or None, float or None, str
+        What calls go by that name none.
+    profile : Profile
+        What is known of the machines, the same on all ranks.
+    world : World
+        The ranks.
+    small : bytearray
+        Where all ranks' small arrays arrive with the handshake.
+    shared : Shared or None
+        Memory that all ranks have in common.
+    programs : Programs
+        Of algorithms on host arrays.
+    bounded : bool
+        Whether nothing may block in MPI, where no time-out ends it.
+    checksum : bool
+        Whether wires carry checksums.
+    blocks : bool
+        Whether messages can only be waited for.
+    """
+
+    rank: int
+    native: Native | None
+    codec: Codec | None
+    tolerance: float | None
+    algorithm: str
+    profile: Profile
+    world: World
+    small: bytearray
+    shared: Shared | None
+    programs: Programs
+    bounded: bool
+    checksum: bool
+    blocks: bool
+
+
+class PlannedSteps:
+    """Makes the steps of plans, after the handshake.
+
+    Parameters
+    ----------
+    device : HostDevice
+        Where the buffers are.
+    ranks : Ranks
+        What they are among.
+    """
+
+    def __init__(self, device: HostDevice, ranks: Ranks) -> None:
+        self._device = device
+        self._ranks = ranks
+        self._size = ranks.world.size
+        self._steps_of: dict[str, Callable[[Plan, Buffers, Run], Steps]] = {
+            "allreduce": self._allreduce,
+            "reduce_scatter": self._reduce_scatter,
+            "allgather": self._allgather,
+            "allgatherv": self._allgatherv,
+            "bcast": self._bcast,
+            "alltoall": self._alltoall,
+        }
+
+    @property
+    def _native(self) -> Native:
+        assert self._ranks.native is not None  # else no plan names them
+        return self._ranks.native
+
+    def _allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        if plan.algorithm in choose.SPARSE:
+            return self._sparse_allreduce(plan, buffers, run)
+        cut = partial(balanced_chunks, plan.call.n, block=plan.block, segment=plan.segment)
+        job = self._job(plan, buffers, run, cut(ALGORITHMS[plan.algorithm].parts(self._size)))
+        job.raw, job.cut = plan.raw, cut
+        if plan.setting.streamed and plan.algorithm == choose.HIERARCHICAL:
+            return sharded(job)
+        return choose.ALLREDUCE[plan.algorithm](job)
+
+    def _sparse_allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        assert isinstance(plan.coder, SparseCoder)
+        own = self._ranks.native
+        job = sparse.SparseJob(
+            group=run.group,
+            coder=plan.coder,
+            x=buffers.x,
+            out=buffers.out,
+            scale=plan.scale,
+            feedback=buffers.feedback,
+            take=run.take,
+            stats=run.stats,
+            itemsize=buffers.x.itemsize,
+            block=max(plan.segment * buffers.x.itemsize // 4, 1),
+            start=None if own is None else own.iallgatherv,
+            turn=run.turn,
+        )
+        return sparse.allreduce(plan.algorithm, job, buffers.result)
+
+    def _reduce_scatter(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        n = plan.call.n // self._size
+        job = self._job(plan, buffers, run, self._equal(plan, n))
+        job.out.offset = self._ranks.rank * n
+        return choose.REDUCE_SCATTER[plan.algorithm](job)
+
+    def _allgather(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        job = self._job(plan, buffers, run, self._equal(plan, plan.call.n))
+        job.x.offset = self._ranks.rank * plan.call.n
+        return choose.ALLGATHER[plan.algorithm](job)
+
+    def _allgatherv(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        device, x = self._device, buffers.result
+        packed = yield from gather(run.group, _COUNT.pack(x.shape[0]))
+        rows = [_COUNT.unpack(own)[0] for own in packed]
+        if min(rows) < 0:
+            raise WireCorrupted(f"some rank announced a negative number of rows: {rows}")
+        counts = [count * math.prod(x.shape[1:]) for count in rows]
+        result = self._empty(buffers, run, (sum(rows), *x.shape[1:]))
+        buffers = buffers._replace(out=device.flat(result, device.dtype_name(x)))
+        if plan.algorithm == choose.NATIVE and sum(counts) > native.MOST:
+            # Of which all ranks know only now.
+            plan = make_plan(plan.call._replace(algorithm=choose.RING, codec=None, tolerance=None), plan.setting)
+            run.turn.used, run.stats.algorithm = True, plan.algorithm
+        if plan.algorithm == choose.NATIVE:
+            start = partial(self._native.iallgatherv, counts=counts)
+            yield from native.move(start, buffers.x, buffers.out, run.turn, run.stats)
+        elif plan.algorithm == COPY:
+            yield from self._copy(buffers, run)
+        else:
+            job = self._job(plan, buffers, run, consecutive_chunks(counts, plan.block, plan.segment))
+            job.x.offset = sum(counts[: self._ranks.rank])
+            yield from choose.ALLGATHER[plan.algorithm](job)
+        return result
+
+    def _empty(self, buffers: Buffers, run: Run, shape: tuple[int, ...]) -> Array:
+        """Memory for a result whose shape was not known when the call was prepared."""
+        return self._device.empty_like(buffers.result, shape)
+
+    def _copy(self, buffers: Buffers, run: Run) -> Steps:
+        self._device.copy(buffers.x, buffers.out)
+        yield None
+
+    def _bcast(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        assert plan.call.root is not None
+        job = self._job(plan, buffers, run, balanced_chunks(plan.call.n, 1, plan.block, plan.segment))
+        job.root = plan.call.root
+        return bcast.bcast(job)
+
+    def _alltoall(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        return pairwise.alltoall(self._job(plan, buffers, run, self._equal(plan, plan.call.n // self._size)))
+
+    def _add(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+        """Run an allreduce of numbers that stand for values."""
+        x = buffers.x
+        assert plan.summands is not None
+        if plan.gathers:
+            yield from additive.gathered_votes(
+                *(x, buffers.out, plan.summands.gathered, self._ranks.rank, self._size),
+                agree=partial(self._add_numbers, run, plan.segment, "recursive_doubling", 0),
+                gather=partial(self._gather_rows, run, plan, x.nbytes),
+                take=run.take,
+            )
+            return
+        yield from additive.allreduce(
+            x,
+            buffers.out,
+            plan.scale,
+            buffers.residual,
+            plan.summands,
+            agree=partial(self._add_numbers, run, plan.segment, "recursive_doubling", 0),
+            add=partial(self._add_numbers, run, plan.segment, plan.algorithm, x.itemsize / plan.summands.per_value),
+            take=run.take,
+            timeline=run.timeline,
+        )
+        if plan.algorithm == choose.NATIVE:  # what the ranks agreed on went by messages of ours, the numbers did not
+            run.stats.wire_nbytes, run.stats.raw_sent_nbytes = native.UNKNOWN, 0
+
+    def _add_numbers(self, run: Run, segment: int, algorithm: str, raw_nbytes: float, numbers: Array, op: str) -> Steps:
+        """Reduce numbers in place; each stands for so many bytes of values."""
+        device = self._device
+        if self._size == 1:
+            return _nothing()
+        if algorithm == choose.NATIVE:
+            return self._numbers_by_mpi(run, numbers, op)
+        coder: Coder = device.number_coder(numbers, op)
+        if self._ranks.checksum:
+            coder = with_checksum(coder, device)
+
+        cut = partial(balanced_chunks, numbers.size, block=1, segment=segment)
+        chunks, window = cut(ALGORITHMS[algorithm].parts(self._size)), Window(numbers)
+        job = Job(
+            *(run.group, coder, window, window, chunks, run.take, run.stats),
+            itemsize=raw_nbytes,
+            timeline=run.timeline,
+            raw=coder,
+            cut=cut,
+        )
+        return choose.ALLREDUCE[algorithm](job)
+
+    def _gather_rows(self, run: Run, plan: Plan, raw_nbytes: int, rows: Array) -> Steps:
+        """Gather all ranks' rows of bytes, in place, instead of an allreduce of so many bytes."""
+        everybody, nbytes = rows.reshape(-1), rows.shape[1]
+        coder: Coder = self._device.number_coder(everybody, "sum")
+        if self._ranks.checksum:
+            coder = with_checksum(coder, self._device)
+        begin = self._ranks.rank * nbytes
+        job = Job(
+            *(run.group, coder, Window(everybody[begin : begin + nbytes], begin), Window(everybody)),
+            *(consecutive_chunks([nbytes] * self._size, 1, plan.segment), run.take, run.stats),
+            itemsize=2 * raw_nbytes / max(everybody.size, 1),
+            timeline=run.timeline,
+        )
+        return choose.ALLGATHER[plan.algorithm](job)
+
+    def _numbers_by_mpi(self, run: Run, numbers: Array, op: str) -> Steps:
+        start = self._native.reductions("allreduce", op)[1]
+        return native.move(start, numbers, numbers, run.turn, run.stats)
+
+    def _equal(self, plan: Plan, n: int) -> tuple[Chunk, ...]:
+        return consecutive_chunks([n] * self._size, plan.block, plan.segment)
+
+    def _job(self, plan: Plan, buffers: Buffers, run: Run, chunks: Sequence[Chunk]) -> Job:
+        assert plan.coder is not None
+        return Job(
+            group=run.group,
+            coder=plan.coder,
+            x=Window(buffers.x),
+            out=Window(buffers.out),
+            chunks=chunks,
+            take=run.take,
+            stats=run.stats,
+            scale=plan.scale,
+            residual=None if buffers.residual is None else Window(buffers.residual),
+            itemsize=buffers.x.itemsize,
+            draw=run.number % 2**32 << 32 | self._ranks.rank,
+            timeline=run.timeline,
+        )
+
+
+def _nothing() -> Steps:
+    """Take no steps."""
+    yield from ()

@@ -1,0 +1,164 @@
+"""Algorithms as programs: compiled once by a rehearsal, run in C++ from then on.
+
+Which messages an algorithm sends and which kernels it runs, on which parts of its buffers, depends on the plan and the
+slot alone if wires have one size. So the algorithm's generator runs once on stand-ins for arrays, messages and kernels
+that only take notes, into a program. A call is a run of that program, in C++, with MPI's persistent messages
+(MPI-4.1, section 3.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from ..host.device import HostCoder
+from ..kernels._host import Operation, Program
+from ..pending import Pending, Turn
+from ..plan.call import Call
+from ..stats import Stats
+from ..transports.base import Connection, Group, Persistent, Transport, Wire
+from .compiled_plan import Buffers, Compiled, CompiledPlan, Run
+from .lanes import Lane
+
+_MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
+
+
+class _Given(NamedTuple):
+    """A stand-in for an array that a run will be given: its parts are where they begin.
+
+    Attributes
+    ----------
+    which : int
+        0 for the values, 1 for the result, 2 for the residual.
+    size, itemsize : int
+        As of the array.
+    """
+
+    which: int
+    size: int
+    itemsize: int
+
+    def __getitem__(self, part: Any) -> Any:
+        return self.which, part.start
+
+
+class _NotedMessage:
+    """A message of a program's."""
+
+    def __init__(self, message: Persistent) -> None:
+        self.message = message
+
+    def Test(self) -> bool:
+        return True
+
+
+class _Notes:
+    """A stand-in for a transport that notes messages down (the contract is `compcoll.transports.base.Transport`)."""
+
+    def __init__(self, transport: Transport, compiled: Compiled) -> None:
+        self.rank, self.size, self.nodes = transport.rank, transport.size, transport.nodes
+        self._compiled = compiled
+        self.send_init, self.recv_init = transport.send_init, transport.recv_init
+        self.free = transport.free
+        self.forget = transport.forget
+
+    def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
+        return self._noted(self.send_init(wire, dest, tag))
+
+    def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
+        return self._noted(self.recv_init(wire, source, tag))
+
+    def _noted(self, message: Persistent) -> Pending:
+        self._compiled.program.start(message)
+        self._compiled.messages.append(message)
+        return _NotedMessage(message)
+
+
+class Programs:
+    """The programs of a communicator, the latest ones that were compiled.
+
+    Parameters
+    ----------
+    transport : Transport
+        Between all ranks.
+    """
+
+    def __init__(self, transport: Connection) -> None:
+        self._transport = transport
+        self._kept: dict[int, tuple[CompiledPlan, tuple[int, bool]]] = {}  # by the program's identity, the oldest first
+        self._messages = 0
+
+    def operation(self, compiled: CompiledPlan, slot: Lane, feedback: bool) -> Operation | None:
+        """The operation that runs a call in a slot; None if a generator does."""
+        if compiled.operation is not None or compiled.programs is None:
+            return compiled.operation
+        found = compiled.programs.get((slot.number, feedback))
+        return self._compile(compiled, slot, feedback) if found is None else found.program
+
+    def forget(self, plans: Iterable[CompiledPlan]) -> None:
+        """Let go of plans that are not used again."""
+        for each in plans:
+            for compiled in tuple((each.programs or {}).values()):
+                if compiled.program.done:
+                    self._forget(compiled)
+            if each.unblocked is not None:
+                self.forget([each.unblocked])
+
+    def free(self) -> None:
+        """Give all messages back."""
+        for plan, key in list(self._kept.values()):
+            assert plan.programs is not None
+            self._forget(plan.programs[key])
+
+    def _compile(self, compiled: CompiledPlan, slot: Lane, feedback: bool) -> Program:
+        assert compiled.programs is not None
+        key = slot.number, feedback
+        made = compiled.programs[key] = self._rehearse(compiled, slot, feedback)
+        self._kept[id(made.program)] = compiled, key
+        self._messages += len(made.messages)
+        while self._messages > _MOST_KEPT and (oldest := self._oldest()) is not made:
+            self._forget(oldest)
+        return made.program
+
+    def _oldest(self) -> Compiled:
+        """The first program compiled that is not running, or the last one."""
+        for plan, key in self._kept.values():
+            assert plan.programs is not None
+            if (compiled := plan.programs[key]).program.done:
+                break
+        return compiled
+
+    def _rehearse(self, compiled: CompiledPlan, slot: Lane, feedback: bool) -> Compiled:
+        plan, call, stats = compiled.plan, compiled.plan.call, Stats("", None, "")
+        made = Compiled(Program(), [])
+        x, out, residual = (
+            _Given(which, size, call.itemsize)
+            for which, size in enumerate((call.n, _elements_out(call, self._transport.size), call.n))
+        )
+        buffers = Buffers(x, out, None, residual if feedback else None)
+        assert isinstance(plan.coder, HostCoder)
+        program = made.program
+        raw = plan.raw.noted(program) if isinstance(plan.raw, HostCoder) else None
+        noted = plan._replace(coder=plan.coder.noted(program), raw=raw)
+        slot.arena.rewind()
+        group = Group(_Notes(self._transport, made), slot.group.tag)
+        for pending in compiled.steps(noted, buffers, Run(group, slot.arena.take, stats, Turn(None))):
+            if isinstance(pending, _NotedMessage):
+                program.wait(pending.message)
+        program.sends(stats.wire_nbytes, stats.raw_sent_nbytes)
+        return made
+
+    def _forget(self, compiled: Compiled) -> None:
+        plan, key = self._kept.pop(id(compiled.program))
+        assert plan.programs is not None
+        del plan.programs[key]
+        self._messages -= len(compiled.messages)
+        for message in compiled.messages:
+            self._transport.forget(message)
+
+
+def _elements_out(call: Call, ranks: int) -> int:
+    """Elements of the result."""
+    if call.collective == "reduce_scatter":
+        return call.n // ranks
+    return call.n * ranks if call.collective == "allgather" else call.n

@@ -1,0 +1,280 @@
+"""Calls in which all ranks' arrays are on GPUs: what carries their messages, and their plans."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from struct import Struct
+
+from ..algorithms.gather import gather
+from ..codecs.sparse.sparsifier import Sparsifier
+from ..dtypes import DTYPES
+from ..gpu.ipc_transport import INVITATION_NBYTES, Links
+from ..gpu.stream_transport import Carrier, Joining
+from ..pending import THREADS, Pending, Steps, keep_forever, wait_for
+from ..plan import choose
+from ..plan import gpu_profiles as gpu
+from ..plan.call import Call, Setting
+from ..plan.plan import Plan, make_plan
+from ..transports.base import Group
+
+_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather")
+_MOST_SECONDS_TO_JOIN = 120.0
+
+_CARD = Struct("<?24sI16s128s160s")  # whether it can join, by what, its version, GPU, invitation, why not
+_OFFER = Struct(f"<?{INVITATION_NBYTES}s160s")  # whether it shares memory, the invitation to it, why not
+_OUTCOME = Struct("<?160s")
+
+
+class _Working:
+    """Some work in a thread of its own, as something to wait for; for so many seconds, after which it is left alone."""
+
+    def __init__(self, work: Callable[[], Carrier], seconds: float) -> None:
+        self._work = work
+        self.result: Carrier | None = None
+        self.error: Exception | None = None
+        self._seconds = seconds
+        self._started = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=f"{THREADS}join", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system gives no more
+            self.error = error
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except Exception as error:
+            self.error = error
+
+    def Test(self) -> bool:
+        if self.error is not None:
+            return True
+        self._thread.join(0.001)  # who looks again and again leaves it the GIL
+        if self._thread.is_alive() and time.monotonic() > self._started + self._seconds:
+            self.error = TimeoutError(f"not all ranks joined within {self._seconds:g} s")
+            return True
+        return not self._thread.is_alive()
+
+
+def connect(group: Group, joining: Joining, seconds: float) -> Steps:
+    """Join the GPUs of all ranks, if each can: return the carrier, or why there is none. The same on all ranks.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks, on a transport of the host's.
+    joining : Joining
+        This rank's.
+    seconds : float
+        How long joining may take.
+    """
+    try:
+        version, gpu = joining.identity()
+        invitation = joining.invitation() if group.rank == 0 else b""
+        own = _CARD.pack(True, joining.name.encode(), version, gpu, invitation, b"")
+    except Exception as error:  # of CUDA's and NCCL's, too
+        own = _CARD.pack(False, b"", 0, b"", b"", _short(error))
+    cards = [_CARD.unpack(card) for card in (yield from gather(group, own))]
+    gpus = [card[3] for card in cards]
+    for rank, (usable, name, version, gpu, _, why) in enumerate(cards):
+        if not usable:
+            return f"rank {rank}: {_text(why)}"
+        if (name, version) != cards[0][1:3]:
+            return f"rank {rank} has {_text(name)} {version}, rank 0 {_text(cards[0][1])} {cards[0][2]}"
+        if gpus.index(gpu) != rank:
+            return f"ranks {gpus.index(gpu)} and {rank} share a GPU, which {joining.name} refuses"
+    working = _Working(lambda: joining.join(group.size, cards[0][4], group.rank), seconds)
+    yield working
+    outcome = (True, b"") if working.error is None else (False, _short(working.error))
+    outcomes = [_OUTCOME.unpack(told) for told in (yield from gather(group, _OUTCOME.pack(*outcome)))]
+    for rank, (joined, why) in enumerate(outcomes):
+        if not joined:
+            return f"rank {rank}: {_text(why)}"
+    return working.result
+
+
+class _Within:
+    """Some things to wait for, for so many seconds."""
+
+    def __init__(self, pending: list[Pending], seconds: float) -> None:
+        self._pending = deque(pending)
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self.error: Exception | None = None
+
+    def Test(self) -> bool:
+        try:
+            while self._pending and self._pending[0].Test():
+                self._pending.popleft()
+            if self._pending and time.monotonic() > self._deadline:
+                raise TimeoutError(f"the GPU has not read others' memory within {self._seconds:g} s")
+        except Exception as error:  # of CUDA's, too
+            self.error = error
+        return not self._pending or self.error is not None
+
+
+def link(group: Group, shares: Callable[[], Links], seconds: float) -> Steps:
+    """Open the memory of all ranks' GPUs to each other, if each can: return the links, or why there are none. The same
+    on all ranks.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks, all of one node, on a transport of the host's.
+    shares : callable
+        Makes this rank's part.
+    seconds : float
+        How long the GPUs may take to read each other's memory.
+    """
+    links: Links | None = None
+    try:
+        links = shares()
+        own = _OFFER.pack(True, links.invitation(), b"")
+    except Exception as error:  # of CUDA's, too
+        own = _OFFER.pack(False, b"", _short(error))
+    offers = [_OFFER.unpack(offer) for offer in (yield from gather(group, own))]
+    invitations = [invitation for _, invitation, _ in offers]
+    outcome = _OUTCOME.pack(True, b"")
+    if all(shared for shared, *_ in offers) and links is not None:
+        try:
+            reading = _Within(links.accept(invitations, group.rank), seconds)
+            yield reading
+            if reading.error is not None:
+                raise reading.error
+            links.check(invitations)
+        except Exception as error:
+            outcome = _OUTCOME.pack(False, _short(error))
+        offers = [_OUTCOME.unpack(told) for told in (yield from gather(group, outcome))]
+    refused = [f"rank {rank}: {_text(offer[-1])}" for rank, offer in enumerate(offers) if not offer[0]]
+    if refused:
+        yield from unlink(group, links, seconds)
+    return refused[0] if refused else links
+
+
+def unlink(group: Group, links: Links | None, seconds: float) -> Steps:
+    """Close what others share, all ranks together: nobody's memory goes while another has it."""
+    closed = True
+    if links is not None:
+        idle = _Within([links.idle()], seconds)
+        yield idle
+        try:
+            if idle.error is not None:
+                raise idle.error
+            links.close()
+        except Exception:  # of CUDA's, too: it stays open
+            closed = False
+    if all(told == b"\1" for told in (yield from gather(group, bytes([closed])))) and links is not None:
+        links.forget()
+
+
+def _short(error: Exception) -> bytes:
+    return str(error).encode()[:160]
+
+
+def _text(why: bytes) -> str:
+    return why.rstrip(b"\0").decode(errors="ignore")
+
+
+class Together:
+    """The ranks of a communicator whose arrays are all on GPUs.
+
+    Parameters
+    ----------
+    setting : Setting
+        Of calls whose arrays may be anywhere.
+    joining : Joining
+        The way in which this rank's GPU joins the others.
+    shares : callable or None
+        Makes this rank's part of the memory that GPUs of one machine share; None if all ranks do without.
+    seconds : float
+        A wait of the communicator may last so long: joining and leaving, at most half of it each.
+
+    Attributes
+    ----------
+    carrier : Carrier or None
+        Carries messages from GPU to GPU; None before the first call, or if there is none.
+    links : Links or None
+        By which GPUs read each other's memory where there is no carrier.
+    known : bool
+        Whether the ranks have found out.
+    why : str
+        Why there is no carrier, and, if there are no links either, why.
+    """
+
+    def __init__(self, setting: Setting, joining: Joining, shares: Callable[[], Links] | None, seconds: float) -> None:
+        self._joining = joining
+        self._shares = shares
+        self._group: Group | None = None
+        self._seconds = min(seconds / 2, _MOST_SECONDS_TO_JOIN)
+        self._by_the_host = setting._replace(profile=gpu.by_the_host(setting.profile), gpus=True)
+        self._streamed = setting._replace(profile=gpu.by_nccl(setting.profile), library="NCCL", shared=False, gpus=True)
+        self._plans: dict[Call, Plan] = {}
+        self.carrier: Carrier | None = None
+        self.links: Links | None = None
+        self.known = False
+        self.why = ""
+
+    @staticmethod
+    def concerns(mixed: Plan) -> bool:
+        """Tell whether a call may have another plan where all arrays are on GPUs, from its plan where some are not."""
+        call = mixed.call
+        if (
+            call.dtype not in DTYPES
+            or call.collective not in _COLLECTIVES
+            or call.tolerance is not None
+            or call.checksum
+            or not call.movable
+        ):
+            return False
+        if mixed.algorithm in (choose.COPY, choose.DISSEMINATION) or mixed.setting.world.size == 1:
+            return False
+        if call.algorithm in choose.ON_THE_HOST or isinstance(call.codec, Sparsifier):
+            return False
+        if call.codec is None:
+            return call.collective == "allreduce" or call.algorithm == choose.DIRECT
+        return call.codec.fixed_size and not call.codec.additive
+
+    def connect(self, group: Group) -> Steps:
+        """Find out, with all other ranks, what carries messages from GPU to GPU."""
+        found = yield from connect(group, self._joining, self._seconds)
+        if isinstance(found, str):
+            self.why, self._group = found, group
+            if self._shares is not None:
+                linked = yield from link(group, self._shares, self._seconds)
+                if isinstance(linked, str):
+                    self.why += f"; {linked}"
+                else:
+                    self.links = linked
+                    between = gpu.by_ipc(self._by_the_host.profile)
+                    self._by_the_host = self._by_the_host._replace(between_gpus=between)
+        else:
+            self.carrier = found
+            self._streamed = self._streamed._replace(streamed=choose.streamed(group.transport.nodes))
+        self.known = True
+
+    def plan(self, call: Call) -> Plan:
+        """The plan of a call; before the first one, the plan if nothing carries."""
+        if not self.known:
+            return make_plan(call, self._by_the_host)
+        if call not in self._plans:
+            streamed = self.carrier is not None and call.algorithm in (choose.AUTO, *self._streamed.streamed)
+            only = streamed and call.collective != "allreduce"
+            asked = call._replace(algorithm=choose.DIRECT) if only else call
+            self._plans[call] = make_plan(asked, self._streamed if streamed else self._by_the_host)
+        return self._plans[call]
+
+    def free(self) -> None:
+        """Give back what carries, with all other ranks."""
+        if self.carrier is not None:
+            self.carrier.free(self._seconds)
+        if self.links is not None and self._group is not None:
+            leaving = unlink(self._group, self.links, self._seconds)
+            try:
+                for pending in leaving:
+                    if pending is not None:
+                        wait_for(pending, self._seconds, "not all ranks closed each other's memory")
+            except Exception:  # of MPI's, too: what is closed late, or never, stays
+                keep_forever((leaving, self.links))

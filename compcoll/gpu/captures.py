@@ -1,0 +1,44 @@
+"""The stream capture mode of compcoll's threads, by which they let other threads capture CUDA graphs."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..pending import THREADS
+
+_THREAD_LOCAL = 1
+"""CUDA's CU_STREAM_CAPTURE_MODE_THREAD_LOCAL."""
+
+
+class _Thread(threading.local):
+    """Whether the thread's mode is right. Python calls ``__init__`` in each thread."""
+
+    def __init__(self) -> None:
+        self.mode_is_set = not threading.current_thread().name.startswith(THREADS)
+
+
+_thread = _Thread()
+
+
+@functools.cache
+def _exchange() -> Callable[[Any], int] | None:
+    """Find the driver's function; None without a driver, or if CUDA is older than 10.1."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):
+        return None
+
+
+def use_thread_local_capture_mode() -> None:
+    """Set the stream capture mode of one of compcoll's threads to thread-local. CUDA must be initialized.
+
+    In CUDA's default mode, a thread that queries an event or allocates memory invalidates the capture of another
+    thread (https://github.com/pytorch/pytorch/pull/148594). Threads of the user keep their mode.
+    """
+    if not _thread.mode_is_set:
+        exchange = _exchange()  # a thread without a context may be refused: then its next call tries again
+        _thread.mode_is_set = exchange is None or exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL))) == 0

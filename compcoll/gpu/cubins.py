@@ -1,0 +1,203 @@
+"""Machine code of the CUDA programs: compiled by one rank of a node, kept in a folder, and loaded by all.
+
+Nothing here needs a GPU or CuPy: `python -m compcoll cubins` compiles ahead of time, for GPUs that are elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from .. import config
+from ..errors import UnsupportedDevice
+from .programs import Program
+
+ARCHITECTURES = ("80", "90", "100")
+"""Compute capabilities of A100, H100 and B200: code for one runs on all of the same major version, from it on."""
+
+OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
+"""The options that CuPy compiles with."""
+
+_SECONDS_TO_COMPILE = 120.0  # that a rank waits for another one's; then it compiles for itself
+_SECONDS_BETWEEN_LOOKS = 0.02
+_LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
+
+
+class NVRTC:
+    """CUDA's run-time compiler.
+
+    Parameters
+    ----------
+    library : str
+        Path or name of the shared library.
+
+    Attributes
+    ----------
+    version : str
+        Such as ``"13.0"``.
+    """
+
+    def __init__(self, library: str) -> None:
+        if os.sep in library:
+            # The wheel of NVRTC 13.0 does not look for its builtins in its own folder; it finds them once loaded.
+            for builtins in Path(library).parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins))
+        self._library = ctypes.CDLL(library)
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.version = f"{major.value}.{minor.value}"
+
+    def compile(self, source: str, options: Sequence[str]) -> tuple[bytes, str]:
+        """Compile a program; return its machine code for the architecture that the options name, and what was said.
+
+        Raises
+        ------
+        UnsupportedDevice
+            If it cannot be compiled.
+        """
+        made = ctypes.c_void_p()
+        create = self._library.nvrtcCreateProgram
+        if status := create(ctypes.byref(made), source.encode(), b"device.cu", 0, None, None):
+            raise UnsupportedDevice(f"NVRTC {self.version} makes no program: status {status}")
+        try:
+            texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            failed = self._library.nvrtcCompileProgram(made, len(options), texts)
+            log = self._told("ProgramLog", made).rstrip(b"\0").decode()
+            if failed:
+                raise UnsupportedDevice(f"NVRTC {self.version} with {' '.join(options)}: status {failed}: {log}")
+            return self._told("CUBIN", made), log
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(made))
+
+    def _told(self, what: str, made: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        getattr(self._library, f"nvrtcGet{what}Size")(made, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        getattr(self._library, f"nvrtcGet{what}")(made, text)
+        return text.raw
+
+
+@functools.cache
+def nvrtc() -> NVRTC | None:
+    """The compiler: of the packages of NVIDIA's that are installed, else of the system; None if there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ()) if spec] if spec else []
+    found = [path for folder in folders for path in folder.glob("*/lib/libnvrtc.so.*")]
+    newest = sorted(found, key=_version, reverse=True)
+    for library in (*map(str, newest), *_LIBRARIES):
+        with contextlib.suppress(OSError, AttributeError):  # not there, or too old to tell its version
+            return NVRTC(library)
+    return None
+
+
+def _version(library: Path) -> list[int]:
+    return [int(part) for part in library.name.split(".") if part.isdigit()]
+
+
+def folder() -> Path:
+    """Tell where machine code is kept: COMPCOLL_CUBINS, or the user's cache."""
+    if given := config.cubins():
+        return Path(given)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("compcoll", appauthor=False) / "cubins"
+
+
+def _stem(program: Program, arch: str) -> str:
+    """The name of a program's machine code: by its source, with all that it includes, and how it is compiled."""
+    told = [option for option in program.options if not option.startswith("-I")]  # a digest covers what is there
+    return f"{blake2b(repr((program.source, told, OPTIONS)).encode(), digest_size=12).hexdigest()}-sm_{arch}"
+
+
+def _path(program: Program, arch: str, compiler: NVRTC) -> Path:
+    return folder() / f"{_stem(program, arch)}-nvrtc_{compiler.version}.cubin"
+
+
+def kept(program: Program, arch: str) -> list[Path]:
+    """List the files of a program's machine code that there are: that of the compiler here first.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    arch : str
+        The GPU's compute capability, without a dot.
+    """
+    compiler, found = nvrtc(), []
+    for built in sorted((known for known in {*ARCHITECTURES, arch} if _runs_on(known, arch)), key=int, reverse=True):
+        paths = sorted(folder().glob(f"{_stem(program, built)}-nvrtc_*.cubin"), reverse=True)
+        own = None if compiler is None else _path(program, built, compiler)
+        found += sorted(paths, key=lambda path: path != own)
+    return found
+
+
+def _runs_on(built: str, arch: str) -> bool:
+    """Tell whether code for one compute capability runs on another."""
+    return built[:-1] == arch[:-1] and int(built) <= int(arch)
+
+
+def make(program: Program, arch: str) -> Path | None:
+    """Compile a program, once for all ranks that use this folder: the others wait, and find it there.
+
+    Returns
+    -------
+    Path or None
+        None if there is no compiler, or no folder to write to.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If it cannot be compiled.
+    """
+    compiler = nvrtc()
+    if compiler is None:
+        return None
+    path = _path(program, arch, compiler)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.with_suffix(".lock")):
+            if not path.exists():
+                code, _ = compiler.compile(program.source, [*program.options, f"-arch=sm_{arch}", *OPTIONS])
+                _write(path, code)
+    except OSError:
+        return None
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+            os.fchmod(number, 0o644)  # other users may share the folder
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep others that use this file out, but not for ever: who holds it may hang, and two who compile do no harm."""
+    with open(path, "w") as lock:
+        until = time.monotonic() + _SECONDS_TO_COMPILE
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            except OSError:  # a file system that has no locks
+                break
+        yield

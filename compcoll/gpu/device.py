@@ -1,0 +1,334 @@
+"""GPU memory: CuPy arrays and what DLPack or the CUDA Array Interface can hand over, and the CUDA kernels."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+from importlib import import_module
+from typing import Any, TypeVar
+
+import cupy
+import numpy as np
+from cupy.cuda import nvtx
+from cupy.cuda import runtime as api
+
+from .. import config
+from ..dtypes import DTYPES, HALVES, computed_on, numpy_dtype
+from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDevice, UnsupportedDType
+from ..host.foreign import BFLOAT16, gpu_memory, is_torch
+from .coder import DeviceCoder
+from .ipc import CudaIPC
+from .launches import CodecLaunches
+from .nccl import NCCL
+from .quantizer import DeviceIntegers, DeviceNumberCoder, DeviceVotes
+from .runtime import CudaRuntime
+from .selection import SelectionKernels
+from .streams import Streams
+
+Array = Any
+Coding = TypeVar("Coding")
+
+_DEFAULT_STREAMS = {0: cupy.cuda.Stream.null, 1: cupy.cuda.Stream.null, 2: cupy.cuda.Stream.ptds}
+"""The default streams, by CUDA's handles for them."""
+
+
+class _Handle:
+    """A stream of somebody else's."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def _ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that shows as a range of that name in a profile."""
+
+    @wraps(function)
+    def shown(*args: Any, **options: Any) -> Any:
+        nvtx.RangePush(f"compcoll {name}")
+        try:
+            return function(*args, **options)
+        finally:
+            nvtx.RangePop()
+
+    return shown
+
+
+def _in_profiles(coder: Coding, *names: str) -> Coding:
+    """A coder, or what has other methods, with its work as ranges in profiles if these were asked for."""
+    if config.nvtx():
+        for name in names or ("encode", "decode"):
+            setattr(coder, name, _ranged(name, getattr(coder, name)))
+    return coder
+
+
+class CudaDevice:
+    """Memory and kernels of one GPU, for one communicator.
+
+    Parameters
+    ----------
+    index : int
+        CUDA's number of the device.
+
+    Attributes
+    ----------
+    name : str
+        What it is.
+    """
+
+    def __init__(self, index: int) -> None:
+        found = names()
+        if index >= len(found):
+            raise UnsupportedDevice(f"an array on CUDA device {index}, but CuPy finds {', '.join(found)}")
+        self.index = index
+        self.name = f"cuda {found[index]}"
+        self.runtime = CudaRuntime(index)
+        self.streams = Streams(self.runtime)
+        self._coders: dict[tuple[str, int, int, int, int, str], DeviceCoder] = {}
+        self._launching = threading.Lock()
+
+    def joining(self) -> NCCL:
+        """The way in which this GPU joins those of other ranks."""
+        return NCCL(self.runtime)
+
+    def sharing(self) -> CudaIPC:
+        """What processes of one machine share of this GPU."""
+        return CudaIPC(self.runtime)
+
+    def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
+        key = (*kernel, variant, seed, dtype)
+        if key not in self._coders:
+            launches = CodecLaunches(kernel, dtype, variant=variant, seed=seed)
+            self._coders[key] = _in_profiles(DeviceCoder(self.runtime, launches))
+        return self._coders[key]
+
+    def integers(self, bits: int, levels: int, block: int, dtype: str) -> DeviceIntegers:
+        return _in_profiles(DeviceIntegers(self.runtime, bits, levels, block, dtype))
+
+    def votes(self, ranks: int, block: int, dtype: str) -> DeviceVotes:
+        return _in_profiles(DeviceVotes(self.runtime, ranks, block, dtype))
+
+    def passes(self, dtype: str) -> SelectionKernels:
+        """Give the kernels of sparsification, over values that are computed on as float32 or float64."""
+        return _in_profiles(SelectionKernels(self.runtime, dtype), "find", "take", "add", "subtract")
+
+    def number_coder(self, numbers: Array, op: str) -> DeviceNumberCoder:
+        """Moves and combines numbers such as these, by ``"sum"`` or ``"max"``."""
+        return _in_profiles(DeviceNumberCoder(self.runtime, numbers.dtype, op))
+
+    def caller(self, x: Any, stream: Any) -> cupy.cuda.Stream:
+        """The stream named by the caller, or the one on which whoever made ``x`` launches at present.
+
+        Raises
+        ------
+        InvalidArgument
+            If ``stream`` is none, or captures a graph.
+        """
+        found = self._stream_of(x, stream)
+        try:
+            capturing = found.is_capturing()
+        except api.CUDARuntimeError:  # of the default stream, while one that waits for it captures
+            capturing = True
+        if capturing:
+            raise InvalidArgument(
+                "the caller's stream captures a CUDA graph, which collectives cannot be part of: they wait for other "
+                "ranks on the host; call them before or after the capture"
+            )
+        return found
+
+    def _stream_of(self, x: Any, stream: Any) -> cupy.cuda.Stream:
+        if stream is None:
+            if is_torch(x):
+                handle = sys.modules["torch"].cuda.current_stream(self.index).cuda_stream
+            else:
+                with self.runtime.current:
+                    handle = cupy.cuda.get_current_stream().ptr
+        elif hasattr(stream, "__cuda_stream__"):
+            handle = stream.__cuda_stream__()[1]
+        else:
+            handle = getattr(stream, "ptr", getattr(stream, "cuda_stream", stream))
+        if not isinstance(handle, int):
+            raise InvalidArgument(
+                f"stream={stream!r} is no CUDA stream: CuPy's, PyTorch's, or the handle as an integer"
+            )
+        if handle in _DEFAULT_STREAMS:
+            return _DEFAULT_STREAMS[handle]
+        with self.runtime.current:
+            return cupy.cuda.Stream.from_external(_Handle(handle))
+
+    def view(self, x: Any, what: str) -> tuple[str, Array]:
+        """The element type of an array on this GPU, and its memory as a CuPy array of one axis; nothing is copied.
+
+        Raises
+        ------
+        InvalidBuffer, UnsupportedDevice, UnsupportedDType
+            If it is on the host or on another GPU, managed, not C-contiguous, or not of numbers.
+        """
+        if not gpu_memory(x):
+            raise InvalidBuffer(
+                f"{what} is a {type(x).__module__}.{type(x).__qualname__} on the host, but the other arrays of this "
+                f"call are on CUDA device {self.index}: all must be on one device"
+            )
+        array, dtype = _as_cupy(x, what)
+        if not array.flags.c_contiguous:
+            raise InvalidBuffer(
+                f"{what} of shape {array.shape} and strides {array.strides} is not C-contiguous: make a copy that is"
+            )
+        if array.size:
+            found = api.pointerGetAttributes(array.data.ptr)
+            if found.type == api.memoryTypeManaged:
+                raise UnsupportedDevice(f"{what} is in managed memory: copy it to plain device memory")
+            if found.device != self.index:
+                raise UnsupportedDevice(
+                    f"{what} is on CUDA device {found.device}, but this communicator uses device {self.index}: "
+                    "use one communicator a device"
+                )
+        flat = array.reshape(-1)
+        return dtype, flat.view(np.uint16) if dtype in HALVES else flat
+
+    def flat_out(self, out: Any, x: Any, flat: Array, shape: tuple[int, ...]) -> Array:
+        """The memory of a result buffer; that of ``x`` itself, if it is the same.
+
+        Raises
+        ------
+        InvalidBuffer, UnsupportedDevice
+            If it does not fit, is on another device, or half overlaps the input.
+        """
+        dtype, memory = self.view(out, "out")
+        if tuple(out.shape) != shape or out.dtype != x.dtype:
+            raise InvalidBuffer(f"out is {dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
+        if memory.data.ptr == flat.data.ptr and memory.nbytes == flat.nbytes:
+            return flat
+        if memory.data.ptr < flat.data.ptr + flat.nbytes and flat.data.ptr < memory.data.ptr + memory.nbytes:
+            raise InvalidBuffer("out overlaps x without being x: give memory of its own")
+        return memory
+
+    def empty_like(self, x: Any, shape: tuple[int, ...], caller: cupy.cuda.Stream, dtype: str | None = None) -> Any:
+        """A new array of x's kind, where there is a way to make one, else CuPy's: of x's element type or another."""
+        if is_torch(x):
+            torch = sys.modules["torch"]
+            kind = x.dtype if dtype is None else getattr(torch, dtype)
+            if torch.cuda.current_stream(self.index).cuda_stream == caller.ptr:
+                return x.new_empty(shape, dtype=kind)
+            with torch.cuda.stream(torch.cuda.ExternalStream(caller.ptr, device=self.index)):
+                return x.new_empty(shape, dtype=kind)
+        with self.current_stream(caller):
+            return cupy.empty(shape, x.dtype if dtype is None else numpy_dtype(dtype))
+
+    def given_back(self, result: Any, x: Any, caller: cupy.cuda.Stream) -> Any:
+        """A result as an array of x's kind: those of JAX and numba are made of CuPy's, without a copy, after the
+        caller's work.
+        """
+        kind = type(x).__module__.partition(".")[0]
+        with self.current_stream(caller):
+            if kind in ("jax", "jaxlib"):
+                return import_module("jax.dlpack").from_dlpack(result)
+            if kind == "numba":
+                return import_module("numba.cuda").as_cuda_array(result, sync=False)
+        return result
+
+    @staticmethod
+    def is_of_one_thread(stream: cupy.cuda.Stream) -> bool:
+        """Tell whether a stream is another one in each thread: CUDA's per-thread default stream."""
+        return stream is cupy.cuda.Stream.ptds
+
+    @contextmanager
+    def current_stream(self, stream: cupy.cuda.Stream) -> Iterator[None]:
+        """Let a stream be CuPy's, by one thread: what DLPack hands over is ordered after its maker's work there."""
+        with self.runtime.current, stream:
+            yield
+
+    @contextmanager
+    def launching_on(self, stream: cupy.cuda.Stream) -> Iterator[None]:
+        """Let kernels be launched on a stream, by one thread at a time."""
+        with self._launching:
+            self.runtime.launching = stream
+            yield
+
+    def to_host(self, x: Array, stream: cupy.cuda.Stream) -> Array:
+        """A copy in host memory, of what is there after the work on a stream."""
+        with self.runtime.current:
+            return x.get(stream=stream)
+
+    def from_host(self, source: Array, target: Array, stream: cupy.cuda.Stream) -> None:
+        """Copy from host memory, in a stream's order."""
+        with self.runtime.current:
+            target.set(source, stream=stream)
+
+    def zeros_residual(self, n: int, dtype: str) -> Array:
+        """A residual for ``n`` values: float64 for float64, else float32."""
+        with self.runtime.current:
+            zeros = cupy.zeros(n, computed_on(dtype).numpy)
+            cupy.cuda.get_current_stream().synchronize()
+            return zeros
+
+    @staticmethod
+    def owns(coder: Any) -> bool:
+        """Tell whether a coder's kernels are this device's."""
+        return isinstance(coder, DeviceCoder)
+
+    @staticmethod
+    def holds(array: Any) -> bool:
+        """Tell whether an array is in a GPU's memory."""
+        return isinstance(array, cupy.ndarray)
+
+    @staticmethod
+    def shown(transport: Any) -> Any:
+        """The transport, with its sends as ranges in profiles if these were asked for."""
+        if config.nvtx():
+            transport.isend = _ranged("send", transport.isend)
+        return transport
+
+
+def _as_cupy(x: Any, what: str) -> tuple[Array, str]:
+    """An array as CuPy's, and the name of its element type. Of PyTorch's bfloat16 the bits come as integers."""
+    if isinstance(x, cupy.ndarray):
+        array = x
+    else:
+        name = str(getattr(x, "dtype", ""))
+        try:
+            if is_torch(x):
+                x = x.detach()
+                x = x.view(sys.modules["torch"].int16) if name == BFLOAT16 else x
+            array = cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
+        except Exception as error:
+            raise InvalidBuffer(f"{what}, a {type(x).__module__}.{type(x).__qualname__} of {name}: {error}") from error
+        if name == BFLOAT16:
+            return array, "bfloat16"
+    if array.dtype.kind not in "biufc" and array.dtype != DTYPES["bfloat16"].numpy:
+        raise UnsupportedDType(f"elements of type {array.dtype} cannot be sent: numbers are needed")
+    return array, array.dtype.name
+
+
+def names() -> list[str]:
+    """List the names of the GPUs here.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If CUDA finds none.
+    """
+    try:
+        return [api.getDeviceProperties(index)["name"].decode() for index in range(api.getDeviceCount())]
+    except api.CUDARuntimeError as error:
+        raise UnsupportedDevice(f"CuPy {cupy.__version__} finds no GPU: {error}") from error
+
+
+def device_of(x: Any, *, shared: bool = False) -> CudaDevice:
+    """The device on which an array is: one of its own, or that which all who say so share.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If CUDA finds none.
+    """
+    index = int(x.__dlpack_device__()[1]) if hasattr(x, "__dlpack_device__") else int(cupy.asarray(x).device.id)
+    return _shared(index) if shared else CudaDevice(index)
+
+
+_shared = lru_cache(CudaDevice)

@@ -1,0 +1,292 @@
+"""The launches of the CUDA programs: which kernel runs on which memory with which parameters.
+
+Nothing here needs a GPU or CuPy: pointers are integers, and whoever can launch CUDA kernels runs what is described.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dtypes import DTYPES, computed_on
+from ..errors import InvalidArgument
+from ..kernels import _host
+from .programs import TILE, configuration, kernel_names, program
+
+MOST_WIRES = 16
+"""Wires that one launch adds up; sums of more take several launches, and `CodecLaunches.scratch_nbytes` bytes."""
+
+TILE_VALUES = 2048
+"""Values of which a thread block finds those that are wanted."""
+
+CAST_TILE = 1024
+"""The same, of casts."""
+
+_NO_WIRES = (0,) * MOST_WIRES
+_THREADS = 256  # of a thread block, where teams do not ask for fewer
+_TILE_THREADS = 128  # of a thread block whose warps take a tile each: small arrays need many
+_MOST_TABLE_BLOCKS = 2112  # thread blocks of kernels that first copy a table: enough for 132 processors
+_MOST_BLOCKS = 2**31 - 1  # of a grid
+
+_PARAMETERS = struct.Struct(f"=qqQdQQdQQQQ8i{MOST_WIRES}Q")
+"""`Parameters` of kernels/device.h: nothing is padded."""
+
+_AS_BYTES = np.dtype(f"V{_PARAMETERS.size}")  # CuPy has NumPy describe arguments: of fields that takes 13 us a launch
+
+
+def parameters(
+    n: int,
+    blocks: int,
+    out: int,
+    *,
+    add: int = 0,
+    scale: float = 1.0,
+    residual: int = 0,
+    residual_scale: float = 1.0,
+    decoded: int = 0,
+    seed: int = 0,
+    draw: int = 0,
+    position: int = 0,
+    first: int = 0,
+    second: int = 0,
+    variant: int = 0,
+    feed: bool = False,
+    add_storage: int = 0,
+    out_storage: int = 0,
+    wires: Sequence[int] = (),
+    team: int = 0,
+) -> Any:
+    """A kernel's argument."""
+    packed = _PARAMETERS.pack(
+        *(n, blocks, add, scale, out, residual, residual_scale, decoded, seed, draw, position, first, second, variant),
+        *(feed, add_storage, out_storage, len(wires), team, *wires, *_NO_WIRES[len(wires) :]),
+    )
+    return np.frombuffer(packed, _AS_BYTES).reshape(())
+
+
+class Launch(NamedTuple):
+    """One kernel on a one-dimensional grid.
+
+    Attributes
+    ----------
+    function : str
+        The kernel's name in its program.
+    grid, block : int
+        Thread blocks, and threads of each.
+    shared_nbytes : int
+        Dynamic shared memory of a thread block.
+    arguments : tuple
+        Passed by value: one structure, a zero-dimensional array of NumPy's.
+    """
+
+    function: str
+    grid: int
+    block: int
+    shared_nbytes: int
+    arguments: tuple[Any, ...]
+
+
+class _Terms(NamedTuple):
+    """``add · scale + D(wires[0]) + …``, and how ``add`` is stored."""
+
+    add: int
+    scale: float
+    add_storage: int
+    wires: Sequence[int]
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def grid_of_eights(n: int) -> tuple[int, int]:
+    """Thread blocks, and threads of each, where a thread takes eight values."""
+    return min(_ceil_div(n, 8 * _THREADS), _MOST_BLOCKS), _THREADS
+
+
+def grid_of(n: int) -> tuple[int, int]:
+    """Thread blocks, and threads of each, where a thread takes one element after the other."""
+    return min(_ceil_div(n, _THREADS), _MOST_BLOCKS), _THREADS
+
+
+def team_of(block: int) -> int:
+    """Threads that work together on a block of so many values."""
+    return min(_THREADS, 1 << (block // 8 - 1).bit_length())
+
+
+def grid_of_teams(n: int, block: int) -> tuple[int, int, int]:
+    """Thread blocks, threads of each, and the logarithm of a team, where teams take a block of values each."""
+    team = team_of(block)
+    threads = team if team > 32 else _THREADS
+    return min(_ceil_div(n, block * (threads // team)), _MOST_BLOCKS), threads, team.bit_length() - 1
+
+
+class CodecLaunches:
+    """The launches of a codec bound to an element type: `compcoll.codecs.base.Coder` on integer device pointers, where
+    0 is none.
+
+    Pointers may have any alignment that their elements have; where arrays and wires begin at multiples of 16 bytes, as
+    what is allocated does, kernels run at full speed. A wire that is written must not overlap one that is read.
+
+    Parameters
+    ----------
+    kernel : tuple of str, int, int
+        The codec and its two parameters.
+    dtype : {"float16", "bfloat16", "float32", "float64"}
+        Elements of arrays. Residuals are float64 for float64, else float32.
+    variant, seed : int
+        The choice among a codec's ways, and that of its random numbers.
+    known : bool
+        Whether to take the program of this configuration alone, where there is one.
+
+    Attributes
+    ----------
+    program : Program
+        That holds the kernels.
+    """
+
+    def __init__(
+        self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0, known: bool = True
+    ) -> None:
+        self._codec, self._first, self._second = kernel
+        self._storage = DTYPES[dtype].precision
+        self._computed = computed_on(dtype).name
+        # Host and device have one wire: its length, and what configurations there are, is written down once.
+        coder = _host.Coder(self._codec, self._first, self._second, variant, seed, self._storage, 0)
+        self.wire_nbytes = coder.wire_nbytes
+        bits = coder.wire_nbytes(self._second) - coder.wire_nbytes(max(self._second - 8, 0))  # of 8 values, in bytes
+        alone = configuration(self._codec, self._first, self._second, bits, variant, dtype) if known else None
+        self._tile = 0 if alone is None or self._codec == "zfp" else CAST_TILE if self._codec == "cast" else TILE
+        self.program = program(self._codec, self._computed, alone)
+        self._block = {"cast": 1, "zfp": 4}.get(self._codec, self._second)
+        # Threads that work on one block of a codec that needs something of all its values.
+        self._team = team_of(self._block) if self._block >= 8 else 1
+        names = kernel_names(self._codec, self._computed)
+        self._name = names[(self._first > 32) + (self._first > 64)] if self._codec == "zfp" else names[0]
+        self._variant, self._seed = variant, seed
+
+    def scratch_nbytes(self, n: int, wire_count: int) -> int:
+        """Bytes of scratch memory that a sum over so many wires needs."""
+        return n * DTYPES[self._computed].itemsize if wire_count > MOST_WIRES else 0
+
+    def encode(
+        self,
+        n: int,
+        add: int,
+        scale: float,
+        wires: Sequence[int],
+        wire: int,
+        residual: int = 0,
+        feed: bool = True,
+        residual_scale: float = 1.0,
+        decoded: int = 0,
+        draw: int = 0,
+        position: int = 0,
+        *,
+        scratch: int = 0,
+    ) -> list[Launch]:
+        """Launches, in order, that write the wire of ``add · scale + D(wires[0]) + …``.
+
+        Raises
+        ------
+        InvalidArgument
+            If there is nothing to sum, or no scratch memory where it is needed.
+        """
+        if n == 0:
+            return []
+        launches, terms = self._sum_of_many(n, add, scale, wires, scratch)
+        plain = not wires and not residual and not decoded and scale == 1.0
+        parameters = self._parameters(
+            n, wire, self._storage, *terms, residual, residual_scale, feed, decoded, draw, position
+        )
+        grid, block = self._encode_grid(n)
+        return [*launches, self._launch("encode" if plain else "recode", grid, block, parameters)]
+
+    def decode(
+        self, n: int, add: int, scale: float, wires: Sequence[int], out: int, *, scratch: int = 0
+    ) -> list[Launch]:
+        """Launches, in order, that store ``add · scale + D(wires[0]) + …`` in ``out``, which may be ``add``."""
+        if n == 0:
+            return []
+        launches, terms = self._sum_of_many(n, add, scale, wires, scratch)
+        return [*launches, self._decode(n, out, self._storage, *terms)]
+
+    def _sum_of_many(
+        self, n: int, add: int, scale: float, wires: Sequence[int], scratch: int
+    ) -> tuple[list[Launch], _Terms]:
+        """Launches that leave at most `MOST_WIRES` wires, and the terms that are then left."""
+        if not add and not wires:
+            raise InvalidArgument("nothing to sum: give an array or a wire")
+        if len(wires) > MOST_WIRES and not scratch:
+            raise InvalidArgument(f"a sum of {len(wires)} wires needs scratch memory: more than {MOST_WIRES}")
+        launches = []
+        terms = _Terms(add, scale, self._storage, wires)
+        while len(terms.wires) > MOST_WIRES:
+            rest = terms.wires[MOST_WIRES:]
+            computed = DTYPES[self._computed].precision
+            launches.append(self._decode(n, scratch, computed, *terms._replace(wires=terms.wires[:MOST_WIRES])))
+            terms = _Terms(scratch, 1.0, computed, rest)
+        return launches, terms
+
+    def _parameters(
+        self,
+        n: int,
+        out: int,
+        out_storage: int,
+        add: int,
+        scale: float,
+        add_storage: int,
+        wires: Sequence[int],
+        residual: int = 0,
+        residual_scale: float = 1.0,
+        feed: bool = False,
+        decoded: int = 0,
+        draw: int = 0,
+        position: int = 0,
+    ) -> Any:
+        return parameters(
+            n,
+            _ceil_div(n, self._block),
+            out,
+            add=add,
+            scale=scale,
+            residual=residual,
+            residual_scale=residual_scale,
+            decoded=decoded,
+            seed=self._seed,
+            draw=draw,
+            position=position,
+            first=self._first,
+            second=self._second,
+            variant=self._variant,
+            feed=feed,
+            add_storage=add_storage,
+            out_storage=out_storage,
+            wires=wires,
+            team=self._team.bit_length() - 1,
+        )
+
+    def _decode(
+        self, n: int, out: int, out_storage: int, add: int, scale: float, add_storage: int, wires: Sequence[int]
+    ) -> Launch:
+        parameters = self._parameters(n, out, out_storage, add, scale, add_storage, wires)
+        return self._launch("decode", *self._decode_grid(n), parameters)
+
+    def _launch(self, verb: str, grid: int, block: int, parameters: Any) -> Launch:
+        return Launch(f"{verb}_{self._name}_{self._computed}", grid, block, 0, (parameters,))
+
+    def _encode_grid(self, n: int) -> tuple[int, int]:
+        if self._tile or self._block < 8:
+            return self._decode_grid(n)
+        return grid_of_teams(n, self._block)[:2]
+
+    def _decode_grid(self, n: int) -> tuple[int, int]:
+        """Thread blocks, where a warp takes a tile, or each thread four values of ZFP, or eight of another codec."""
+        if self._tile:
+            return min(_ceil_div(n, self._tile * _TILE_THREADS // 32), _MOST_BLOCKS), _TILE_THREADS
+        if self._codec == "zfp":
+            return min(_ceil_div(n, 4 * _THREADS), _MOST_TABLE_BLOCKS), _THREADS
+        return grid_of_eights(n)

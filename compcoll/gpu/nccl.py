@@ -1,0 +1,102 @@
+"""NCCL, by CuPy: bytes from GPU to GPU in a stream's order."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import UnsupportedDevice
+from .runtime import CudaRuntime
+from .watchdog import WatchedCarrier
+
+Array = Any
+Message = tuple[Array, int]
+
+with warnings.catch_warnings():  # CuPy's advice where there is none
+    warnings.simplefilter("ignore")
+    from cupy.cuda import nccl
+
+_OLDEST = 21000
+"""The version that averages and sends single messages: 2.10."""
+
+
+class NCCLCarrier(WatchedCarrier):
+    """One rank's NCCL communicator (the contract is `compcoll.gpu.stream_transport.Carrier`).
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+        Of this rank's GPU.
+    communicator : cupy.cuda.nccl.NcclCommunicator
+        Of all ranks.
+    """
+
+    _runtime: CudaRuntime
+
+    def __init__(self, runtime: CudaRuntime, communicator: Any) -> None:
+        super().__init__(runtime)
+        self._communicator = communicator
+        self._types = {
+            "float16": nccl.NCCL_FLOAT16,
+            "bfloat16": nccl.NCCL_BFLOAT16,
+            "float32": nccl.NCCL_FLOAT32,
+            "float64": nccl.NCCL_FLOAT64,
+        }
+
+    def exchange(self, leaving: Sequence[Message], arriving: Sequence[Message], stream: Any) -> None:
+        address, communicator = self._runtime.address, self._communicator
+        with self._runtime.current:
+            nccl.groupStart()
+            try:
+                for array, dest in leaving:
+                    communicator.send(address(array), array.nbytes, nccl.NCCL_UINT8, dest, stream.ptr)
+                for array, source in arriving:
+                    communicator.recv(address(array), array.nbytes, nccl.NCCL_UINT8, source, stream.ptr)
+            finally:
+                nccl.groupEnd()
+
+    def allreduce(self, x: Array, out: Array, dtype: str, *, mean: bool, stream: Any) -> None:
+        op = nccl.NCCL_AVG if mean else nccl.NCCL_SUM
+        address = self._runtime.address
+        with self._runtime.current:
+            self._communicator.allReduce(address(x), address(out), x.size, self._types[dtype], op, stream.ptr)
+
+    def _look(self) -> None:
+        self._communicator.check_async_error()
+
+    def _abort(self) -> None:
+        self._communicator.abort()
+
+    def _leave(self) -> None:
+        self._communicator.destroy()
+
+
+class NCCL:
+    """The way in which a GPU joins others by NCCL (the contract is `compcoll.gpu.stream_transport.Joining`).
+
+    Parameters
+    ----------
+    runtime : CudaRuntime
+        Of this rank's GPU.
+    """
+
+    name = "NCCL"
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+
+    def identity(self) -> tuple[int, bytes]:
+        if not nccl.available:
+            raise UnsupportedDevice("NCCL cannot be loaded: pip install nvidia-nccl-cu13 (or -cu12)")
+        version = int(nccl.get_version())
+        if version < _OLDEST or int(nccl.get_build_version()) < _OLDEST:
+            raise UnsupportedDevice(f"NCCL {version} is older than {_OLDEST} (2.10)")
+        return version, self._runtime.place()
+
+    def invitation(self) -> bytes:
+        return bytes(nccl.get_unique_id())
+
+    def join(self, ranks: int, invitation: bytes, rank: int) -> NCCLCarrier:
+        with self._runtime.current:
+            return NCCLCarrier(self._runtime, nccl.NcclCommunicator(ranks, invitation, rank))

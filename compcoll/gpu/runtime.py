@@ -1,0 +1,199 @@
+"""Streams, events, copies and kernels of one GPU, by CuPy."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime as api
+
+from ..errors import UnsupportedDevice
+from ..pending import THREADS, Pending
+from . import cubins
+from .captures import use_thread_local_capture_mode
+from .launches import Launch
+from .programs import Program
+
+Array = Any
+
+_NOT_READY = 600
+"""CUDA's cudaErrorNotReady: of an event that is still to come."""
+
+
+_FIRST = -5
+"""The highest priority of a stream that any GPU has; CUDA makes of it the highest that this one has."""
+
+
+class _Done:
+    """An event as something that the host waits for."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: cupy.cuda.Event) -> None:
+        self._event = event
+
+    def Test(self) -> bool:
+        use_thread_local_capture_mode()
+        status = api.eventQuery(self._event.ptr)
+        try:
+            # This resets CUDA's last error, which PyTorch would raise where it shares CuPy's libcudart.
+            api.check_status(status)
+        except api.CUDARuntimeError:
+            if status != _NOT_READY:  # of a kernel that has failed: `Event.done` would be False for ever
+                raise
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        return "an event of the GPU"
+
+
+_warned: set[str] = set()
+"""The GPU architectures for which a warning has said why no program was compiled for all ranks of the node."""
+
+
+def _made(program: Program, arch: str) -> list[Path]:
+    """Get what some rank of the node compiles; nothing where it cannot: CuPy's compiler may be newer."""
+    try:
+        path = cubins.make(program, arch)
+    except UnsupportedDevice as error:
+        if arch not in _warned:  # other programs mostly fail for the same reason
+            _warned.add(arch)
+            warnings.warn(f"{error} (each rank compiles with CuPy for itself)", RuntimeWarning, stacklevel=2)
+        return []
+    return [] if path is None else [path]
+
+
+def _address(array: Array) -> int:
+    return int(array.data.ptr if isinstance(array, cupy.ndarray) else array.ctypes.data)
+
+
+class _Current:
+    """Makes a GPU the thread's current one, inside a block.
+
+    Afterwards it is again the one before, but not in a thread of compcoll's: to go back to a GPU that nobody here has
+    used makes a context there, of hundreds of megabytes (https://github.com/pytorch/pytorch/issues/94864).
+    """
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._before = threading.local()
+
+    def __enter__(self) -> None:
+        before = api.getDevice()
+        if before != self._index:
+            api.setDevice(self._index)
+        use_thread_local_capture_mode()
+        stack = self._before.__dict__.setdefault("stack", [])
+        stack.append(before)
+
+    def __exit__(self, *_: object) -> None:
+        before = self._before.stack.pop()
+        if before != self._index and not threading.current_thread().name.startswith(THREADS):
+            api.setDevice(before)
+
+
+class CudaRuntime:
+    """Streams, events, copies and kernels of one GPU (the contract is `compcoll.gpu.streams.Runtime`).
+
+    Parameters
+    ----------
+    index : int
+        CUDA's number of the device.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.device = cupy.cuda.Device(index)
+        self.current = _Current(index)
+        self._modules: dict[Program, cupy.RawModule] = {}
+        self._functions: dict[tuple[Program, str], cupy.RawKernel] = {}
+        self._scratch: dict[int, Array] = {}
+        self.launching = self.stream()
+
+    def place(self) -> bytes:
+        """16 bytes that tell this GPU from all others, of other machines, too."""
+        # CuPy returns the UUID, a char[16], as a C string, which ends at the first zero byte.
+        uuid = api.getDeviceProperties(self.device.id)["uuid"]
+        return blake2b(uuid + api.deviceGetPCIBusId(self.device.id).encode(), digest_size=16).digest()
+
+    def stream(self) -> cupy.cuda.Stream:
+        with self.current:
+            return cupy.cuda.Stream(non_blocking=True, priority=_FIRST)
+
+    def record(self, stream: cupy.cuda.Stream, event: cupy.cuda.Event | None = None) -> cupy.cuda.Event:
+        with self.current:
+            event = cupy.cuda.Event(disable_timing=True) if event is None else event
+            event.record(stream)
+            return event
+
+    def wait(self, stream: cupy.cuda.Stream, event: cupy.cuda.Event) -> None:
+        with self.current:
+            stream.wait_event(event)
+
+    def pending(self, event: cupy.cuda.Event) -> Pending:
+        return _Done(event)
+
+    def copy(self, source: Array, target: Array, nbytes: int, stream: cupy.cuda.Stream) -> None:
+        if nbytes:
+            with self.current:
+                api.memcpyAsync(_address(target), _address(source), nbytes, api.memcpyDefault, stream.ptr)
+
+    def device_bytes(self, nbytes: int) -> Array:
+        """Memory by cudaMalloc itself: MPI cannot share between processes what comes from pools."""
+        with self.current:
+            memory = cupy.cuda.Memory(max(nbytes, 1))
+            return cupy.ndarray(nbytes, np.uint8, cupy.cuda.MemoryPointer(memory, 0))
+
+    def pinned_bytes(self, nbytes: int) -> Array:
+        """Host memory that the GPU copies from and to by itself."""
+        with self.current:
+            memory = cupy.cuda.PinnedMemory(max(nbytes, 1))
+            return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
+
+    @staticmethod
+    def address(array: Array | None) -> int:
+        """Tell where an array in GPU memory begins; 0 for none."""
+        return 0 if array is None else int(array.data.ptr)
+
+    def scratch(self, nbytes: int) -> int:
+        """Memory for kernels on the stream of the moment, which use it one after the other."""
+        if not nbytes:
+            return 0
+        held = self._scratch.get(self.launching.ptr)
+        if held is None or held.nbytes < nbytes:
+            held = self._scratch[self.launching.ptr] = self.device_bytes(nbytes)
+        return self.address(held)
+
+    def launch(self, program: Program, launches: Sequence[Launch]) -> None:
+        with self.current, self.launching:
+            for function, grid, block, shared_nbytes, arguments in launches:
+                self._function(program, function)((grid,), (block,), arguments, shared_mem=shared_nbytes)
+
+    def _function(self, program: Program, name: str) -> cupy.RawKernel:
+        key = program, name
+        if key not in self._functions:
+            if program not in self._modules:
+                self._modules[program] = self._load(program)
+            self._functions[key] = self._modules[program].get_function(name)
+        return self._functions[key]
+
+    def _load(self, program: Program) -> cupy.RawModule:
+        """Load machine code that is kept; else what one rank of the node compiles, or, without a compiler or a folder
+        of our own, what CuPy does.
+        """
+        arch = self.device.compute_capability
+        for paths in (cubins.kept, _made):
+            for path in paths(program, arch):
+                module = cupy.RawModule(path=str(path))
+                try:
+                    module.compile()
+                except (cupy.cuda.driver.CUDADriverError, OSError):  # of a compiler newer than the driver
+                    continue
+                return module
+        return cupy.RawModule(code=program.source, options=program.options)

@@ -1,0 +1,198 @@
+"""A watch over a GPU's stream, for which no wait of the host stands, and over what carries bytes between GPUs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import CollectiveFailed, CompcollError, PeerTimeout
+from ..pending import THREADS, Pending
+
+Event = Any
+_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_WITHOUT_WORK = 10.0  # after which the thread ends, until there is some again
+
+
+class _Watched(NamedTuple):
+    done: Pending
+    what: str
+    seconds: float
+
+
+class Watch:
+    """A thread that looks after work of a stream, which ends in order, and ends what does not end by itself.
+
+    Parameters
+    ----------
+    name : str
+        Who works, for errors.
+    look : callable
+        Raises the error of whoever works, if there is one.
+    abort : callable
+        Ends all that was given to it.
+    entered : callable
+        Makes what the thread needs, for as long as it runs.
+
+    Attributes
+    ----------
+    error : CompcollError or None
+        What went wrong. Nothing more must be given to it then.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        look: Callable[[], object],
+        abort: Callable[[], object],
+        entered: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._name = name
+        self._look, self._abort, self._entered = look, abort, entered
+        self._under_way: deque[_Watched] = deque()
+        self._lock = threading.Condition()
+        self._running = self._ending = False
+        self.error: CompcollError | None = None
+
+    def add(self, done: Pending, what: str, seconds: float) -> None:
+        """Look after work whose end ``done`` tells; it may take so many seconds from when all before it has ended."""
+        with self._lock:
+            self._under_way.append(_Watched(done, what, seconds))
+            if self._running:
+                self._lock.notify_all()
+                return
+            self._running = True
+        try:
+            threading.Thread(target=self._run, name=f"{THREADS}watch", daemon=True).start()
+        except RuntimeError:  # the system gives no more: nobody looks
+            self._running = False
+            raise
+
+    def finish(self, seconds: float) -> bool:
+        """Wait until nothing is under way and nobody looks any more, for so many seconds; tell whether that is so."""
+        with self._lock:
+            self._ending = True
+            self._lock.notify_all()
+            return self._lock.wait_for(lambda: not self._running, seconds)
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        with self._entered():
+            since = time.monotonic()
+            while True:
+                with self._lock:
+                    if not self._under_way:
+                        self._lock.wait_for(lambda: self._under_way or self._ending, _SECONDS_WITHOUT_WORK)
+                        if not self._under_way:
+                            self._running = False
+                            self._lock.notify_all()
+                            return
+                        since = time.monotonic()
+                    first = self._under_way[0]
+                try:
+                    ended = first.done.Test()
+                    self._look()
+                    if not ended and time.monotonic() > since + first.seconds:
+                        raise PeerTimeout(
+                            f"{first.what} by {self._name} has not ended within {first.seconds:g} s: some rank did not "
+                            f"come to it, or has died; {self._name}'s communicator was aborted"
+                        )
+                except Exception as error:
+                    self._give_up(first, error)
+                    return
+                if ended:
+                    with self._lock:
+                        self._under_way.popleft()
+                    since = time.monotonic()
+                else:
+                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _give_up(self, first: _Watched, error: Exception) -> None:
+        if isinstance(error, CompcollError):
+            self.error = error
+        else:
+            self.error = CollectiveFailed(f"{first.what} by {self._name}: {type(error).__name__}: {error}")
+            self.error.__cause__ = error
+        with suppress(Exception):
+            self._abort()
+        with self._lock:
+            self._under_way.clear()
+            self._running = False
+            self._lock.notify_all()
+
+
+class Watchable(Protocol):
+    """A GPU, as far as it is watched.
+
+    Attributes
+    ----------
+    current : context manager
+        Makes the GPU the thread's current one.
+    """
+
+    @property
+    def current(self) -> AbstractContextManager[object]: ...
+
+    def pending(self, event: Event) -> Pending:
+        """The event as something that the host looks at."""
+
+
+class WatchedCarrier(ABC):
+    """One rank's part of NCCL, whoever calls it: errors, and how it ends.
+
+    Parameters
+    ----------
+    runtime : Watchable
+        Of this rank's GPU.
+    """
+
+    name = "NCCL"
+
+    def __init__(self, runtime: Watchable) -> None:
+        self._runtime = runtime
+        self._watch = Watch(self.name, self._look, self._abort, lambda: runtime.current)
+        self.check = self._watch.check
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Raise NCCL's error, if there is one."""
+
+    @abstractmethod
+    def _abort(self) -> None:
+        """End all that is under way, without the other ranks."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Give the communicator back, together with the other ranks."""
+
+    def watch(self, event: Event, what: str, seconds: float) -> None:
+        """See to it that an event comes (the contract is `compcoll.gpu.stream_transport.Carrier`)."""
+        self._watch.add(self._runtime.pending(event), what, seconds)
+
+    def free(self, seconds: float) -> None:
+        """Leave the others. NCCL bears one end alone: an abort, or a destruction, which waits for the other ranks."""
+        ended = self._watch.finish(seconds)
+        if self._watch.error is not None:
+            return
+        if not ended:
+            self._at_the_end(self._abort)
+            return
+        leaving = threading.Thread(target=self._at_the_end, args=(self._leave,), name=f"{THREADS}free", daemon=True)
+        try:
+            leaving.start()
+        except RuntimeError:  # the system gives no more
+            self._at_the_end(self._abort)
+            return
+        leaving.join(seconds)
+
+    def _at_the_end(self, work: Any) -> None:
+        with self._runtime.current, suppress(Exception):  # of NCCL's: nobody is left to be told
+            work()

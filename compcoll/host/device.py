@@ -1,0 +1,291 @@
+"""Host memory: NumPy arrays and the C++ kernels. Everything is done when a call returns."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import config
+from ..dtypes import DTYPES, HALVES, computed_on
+from ..errors import InvalidBuffer, UnsupportedDType
+from ..kernels import _host
+from .arrays import load, store
+from .encode_options import PLAIN, EncodeOptions
+from .foreign import remedy
+from .quantizer import Integers, NumberCoder, Votes
+from .selection import HostSelection
+
+Array = npt.NDArray[Any]
+
+_CHECKSUM = struct.Struct("<I")
+ndarray, empty = np.ndarray, np.empty
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError("compcoll's kernels need the GIL, which was switched off: unset PYTHON_GIL, or give no -X gil=0")
+
+
+class HostCoder:
+    """A codec's kernels bound to an element type (the contract is `compcoll.codecs.base.Coder`)."""
+
+    __slots__ = ("bound", "knows_decoded", "threads", "wire_nbytes")
+
+    fixed_size = True
+
+    def __init__(self, coder: Any, threads: int) -> None:
+        self.bound = coder
+        self.threads = threads
+        self.wire_nbytes: Callable[[int], int] = coder.wire_nbytes
+        self.knows_decoded: bool = coder.knows_decoded
+
+    def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, how: EncodeOptions = PLAIN) -> int:
+        self.bound.encode(
+            n,
+            add,
+            how.scale,
+            wires,
+            how.residual,
+            how.feed,
+            how.residual_scale,
+            how.draw,
+            how.position,
+            wire,
+            how.decoded,
+            self.threads,
+        )
+        return self.wire_nbytes(n)
+
+    def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
+        self.bound.decode(n, add, scale, wires, out, self.threads)
+
+    def noted(self, program: _host.Program) -> HostCoder:
+        """A coder like this, whose work is not done but becomes part of a program."""
+        return HostCoder(_NotedKernels(program, self.bound), self.threads)
+
+
+class _NotedKernels:
+    """A stand-in for a coder's kernels: calls of it become a program's."""
+
+    def __init__(self, program: _host.Program, coder: _host.Coder) -> None:
+        self.wire_nbytes, self.knows_decoded = coder.wire_nbytes, coder.knows_decoded
+        self.encode = partial(program.encode, coder)
+        self.decode = partial(program.decode, coder)
+
+
+def _apart(x: Array, y: Array) -> bool:
+    """Tell whether two arrays surely share no memory, without NumPy's slower search: different ones own it."""
+    owner, other = (x if x.base is None else x.base), (y if y.base is None else y.base)
+    return owner is not other and type(owner) is type(other) is ndarray and owner.base is other.base is None
+
+
+class HostDevice:
+    """Memory and kernels of the CPU.
+
+    Parameters
+    ----------
+    threads : int
+        Threads for each kernel.
+    instruction_set : str, optional
+        One of `instruction_sets`; the best by default.
+    """
+
+    def __init__(self, threads: int = 1, instruction_set: str | None = None) -> None:
+        self.threads = threads
+        sets = self.instruction_sets()
+        self.instruction_set = instruction_set or config.instruction_set(sets)
+        self._set = sets.index(self.instruction_set)  # as kernels know it
+        self._coders: dict[tuple[str, int, int, int, int, str], HostCoder] = {}
+        self._names: dict[np.dtype[Any], str] = {dtype.numpy: name for name, dtype in DTYPES.items()}
+
+    @property
+    def name(self) -> str:
+        """The name of the device in profiles."""
+        return f"host {self.instruction_set}"
+
+    @staticmethod
+    def instruction_sets() -> list[str]:
+        """List the instruction sets that this CPU can run, slowest first."""
+        return _host.instruction_sets()
+
+    def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> HostCoder:
+        key = (*kernel, variant, seed, dtype)
+        if key not in self._coders:
+            name, first, second = kernel
+            coder = _host.Coder(name, first, second, variant, seed, DTYPES[dtype].precision, self._set)
+            self._coders[key] = HostCoder(coder, self.threads)
+        return self._coders[key]
+
+    def selection(self, dtype: str) -> HostSelection:
+        """The passes of sparsification over values that are computed on as float32 or float64."""
+        return HostSelection(dtype == "float64", self._set)
+
+    @staticmethod
+    def as_bytes(x: Array) -> Array:
+        """The memory of a one-dimensional array as bytes."""
+        return x.view(np.uint8)
+
+    @staticmethod
+    def seal(wire: Array) -> None:
+        """Store in the last 4 bytes of a wire the CRC-32C of those before."""
+        _CHECKSUM.pack_into(wire.data, wire.nbytes - _CHECKSUM.size, _host.crc32c(wire[: -_CHECKSUM.size]))
+
+    @staticmethod
+    def sealed(wire: Array) -> bool:
+        """Tell whether the last 4 bytes still are the CRC-32C of those before."""
+        told: tuple[int] = _CHECKSUM.unpack_from(wire.data, wire.nbytes - _CHECKSUM.size)
+        return told[0] == _host.crc32c(wire[: -_CHECKSUM.size])
+
+    def integers(self, bits: int, levels: int, block: int, dtype: str) -> Integers:
+        return Integers(bits, levels, block, dtype, self._set)
+
+    def votes(self, ranks: int, block: int, dtype: str) -> Votes:
+        return Votes(ranks, block, dtype, self._set)
+
+    @staticmethod
+    def number_coder(numbers: Array, op: str) -> NumberCoder:
+        """Moves and combines numbers such as these, by ``"sum"`` or ``"max"``."""
+        return NumberCoder(numbers.dtype, op)
+
+    @staticmethod
+    def gathers(dtype: str, op: str) -> bool:
+        """Tell whether `gathered` takes that element type and operation."""
+        return _host.Gathered.reducible(dtype, op)
+
+    @staticmethod
+    def gathered(memory: bytearray, ranks: int, places: tuple[int, int], n: int, dtype: str, op: str) -> _host.Gathered:
+        """A small array of each rank, in the places that the handshake gives them, and their reduction:
+        the same bits everywhere.
+        """
+        return _host.Gathered(memory, ranks, *places, n, dtype, op)
+
+    def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str, scale: float) -> _host.SharedSum:
+        """A rank's end of sums through memory that all ranks share, of values times a scale."""
+        raw = self.coder(("cast", DTYPES[dtype].precision, 0), dtype)
+        return _host.SharedSum(memory, rank, ranks, raw.bound, scale)
+
+    @staticmethod
+    def check_readable(x: Any, what: str) -> None:
+        """Refuse what is not a C-contiguous NumPy array in native byte order."""
+        if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray | np.matrix):
+            name = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+            kinds = "a numpy.ndarray is needed, or an array with DLPack or the buffer protocol"
+            raise InvalidBuffer(f"{what} is a {name}: {kinds}{remedy(x)}")
+        if not x.flags.c_contiguous:
+            raise InvalidBuffer(
+                f"{what} of shape {x.shape} and strides {x.strides} is not C-contiguous: "
+                "pass numpy.ascontiguousarray(...)"
+            )
+        if not x.dtype.isnative:
+            raise InvalidBuffer(f"{what} has byte order {x.dtype.byteorder!r}: this machine's native one is needed")
+
+    def buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Array, Array, Array]:
+        """The element type, the flat input, the result and the flat result of a collective, whose result has ``shape``
+        (x's if None); the flat result is the flat input where they share memory, and the flat ones are copies where
+        arrays are not aligned.
+        """
+        dtype = self._names.get(x.dtype) if type(x) is ndarray and x.flags.c_contiguous else None
+        if dtype is None:
+            self.check_readable(x, "x")
+            dtype = self.dtype_name(x)
+        if shape is None:
+            shape = x.shape
+        flat = self.flat(x, dtype)
+        if out is None:
+            out = np.empty(shape, x.dtype)
+        elif not self.fits(out, x, shape):
+            self.check_writable(out, x, shape)
+            if np.may_share_memory(out, x):
+                return dtype, flat, out, flat
+        if out is x:
+            return dtype, flat, out, flat
+        return dtype, flat, out, self.flat(out, dtype)
+
+    @staticmethod
+    def fits(out: Any, x: Array, shape: tuple[int, ...]) -> bool:
+        """Tell whether a result buffer surely fits: `check_writable` tells it of all others."""
+        return (
+            type(out) is ndarray
+            and out.dtype is x.dtype
+            and out.shape == shape
+            and out.flags.carray
+            and (out is x or _apart(x, out) or not np.may_share_memory(out, x))
+        )
+
+    @classmethod
+    def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> None:
+        """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input."""
+        cls.check_readable(out, "out")
+        if out.shape != shape or out.dtype != x.dtype:
+            raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
+        if not out.flags.writeable:
+            raise InvalidBuffer("out is read-only")
+        if np.may_share_memory(out, x) and (out.ctypes.data != x.ctypes.data or out.nbytes != x.nbytes):
+            raise InvalidBuffer("out overlaps x without being x: give memory of its own")
+
+    def dtype_name(self, x: Array) -> str:
+        """The element type's name: "float32", "bfloat16", "int64" …"""
+        name = self._names.get(x.dtype)
+        if name is None:
+            if x.dtype.kind not in "biufcV" or (x.dtype.kind == "V" and x.dtype != DTYPES["bfloat16"].numpy):
+                raise UnsupportedDType(f"elements of type {x.dtype} cannot be sent: numbers are needed")
+            name = self._names[x.dtype] = x.dtype.name
+        return name
+
+    @staticmethod
+    def flat(x: Array, dtype: str) -> Array:
+        """The memory of an array, one-dimensional, as kernels take it: halves as uint16; a copy, if it is not
+        aligned, since MPI does not take that.
+        """
+        flat = x if x.ndim == 1 else x.ravel()  # a view, as reshape is: three times as fast
+        if not flat.flags.aligned:
+            flat = flat.copy()
+        return flat.view(np.uint16) if dtype in HALVES else flat
+
+    @staticmethod
+    def empty_like(x: Array, shape: tuple[int, ...]) -> Array:
+        return np.empty(shape, x.dtype)
+
+    @staticmethod
+    def holds(array: Any) -> bool:
+        """Tell whether an array is in host memory."""
+        return isinstance(array, np.ndarray)
+
+    empty_bytes: Callable[[int], Array] = staticmethod(partial(np.empty, dtype=np.uint8))
+    """Gives memory of so many bytes."""
+
+    @staticmethod
+    def zeros_residual(n: int, dtype: str) -> Array:
+        """A residual for ``n`` values: float64 for float64, else float32."""
+        return np.zeros(n, computed_on(dtype).numpy)
+
+    @staticmethod
+    def copy(source: Array, target: Array) -> None:
+        """Copy, unless they are the same array."""
+        if target is not source:
+            target[...] = source
+
+    @staticmethod
+    def known_to_mpi(dtype: str) -> bool:
+        """Tell whether MPI can reduce such elements."""
+        return dtype not in HALVES
+
+    @staticmethod
+    def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:
+        """Values and memory for their sum whose elements MPI can reduce: for halves in float32."""
+        return (load(x, dtype), np.empty(out.size, np.float32)) if dtype in HALVES else (x, out)
+
+    @staticmethod
+    def from_mpi(sums: Array, out: Array, dtype: str) -> None:
+        """Store in ``out`` what was reduced in memory of `for_mpi`."""
+        if sums is not out:
+            store(sums, out, dtype)
+
+    @staticmethod
+    def multiply(x: Array, scale: float) -> None:
+        """Multiply in place, in the array's own type."""
+        np.multiply(x, x.dtype.type(scale), out=x)

@@ -1,0 +1,203 @@
+"""Values as numbers in host memory that any allreduce adds (the contract is `compcoll.codecs.base.Summands`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import computed_on
+from ..kernels import _host
+from .arrays import load, store
+from .encode_options import PLAIN, EncodeOptions
+from .gathered_votes import MOST_RANKS, GatheredVotes
+
+Array = npt.NDArray[Any]
+
+
+def integer_levels(levels: int, dtype: str) -> int:
+    """Return so many levels, or as many as the type that is computed with holds exactly: more would overflow sums."""
+    spare = max(levels.bit_length() - computed_on(dtype).precision, 0)
+    return levels >> spare << spare
+
+
+def field_bits(ranks: int) -> int:
+    """Width of a field that holds the votes of so many ranks."""
+    return next(width for width in (2, 4, 8, 16, 32) if 2 * ranks < 1 << width)
+
+
+class Blocks:
+    """Values in blocks, the last one of which may be shorter, on any device: the ranks agree on one number for each."""
+
+    gathered: GatheredVotes | None = None
+
+    def __init__(self, block: int, dtype: str) -> None:
+        self._block = block
+        self._computed = computed_on(dtype).numpy
+        self.agreed_dtype = np.dtype(f"uint{8 * self._computed.itemsize}")
+
+    def agreed(self, n: int) -> int:
+        return -(-n // self._block)
+
+
+class InIntegers(Blocks):
+    """An integer for each value."""
+
+    per_value = 1.0
+    feedback = True
+    is_sum = True
+
+    def __init__(self, bits: int, levels: int, block: int, dtype: str) -> None:
+        super().__init__(block, dtype)
+        self.number_dtype = np.dtype(f"int{bits}")
+        self._nbytes = bits // 8
+        self._levels = integer_levels(levels, dtype)
+
+    def numbers(self, n: int) -> int:
+        return n
+
+
+class InVotes(Blocks):
+    """A field of a number for each value."""
+
+    feedback = False
+    is_sum = False
+
+    def __init__(self, ranks: int, block: int, dtype: str) -> None:
+        super().__init__(block, dtype)
+        self._ranks = ranks
+        self._width = field_bits(ranks)
+        self.number_dtype = np.dtype(f"uint{max(self._width, 8)}")
+        self._fields = max(8 // self._width, 1)
+        self.per_value = 1.0 / self._fields
+
+    def numbers(self, n: int) -> int:
+        return -(-n // self._fields)
+
+
+class _OnHost(Blocks):
+    """The part of summands that the CPU's kernels do."""
+
+    def _bind(self, dtype: str, instruction_set: int) -> None:
+        self._dtype = dtype
+        wide = dtype == "float64"
+        self._passes = (_host.Summands64 if wide else _host.Summands32)(instruction_set, self._block)
+
+    def _values(self, add: Array, scale: float, residual: Array | None) -> Array:
+        values: Array = load(add, self._dtype)
+        if scale != 1.0:
+            values = values * self._computed.type(scale)
+        fed: Array = values if residual is None else values + residual
+        return fed
+
+    def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
+        """The bits of the largest magnitude of each block: those of NaN are larger than those of Inf."""
+        self._passes.survey(self._values(add, scale, residual), agreed)
+
+    def _decode(self, out: Array, decode: Callable[[Array], None]) -> None:
+        values = out if out.dtype == self._computed else np.empty(out.size, self._computed)
+        decode(values)
+        if values is not out:
+            store(values, out, self._dtype)
+
+
+class Integers(InIntegers, _OnHost):
+    """Values as integers: multiples of a step that the ranks agreed on.
+
+    Parameters
+    ----------
+    bits : int
+        Of an integer.
+    levels : int
+        The integer that the largest magnitude of all ranks becomes.
+    block : int
+        Values that share a step.
+    dtype : str
+        Element type.
+    instruction_set : int
+        Index of one of the device's.
+    """
+
+    def __init__(self, bits: int, levels: int, block: int, dtype: str, instruction_set: int) -> None:
+        super().__init__(bits, levels, block, dtype)
+        self._bind(dtype, instruction_set)
+
+    def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
+        values = self._values(add, scale, residual)
+        self._passes.to_levels(values, agreed, self._levels, self._nbytes, numbers.view(np.uint8), residual)
+
+    def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
+        of, levels = numbers.view(np.uint8), self._levels
+        self._decode(out, lambda values: self._passes.from_levels(of, self._nbytes, agreed, levels, values))
+
+
+class Votes(InVotes, _OnHost):
+    """Signs as numbers that count: 0 against, 1 for neither, 2 in favour, in fields as wide as all ranks' sum needs.
+
+    Parameters
+    ----------
+    ranks : int
+        That vote.
+    block : int
+        Values that share a mark for what is not finite.
+    dtype : str
+        Element type.
+    instruction_set : int
+        Index of one of the device's.
+    """
+
+    def __init__(self, ranks: int, block: int, dtype: str, instruction_set: int) -> None:
+        super().__init__(ranks, block, dtype)
+        self._bind(dtype, instruction_set)
+        self.gathered = GatheredVotes(block, dtype, self._from_bits) if 2 <= ranks <= MOST_RANKS else None
+
+    def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
+        self._passes.to_votes(load(add, self._dtype), self._width, numbers.view(np.uint8))
+
+    def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
+        of, width = numbers.view(np.uint8), self._width
+        self._decode(out, lambda values: self._passes.from_votes(of, width, self._ranks, agreed, values))
+
+    def _from_bits(self, rows: Array, marks: Array, out: Array) -> None:
+        self._decode(out, lambda values: self._passes.from_bits(rows, marks, values))
+
+
+class NumberCoder:
+    """Moves numbers and combines them (the contract is `compcoll.codecs.base.Coder`).
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        Of the numbers.
+    op : {"sum", "max"}
+        How they are combined.
+    """
+
+    fixed_size = True
+    knows_decoded = False
+
+    def __init__(self, dtype: np.dtype[Any], op: str) -> None:
+        self._dtype = dtype
+        self._combine: Callable[..., Array] = {"sum": np.add, "max": np.maximum}[op]
+
+    def wire_nbytes(self, n: int) -> int:
+        return n * self._dtype.itemsize
+
+    def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, how: EncodeOptions = PLAIN) -> int:
+        out = wire[: self.wire_nbytes(n)].view(self._dtype)
+        self.decode(n, add, wires, out)
+        if how.decoded is not None:
+            how.decoded[:] = out
+        return out.nbytes
+
+    def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
+        terms = [] if add is None else [add]
+        terms += [wire[: self.wire_nbytes(n)].view(self._dtype) for wire in wires]
+        if len(terms) == 1:
+            out[:] = terms[0]
+            return
+        self._combine(terms[0], terms[1], out=out)
+        for term in terms[2:]:
+            self._combine(out, term, out=out)

@@ -1,0 +1,331 @@
+"""The choice of an algorithm: which ones there are, and which one ``algorithm="auto"`` means."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from .. import config
+from ..algorithms import ALGORITHMS, DENSE
+from ..algorithms import SPARSE as OF_SPARSIFIERS
+from ..algorithms.dissemination import largest
+from ..algorithms.job import Job
+from ..codecs.base import Codec, Summands
+from ..codecs.registry import meant
+from ..codecs.sparse.sparsifier import Sparsifier
+from ..dtypes import DTYPES, HALVES
+from ..errors import UnknownAlgorithm
+from ..pending import Steps
+from .accuracy import affordable, relative_error
+from .call import SUMS, Call, Setting
+from .cost import WireFormat, predict
+from .gpu_profiles import COPY_PER_BYTE
+from .wire_formats import segment_nbytes, wire_format
+
+AUTO = "auto"
+NATIVE = "native"
+HIERARCHICAL = "hierarchical"
+DISSEMINATION = "dissemination"
+SHARED_MEMORY = "shared_memory"
+RING = "ring"
+DIRECT = "direct"
+
+COPY = "copy"
+"""The algorithm of every collective when there is one rank."""
+
+
+def _steps(collective: str) -> Mapping[str, Callable[[Job], Steps]]:
+    return {record.name: record.steps[collective] for record in DENSE if collective in record.steps}
+
+
+ALLREDUCE, REDUCE_SCATTER, ALLGATHER = _steps("allreduce"), _steps("reduce_scatter"), _steps("allgather")
+"""The generators of dense collectives by our own algorithms."""
+
+SPARSE = tuple(record.name for record in OF_SPARSIFIERS)
+"""The allreduces of sparsifiers, which take no other codec."""
+
+LIMITED = tuple(record.name for record in ALGORITHMS.values() if record.limited)
+"""Allreduces that are not for all sizes, types, ranks or transports, so not among `NAMES`."""
+
+BY_MPI = tuple(record.name for record in ALGORITHMS.values() if record.by_mpi)
+"""The algorithms that start MPI's own collectives."""
+
+IN_TURN = tuple(record.name for record in ALGORITHMS.values() if record.in_turn)
+"""The algorithms whose calls must begin, or go through the one shared memory, in the same order on all ranks."""
+
+ON_THE_HOST = (NATIVE, DISSEMINATION, SHARED_MEMORY)
+"""The algorithms that run on copies of arrays on a GPU, unless their messages go from GPU to GPU."""
+
+
+def streamed(nodes: Sequence[int]) -> tuple[str, ...]:
+    """The algorithms whose messages can go in a stream's order among ranks of these nodes: all of a phase are known
+    before any has come. Of `HIERARCHICAL` that is so where each node has as many.
+    """
+    counts = Counter(nodes)
+    return (NATIVE, DIRECT, HIERARCHICAL) if len(set(counts.values())) == 1 < len(counts) else (NATIVE, DIRECT)
+
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    collective: tuple(
+        record.name for record in ALGORITHMS.values() if collective in record.collectives and not record.limited
+    )
+    for collective in ALGORITHMS[NATIVE].collectives
+}
+"""The algorithms of each collective."""
+
+CLEARLY = 0.95
+"""Part of MPI's own time below which something counts as faster."""
+
+ABOUT = 0.99
+"""Part of another's time from which on both count as equally fast."""
+
+_ADDED_NBYTES = 128 * 1024
+"""The size from which on numbers are added instead of values: less than that does not pay for agreeing on scales."""
+
+_UNBLOCKED = 2.0
+"""Times that MPI's own reductions take between nodes where they must not block: 1 to 2.4 were measured over TCP, most
+with small arrays, with Open MPI and MPICH."""
+
+_HALVES_BY_MPI_NBYTES = 32 * 1024
+"""The size from which on sums of halves are our own algorithms': they add in float32, with halves on the wire."""
+
+
+class Option(NamedTuple):
+    """One way to run a collective.
+
+    Attributes
+    ----------
+    seconds : float
+        What the model predicts.
+    error : float or None
+        Estimate of the result's relative error; None if nothing is known of the codec's.
+    refused : str
+        Why it may not be chosen; empty if it may.
+    """
+
+    algorithm: str
+    codec: Codec | None
+    seconds: float
+    error: float | None
+    refused: str = ""
+
+
+def check(collective: str, algorithm: str) -> None:
+    """Refuse a name that the collective does not have."""
+    allowed = (AUTO, *NAMES[collective], *(LIMITED if collective == "allreduce" else ()))
+    if not isinstance(algorithm, str) or algorithm not in allowed:
+        asked = f"{algorithm!r}{meant(algorithm, allowed)}"
+        raise UnknownAlgorithm(f"{collective} has no algorithm {asked}: there are {', '.join(allowed)}")
+
+
+def summands_of(call: Call, setting: Setting) -> Summands | None:
+    """The numbers that an additive codec's values become; None with other codecs."""
+    if call.codec is None or call.collective != "allreduce":
+        return None
+    return call.codec.summands(setting.device, call.dtype, setting.world.size)
+
+
+def gathers(algorithm: str, summands: Summands | None) -> bool:
+    """Tell whether an algorithm gathers the numbers of an additive codec, which each rank then adds."""
+    return summands is not None and summands.gathered is not None and algorithm in ALLGATHER
+
+
+def _way(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> WireFormat:
+    """Describe how values travel: where they become numbers that are added, by how many bits these have."""
+    way = wire_format(codec, setting.device, call.dtype, call.itemsize)
+    summands = None if codec is None else summands_of(call, setting)
+    if summands is None:
+        return way
+    if gathers(algorithm, summands):
+        # A bit of each other rank comes in, where a sum of so many bits moves 2 (p - 1) / p times as many.
+        return way._replace(bits=setting.world.size / 2)
+    return way._replace(bits=8.0 * summands.number_dtype.itemsize * summands.per_value)
+
+
+def may_share(call: Call, setting: Setting) -> bool:
+    """Tell whether the values may go through shared memory."""
+    return (
+        (setting.shared or setting.world.size == 1)
+        and call.collective == "allreduce"
+        and call.movable
+        and not call.checksum
+    )
+
+
+def small(call: Call, setting: Setting) -> bool:
+    """Tell whether an allreduce's arrays can travel with its handshake; not where all ranks' arrays are known to be on
+    GPUs, since the handshake is over then.
+    """
+    return (
+        call.collective == "allreduce"
+        and not call.checksum
+        and not setting.gpus
+        and call.nbytes <= largest(setting.world.size)
+        and setting.device.gathers(call.dtype, call.op)
+    )
+
+
+def _codecs(call: Call) -> list[Codec]:
+    """The codecs that may compress."""
+    if call.tolerance is not None:
+        return affordable(call.dtype) if call.movable and call.dtype in DTYPES else []
+    return [] if call.codec is None else [call.codec]
+
+
+class _Known(NamedTuple):
+    """The facts that decide on every option of a call.
+
+    Attributes
+    ----------
+    small : bool
+        Whether the arrays may travel with the handshake.
+    mpi : str
+        Why MPI can run nothing of it; empty if it can.
+    native : str
+        Why MPI's own may not be chosen; empty if it may.
+    plain : bool
+        Whether our own algorithms may send the values as they are.
+    blocks : bool
+        Whether MPI's own may block; else it goes on only while it is looked at.
+    slowed : bool
+        Whether it is much slower for that, so that values as they are go by our own algorithms, measured here or not.
+    """
+
+    small: bool
+    mpi: str
+    native: str
+    plain: bool
+    blocks: bool
+    slowed: bool
+
+
+def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
+    mpi = "no MPI for it" if not setting.library else "carries no checksums" * call.checksum
+    summands, native = summands_of(call, setting), mpi or "too many elements" * (not setting.countable(call))
+    if summands is not None and not summands.is_sum:
+        native = mpi or "adds, and does not vote"
+    plain = not native or call.codec is None  # Without MPI, what was asked for is done.
+    halves = call.dtype in HALVES and call.op in SUMS and call.nbytes >= _HALVES_BY_MPI_NBYTES
+    if not native and halves and call.algorithm == AUTO:
+        native = "converts halves"
+    slowed = not blocks and not native and setting.world.nodes > 1 and not setting.gpus
+    # What takes the place of MPI's own after the handshake cannot travel with it.
+    return _Known(not slowed and small(call, setting), mpi, native, plain, blocks, slowed)
+
+
+def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool = False) -> list[Option]:
+    """Ways to run a call, with what the model predicts: MPI's own first.
+
+    Parameters
+    ----------
+    call, setting : Call, Setting
+        What was asked for, and where.
+    blocks : bool
+        Whether MPI's own may block.
+    allowed : bool
+        Whether to leave out those that may not be chosen, of which nothing then need be predicted.
+    """
+    found, known, nbytes = [], _known(call, setting, blocks), call.nbytes
+    own = [name for name in NAMES[call.collective] if name != NATIVE] if call.movable else []
+    shared = [SHARED_MEMORY] * may_share(call, setting)
+    for algorithm in [NATIVE, *[DISSEMINATION] * known.small, *shared, *own]:
+        codecs = [None, *_codecs(call)] if algorithm in own else [None]
+        ways = [(codec, _way(algorithm, codec, call, setting)) for codec in codecs]
+        if call.collective == "allreduce":
+            ways = [(codec, way) for codec, way in ways if isinstance(codec, Sparsifier) == (algorithm in SPARSE)]
+        for codec, way in ways:
+            refused = _refused(algorithm, codec, call, setting, known, nbytes / way.ratio)
+            if refused and allowed:
+                continue
+            length = segment(codec, way.ratio, call, setting)
+            profile = setting.profile if algorithm in ON_THE_HOST else setting.between_gpus or setting.profile
+            seconds = predict(profile, call.collective, algorithm, nbytes, setting.world, way, length)
+            if setting.gpus and not setting.streamed and algorithm in ON_THE_HOST:
+                seconds += 2 * nbytes * COPY_PER_BYTE
+            if algorithm == NATIVE and known.slowed:
+                seconds *= _UNBLOCKED
+            found.append(Option(algorithm, codec, seconds, _error(algorithm, codec, call, setting), refused))
+    return found
+
+
+def segment(codec: Codec | None, ratio: float, call: Call, setting: Setting) -> int:
+    """Uncompressed bytes of a segment of values that are so many times as long as their wire."""
+    if setting.gpus:
+        # What leaves by a stream leaves whole: who carries it overlaps its parts.
+        return max(call.nbytes, 1) * setting.world.size if setting.streamed else config.segment_nbytes_on_gpus()
+    return segment_nbytes(codec, ratio, setting.world.nodes, blocks=setting.blocks)
+
+
+def _error(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> float | None:
+    return relative_error(codec, call.dtype, call.collective, algorithm, setting.world)
+
+
+def _refused(
+    algorithm: str, codec: Codec | None, call: Call, setting: Setting, known: _Known, wire_nbytes: float
+) -> str:
+    record, profile, world = ALGORITHMS[algorithm], setting.profile, setting.world
+    if setting.streamed and algorithm not in setting.streamed:
+        return "not by NCCL"
+    if setting.streamed and algorithm == HIERARCHICAL and call.algorithm == AUTO:
+        return "no model of it by NCCL"
+    if call.algorithm not in (AUTO, record.name):
+        return f"not {call.algorithm}"
+    if record.by_mpi and known.mpi:
+        return known.mpi
+    if codec is None and isinstance(call.codec, Sparsifier):
+        return "sparse training chooses what it sends"
+    if record.name == NATIVE:
+        return known.native
+    if call.tolerance is not None:
+        error = _error(algorithm, codec, call, setting)
+        if error is None or error > call.tolerance:
+            return "error unknown" if error is None else "error too large"
+    if call.algorithm != AUTO:
+        return ""
+    if codec is None and not known.plain:
+        return "uncompressed"
+    # As values are, they may go by MPI's own or through shared memory: one pass, where numbers take a second round.
+    if codec is not None and codec.additive and known.plain and (world.nodes == 1 or call.nbytes < _ADDED_NBYTES):
+        return "slow to agree on scales"
+    if unfit := record.unfit(world):
+        return unfit
+    if record.limited:
+        # Through shared memory is also faster than by MPI's own where that must not block.
+        alone = record.inside_node and bool(known.native or not known.blocks)
+        surely = alone or record.surely(wire_nbytes, world.size) or profile.measured(world, record.name)
+        return "" if surely else "not measured here"
+    comparable = known.native or known.slowed or setting.between_gpus is not None or profile.measured(world)
+    if codec is None and not comparable:
+        return "not measured here"
+    if codec is None and call.dtype in HALVES and not record.rounds_once and call.collective == "allreduce":
+        return "rounds at every hop"
+    return ""
+
+
+def best(found: Sequence[Option]) -> Option:
+    """The fastest of the options that may be chosen: MPI's own, or an uncompressed one made for these buffers, unless
+    another is clearly faster.
+
+    Of others that are about as fast, the one with the smallest error.
+
+    Raises
+    ------
+    UnknownAlgorithm
+        If none may be chosen.
+    """
+    allowed = [option for option in found if not option.refused]
+    if not allowed:
+        raise UnknownAlgorithm("; ".join(f"{option.algorithm}: {option.refused}" for option in found))
+    least = min(option.seconds for option in allowed)
+    usual = [option for option in allowed if option.codec is None and option.algorithm in (NATIVE, *LIMITED)]
+    if usual and CLEARLY * (fastest := min(usual, key=lambda option: option.seconds)).seconds <= least:
+        return fastest
+    close = [option for option in allowed if ABOUT * option.seconds <= least]
+    return min(close, key=lambda option: (math.inf if option.error is None else option.error, option.seconds))
+
+
+def chosen(call: Call, setting: Setting, *, blocks: bool = True) -> Option:
+    """The best of a call's options, whose arguments are as of these."""
+    return best(options(call, setting, blocks=blocks, allowed=True) or options(call, setting, blocks=blocks))

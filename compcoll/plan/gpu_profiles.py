@@ -1,0 +1,77 @@
+"""Profiles of GPUs, for calls in which all ranks' arrays are on GPUs.
+
+Kernels have the speed that was measured on an H200 with 256 MB of float32 values (docs/gpu.md). Links, latencies and
+the prices of launches are modelled: inside a node the link is what NCCL reaches over NVLink between eight H100 (bus
+bandwidth, nccl-tests).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from ..codecs import ALL
+from .cost import RAW, Link, Profile, Speed
+
+# Seconds of a byte between a GPU and pinned host memory, one way: PCIe 4.0, 16 lanes.
+COPY_PER_BYTE = 1 / 25e9
+
+_NVLINK = Link(latency=8e-6, per_byte=1 / 370e9)
+# Host seconds of launching a kernel and what belongs to it.
+_LAUNCH = 12e-6
+
+# Host seconds of a message that goes by way of pinned memory.
+_HOP = 50e-6
+
+# Host seconds of a message that another GPU takes from shared memory: events, a copy and a notice at both ends.
+_TAKEN = 30e-6
+
+_CALL = 30e-6
+
+_SPEEDS = {
+    # encode, decode, accumulate, recode: bytes of float32 values a second
+    "zfp": (2.4e12, 1.8e12, 1.2e12, 0.99e12),
+    "minmax": (3.2e12, 2.8e12, 1.8e12, 1.4e12),
+    "qsgd": (2.6e12, 3.2e12, 1.8e12, 1.6e12),
+    "terngrad": (2.4e12, 3.1e12, 1.8e12, 1.2e12),
+    "onebit": (3.4e12, 3.2e12, 1.9e12, 1.9e12),
+    "int8": (3.1e12, 3.0e12, 1.8e12, 1.7e12),
+    "fp8": (3.2e12, 3.0e12, 1.8e12, 1.4e12),
+    "cast": (2.7e12, 2.3e12, 1.6e12, 1.5e12),
+}
+# Estimated: no kernel of these codecs was measured.
+_OTHERWISE = (1.0e12, 1.2e12, 1.0e12, 0.6e12)
+
+# A copy, as measured; of additions, what a kernel reads and writes at the same bytes a second.
+_RAW = Speed(RAW, 32, 2.0e12, 2.0e12, 1.4e12, 1.0e12)
+
+_CODECS = tuple(
+    Speed(known.codec, known.bits, *_SPEEDS.get(known.codec.split()[0], _OTHERWISE))
+    for codec in ALL
+    for known in codec.speeds
+)
+
+
+@lru_cache(maxsize=64)
+def by_nccl(host: Profile) -> Profile:
+    """The profile of GPUs whose messages NCCL carries; between nodes by the network of the hosts' profile."""
+    source = "GPUs as measured on an H200, NVLink modelled"
+    return replace(by_the_host(host), inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_LAUNCH, source=source)
+
+
+@lru_cache(maxsize=64)
+def by_the_host(host: Profile) -> Profile:
+    """The profile of GPUs whose wires travel as those of the hosts do, by way of pinned memory."""
+    raw = next(speed for speed in host.speeds if speed.codec == RAW)
+    source = "GPUs as measured on an H200; between ranks as " + host.source
+    speeds = (raw, *_CODECS)
+    return replace(host, speeds=speeds, message=_HOP, call=_CALL, per_node=0, timings=(), source=source)
+
+
+@lru_cache(maxsize=64)
+def by_ipc(host: Profile) -> Profile:
+    """The profile of GPUs of one node that read wires from each other's memory; what runs on the host goes by theirs,
+    which is `by_the_host`.
+    """
+    source = f"GPUs that read each other's memory over NVLink, modelled; MPI's own and shared memory: {host.source}"
+    return replace(host, inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_TAKEN, source=source)

@@ -1,0 +1,264 @@
+"""The plan of a call, made once its arguments are checked against each other."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..algorithms import native
+from ..algorithms.dissemination import largest
+from ..codecs.base import Codec, Coder, Summands, bits_of
+from ..codecs.cast import uncompressed
+from ..codecs.checksum import CheckedCoder
+from ..codecs.sparse.sparsifier import MOST_ELEMENTS, SparseCoder, Sparsifier
+from ..dtypes import DTYPES
+from ..errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
+from ..host.device import HostDevice
+from ..host.quantizer import NumberCoder
+from . import choose, explanation
+from .call import MOVED, SUMS, Call, Setting
+from .signature import Signature
+
+
+class Plan(NamedTuple):
+    """The way in which a collective runs, and why: printed, the options that there were, what the cost model says of
+    each, and the reason of the choice.
+
+    Attributes
+    ----------
+    call, setting : Call, Setting
+        What was asked for, and where.
+    codec : Codec or None
+        The codec that will run; None when values travel uncompressed.
+    algorithm : str
+        The algorithm that will run.
+    coder : Coder or None
+        Moves the values; None when MPI does.
+    raw : Coder or None
+        Moves values uncompressed, for an algorithm that does so inside nodes.
+    block, segment : int
+        Elements of a block of the codec, and of a segment.
+    scale : float
+        Factor of the values.
+    signature : Signature
+        What other ranks are told of the call.
+    summands : Summands or None
+        Of an additive codec: the algorithm then adds numbers, and ``coder`` moves values as they are.
+    codec_text : str or None
+        The codec as `Stats` tell it.
+    unblocked : Plan or None
+        What runs instead where some rank must not block in MPI; None if the same does.
+    """
+
+    call: Call
+    setting: Setting
+    codec: Codec | None
+    algorithm: str
+    coder: Coder | None
+    raw: Coder | None
+    block: int
+    segment: int
+    scale: float
+    signature: Signature
+    summands: Summands | None = None
+    codec_text: str | None = None
+    unblocked: Plan | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """Tell whether the numbers of an additive codec are gathered, and added by each rank."""
+        return choose.gathers(self.algorithm, self.summands)
+
+    def __repr__(self) -> str:
+        return f"Plan({self.signature})"
+
+    def __str__(self) -> str:
+        unblocked = None if self.unblocked is None else self.unblocked.algorithm
+        return explanation.text(self.call, self.setting, self.algorithm, self.codec, unblocked)
+
+
+def _detail(algorithm: str, coder: Coder | None, segment: int) -> str:
+    return algorithm if coder is None else f"{algorithm} in segments of {segment}"
+
+
+def with_checksum(coder: Coder, device: HostDevice) -> Coder:
+    """A coder whose wires carry checksums."""
+    return coder.checked() if isinstance(coder, SparseCoder) else CheckedCoder(coder, device)
+
+
+def make_plan(call: Call, setting: Setting) -> Plan:
+    """Decide how a call runs: the one decision, of calls and of what explains them.
+
+    Parameters
+    ----------
+    call, setting : Call, Setting
+        What was asked for, and where.
+
+    Raises
+    ------
+    InvalidArgument, UnknownAlgorithm, UnsupportedDType
+        If the call cannot be right.
+    """
+    choose.check(call.collective, call.algorithm)
+    _check_operation(call)
+    algorithm, codec, unblocked = _chosen(call, setting)
+    device, world = setting.device, setting.world
+    summands = None if codec is None else choose.summands_of(call, setting)
+    _check_choice(call, setting, algorithm, codec, summands)
+    coder, raw, block, ratio = None, None, 1, 1.0
+    if algorithm not in (choose.NATIVE, *choose.LIMITED) or (codec is not None and not summands):
+        if codec is None or summands:
+            coder = (
+                uncompressed(device, call.dtype) if call.dtype in DTYPES else NumberCoder(np.dtype(call.dtype), "sum")
+            )
+        else:
+            coder = codec.coder(device, call.dtype)
+            ratio = 8 * call.itemsize / bits_of(coder)
+        if codec is not None:
+            block = codec.block
+        if algorithm == choose.HIERARCHICAL:
+            raw = uncompressed(device, call.dtype)
+        if call.checksum:
+            coder, raw = with_checksum(coder, device), raw and with_checksum(raw, device)
+    segment = max(choose.segment(codec, ratio, call, setting) // call.itemsize, 1)
+    detail = _detail(algorithm, coder, segment)
+    instead = None
+    if unblocked != algorithm and world.size > 1:
+        instead = make_plan(call._replace(codec=None, tolerance=None, algorithm=unblocked), setting)
+        detail += f" or {_detail(unblocked, instead.coder, instead.segment)}"
+    text = None if codec is None else repr(codec)
+    signature = Signature(_line(call, detail, codec))
+    if world.size == 1 and algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
+        algorithm, codec, text, summands = choose.COPY, None, None, None
+    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and summands is None:
+        codec = text = None  # nothing is compressed inside a node
+    scale = 1.0 / world.size if call.op == "mean" else 1.0
+    plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, summands, text)
+    if instead is not None:
+        return plan._replace(unblocked=instead._replace(call=call, signature=signature))
+    return plan
+
+
+def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
+    """The algorithm and the codec, where a call leaves either open a function of what all ranks know alike; and the
+    algorithm that runs instead where MPI must not block.
+    """
+    if call.algorithm != choose.AUTO and (call.tolerance is None or not call.movable):
+        return call.algorithm, call.codec, call.algorithm
+    if not call.movable:
+        algorithm = choose.DISSEMINATION if choose.small(call, setting) else choose.NATIVE
+        return algorithm, None, algorithm
+    unblocked = option = choose.chosen(call, setting, blocks=not setting.gpus)
+    if not setting.gpus and option.algorithm == choose.NATIVE and call.op != MOVED:
+        unblocked = choose.chosen(call._replace(codec=None, tolerance=None), setting, blocks=False)
+    return option.algorithm, option.codec, unblocked.algorithm
+
+
+def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | None, summands: Summands | None) -> None:
+    """Refuse an algorithm that cannot run the call."""
+    if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
+        raise UnknownAlgorithm(
+            f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
+            f"choose from whole buffers, go by {', '.join(choose.SPARSE)}, and no other codec does"
+        )
+    if algorithm in choose.SPARSE and call.n > MOST_ELEMENTS:
+        raise InvalidBuffer(f"{call.n} elements: sparse wires hold at most {MOST_ELEMENTS}, send parts")
+    if call.checksum and algorithm in choose.BY_MPI:
+        other = "another algorithm, or " if call.movable else ""
+        raise InvalidArgument(
+            f"checksum=True: {setting.own} {call.collective} of {call.dtype} carries none: use {other}a communicator "
+            "without checksums"
+        )
+    if algorithm == choose.NATIVE:
+        _check_native(call, setting, None if summands else codec)
+    elif call.algorithm == choose.DISSEMINATION and (codec is not None or not choose.small(call, setting)):
+        raise UnknownAlgorithm(
+            f"algorithm={algorithm!r} takes uncompressed arrays of up to {largest(setting.world.size)} bytes, without "
+            f"checksums, of numbers of 8 to 128 bits by sum, mean, prod, max or min: not {_line(call, algorithm)}"
+        )
+    elif algorithm == choose.SHARED_MEMORY and (codec is not None or not choose.may_share(call, setting)):
+        raise UnknownAlgorithm(
+            f"algorithm={algorithm!r} takes uncompressed {', '.join(DTYPES)}, by {' or '.join(SUMS)}, without "
+            f"checksums, among ranks of one node that can open each other's memory: not {_line(call, algorithm)}"
+        )
+    elif not call.movable and algorithm != choose.DISSEMINATION:
+        without = " and without checksums" * call.checksum
+        raise UnsupportedDType(
+            f"algorithm {algorithm!r} takes {', '.join(DTYPES)} and reduces them by {' or '.join(SUMS)}, not "
+            f'{call.op} of {call.dtype}: use codec=None with algorithm="native", under MPI{without}'
+        )
+    elif algorithm in choose.BY_MPI and not setting.library:
+        raise UnknownAlgorithm(f"{algorithm} needs MPI, which this transport has not")
+
+
+def _line(call: Call, algorithm: str, codec: Codec | None = None) -> str:
+    """Write on one line what was asked for and what will be done."""
+    asked = "no codec" if call.codec is None else repr(call.codec)
+    if call.tolerance is not None:
+        asked = f"codec for tolerance {call.tolerance:g}"
+    if codec is not call.codec and codec != call.codec:
+        algorithm += " without codec" if codec is None else f" with {codec!r}"
+    values = [call.op, "of"] if call.op else []
+    values += [str(call.n)] * (call.rows is None) + [call.dtype]
+    detail = f"root {call.root}" if call.root is not None else ""
+    if call.rows is not None:
+        detail = f"rows of shape {call.rows}"
+    parts = [" ".join(values), asked, algorithm, detail, "with checksums" * call.checksum]
+    return f"{call.collective}({', '.join(filter(None, parts))})"
+
+
+_NUMBERS = ("int", "uint", "float", "bfloat", "complex")
+_ORDERED = ("int", "uint", "float", "bfloat")
+_WHOLE = ("int", "uint")
+
+_KINDS = {
+    "sum": _NUMBERS,
+    "prod": _NUMBERS,
+    "mean": ("float", "bfloat", "complex"),
+    "max": _ORDERED,
+    "min": _ORDERED,
+    "land": ("bool", *_WHOLE),
+    "lor": ("bool", *_WHOLE),
+    "lxor": ("bool", *_WHOLE),
+    "band": _WHOLE,
+    "bor": _WHOLE,
+    "bxor": _WHOLE,
+}
+"""The kinds of elements that MPI can reduce by each operation (MPI-4.1, section 6.9.2)."""
+
+
+def _check_operation(call: Call) -> None:
+    floating = call.dtype in DTYPES
+    if call.op != MOVED and not call.dtype.startswith(_KINDS[call.op]):
+        kinds = ", ".join(kind for kind in _KINDS[call.op] if kind != "bfloat")
+        raise UnsupportedDType(f"{call.op} of {call.dtype}: elements of type {kinds} are needed")
+    if call.codec is None:
+        return
+    if not floating:
+        raise UnsupportedDType(
+            f"{call.codec!r} compresses {', '.join(DTYPES)}, not {call.dtype}: convert x, or use codec=None"
+        )
+    if call.op not in (*SUMS, MOVED):
+        raise InvalidArgument(f"op={call.op!r} cannot be compressed: use codec=None, or op {' or '.join(SUMS)}")
+
+
+def _check_native(call: Call, setting: Setting, codec: Codec | None) -> None:
+    if codec is not None:
+        others = [
+            name
+            for name in choose.NAMES[call.collective]
+            if (name != choose.NATIVE if setting.library else name not in choose.BY_MPI)
+            and (call.collective != "allreduce" or (name in choose.SPARSE) == isinstance(codec, Sparsifier))
+        ]
+        raise UnknownAlgorithm(
+            f'algorithm="native" is {setting.own} and uncompressed, but codec={codec!r} was given: '
+            f"use codec=None, or algorithm {', '.join(others)}"
+        )
+    if not setting.library:
+        other = ": use another algorithm" * call.movable
+        raise UnknownAlgorithm(f"{call.collective} of {call.dtype} needs {setting.own}; this transport has none{other}")
+    if not setting.countable(call):
+        most, counted = native.MOST, setting.counted(call)
+        other = "use another algorithm, or parts" if call.movable else "use parts"
+        raise InvalidBuffer(f"{setting.own} {call.collective} takes at most {most} elements, not {counted}: {other}")
