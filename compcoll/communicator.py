@@ -10,26 +10,27 @@ from typing import Any, NoReturn
 
 from . import config
 from .codecs.base import Codec
+from .deprecated import renamed_attribute
 from .errors import CommunicatorBroken, CompcollError, InvalidArgument, UnsupportedRecovery
 from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, named_codec, store_account
 from .execute.engine import Ended, Engine, Request, under_way
+from .execute.failure_detector import FailureDetector
 from .execute.failures import as_failure
 from .execute.gpu import DeviceCollectives
 from .execute.handshake import Handshake
 from .execute.host import Checked, Collectives
-from .execute.lanes import AT_ONCE, Lane, Lanes
-from .execute.missing import RollCall
 from .execute.planned_steps import Ranks
 from .execute.programs import Programs
+from .execute.slots import AT_ONCE, Slot, Slots
 from .feedback import ErrorFeedback
 from .gpu.discovery import cuda_device
 from .host.cores import usable_cores
 from .host.device import HostDevice, empty, ndarray
 from .host.foreign import as_numpy, gpu_memory, is_foreign, like
-from .kernels._host import Collective, Operation, naps_within
+from .kernels._host import Collective, Operation, sleeps_within
 from .layout import World
 from .lifetime import live
-from .pending import Steps, Turn, keep_forever
+from .pending import OrderingTicket, Steps, keep_forever
 from .plan import choose
 from .plan.plan import Plan
 from .plan.profile import profile_for
@@ -136,18 +137,18 @@ class Communicator:
         profile = profile_for(transport, device.name)
         world = World.of(transport.nodes)
         self._handshake = Handshake(transport, _HANDSHAKE_TAG, transport.mail)
-        self._roll_call = RollCall(transport)
+        self._failure_detector = FailureDetector(transport)
         # Between nodes a look at the network costs more than the core that a waiting rank lends to others.
         crowded = cores < 1 or world.nodes > 1
         self._engine = Engine(
-            *(seconds, self._roll_call),
+            *(seconds, self._failure_detector),
             threaded=progress == "thread",
             crowded=crowded,
             lent=world.nodes > 1 and transport.lends_core,
-            naps=progress == "nap",
+            sleeps=progress == "nap",
             private=transport.blocks,
         )
-        self._lanes = Lanes(transport, device.empty_bytes)
+        self._slots = Slots(transport, device.empty_bytes)
         self._programs = Programs(transport)
         self._collectives = Collectives(
             device,
@@ -162,15 +163,15 @@ class Communicator:
                 self._handshake.arrays,
                 transport.shared if world.nodes == 1 else None,
                 self._programs,
-                bounded=timeout is not None or config.timeout_is_set(),
+                has_timeout=timeout is not None or config.timeout_is_set(),
                 checksum=checksum and self.size > 1,
                 blocks=transport.blocks,
             ),
         )
         self._gpu: DeviceCollectives | None = None
         self._broken: BaseException | None = None
-        self._turn: Turn | None = None  # of the last call; None if its handshake and all before are over
-        self._begun = 0
+        self._ticket: OrderingTicket | None = None  # of the last call; None if its handshake and all before are over
+        self._sequence_number = 0
         self._last: Stats | tuple[str, CompiledPlan, Operation, int, float] | None = None
         self._known: dict[tuple[Any, ...], tuple[CompiledPlan, tuple[int, ...]]] = {}
 
@@ -186,17 +187,19 @@ class Communicator:
             last = self._last = stats
         return last
 
+    begun = renamed_attribute("begun", "sequence_number")
+
     @property
-    def begun(self) -> int:
+    def sequence_number(self) -> int:
         """The number of collectives that began. Codecs that round at random draw by that number. A program that
         continues from a saved state with a communicator of its own sets the number that it had then: on all ranks
         alike, while no collective is under way.
         """
-        return self._begun
+        return self._sequence_number
 
-    @begun.setter
-    def begun(self, number: int) -> None:
-        self._begun = number
+    @sequence_number.setter
+    def sequence_number(self, number: int) -> None:
+        self._sequence_number = number
 
     def allreduce(
         self,
@@ -344,7 +347,7 @@ class Communicator:
         """Prepare an alltoall that runs again and again on the same arrays; see `PersistentRequest`."""
         return self.prepare("alltoall", x, None, out, None, (codec, algorithm, options))
 
-    def prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
+    def _prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
         """Make what a feedback keeps of buffers such as ``x``, where these are, before its first call: zeros.
 
         Raises
@@ -409,7 +412,7 @@ class Communicator:
         self._broken = CommunicatorBroken("it was freed")
 
     def end(self, error: CommunicatorBroken, forked: bool) -> None:
-        """Break the communicator without a call of MPI's (the contract is `compcoll.lifetime.Mortal`)."""
+        """Break the communicator without a call of MPI's (the contract is `compcoll.lifetime.Invalidatable`)."""
         if forked:
             self._engine.lock = RLock()
         if self._broken is None:
@@ -442,7 +445,7 @@ class Communicator:
         self._engine.close()
         return Communicator(survivors, **self._settings)
 
-    def handshake(self, call: Signature, timeout: float | None = None) -> None:
+    def _agree(self, call: Signature, timeout: float | None = None) -> None:
         """Make sure that all ranks make the same call, which is none of this communicator's: the caller runs it then.
         It has its place in the order of the communicator's own collectives.
 
@@ -461,17 +464,17 @@ class Communicator:
             As of collectives.
         """
         self._check_usable()
-        self._begun += 1
+        self._sequence_number += 1
         own = call.here() if self._debug else call
-        turn, steps = self._next_turn(), self._handshake.agree(own, FREE)
+        ticket, steps = self._next_ticket(), self._handshake.agree(own, FREE)
         try:
-            if turn.before is not None:
-                self._engine.drive(turn.Test, timeout, lambda: "the handshakes before")
+            if ticket.before is not None:
+                self._engine.drive(ticket.Test, timeout, lambda: "the handshakes before")
             self._engine.follow(steps, call.call, timeout)
         except BaseException as error:
             self._failed(error)
         finally:
-            turn.used = True
+            ticket.used = True
 
     def call(self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Any:
         """Run a collective; ``param`` is the operation or the root.
@@ -487,16 +490,16 @@ class Communicator:
         plan, buffers = self._check(collective, x, param, out, feedback, asked)
         operation = None
         if not (under_way or self._engine.active or buffers.order is not None or buffers.apart):
-            operation = self._operation(collective, plan, self._lanes.alone, buffers)
+            operation = self._operation(collective, plan, self._slots.alone, buffers)
         if operation is None:
             return self._wait(self._begin(collective, plan, buffers))
-        number = self._begun
-        self._begun = number + 1
-        looks, naps = self._engine.alone
+        number = self._sequence_number
+        self._sequence_number = number + 1
+        spins, sleeps = self._engine.alone
         if plan.timeout is not None:
-            naps = min(naps, naps_within(plan.timeout))
+            sleeps = min(sleeps, sleeps_within(plan.timeout))
         try:
-            call = self._handshaken(plan, buffers, operation, FREE, number, looks, naps)
+            call = self._handshaken(plan, buffers, operation, FREE, number, spins, sleeps)
             if not call.ended:
                 self._engine.follow(_until_ended(call), plan.plan.signature, plan.timeout)
             if not call.done:
@@ -511,10 +514,10 @@ class Communicator:
     ) -> Any:
         """Finish a blocking call after its handshake: the ranks' calls differ, or some rank has others to advance."""
         signature, plan = self._signature(plan), plan.unblocked or plan
-        lane = self._lanes.in_turn[number % AT_ONCE]
+        slot = self._slots.in_turn[number % AT_ONCE]
         stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
-        run = Run(lane.group, lane.take, stats, Turn(None), number)
-        result = self._engine.follow(self._rest(plan, buffers, run, lane, call, signature), signature, plan.timeout)
+        run = Run(slot.group, slot.allocate, stats, OrderingTicket(None), number)
+        result = self._engine.follow(self._rest(plan, buffers, run, slot, call, signature), signature, plan.timeout)
         stats.total_seconds = perf_counter() - started
         self._last = stats
         return result
@@ -543,22 +546,22 @@ class Communicator:
 
     def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers, request: Request | None = None) -> Request:
         """Start a collective in the lane of its number, as a new request or as one that has ended."""
-        signature, plan, number = self._signature(plan), plan.unblocked or plan, self._begun
-        self._begun = number + 1
-        lane, turn = self._lanes.in_turn[number % AT_ONCE], self._next_turn()
+        signature, plan, number = self._signature(plan), plan.unblocked or plan, self._sequence_number
+        self._sequence_number = number + 1
+        slot, ticket = self._slots.in_turn[number % AT_ONCE], self._next_ticket()
         stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
-        run = Run(lane.group, lane.take, stats, turn, number)
+        run = Run(slot.group, slot.allocate, stats, ticket, number)
 
         def release(error: BaseException | None) -> BaseException | None:
             self._last = stats
-            turn.used = True
+            ticket.used = True
             return error and self._ended(error, plan, buffers)
 
-        before = None if lane.last is None or lane.last.done else lane.last
-        steps = self._steps(plan, buffers, run, lane, before, signature)
+        before = None if slot.last is None or slot.last.done else slot.last
+        steps = self._steps(plan, buffers, run, slot, before, signature)
         request = Request() if request is None else request
         request.begin(steps, stats, self._engine, release=release, timeout=plan.timeout)
-        lane.last = request
+        slot.last = request
         if self._gpu is not None and buffers.order is not None:
             request.finish = partial(self._gpu.handed_over, buffers.order)
         try:
@@ -569,23 +572,23 @@ class Communicator:
         return request
 
     def _steps(
-        self, plan: CompiledPlan, buffers: Buffers, run: Run, lane: Lane, before: Request | None, signature: Signature
+        self, plan: CompiledPlan, buffers: Buffers, run: Run, slot: Slot, before: Request | None, signature: Signature
     ) -> Steps:
         """One of the collectives under way, from its handshake to its result."""
-        if run.turn.before is not None:
-            yield run.turn
+        if run.ticket.before is not None:
+            yield run.ticket
         if before is not None and not before.done:  # else all those behind would be opened now
             yield Ended(before)
         level, operation, given = BUSY, None, buffers
         if buffers.order is None:
-            operation = self._programs.operation(plan, lane, buffers.residual is not None)
+            operation = self._programs.operation(plan, slot, buffers.residual is not None)
         else:
             level = ON_GPU
             if plan.piggyback is not None:
                 assert self._gpu is not None
                 given = buffers._replace(x=(yield from self._gpu.fetch_small(buffers)))
         call = self._handshaken(plan, given, operation, level, run.number, 1, 0)
-        return (yield from self._rest(plan, buffers, run, lane, call, signature))
+        return (yield from self._rest(plan, buffers, run, slot, call, signature))
 
     def _handshaken(
         self,
@@ -594,17 +597,17 @@ class Communicator:
         operation: Operation | None,
         level: int,
         number: int,
-        looks: int,
-        naps: int,
+        spins: int,
+        sleeps: int,
     ) -> Collective:
         """Begin a handshake, which an operation follows where all ranks are at this level."""
         piggyback = plan.piggyback
         exchange, extremes = self._handshake.exchange(piggyback), plan.plan.signature.extremes[level]
         x, out, residual = buffers.x, buffers.out, buffers.residual
-        return Collective(exchange, extremes, level, piggyback, operation, x, out, residual, number, looks, naps)
+        return Collective(exchange, extremes, level, piggyback, operation, x, out, residual, number, spins, sleeps)
 
     def _rest(
-        self, plan: CompiledPlan, buffers: Buffers, run: Run, lane: Lane, call: Collective, signature: Signature
+        self, plan: CompiledPlan, buffers: Buffers, run: Run, slot: Slot, call: Collective, signature: Signature
     ) -> Steps:
         """Finish a call under way: its handshake, then what the plan runs."""
         while call.level is None and not call.ended:
@@ -616,12 +619,12 @@ class Communicator:
             return buffers.result if result is None else result
         operation = None
         if buffers.order is None:
-            operation = self._programs.operation(plan, lane, buffers.residual is not None)
+            operation = self._programs.operation(plan, slot, buffers.residual is not None)
         in_turn = choose.IN_TURN if operation is None else (choose.SHARED_MEMORY,)
         if plan.plan.algorithm not in in_turn:
-            run.turn.used = True
+            run.ticket.used = True
         if operation is None:
-            lane.arena.rewind()
+            slot.arena.rewind()
             result = yield from plan.steps(plan.plan, buffers.flat(), run)
         else:
             result = None
@@ -634,10 +637,10 @@ class Communicator:
             buffers.result.reshape(-1)[:] = buffers.out.view(buffers.result.dtype)
         return buffers.result if result is None else result
 
-    def _operation(self, collective: str, plan: CompiledPlan, lane: Lane, buffers: Buffers) -> Operation | None:
+    def _operation(self, collective: str, plan: CompiledPlan, slot: Slot, buffers: Buffers) -> Operation | None:
         """The operation that runs a call in a lane; None if a generator does. A refusal reaches all ranks."""
         try:
-            return self._programs.operation(plan, lane, buffers.residual is not None)
+            return self._programs.operation(plan, slot, buffers.residual is not None)
         except Exception as error:  # no memory for its wires
             self._refuse(collective, error)
 
@@ -717,15 +720,15 @@ class Communicator:
     def _refuse(self, collective: str, error: Exception) -> NoReturn:
         """Let all ranks know that this one cannot make its call, and raise the error."""
         signature = Signature(unmade(collective, error), f"by rank {self.rank}")
-        self._begun += 1
-        turn = self._next_turn()
+        self._sequence_number += 1
+        ticket = self._next_ticket()
 
         def steps() -> Steps:
-            yield turn
+            yield ticket
             yield from self._handshake.agree(signature, BUSY)
 
         def release(failure: BaseException | None) -> BaseException | None:
-            turn.used = True
+            ticket.used = True
             return self._ended(failure)
 
         request = Request()
@@ -766,18 +769,18 @@ class Communicator:
         still write to is never freed. Return what to raise: an error that names the dead rank or the call, where one
         can be made.
         """
-        keep_forever((self._handshake, self._lanes, *parts))
+        keep_forever((self._handshake, self._slots, *parts))
         broken, error = error, as_failure(error, self.rank, *parts)
         if self._broken is None:
             error = self._transport.failure(broken) or error
             self._broken = error
-            self._roll_call.tell(error)
+            self._failure_detector.tell(error)
             self._engine.fail(error)
         return error
 
-    def _next_turn(self) -> Turn:
-        self._turn = Turn(self._turn)
-        return self._turn
+    def _next_ticket(self) -> OrderingTicket:
+        self._ticket = OrderingTicket(self._ticket)
+        return self._ticket
 
 
 class PersistentRequest(Request):

@@ -93,18 +93,18 @@ class World:
 
 
 def in_pairs(ranks: int) -> bool:
-    """Tell whether the openings of collectives go by exchanges between two ranks."""
+    """Tell whether the handshakes of collectives go by exchanges between two ranks."""
     return ranks & ranks - 1 == 0
 
 
 def shares(ranks: int) -> list[int]:
-    """Tell how many small arrays a rank sends in each round of an opening: see `compcoll.execute.handshake`."""
+    """Tell how many small arrays a rank sends in each round of a handshake: see `compcoll.execute.handshake`."""
     distances = [1 << number for number in range((ranks - 1).bit_length())]
     return [1 if in_pairs(ranks) else min(distance, ranks - distance) for distance in distances]
 
 
 SIGNATURE_NBYTES = 16
-"""The length of the signature with which every message of an opening begins."""
+"""The length of the signature with which every message of a handshake begins."""
 
 _LONGEST = 16384
 _LONGEST_IN_PAIRS = 1 << 17 | SIGNATURE_NBYTES
@@ -112,7 +112,7 @@ _MOST_RANKS = 16
 
 
 def longest_message(ranks: int) -> int:
-    """Bytes of the longest message of an opening, with the arrays that travel along."""
+    """Bytes of the longest message of a handshake, with the arrays that travel along."""
     if not 1 < ranks <= _MOST_RANKS:
         return SIGNATURE_NBYTES
     return _LONGEST_IN_PAIRS if in_pairs(ranks) else _LONGEST

@@ -15,21 +15,21 @@ _FORKED = (
 )
 
 
-class Mortal(Protocol):
+class Invalidatable(Protocol):
     """An object that cannot be used any more after a fork or the end of MPI."""
 
     def end(self, error: CommunicatorBroken, forked: bool) -> None:
         """Break it without a call of MPI's; in a forked child no other thread is left, and locks may be held."""
 
 
-_alive: weakref.WeakSet[Mortal] = weakref.WeakSet()
+_alive: weakref.WeakSet[Invalidatable] = weakref.WeakSet()
 _ended = ""
 _before_end: list[Callable[[], None]] = []
 
 
-def live(mortal: Mortal) -> None:
+def live(owner: Invalidatable) -> None:
     """Break this communicator, too, when the time has come."""
-    _alive.add(mortal)
+    _alive.add(owner)
 
 
 def before_end(work: Callable[[], None]) -> None:
@@ -61,8 +61,8 @@ def end_all(why: str, forked: bool = False) -> None:
         for work in _before_end:
             work()
     _ended = why
-    for mortal in tuple(_alive):
-        mortal.end(CommunicatorBroken(why), forked)
+    for owner in tuple(_alive):
+        owner.end(CommunicatorBroken(why), forked)
 
 
 def watch_forks() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from .errors import CompcollError, PeerTimeout
-from .kernels._host import naps_within, poll
+from .kernels._host import poll, sleeps_within
 
 
 class Pending(Protocol):
@@ -26,7 +26,7 @@ Steps = Generator[Pending | None, None, Any]
 THREADS = "compcoll-"
 """The beginning of the names of compcoll's own threads."""
 
-Patience = tuple[int, int]
+WaitPolicy = tuple[int, int]
 """The time that a message is waited for before a rank does something else: so many looks, and then so many
 milliseconds of naps, in which others have the core.
 """
@@ -45,12 +45,12 @@ class Peers(Protocol):
 give_way = ctypes.CDLL(None).sched_yield
 """Lets others have the core, and this rank's other threads the GIL: before Python 3.12 os.sched_yield keeps that."""
 
-_SECONDS_OF_LOOKS, _SECONDS_OF_LOOKS_PER_BYTE = 0.1, 1e-7
-_LOOKS_AT_ONCE = 16
-_seconds_of_looks: dict[int, float] = {}
+_SPIN_SECONDS, _SPIN_SECONDS_PER_BYTE = 0.1, 1e-7
+_POLLS_AT_ONCE = 16
+_spin_seconds: dict[int, float] = {}
 
 
-class NeedsLooks:
+class NeedsPolling:
     """One of MPI's own collectives, which gets on only while somebody looks at it: naps in between would make it wait.
 
     Parameters
@@ -64,29 +64,29 @@ class NeedsLooks:
     __slots__ = ("Test",)
 
     def __init__(self, started: Pending, nbytes: int) -> None:
-        self.Test = partial(poll, started.Test, _LOOKS_AT_ONCE, 0)
-        _seconds_of_looks[id(self)] = _SECONDS_OF_LOOKS + nbytes * _SECONDS_OF_LOOKS_PER_BYTE
+        self.Test = partial(poll, started.Test, _POLLS_AT_ONCE, 0)
+        _spin_seconds[id(self)] = _SPIN_SECONDS + nbytes * _SPIN_SECONDS_PER_BYTE
 
-    def __del__(self, kept: dict[int, float] = _seconds_of_looks) -> None:  # there also when the interpreter ends
+    def __del__(self, kept: dict[int, float] = _spin_seconds) -> None:  # there also when the interpreter ends
         kept.pop(id(self), None)
 
 
-def seconds_of_looks() -> float:
+def spin_seconds() -> float:
     """Seconds for which no wait naps, since collectives of MPI's own need looks; 0 if there are none."""
-    return max(tuple(_seconds_of_looks.values()), default=0.0)
+    return max(tuple(_spin_seconds.values()), default=0.0)
 
 
-class Turn:
+class OrderingTicket:
     """A place in a line: what MPI matches by the order of the calls must not depend on what comes first.
 
     Parameters
     ----------
-    before : Turn or None
+    before : OrderingTicket or None
         The place in front of this one.
 
     Attributes
     ----------
-    before : Turn or None
+    before : OrderingTicket or None
         The same; None once all in front are known to be over.
     used : bool
         Whether the next one may have it; set also when there was nothing to use it for.
@@ -95,9 +95,9 @@ class Turn:
     __slots__ = ("before", "used")
 
     used: bool
-    before: Turn | None
+    before: OrderingTicket | None
 
-    def __init__(self, before: Turn | None) -> None:
+    def __init__(self, before: OrderingTicket | None) -> None:
         self.before = None if before is not None and before.used and before.before is None else before
         self.used = False
 
@@ -112,7 +112,7 @@ class Turn:
         return self.before is None
 
 
-_LOOKS = 50
+_SPINS = 50
 
 
 def wait_for(pending: Pending, seconds: float, what: str) -> None:
@@ -124,7 +124,7 @@ def wait_for(pending: Pending, seconds: float, what: str) -> None:
         If it has not come after so many seconds; ``what`` says what that is.
     """
     deadline = time.monotonic() + seconds
-    while not poll(pending.Test, _LOOKS, naps_within(seconds)):
+    while not poll(pending.Test, _SPINS, sleeps_within(seconds)):
         if time.monotonic() > deadline:
             raise PeerTimeout(f"{what} within {seconds:g} s")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .deprecated import renamed_attribute
+
 
 @dataclass(slots=True)
 class Stats:
@@ -28,7 +30,7 @@ class Stats:
         Bytes that this rank would have sent without a codec, by the same algorithm.
     device : str
         Where codecs ran: ``"host"``, or the device's name.
-    carrier : str
+    gpu_transport : str
         What carried messages from GPU to GPU: ``"NCCL"``, ``"CUDA IPC"``, or nothing.
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float
         Host time spent encoding, decoding, waiting for other ranks, and from start to end; of a GPU's kernels what
@@ -54,7 +56,9 @@ class Stats:
     total_seconds: float = 0.0
     wire_format: str = ""
     device: str = "host"
-    carrier: str = ""
+    gpu_transport: str = ""
+
+    carrier = renamed_attribute("carrier", "gpu_transport")
 
     @property
     def ratio(self) -> float:

@@ -488,7 +488,7 @@ def summary(outcomes: Sequence[Outcome], results: dict[str, Any]) -> str:
         lines += ["", "allreduce, 2 processes that share the GPU, median us"]
         lines += [
             f"{r['size']:>10} {r['codec']:<6} {r['algorithm']:<8}{r['median_us']:>10.1f}{r['wrong']:>6} wrong  "
-            f"{r['carrier'] or 'by pinned memory'}"
+            f"{r['gpu_transport'] or 'by pinned memory'}"
             for r in results["ipc"]
         ]
     for r in results["timeline"] + results["processes"]:

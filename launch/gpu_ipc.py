@@ -78,7 +78,7 @@ def compare(
                         "size": size,
                         "codec": str(codec["codec"]),
                         "algorithm": algorithm,
-                        "carrier": stats.carrier,
+                        "gpu_transport": stats.gpu_transport,
                         "median_us": statistics.median(took) * 1e6,
                         "wrong": int(np.count_nonzero(sums[0].view(np.uint32) != sums[1].view(np.uint32))),
                     }
@@ -100,10 +100,10 @@ def main() -> int:
     why = gpu._together.why
     for way in ways:
         way.free()
-    shared = {result["carrier"] for result in results} == {"CUDA IPC", ""}
+    shared = {result["gpu_transport"] for result in results} == {"CUDA IPC", ""}
     if ways[0].rank == 0:
         for result in results:
-            way = result["carrier"] or "by way of pinned memory"
+            way = result["gpu_transport"] or "by way of pinned memory"
             print("{size:>10} {codec:<6}{algorithm:<8}{median_us:>10.1f} us {wrong:>4} wrong  ".format(**result) + way)
         print("why not NCCL:" if shared else "why no memory is shared:", why)
         if arguments.json:

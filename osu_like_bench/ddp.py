@@ -32,9 +32,9 @@ import compcoll.torch
 from compcoll.codecs import Codec
 from compcoll.codecs.registry import get_codec
 from compcoll.errors import InvalidArgument
-from compcoll.torch.account import Account
 from compcoll.torch.low_rank.averaging import Power, Product
 from compcoll.torch.low_rank.fusion import Buffer, Wait
+from compcoll.torch.training_stats import TrainingStats
 
 from .errors import UsageError
 from .machine import describe, describe_mpi
@@ -121,14 +121,14 @@ class _LateRights(Power):
     """Power-SGD whose right factors all leave when back-propagation has ended: what sending them earlier gains."""
 
     def _start(self, buffer: Buffer) -> Wait:
-        return buffer.start(self.sums, self.account, self.ranks)
+        return buffer.start(self.sums, self.stats, self.ranks)
 
     def _products(self, buffers: Sequence[Buffer]) -> tuple[list[Product], list[Buffer]]:
         waits = []
         for buffer in buffers:
             if (right := self._right_of(buffer)) is not None:
                 self._fill(right, buffer)
-                waits.append(right.start(self.sums, self.account, self.ranks))
+                waits.append(right.start(self.sums, self.stats, self.ranks))
         for wait in waits:
             wait()
         return super()._products(buffers)
@@ -177,12 +177,14 @@ def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
     if method in LOW_RANK and not plus:
         return _low_rank(name, LOW_RANK[method], _options(options))
     if base in ("compcoll", "group"):
-        over = "auto" if base == "compcoll" else "group"
+        transport = "auto" if base == "compcoll" else "group"
         codec = codec_of(rest) if plus else None
 
         def compress(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
             wrapped = _wrapped(model, group, bucket)
-            return wrapped, compcoll.torch.compress(wrapped, codec, feedback=feedback, algorithm=algorithm, over=over)
+            return wrapped, compcoll.torch.compress(
+                wrapped, codec, feedback=feedback, algorithm=algorithm, transport=transport
+            )
 
         return Contender(name, codec is not None, compress)
     if name == "backend":
@@ -272,7 +274,7 @@ class Step:
         """Count from zero."""
         self.steps = 0
         if self.compression is not None:
-            self.compression.account = Account()
+            self.compression.stats = TrainingStats()
 
     def gradients(self) -> Tensor:
         """All gradients as one vector."""
@@ -397,13 +399,13 @@ def _accounted(step: Step) -> Record:
     """Return what compcoll counted in a step; None for others' contenders."""
     if step.compression is None:
         return {**dict.fromkeys(("codec_ms", "communication_ms", "sent_megabytes", "ratio")), "calls": {}}
-    account = step.compression.account
+    stats = step.compression.stats
     return {
-        "codec_ms": (account.encode_seconds + account.decode_seconds) / step.steps * 1e3,
-        "communication_ms": account.total_seconds / step.steps * 1e3,
-        "sent_megabytes": account.wire_nbytes / step.steps / 1e6,
-        "ratio": account.ratio,
-        "calls": dict(account.calls),
+        "codec_ms": (stats.encode_seconds + stats.decode_seconds) / step.steps * 1e3,
+        "communication_ms": stats.total_seconds / step.steps * 1e3,
+        "sent_megabytes": stats.wire_nbytes / step.steps / 1e6,
+        "ratio": stats.ratio,
+        "calls": dict(stats.calls),
     }
 
 

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 import compcoll
 from compcoll.codecs import Cast, Codec
-from compcoll.execute.lanes import AT_ONCE
+from compcoll.execute.slots import AT_ONCE
 
 from .errors import UsageError
 

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
 def _check_dtype(codec: Codec, dtype: str, collective: str) -> None:
     """Let the codec refuse an element type or a collective before anything runs."""
     if codec.additive and collective == "allreduce":
-        codec.summands(HostDevice(), dtype, 2)
+        codec.quantizer(HostDevice(), dtype, 2)
     else:
         codec.coder(HostDevice(), dtype)
 

@@ -183,7 +183,7 @@ def _nothing_under_way() -> Iterator[None]:
     """
     yield
     under_way.clear()
-    steps._seconds_of_looks.clear()
+    steps._spin_seconds.clear()
 
 
 @pytest.fixture

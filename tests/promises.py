@@ -28,7 +28,7 @@ from compcoll import (
 from compcoll.codecs.registry import codec_classes
 from compcoll.codecs.sparse.sparsifier import Sparsifier
 from compcoll.errors import CollectiveMismatch
-from compcoll.execute.lanes import AT_ONCE
+from compcoll.execute.slots import AT_ONCE
 
 
 def is_vote(codec: Codec | None) -> bool:
@@ -181,8 +181,8 @@ def check_no_allocation(case: Case, world: World) -> None:
         world.run(case.start, inputs)
     allocated: list[int] = []
     for comm in world.comms:
-        for lane in (comm._lanes.alone, *comm._lanes.in_turn):
-            lane.arena._allocate = lambda nbytes: allocated.append(nbytes) or np.empty(nbytes, np.uint8)
+        for slot in (comm._slots.alone, *comm._slots.in_turn):
+            slot.arena._allocate = lambda nbytes: allocated.append(nbytes) or np.empty(nbytes, np.uint8)
     for _ in range(AT_ONCE):
         world.run(case.start, inputs)
     assert allocated == [], case

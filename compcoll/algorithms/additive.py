@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..codecs.base import Array, Summands
+from ..codecs.base import Array, IntegerQuantizer
 from ..gpu.streams import Timeline
 from ..pending import Steps
 
@@ -21,7 +21,14 @@ Gather = Callable[[Any], Steps]
 
 
 def gathered_votes(
-    x: Array, out: Array, votes: Any, rank: int, ranks: int, agree: Reduce, gather: Gather, take: Callable[[int], Array]
+    x: Array,
+    out: Array,
+    votes: Any,
+    rank: int,
+    ranks: int,
+    agree: Reduce,
+    gather: Gather,
+    allocate: Callable[[int], Array],
 ) -> Steps:
     """Count all ranks' signs from all ranks' bits: where ranks are few, fewer bytes than sums of fields.
 
@@ -37,16 +44,16 @@ def gathered_votes(
         Reduces what ranks agree on.
     gather : callable
         Gathers the bits.
-    take : callable
+    allocate : callable
         Gives memory, in bytes.
     """
-    agreed = take(votes.agreed(x.size))
-    votes.survey(x, agreed)
-    yield from agree(agreed, "max")
-    rows = take(ranks * votes.nbytes(x.size, agreed)).reshape(ranks, -1)
-    votes.encode(x, agreed, rows[rank])
+    marks = allocate(votes.marks(x.size))
+    votes.survey(x, marks)
+    yield from agree(marks, "max")
+    rows = allocate(ranks * votes.nbytes(x.size, marks)).reshape(ranks, -1)
+    votes.encode(x, marks, rows[rank])
     yield from gather(rows)
-    votes.decode(rows, agreed, out)
+    votes.decode(rows, marks, out)
 
 
 def allreduce(
@@ -54,10 +61,10 @@ def allreduce(
     out: Array,
     scale: float,
     residual: Array | None,
-    summands: Summands,
+    quantizer: IntegerQuantizer,
     agree: Reduce,
     add: Reduce,
-    take: Callable[[int], Array],
+    allocate: Callable[[int], Array],
     timeline: Timeline | None = None,
 ) -> Steps:
     """Sum all ranks' buffers.
@@ -70,30 +77,30 @@ def allreduce(
         Factor of the values.
     residual : array or None
         What encodings lose, for error feedback.
-    summands : Summands
+    quantizer : IntegerQuantizer
         Values to numbers, and back.
     agree, add : callable
         Reduce what ranks agree on, and the numbers.
-    take : callable
+    allocate : callable
         Gives memory, in bytes.
     timeline : Timeline or None
         Of a device whose kernels are done later.
     """
 
     def memory(count: int, dtype: Any) -> Array:
-        return take(count * dtype.itemsize).view(dtype)
+        return allocate(count * dtype.itemsize).view(dtype)
 
     def after_all() -> None:
         if timeline is not None:
             timeline.encoding((), of_result=True)
 
-    agreed = memory(summands.agreed(x.size), summands.agreed_dtype)
-    numbers = memory(summands.numbers(x.size), summands.number_dtype)
+    shared_scale = memory(quantizer.shared_scale(x.size), quantizer.shared_scale_dtype)
+    numbers = memory(quantizer.numbers(x.size), quantizer.number_dtype)
     after_all()
-    summands.survey(x, scale, residual, agreed)
-    yield from agree(agreed, "max")
+    quantizer.survey(x, scale, residual, shared_scale)
+    yield from agree(shared_scale, "max")
     after_all()
-    summands.encode(x, scale, residual, agreed, numbers)
+    quantizer.encode(x, scale, residual, shared_scale, numbers)
     yield from add(numbers, "sum")
     after_all()
-    summands.decode(numbers, agreed, out)
+    quantizer.decode(numbers, shared_scale, out)

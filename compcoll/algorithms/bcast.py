@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..pending import Pending, Steps
 from .costs import Costs, overlap
 from .job import Inbox, Job
-from .record import MOVED, Algorithm
+from .record import ONE_ENCODING, Algorithm
 
 
 def bcast(job: Job) -> Steps:
@@ -52,4 +52,4 @@ def _cost(c: Costs, collective: str) -> float:
     return root + levels * (c.latency + (copy + wire + c.decode * c.n) / m)
 
 
-BINOMIAL = Algorithm("binomial", ("bcast",), _cost, {"bcast": bcast}, lambda *_: MOVED)
+BINOMIAL = Algorithm("binomial", ("bcast",), _cost, {"bcast": bcast}, lambda *_: ONE_ENCODING)

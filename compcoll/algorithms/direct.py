@@ -17,7 +17,7 @@ from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs, overlap
 from .job import Inbox, Job
-from .record import MANY_RANKS, MOVED, Algorithm, Encodings, Growth
+from .record import MANY_RANKS, ONE_ENCODING, Algorithm, Encodings, Growth
 
 
 def allreduce(job: Job) -> Steps:
@@ -138,7 +138,7 @@ def _cost(c: Costs, collective: str) -> float:
 def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
     if collective == "allreduce":
         return Encodings(2, ranks)
-    return Encodings(1, ranks - 1) if collective == "reduce_scatter" else MOVED
+    return Encodings(1, ranks - 1) if collective == "reduce_scatter" else ONE_ENCODING
 
 
 def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:

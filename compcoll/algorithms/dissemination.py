@@ -28,7 +28,7 @@ def _cost(c: Costs, collective: str) -> float:
     return arrays * (_REDUCTION + c.n * link + c.n * c.add)
 
 
-def _surely(nbytes: float, ranks: int) -> bool:
+def _always_faster(nbytes: float, ranks: int) -> bool:
     return nbytes <= surely_small(ranks)
 
 
@@ -36,7 +36,7 @@ DISSEMINATION: Algorithm[Job] = Algorithm(
     "dissemination",
     ("allreduce",),
     _cost,
-    limited=True,
-    surely=_surely,
-    resembles="native",
+    restricted=True,
+    always_faster=_always_faster,
+    cost_proxy="native",
 )

@@ -45,13 +45,13 @@ class Job:
         Factor of this rank's values: 1/p for a mean, which a half then holds wherever it holds the values.
     residual : Window or None
         What encodings lose, for error feedback.
-    take : callable
+    allocate : callable
         Gives memory for wires, in bytes.
     stats : Stats
         Where seconds and bytes are added up.
     itemsize : float
         Bytes of an element, uncompressed.
-    draw : int
+    rng_counter : int
         For codecs that round at random: the collective's number, in the upper 32 bits, and this rank's.
     timeline : Timeline or None
         Of a device whose kernels are done later.
@@ -68,12 +68,12 @@ class Job:
     x: Window
     out: Window
     chunks: Sequence[Chunk]
-    take: Callable[[int], Array]
+    allocate: Callable[[int], Array]
     stats: Stats
     itemsize: float
     scale: float = 1.0
     residual: Window | None = None
-    draw: int = 0
+    rng_counter: int = 0
     timeline: Timeline | None = None
     root: int = 0
     raw: Coder | None = None
@@ -82,7 +82,7 @@ class Job:
     def wire(self, segment: Segment) -> Wire:
         """Memory for the wire of one segment."""
         nbytes, exact = self.coder.wire_nbytes(segment[1] - segment[0]), self.coder.fixed_size
-        wire = Wire(self.take(nbytes), exact=exact)
+        wire = Wire(self.allocate(nbytes), exact=exact)
         if self.timeline is not None and self.timeline.stage is not None:
             wire.staging = Wire(self.timeline.stage(nbytes), exact=exact)
         return wire
@@ -108,7 +108,7 @@ class Job:
         of values that are no longer their own: each then feeds back its share of the loss, and all of the ``team``
         take the same random numbers.
         """
-        draw = self.draw if share == 1 else self.draw >> 32 << 32 | share.bit_length() << 26 | team
+        rng_counter = self.rng_counter if share == 1 else self.rng_counter >> 32 << 32 | share.bit_length() << 26 | team
         started = perf_counter()
         if self.timeline is not None:
             self.timeline.encoding(terms, of_result=self.x.array is self.out.array)
@@ -123,7 +123,7 @@ class Job:
                 residual_scale=1.0 / share,
                 decoded=self.out[segment] if final else None,
                 scale=self.scale,
-                draw=draw,
+                rng_counter=rng_counter,
                 position=segment[0],
             ),
         )

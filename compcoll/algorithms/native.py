@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..codecs.base import Array
 from ..host.device import HostDevice
 from ..kernels import _host
-from ..pending import Pending, Steps, Turn
+from ..pending import OrderingTicket, Pending, Steps
 from ..stats import Stats
 from .costs import Costs
 from .job import Job
@@ -20,10 +20,10 @@ MOST = 2**31 - 1
 """The most elements of all parts that MPI's own take: it has an int for counts and displacements."""
 
 
-def move(start: Callable[[Array, Array], Pending], x: Array, out: Array, turn: Turn, stats: Stats) -> Steps:
+def move(start: Callable[[Array, Array], Pending], x: Array, out: Array, ticket: OrderingTicket, stats: Stats) -> Steps:
     """Start one of MPI's nonblocking collectives, whose turn it is, and wait for it."""
     started = start(x, out)
-    turn.used = True
+    ticket.used = True
     stats.wire_nbytes = UNKNOWN
     yield started
 
@@ -68,10 +68,10 @@ class Reduction:
         self._reduce(values, sums)
         self._end(sums, out)
 
-    def steps(self, x: Array, out: Array, turn: Turn, stats: Stats) -> Steps:
+    def steps(self, x: Array, out: Array, ticket: OrderingTicket, stats: Stats) -> Steps:
         """Start the reduction, whose turn it is, and wait for it."""
         values, sums = self._device.for_mpi(x, out, self._dtype)
-        yield from move(self._start, values, sums, turn, stats)
+        yield from move(self._start, values, sums, ticket, stats)
         self._end(sums, out)
 
     def _end(self, sums: Array, out: Array) -> None:

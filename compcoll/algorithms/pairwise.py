@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..pending import Pending, Steps
 from .costs import Costs, overlap
 from .job import Inbox, Job
-from .record import MOVED, Algorithm
+from .record import ONE_ENCODING, Algorithm
 
 
 def alltoall(job: Job) -> Steps:
@@ -39,4 +39,4 @@ def _cost(c: Costs, collective: str) -> float:
     return c.latency + overlap((c.encode + c.decode) * c.n + 2 * copy + m * c.message, wire, m)
 
 
-PAIRWISE = Algorithm("pairwise", ("alltoall",), _cost, {"alltoall": alltoall}, lambda *_: MOVED, chunked=True)
+PAIRWISE = Algorithm("pairwise", ("alltoall",), _cost, {"alltoall": alltoall}, lambda *_: ONE_ENCODING, chunked=True)

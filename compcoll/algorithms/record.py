@@ -56,7 +56,7 @@ class Growth(NamedTuple):
 
 
 NEVER = Encodings(0, 0)
-MOVED = Encodings(1, 1)
+ONE_ENCODING = Encodings(1, 1)
 
 
 def _never(collective: str, ranks: int, nodes: int) -> Encodings:
@@ -87,7 +87,7 @@ class Algorithm(Generic[J]):
     collectives : tuple of str
         Those that it runs.
     cost : callable
-        Seconds of a collective after its opening.
+        Seconds of a collective after its handshake.
     steps : mapping
         Its generator for each collective; empty where it runs by other means than messages of our own.
     encodings : callable
@@ -98,7 +98,7 @@ class Algorithm(Generic[J]):
         Whether it cuts a buffer into one chunk a rank, rather than working on the whole.
     rounds_once : bool
         Whether uncompressed halves are added in float32 and rounded once, not at every hop.
-    limited : bool
+    restricted : bool
         Whether it is not for all sizes, element types, ranks or transports.
     by_mpi : bool
         Whether it starts MPI's own collectives.
@@ -108,9 +108,9 @@ class Algorithm(Generic[J]):
         Whether it needs memory that all ranks share.
     unfit : callable
         Why ``auto`` does not take it among some ranks; empty if it may.
-    surely : callable
+    always_faster : callable
         Whether so many bytes of each rank's wire, among so many ranks, never took longer than by MPI's own, as seen.
-    resembles : str
+    cost_proxy : str
         The algorithm whose measured times correct its formula where it was not measured itself.
     symmetry : str
         How one node may stand for all when it is simulated (see `compcoll.simulation.network`).
@@ -124,13 +124,13 @@ class Algorithm(Generic[J]):
     growth: Callable[[str, int, int, float], Growth] = _kept
     chunked: bool = False
     rounds_once: bool = False
-    limited: bool = False
+    restricted: bool = False
     by_mpi: bool = False
     in_turn: bool = False
     inside_node: bool = False
     unfit: Callable[[World], str] = _anywhere
-    surely: Callable[[float, int], bool] = _nowhere
-    resembles: str = ""
+    always_faster: Callable[[float, int], bool] = _nowhere
+    cost_proxy: str = ""
     symmetry: Symmetry = "none"
 
     def parts(self, ranks: int) -> int:

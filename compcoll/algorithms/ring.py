@@ -21,7 +21,7 @@ from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs
 from .job import Inbox, Job
-from .record import MOVED, Algorithm, Encodings, Growth
+from .record import ONE_ENCODING, Algorithm, Encodings, Growth
 
 
 def allreduce(job: Job) -> Steps:
@@ -140,7 +140,7 @@ def _cost(c: Costs, collective: str) -> float:
 def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
     if collective == "allreduce":
         return Encodings(ranks, ranks)
-    return Encodings(ranks - 1, ranks - 1) if collective == "reduce_scatter" else MOVED
+    return Encodings(ranks - 1, ranks - 1) if collective == "reduce_scatter" else ONE_ENCODING
 
 
 def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:

@@ -24,7 +24,7 @@ from ..codecs.base import Array
 from ..codecs.sparse.sparsifier import Chosen, SparseCoder, SparseSum
 from ..errors import WireCorrupted
 from ..feedback import ErrorFeedback
-from ..pending import Pending, Steps, Turn
+from ..pending import OrderingTicket, Pending, Steps
 from ..stats import Stats
 from ..transports.base import Group, Wire
 from . import native
@@ -58,7 +58,7 @@ class SparseJob:
         Their factor.
     feedback : ErrorFeedback or None
         The caller's state.
-    take : callable
+    allocate : callable
         Gives memory, in bytes.
     stats : Stats
         The account to fill.
@@ -68,7 +68,7 @@ class SparseJob:
         Most bytes of a message.
     start : callable, optional
         MPI's nonblocking allgatherv: own bytes, everybody's, lengths.
-    turn : Turn or None
+    ticket : OrderingTicket or None
         For that one.
     parts : dict
         The elements of each region of the result, or of each rank's contribution, by the rank that sent them.
@@ -82,12 +82,12 @@ class SparseJob:
     out: Array
     scale: float
     feedback: ErrorFeedback | None
-    take: Callable[[int], Array]
+    allocate: Callable[[int], Array]
     stats: Stats
     itemsize: int
     block: int
     start: Callable[[Array, Array, Sequence[int]], Pending] | None = None
-    turn: Turn | None = None
+    ticket: OrderingTicket | None = None
     parts: dict[int, Part] = field(default_factory=dict)
     zeros: Array | None = None
 
@@ -107,7 +107,7 @@ class SparseJob:
     def wire(self, chosen: Chosen) -> Wire:
         """The wire of a contribution."""
         started = perf_counter()
-        wire = Wire(self.take(self.coder.nbytes_of(chosen)))
+        wire = Wire(self.allocate(self.coder.nbytes_of(chosen)))
         self.coder.write(chosen, 0, chosen.n, wire.buffer)
         self.stats.encode_seconds += perf_counter() - started
         return wire
@@ -150,7 +150,7 @@ def sparse_ring(job: SparseJob) -> Steps:
 
 def _around(job: SparseJob, own: Wire, lengths: Sequence[int]) -> Steps:
     """Sum all ranks' wires, which go around a ring in blocks."""
-    wires = [own if rank == job.group.rank else Wire(job.take(nbytes)) for rank, nbytes in enumerate(lengths)]
+    wires = [own if rank == job.group.rank else Wire(job.allocate(nbytes)) for rank, nbytes in enumerate(lengths)]
     yield from ring(
         job.group.next_phase(),
         wires,
@@ -166,11 +166,11 @@ def sparse_native(job: SparseJob) -> Steps:
     """Sum by MPI's allgatherv."""
     own, lengths = yield from _contribute(job, job.select())
     start = job.start
-    assert start is not None and job.turn is not None
+    assert start is not None and job.ticket is not None
     if sum(lengths) > native.MOST:
-        job.turn.used, job.stats.algorithm = True, SPARSE_RING
+        job.ticket.used, job.stats.algorithm = True, SPARSE_RING
         return (yield from _around(job, own, lengths))
-    everybody, begin = job.take(sum(lengths)), 0
+    everybody, begin = job.allocate(sum(lengths)), 0
     started = start(own.content, everybody, lengths)
     over = False
 
@@ -179,7 +179,7 @@ def sparse_native(job: SparseJob) -> Steps:
         over = over or started.Test()
 
     job.make_room(help_on)
-    job.turn.used = True
+    job.ticket.used = True
     if not over:
         yield started
     # MPI does not tell what a rank sends: every wire must reach p - 1 others, which is this much for each on average.
@@ -226,12 +226,12 @@ def sparse_direct(job: SparseJob) -> Steps:
     others = [(rank + distance) % p for distance in range(1, p)]
     arriving = {}
     for source in reversed(others):
-        wire = Wire(job.take(coder.longest(lengths[rank], counts[source])), exact=False)
+        wire = Wire(job.allocate(coder.longest(lengths[rank], counts[source])), exact=False)
         arriving[source] = (parts_group.irecv(wire, source), wire)
     sends: list[Pending] = []
     for dest in [*others, rank]:
         started = perf_counter()
-        wire = Wire(job.take(coder.longest(lengths[dest], count)), exact=False)
+        wire = Wire(job.allocate(coder.longest(lengths[dest], count)), exact=False)
         wire.nbytes = coder.write(chosen, bounds[dest][0], bounds[dest][1], wire.buffer)
         job.stats.encode_seconds += perf_counter() - started
         if dest == rank:
@@ -259,7 +259,7 @@ def sparse_direct(job: SparseJob) -> Steps:
     job.stats.encode_seconds += perf_counter() - started
     own = job.wire(region)
     nbytes = yield from _lengths(job, sums_group, own.nbytes, [coder.longest(length) for length in lengths])
-    wires = [own if r == rank else Wire(job.take(size)) for r, size in enumerate(nbytes)]
+    wires = [own if r == rank else Wire(job.allocate(size)) for r, size in enumerate(nbytes)]
 
     def arrived(source: int) -> None:
         job.read(source, wires[source], lengths[source], bounds[source][0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InvalidArgument
-from .base import Codec, Coder, Device, ErrorBound, Example, Speed, Summands
+from .base import Codec, Coder, Device, ErrorBound, Example, IntegerQuantizer, Speed
 from .options import BLOCK, SHORT_BLOCK, OneOf, option
 from .quantization import largest_of, quantizer_bound
 
@@ -79,7 +79,7 @@ class IntSum(Codec):
             raise InvalidArgument(f"intsum: sums of {ranks} ranks do not fit {self.bits} bits: use more bits")
         return highest
 
-    def summands(self, device: Device, dtype: str, ranks: int) -> Summands:
+    def quantizer(self, device: Device, dtype: str, ranks: int) -> IntegerQuantizer:
         return device.integers(self.bits, self.levels(ranks), self.block, dtype)
 
     def wire_bits(self, device: Device, dtype: str) -> float:
@@ -145,7 +145,7 @@ class Sign(Codec):
             raise InvalidArgument('sign without scale="mean" is a vote of all ranks: only allreduce can use it')
         return device.coder(("onebit", 1, self.block), dtype)
 
-    def summands(self, device: Device, dtype: str, ranks: int) -> Summands | None:
+    def quantizer(self, device: Device, dtype: str, ranks: int) -> IntegerQuantizer | None:
         return device.votes(ranks, self.block, dtype) if self.scale is None else None
 
     def wire_bits(self, device: Device, dtype: str) -> float:

@@ -68,13 +68,13 @@ def bits_of(coder: Coder) -> float:
     return 8 * coder.wire_nbytes(_MANY) / _MANY
 
 
-class Summands(Protocol):
+class IntegerQuantizer(Protocol):
     """An additive codec bound to a device, an element type and a number of ranks. Values become numbers that any
     allreduce can add. First the ranks agree, by a maximum, on one item for each block, such as its scale.
 
     Attributes
     ----------
-    agreed_dtype, number_dtype : numpy.dtype
+    shared_scale_dtype, number_dtype : numpy.dtype
         Of what ranks agree on, and of numbers.
     per_value : float
         Numbers for each value.
@@ -86,36 +86,36 @@ class Summands(Protocol):
         What is sent where gathering from all ranks is shorter than adding.
     """
 
-    agreed_dtype: Any
+    shared_scale_dtype: Any
     number_dtype: Any
     per_value: float
     feedback: bool
     is_sum: bool
     gathered: Any
 
-    def agreed(self, n: int) -> int:
+    def shared_scale(self, n: int) -> int:
         """Return how many items the ranks agree on for ``n`` values."""
 
     def numbers(self, n: int) -> int:
         """Return how many numbers represent ``n`` values."""
 
-    def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
+    def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
         """Store this rank's items; the maximum over ranks is then used by all."""
 
-    def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
+    def encode(self, add: Array, scale: float, residual: Array | None, shared_scale: Array, numbers: Array) -> None:
         """Store the numbers of ``add · scale`` plus the residual, and update the residual."""
 
-    def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
+    def decode(self, numbers: Array, shared_scale: Array, out: Array) -> None:
         """Store the values that sums of numbers stand for."""
 
 
 class Device(Protocol):
     """A device's kernels, for codecs."""
 
-    def integers(self, bits: int, levels: int, block: int, dtype: str) -> Summands:
+    def integers(self, bits: int, levels: int, block: int, dtype: str) -> IntegerQuantizer:
         """Values rounded to that many levels on either side of 0, in integers of some bits."""
 
-    def votes(self, ranks: int, block: int, dtype: str) -> Summands:
+    def votes(self, ranks: int, block: int, dtype: str) -> IntegerQuantizer:
         """Signs, in fields that count so many."""
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Coder:
@@ -236,7 +236,7 @@ class Codec(ABC):
             If the codec cannot take that element type, or not with this configuration.
         """
 
-    def summands(self, device: Device, dtype: str, ranks: int) -> Summands | None:
+    def quantizer(self, device: Device, dtype: str, ranks: int) -> IntegerQuantizer | None:
         """Bind an `additive` codec, whose wires are numbers to be added as they are, to a number of ranks, too."""
         return None
 

@@ -170,7 +170,7 @@ class NumpyCodec(Codec):
         return NumpyCoder(dtype, self._encoded, self._decoded)
 
     def _encoded(self, x: Values, how: EncodeOptions) -> bytes:
-        key, counter = [getattr(self, "seed", 0), how.draw], [0, 0, how.position, 0]
+        key, counter = [getattr(self, "seed", 0), how.rng_counter], [0, 0, how.position, 0]
         wire = self.encode(x, np.random.Generator(np.random.Philox(key=key, counter=counter)))
         if not isinstance(wire, bytes):
             raise CodecError(f"{self!r}: encode returned {type(wire).__name__}: return bytes, such as array.tobytes()")

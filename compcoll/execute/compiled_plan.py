@@ -14,7 +14,7 @@ from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 from ..gpu.streams import Ending, Timeline
 from ..kernels._host import Operation, PiggybackReduction, Program
-from ..pending import Steps, Turn
+from ..pending import OrderingTicket, Steps
 from ..plan import choose
 from ..plan.plan import Plan
 from ..stats import Stats
@@ -95,11 +95,11 @@ class Run:
     ----------
     group : Group
         The ranks.
-    take : callable
+    allocate : callable
         Returns memory for wires, in bytes.
     stats : Stats
         The account to fill.
-    turn : Turn
+    ticket : OrderingTicket
         For what all ranks must start in the same order.
     number : int
         The collective's number in the order of calls.
@@ -110,9 +110,9 @@ class Run:
     """
 
     group: Group
-    take: Callable[[int], Array]
+    allocate: Callable[[int], Array]
     stats: Stats
-    turn: Turn
+    ticket: OrderingTicket
     number: int = 0
     timeline: Timeline | None = None
     pinned: Callable[[int], Array] | None = None
@@ -211,7 +211,7 @@ def feedback_refused(plan: Plan) -> str:
     not need it.
     """
     codec = plan.call.codec if plan.algorithm in (choose.COPY, choose.HIERARCHICAL) else plan.codec
-    if plan.summands is not None and not plan.summands.feedback:
+    if plan.quantizer is not None and not plan.quantizer.feedback:
         return f"feedback with {plan.codec!r}: a vote loses nothing that could be fed back"
     if codec is None or codec.feedback_converges(plan.call.dtype):
         return ""

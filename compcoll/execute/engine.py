@@ -15,8 +15,8 @@ from typing import Any
 
 from .. import lifetime
 from ..errors import CompcollError
-from ..kernels._host import naps_within, poll
-from ..pending import THREADS, Patience, Peers, Pending, Steps, Turn, give_way, seconds_of_looks
+from ..kernels._host import poll, sleeps_within
+from ..pending import THREADS, OrderingTicket, Peers, Pending, Steps, WaitPolicy, give_way, spin_seconds
 from ..stats import Stats
 
 # MPI knows one progress for all communicators, and so do we: a rank that waits in one must advance the others.
@@ -27,12 +27,12 @@ _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _SECONDS_AT_THE_END = 2.0
 
-_LOOKS_BEFORE_EARLY_NAPS, _SHORTEST_NAP = 20, 50e-6
+_SPINS_BEFORE_EARLY_SLEEPS, _SHORTEST_SLEEP = 20, 50e-6
 
 _SECONDS_BETWEEN_CHECKS = 0.005
 """The time between looks at the time-out, and at whether another rank has given up: MPI is asked."""
 
-_SECONDS_BEFORE_NAPS, _PART_SLEPT, _LONGEST_NAP = 0.5e-3, 0.1, 5e-3
+_SECONDS_BEFORE_SLEEPS, _PART_SLEPT, _LONGEST_SLEEP = 0.5e-3, 0.1, 5e-3
 """Nothing wakes who naps: of the time waited, no large part."""
 
 _FEW = 64
@@ -170,13 +170,13 @@ class Request:
         """One line on what it is and waits for."""
         return f"{self.stats.collective} by {self.stats.algorithm}, after {self.steps} steps"
 
-    def _advance(self, patience: Patience | None = None) -> bool:
+    def _advance(self, policy: WaitPolicy | None = None) -> bool:
         """Go on until something must be waited for, with so much patience; tell whether there was any progress."""
         if self._finished:
             return False
         pending, steps = self.waiting_for, self.steps
         try:
-            while pending is None or (pending.Test() if patience is None else poll(pending.Test, *patience)):
+            while pending is None or (pending.Test() if policy is None else poll(pending.Test, *policy)):
                 if self._blocked:
                     self.stats.wait_seconds += time.perf_counter() - self._blocked
                     self._blocked = 0.0
@@ -221,7 +221,7 @@ class Engine:
         waiting rank lets them have it after two looks in vain instead of 50.
     lent : bool
         Whether each look for a message lends the core already, where others wait for it: MPI does.
-    naps : bool
+    sleeps : bool
         Whether what waits sleeps from the 20th look in vain on, for a thread beside others that have work for the
         core; else after half a millisecond.
     private : bool
@@ -231,7 +231,7 @@ class Engine:
 
     Attributes
     ----------
-    alone, beside : Patience
+    alone, beside : WaitPolicy
         Of waits in C++, of what waits by itself, and of what does while there are other collectives to advance: that
         without naps.
     """
@@ -244,15 +244,15 @@ class Engine:
         threaded: bool = False,
         crowded: bool = False,
         lent: bool = False,
-        naps: bool = False,
+        sleeps: bool = False,
         private: bool = False,
     ) -> None:
         self.timeout = timeout
         self._peers = peers
-        self._looks = 2 if naps or (crowded and not lent) else 50
+        self._spins = 2 if sleeps or (crowded and not lent) else 50
         # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
-        self._naps = naps or (crowded and threaded)
-        self.alone, self.beside = (self._looks, naps_within(timeout)), (self._looks, 0)
+        self._sleeps = sleeps or (crowded and threaded)
+        self.alone, self.beside = (self._spins, sleeps_within(timeout)), (self._spins, 0)
         self._private = private
         self.active: deque[Request] = deque()
         self.lock = threading.RLock()
@@ -288,7 +288,7 @@ class Engine:
                 moved = request._advance() or moved
                 if request.done:
                     self._forget(request)
-                elif isinstance(request.waiting_for, Turn):  # so do all behind it
+                elif isinstance(request.waiting_for, OrderingTicket):  # so do all behind it
                     break
         return moved
 
@@ -321,11 +321,11 @@ class Engine:
                     self.fail(error)
                     raise error
                 check = now + _SECONDS_BETWEEN_CHECKS
-            early = self._naps and idle > _LOOKS_BEFORE_EARLY_NAPS
-            if early or now > since + max(_SECONDS_BEFORE_NAPS, seconds_of_looks()):
-                time.sleep(min(max((now - since) * _PART_SLEPT, _SHORTEST_NAP), _LONGEST_NAP))
+            early = self._sleeps and idle > _SPINS_BEFORE_EARLY_SLEEPS
+            if early or now > since + max(_SECONDS_BEFORE_SLEEPS, spin_seconds()):
+                time.sleep(min(max((now - since) * _PART_SLEPT, _SHORTEST_SLEEP), _LONGEST_SLEEP))
                 continue
-            if idle > self._looks:
+            if idle > self._spins:
                 give_way()
 
     def wait(self, request: Request, timeout: float | None) -> None:
@@ -338,7 +338,7 @@ class Engine:
             and (self._private or len(under_way) == 1)
         ):
             with self.lock:
-                if not request._advance(self.beside if seconds_of_looks() else self.alone):
+                if not request._advance(self.beside if spin_seconds() else self.alone):
                     break
                 if request.done:
                     self._forget(request)

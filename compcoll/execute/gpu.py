@@ -28,7 +28,7 @@ from ..gpu.device_memory import DeviceBuffers, DeviceMemory
 from ..gpu.device_transport import DeviceTransport
 from ..gpu.ipc_transport import IPCTransport, Links
 from ..gpu.selection import Exchange, SparseDevice
-from ..gpu.stream_transport import Carrier, Joins, StreamTransport
+from ..gpu.stream_transport import GpuTransport, HasBootstrap, StreamTransport
 from ..gpu.streams import Timeline
 from ..kernels._host import PiggybackReduction
 from ..pending import Steps
@@ -38,8 +38,8 @@ from ..plan.choose import COPY
 from ..plan.plan import Plan, with_checksum
 from ..transports.base import Group, Transport
 from .compiled_plan import Asked, Buffers, CompiledPlan, Order, Run, driven, feedback_refused
+from .gpu_group import GpuGroup
 from .host import Checked, Collectives
-from .together import Together
 
 
 class DeviceCollectives(Collectives):
@@ -84,15 +84,15 @@ class DeviceCollectives(Collectives):
         self._in_use: list[DeviceMemory] = []
         self._fetched = device.runtime.pinned_bytes(0)
         self._seconds = seconds
-        joining = transport.joining(device) if isinstance(transport, Joins) else device.joining()
-        apart = isinstance(transport, Joins) or host._setting.world.nodes > 1
-        self._together = Together(host._setting, joining, None if apart else self._links, seconds)
-        self.free = self._together.free
+        bootstrap = transport.bootstrap(device) if isinstance(transport, HasBootstrap) else device.bootstrap()
+        apart = isinstance(transport, HasBootstrap) or host._setting.world.nodes > 1
+        self._gpu_group = GpuGroup(host._setting, bootstrap, None if apart else self._links, seconds)
+        self.free = self._gpu_group.free
 
     @property
-    def carrier_known(self) -> bool:
+    def gpu_transport_known(self) -> bool:
         """Tell whether the ranks have found out what carries messages from GPU to GPU."""
-        return self._together.known
+        return self._gpu_group.known
 
     def check(
         self, collective: str, x: Array, param: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
@@ -113,8 +113,8 @@ class DeviceCollectives(Collectives):
         order = Order(caller, self._here.runtime.record(caller), x, stream, new=out is None)
         return compiled, buffers._replace(order=order)
 
-    def _make(self, call: Call, *, bounded: bool) -> CompiledPlan:
-        chosen, here, dtype = self._host._make(call, bounded=bounded), self._here, call.dtype
+    def _make(self, call: Call, *, has_timeout: bool) -> CompiledPlan:
+        chosen, here, dtype = self._host._make(call, has_timeout=has_timeout), self._here, call.dtype
         chosen = chosen.unblocked or chosen
         plan, on_device = chosen.plan, True
         if chosen.piggyback is not None:
@@ -124,9 +124,9 @@ class DeviceCollectives(Collectives):
         if plan.algorithm == COPY:
             on_device = False
             steps = self._copy if call.rows is None else partial(self._steps_of[call.collective], plan)
-        elif plan.summands is not None and not plan.gathers:
+        elif plan.quantizer is not None and not plan.gathers:
             additive: Any = plan.codec
-            there = plan._replace(summands=additive.summands(here, dtype, self._size))
+            there = plan._replace(quantizer=additive.quantizer(here, dtype, self._size))
             steps = partial(self._add, there)
         elif plan.algorithm in choose.SPARSE:
             steps = lambda buffers, run: self._sparse(compiled, buffers, run)  # noqa: E731
@@ -138,7 +138,7 @@ class DeviceCollectives(Collectives):
                 steps = partial(self._steps_of[call.collective], bound)
         ordered = partial(self._ordered, steps, on_device)
         compiled = CompiledPlan(plan, lambda _, buffers, run: ordered(buffers, run))
-        if Together.concerns(plan) and self._bound(call, dtype):
+        if GpuGroup.has_gpu_plan(plan) and self._bound(call, dtype):
             if plan.codec is None:  # a residual is there for the other plan
                 compiled.steps = lambda _, buffers, run: ordered(buffers._replace(residual=None), run)
             compiled.on_gpus = partial(self._all_on_gpus, call, compiled)
@@ -150,35 +150,35 @@ class DeviceCollectives(Collectives):
 
     def _all_on_gpus(self, call: Call, otherwise: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
         """Run a collective whose arrays are all on GPUs, after its handshake."""
-        together, turn = self._together, run.turn
+        together, ticket = self._gpu_group, run.ticket
         if not together.known:
             yield from together.connect(Group(self._transport, run.group.tag))
-        plan, carrier, links = together.plan(call), together.carrier, None
+        plan, gpu_transport, links = together.plan(call), together.gpu_transport, None
         if not plan.setting.streamed:
             if plan.algorithm in choose.ON_THE_HOST:
-                turn.used = otherwise.plan.algorithm not in choose.IN_TURN
+                ticket.used = otherwise.plan.algorithm not in choose.IN_TURN
                 return (yield from otherwise.steps(otherwise.plan, buffers, run))
-            carrier, turn.used, links = None, True, together.links
+            gpu_transport, ticket.used, links = None, True, together.links
         run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
         if plan.codec is None:
             buffers = buffers._replace(residual=None)
         if plan.algorithm == choose.NATIVE:
-            steps: Callable[[Buffers, Run], Steps] = partial(self._by_carrier, call)
+            steps: Callable[[Buffers, Run], Steps] = partial(self._by_gpu_transport, call)
         else:
             bound = self._on_device(plan, call.dtype)
             assert bound is not None
             steps = partial(self._steps_of[call.collective], bound)
-        if carrier is not None:
-            carrier.check()
-        result = yield from self._ordered(steps, True, buffers, run, carrier, links)
+        if gpu_transport is not None:
+            gpu_transport.check()
+        result = yield from self._ordered(steps, True, buffers, run, gpu_transport, links)
         if links is not None:
-            run.stats.carrier = links.name
-        elif carrier is not None:
+            run.stats.gpu_transport = links.name
+        elif gpu_transport is not None:
             assert buffers.order is not None and buffers.order.ending is not None
-            run.stats.carrier = carrier.name
+            run.stats.gpu_transport = gpu_transport.name
             what = f"{call.collective} by {plan.algorithm}"
-            carrier.watch(buffers.order.ending.last, what, self._limit(otherwise))
-        turn.used = True  # not before: all ranks put the same work on their streams in the same order
+            gpu_transport.watch(buffers.order.ending.last, what, self._limit(otherwise))
+        ticket.used = True  # not before: all ranks put the same work on their streams in the same order
         return result
 
     def _links(self) -> Links:
@@ -187,12 +187,12 @@ class DeviceCollectives(Collectives):
             raise UnsupportedDevice("MPI takes the GPU's memory itself")
         return Links(self._here.sharing(), self._here.streams)
 
-    def _by_carrier(self, call: Call, buffers: Buffers, run: Run) -> Steps:
+    def _by_gpu_transport(self, call: Call, buffers: Buffers, run: Run) -> Steps:
         """Run the carrier's own allreduce."""
-        timeline, carrier = _of_device(run)[0], self._together.carrier
-        assert carrier is not None
+        timeline, gpu_transport = _of_device(run)[0], self._gpu_group.gpu_transport
+        assert gpu_transport is not None
         stream = timeline.exchanging()
-        carrier.allreduce(buffers.x, buffers.out, call.dtype, mean=call.op == "mean", stream=stream)
+        gpu_transport.allreduce(buffers.x, buffers.out, call.dtype, mean=call.op == "mean", stream=stream)
         timeline.exchanged(())
         run.stats.wire_nbytes = native.UNKNOWN
         yield None
@@ -224,9 +224,9 @@ class DeviceCollectives(Collectives):
 
     def explain(self, collective: str, x: Array, op: Any, root: int, asked: Asked) -> Plan:
         plan = super().explain(collective, x, op, root, asked)
-        if not Together.concerns(plan) or not self._bound(plan.call, plan.call.dtype):
+        if not GpuGroup.has_gpu_plan(plan) or not self._bound(plan.call, plan.call.dtype):
             return plan
-        together = self._together.plan(plan.call)
+        together = self._gpu_group.plan(plan.call)
         return plan if together.algorithm in choose.ON_THE_HOST and not together.setting.streamed else together
 
     def _ordered(
@@ -235,7 +235,7 @@ class DeviceCollectives(Collectives):
         on_device: bool,
         buffers: Buffers,
         run: Run,
-        carrier: Carrier | None = None,
+        gpu_transport: GpuTransport | None = None,
         links: Links | None = None,
     ) -> Steps:
         """Run a collective after what the caller had launched."""
@@ -247,18 +247,18 @@ class DeviceCollectives(Collectives):
         memory.reset()
         order = buffers.order
         assert order is not None
-        pinned = memory.pinned.take
-        by_gpu = self._direct or carrier is not None or links is not None
+        pinned = memory.pinned.allocate
+        by_gpu = self._direct or gpu_transport is not None or links is not None
         timeline = Timeline(self._here.streams, order.caller, order.before, None if by_gpu else pinned)
         transport: Transport = DeviceTransport(self._transport, timeline, self._sealing)
-        if carrier is not None:
-            transport = StreamTransport(carrier, timeline, transport.rank, transport.size, transport.nodes)
+        if gpu_transport is not None:
+            transport = StreamTransport(gpu_transport, timeline, transport.rank, transport.size, transport.nodes)
         elif links is not None:
             memory.shared = True
             transport = IPCTransport(links, self._transport, timeline, memory.here, pinned)
         group = Group(self._here.shown(transport), run.group.tag)
         result = yield from inner(
-            buffers, replace(run, group=group, take=memory.here.take, timeline=timeline, pinned=pinned)
+            buffers, replace(run, group=group, allocate=memory.here.allocate, timeline=timeline, pinned=pinned)
         )
         if isinstance(transport, IPCTransport):
             yield from transport.finish(run.group.tag)
@@ -274,8 +274,8 @@ class DeviceCollectives(Collectives):
         one that was named, or that is current now.
         """
         assert order.ending is not None
-        if self._together.carrier is not None:
-            self._together.carrier.check()
+        if self._gpu_group.gpu_transport is not None:
+            self._gpu_group.gpu_transport.check()
         now = self._here.caller(order.x, order.stream)
         order.ending.order(now)
         if not order.new:
@@ -337,9 +337,9 @@ class DeviceCollectives(Collectives):
         assert isinstance(plan.coder, SparseCoder)
         # Once the caller's work is done, what is fetched comes soon.
         yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
-        exchange = Exchange(timeline, run.take, pinned, self._limit(compiled))
+        exchange = Exchange(timeline, run.allocate, pinned, self._limit(compiled))
         plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, exchange)))
-        run = replace(run, group=Group(self._transport, run.group.tag), take=pinned)
+        run = replace(run, group=Group(self._transport, run.group.tag), allocate=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)
         return None if made is None else self._uploaded_sum(made, buffers, run)
 
@@ -360,7 +360,7 @@ class DeviceCollectives(Collectives):
         result = out.view(numpy_dtype(dtype)).reshape(shape)
         host = Buffers(x, None if buffers.out is None else out, result, residual, buffers.feedback)
         group = Group(self._transport, run.group.tag)
-        made = yield from chosen.steps(chosen.plan, host, replace(run, group=group, take=pinned, timeline=None))
+        made = yield from chosen.steps(chosen.plan, host, replace(run, group=group, allocate=pinned, timeline=None))
         if residual is not None:
             timeline.store(residual, buffers.residual)
         if buffers.out is None:

@@ -17,7 +17,7 @@ from ..host.device import HostCoder, HostDevice
 from ..kernels._host import Function, Started
 from ..pending import Pending, Steps
 from ..plan import choose
-from ..plan.call import MOVED, REDUCTIONS, Call, Setting, operation_name
+from ..plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting, operation_name
 from ..plan.choose import COPY
 from ..plan.plan import Plan, make_plan
 from .compiled_plan import Asked, Buffers, CompiledPlan, Run, feedback_refused, named_codec
@@ -81,7 +81,7 @@ class Collectives(PlannedSteps):
         dtype = self._device.dtype_name(x)
         return self._compiled_plan(
             *(collective, self._device.flat(x, dtype), dtype, asked),
-            op=op if collective in REDUCTIONS else MOVED,
+            op=op if collective in REDUCTIONS else NO_REDUCTION,
             root=root if collective == "bcast" else None,
             rows=tuple(x.shape[1:]) if collective == "allgatherv" else None,
         ).plan
@@ -174,7 +174,7 @@ class Collectives(PlannedSteps):
         dtype: str,
         asked: Asked,
         *,
-        op: Any = MOVED,
+        op: Any = NO_REDUCTION,
         root: int | None = None,
         rows: tuple[int, ...] | None = None,
     ) -> CompiledPlan:
@@ -200,7 +200,7 @@ class Collectives(PlannedSteps):
             n,
             dtype,
             flat.itemsize,
-            operation_name(op) if collective in REDUCTIONS else MOVED,
+            operation_name(op) if collective in REDUCTIONS else NO_REDUCTION,
             chosen,
             self._ranks.algorithm if algorithm is None else algorithm,
             root=root,
@@ -208,7 +208,7 @@ class Collectives(PlannedSteps):
             tolerance=tolerance,
             checksum=self._ranks.checksum,
         )
-        compiled = self._make(call, bounded=self._ranks.bounded or timeout is not None)
+        compiled = self._make(call, has_timeout=self._ranks.has_timeout or timeout is not None)
         for each in (compiled, compiled.unblocked):
             if each is not None:
                 each.timeout = timeout
@@ -219,14 +219,14 @@ class Collectives(PlannedSteps):
             self._plans[key] = compiled
         return compiled
 
-    def _make(self, call: Call, *, bounded: bool) -> CompiledPlan:
-        return self._compiled(make_plan(call, self._setting), bounded=bounded)
+    def _make(self, call: Call, *, has_timeout: bool) -> CompiledPlan:
+        return self._compiled(make_plan(call, self._setting), has_timeout=has_timeout)
 
-    def _compiled(self, plan: Plan, *, bounded: bool) -> CompiledPlan:
+    def _compiled(self, plan: Plan, *, has_timeout: bool) -> CompiledPlan:
         device, ranks, call = self._device, self._ranks, plan.call
         if plan.algorithm == COPY and call.rows is None:
             return CompiledPlan.of_operation(plan, Function(device.copy, 0))
-        if plan.summands is not None:
+        if plan.quantizer is not None:
             return CompiledPlan(plan, self._add)
         if plan.algorithm == choose.DISSEMINATION:
             where = places(ranks.rank, self._size)
@@ -235,27 +235,27 @@ class Collectives(PlannedSteps):
         if plan.algorithm == choose.SHARED_MEMORY:
             assert ranks.shared is not None  # else no plan names it
             return CompiledPlan.of_operation(plan, device.shared_sum(*ranks.shared, call.dtype, plan.scale))
-        if plan.algorithm == choose.NATIVE and call.op != MOVED:
-            return self._by_mpi(plan, bounded=bounded)
+        if plan.algorithm == choose.NATIVE and call.op != NO_REDUCTION:
+            return self._by_mpi(plan, has_timeout=has_timeout)
         if plan.algorithm == choose.NATIVE and call.rows is None:
             return CompiledPlan.of_operation(plan, Started(self._started_by_mpi(call)))
         fixed = call.rows is None and isinstance(plan.coder, HostCoder)
         return CompiledPlan(plan, self._steps_of[call.collective], programs={} if fixed else None)
 
-    def _by_mpi(self, plan: Plan, *, bounded: bool) -> CompiledPlan:
+    def _by_mpi(self, plan: Plan, *, has_timeout: bool) -> CompiledPlan:
         """MPI's own reduction, or what takes its place where some rank must not block in it."""
         call = plan.call
         own = self._native.reductions(call.collective, call.op)
         reduction = native.Reduction(*own, self._device, call.dtype, plan.scale)
 
         def steps(plan: Plan, buffers: Buffers, run: Run) -> Steps:
-            return reduction.steps(buffers.x, buffers.out, run.turn, run.stats)
+            return reduction.steps(buffers.x, buffers.out, run.ticket, run.stats)
 
         if plan.unblocked is not None:
-            unblocked = self._compiled(plan.unblocked._replace(signature=plan.signature), bounded=bounded)
+            unblocked = self._compiled(plan.unblocked._replace(signature=plan.signature), has_timeout=has_timeout)
         else:
             unblocked = CompiledPlan(plan, steps)
-        return CompiledPlan(plan, steps, None if bounded else reduction.operation, unblocked=unblocked)
+        return CompiledPlan(plan, steps, None if has_timeout else reduction.operation, unblocked=unblocked)
 
     def _started_by_mpi(self, call: Call) -> Callable[[Array, Array], Pending]:
         """MPI's own nonblocking collective that reduces nothing, as a function of input and result."""

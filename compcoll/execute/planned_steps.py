@@ -52,7 +52,7 @@ class Ranks:
         Memory that all ranks have in common.
     programs : Programs
         Of algorithms on host arrays.
-    bounded : bool
+    has_timeout : bool
         Whether nothing may block in MPI, where no time-out ends it.
     checksum : bool
         Whether wires carry checksums.
@@ -70,7 +70,7 @@ class Ranks:
     small: bytearray
     shared: Shared | None
     programs: Programs
-    bounded: bool
+    has_timeout: bool
     checksum: bool
     blocks: bool
 
@@ -124,12 +124,12 @@ class PlannedSteps:
             out=buffers.out,
             scale=plan.scale,
             feedback=buffers.feedback,
-            take=run.take,
+            allocate=run.allocate,
             stats=run.stats,
             itemsize=buffers.x.itemsize,
             block=max(plan.segment * buffers.x.itemsize // 4, 1),
             start=None if own is None else own.iallgatherv,
-            turn=run.turn,
+            ticket=run.ticket,
         )
         return sparse.allreduce(plan.algorithm, job, buffers.result)
 
@@ -156,10 +156,10 @@ class PlannedSteps:
         if plan.algorithm == choose.NATIVE and sum(counts) > native.MOST:
             # Of which all ranks know only now.
             plan = make_plan(plan.call._replace(algorithm=choose.RING, codec=None, tolerance=None), plan.setting)
-            run.turn.used, run.stats.algorithm = True, plan.algorithm
+            run.ticket.used, run.stats.algorithm = True, plan.algorithm
         if plan.algorithm == choose.NATIVE:
             start = partial(self._native.iallgatherv, counts=counts)
-            yield from native.move(start, buffers.x, buffers.out, run.turn, run.stats)
+            yield from native.move(start, buffers.x, buffers.out, run.ticket, run.stats)
         elif plan.algorithm == COPY:
             yield from self._copy(buffers, run)
         else:
@@ -188,13 +188,13 @@ class PlannedSteps:
     def _add(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         """Run an allreduce of numbers that stand for values."""
         x = buffers.x
-        assert plan.summands is not None
+        assert plan.quantizer is not None
         if plan.gathers:
             yield from additive.gathered_votes(
-                *(x, buffers.out, plan.summands.gathered, self._ranks.rank, self._size),
+                *(x, buffers.out, plan.quantizer.gathered, self._ranks.rank, self._size),
                 agree=partial(self._add_numbers, run, plan.segment, "recursive_doubling", 0),
                 gather=partial(self._gather_rows, run, plan, x.nbytes),
-                take=run.take,
+                allocate=run.allocate,
             )
             return
         yield from additive.allreduce(
@@ -202,10 +202,10 @@ class PlannedSteps:
             buffers.out,
             plan.scale,
             buffers.residual,
-            plan.summands,
+            plan.quantizer,
             agree=partial(self._add_numbers, run, plan.segment, "recursive_doubling", 0),
-            add=partial(self._add_numbers, run, plan.segment, plan.algorithm, x.itemsize / plan.summands.per_value),
-            take=run.take,
+            add=partial(self._add_numbers, run, plan.segment, plan.algorithm, x.itemsize / plan.quantizer.per_value),
+            allocate=run.allocate,
             timeline=run.timeline,
         )
         if plan.algorithm == choose.NATIVE:  # what the ranks agreed on went by messages of ours, the numbers did not
@@ -225,7 +225,7 @@ class PlannedSteps:
         cut = partial(balanced_chunks, numbers.size, block=1, segment=segment)
         chunks, window = cut(ALGORITHMS[algorithm].parts(self._size)), Window(numbers)
         job = Job(
-            *(run.group, coder, window, window, chunks, run.take, run.stats),
+            *(run.group, coder, window, window, chunks, run.allocate, run.stats),
             itemsize=raw_nbytes,
             timeline=run.timeline,
             raw=coder,
@@ -242,7 +242,7 @@ class PlannedSteps:
         begin = self._ranks.rank * nbytes
         job = Job(
             *(run.group, coder, Window(everybody[begin : begin + nbytes], begin), Window(everybody)),
-            *(consecutive_chunks([nbytes] * self._size, 1, plan.segment), run.take, run.stats),
+            *(consecutive_chunks([nbytes] * self._size, 1, plan.segment), run.allocate, run.stats),
             itemsize=2 * raw_nbytes / max(everybody.size, 1),
             timeline=run.timeline,
         )
@@ -250,7 +250,7 @@ class PlannedSteps:
 
     def _numbers_by_mpi(self, run: Run, numbers: Array, op: str) -> Steps:
         start = self._native.reductions("allreduce", op)[1]
-        return native.move(start, numbers, numbers, run.turn, run.stats)
+        return native.move(start, numbers, numbers, run.ticket, run.stats)
 
     def _equal(self, plan: Plan, n: int) -> tuple[Chunk, ...]:
         return consecutive_chunks([n] * self._size, plan.block, plan.segment)
@@ -263,12 +263,12 @@ class PlannedSteps:
             x=Window(buffers.x),
             out=Window(buffers.out),
             chunks=chunks,
-            take=run.take,
+            allocate=run.allocate,
             stats=run.stats,
             scale=plan.scale,
             residual=None if buffers.residual is None else Window(buffers.residual),
             itemsize=buffers.x.itemsize,
-            draw=run.number % 2**32 << 32 | self._ranks.rank,
+            rng_counter=run.number % 2**32 << 32 | self._ranks.rank,
             timeline=run.timeline,
         )
 

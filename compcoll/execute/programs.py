@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from ..host.device import HostCoder
 from ..kernels._host import Operation, Program
-from ..pending import Pending, Turn
+from ..pending import OrderingTicket, Pending
 from ..plan.call import Call
 from ..stats import Stats
 from ..transports.base import Connection, Group, Persistent, Transport, Wire
 from .compiled_plan import Buffers, Compiled, CompiledPlan, Run
-from .lanes import Lane
+from .slots import Slot
 
 _MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
 
@@ -88,7 +88,7 @@ class Programs:
         self._kept: dict[int, tuple[CompiledPlan, tuple[int, bool]]] = {}  # by the program's identity, the oldest first
         self._messages = 0
 
-    def operation(self, compiled: CompiledPlan, slot: Lane, feedback: bool) -> Operation | None:
+    def operation(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Operation | None:
         """The operation that runs a call in a slot; None if a generator does."""
         if compiled.operation is not None or compiled.programs is None:
             return compiled.operation
@@ -110,7 +110,7 @@ class Programs:
             assert plan.programs is not None
             self._forget(plan.programs[key])
 
-    def _compile(self, compiled: CompiledPlan, slot: Lane, feedback: bool) -> Program:
+    def _compile(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Program:
         assert compiled.programs is not None
         key = slot.number, feedback
         made = compiled.programs[key] = self._rehearse(compiled, slot, feedback)
@@ -128,7 +128,7 @@ class Programs:
                 break
         return compiled
 
-    def _rehearse(self, compiled: CompiledPlan, slot: Lane, feedback: bool) -> Compiled:
+    def _rehearse(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Compiled:
         plan, call, stats = compiled.plan, compiled.plan.call, Stats("", None, "")
         made = Compiled(Program(), [])
         x, out, residual = (
@@ -142,7 +142,7 @@ class Programs:
         noted = plan._replace(coder=plan.coder.noted(program), raw=raw)
         slot.arena.rewind()
         group = Group(_Notes(self._transport, made), slot.group.tag)
-        for pending in compiled.steps(noted, buffers, Run(group, slot.arena.take, stats, Turn(None))):
+        for pending in compiled.steps(noted, buffers, Run(group, slot.arena.allocate, stats, OrderingTicket(None))):
             if isinstance(pending, _NotedMessage):
                 program.wait(pending.message)
         program.sends(stats.wire_nbytes, stats.raw_sent_nbytes)

@@ -48,7 +48,7 @@ class DeviceCoder:
             how.feed,
             how.residual_scale,
             address(how.decoded),
-            how.draw,
+            how.rng_counter,
             how.position,
             scratch=self._launcher.scratch(self._launches.scratch_nbytes(n, len(wires))),
         )

@@ -28,7 +28,7 @@ OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """The options that CuPy compiles with."""
 
 _SECONDS_TO_COMPILE = 120.0  # that a rank waits for another one's; then it compiles for itself
-_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_BETWEEN_POLLS = 0.02
 _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 
@@ -197,7 +197,7 @@ def _alone(path: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(_SECONDS_BETWEEN_POLLS)
             except OSError:  # a file system that has no locks
                 break
         yield

@@ -92,7 +92,7 @@ class CudaDevice:
         self._coders: dict[tuple[str, int, int, int, int, str], DeviceCoder] = {}
         self._launching = threading.Lock()
 
-    def joining(self) -> NCCL:
+    def bootstrap(self) -> NCCL:
         """The way in which this GPU joins those of other ranks."""
         return NCCL(self.runtime)
 

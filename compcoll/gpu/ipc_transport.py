@@ -36,7 +36,7 @@ to one waits for a later record of it, and so for more than it has to, but never
 _END = 3
 """From a collective's tag to one of its own that algorithms among the ranks of one node do not use."""
 
-INVITATION_NBYTES = _PROOF_NBYTES + _NOTICE.size
+UNIQUE_ID_NBYTES = _PROOF_NBYTES + _NOTICE.size
 """Bytes of an invitation."""
 
 _alive: set[Links] = set()
@@ -82,7 +82,7 @@ class Slabs(Protocol):
     @property
     def slabs(self) -> Sequence[Array]: ...
 
-    def take(self, nbytes: int) -> Array: ...
+    def allocate(self, nbytes: int) -> Array: ...
 
 
 class Links:
@@ -169,7 +169,7 @@ class Links:
             self._events[rank, handle] = self._sharing.open_event(handle)
         return self._events[rank, handle]
 
-    def invitation(self) -> bytes:
+    def unique_id(self) -> bytes:
         """Bytes that this rank's GPU will write to shared memory, and the notice of these."""
         streams, (event, handle) = self._streams, self.leaving()
         self._runtime.copy(self._proof, self._probe.buffer, _PROOF_NBYTES, streams.encode)
@@ -179,16 +179,16 @@ class Links:
         assert notice is not None
         return bytes(self._proof) + notice
 
-    def accept(self, invitations: Sequence[bytes], own: int) -> list[Pending]:
+    def accept(self, unique_ids: Sequence[bytes], own: int) -> list[Pending]:
         """Take what the other ranks' GPUs write, to host memory; return what must be waited for."""
         timeline = self._timeline()
-        for rank, invitation in enumerate(invitations):
+        for rank, unique_id in enumerate(unique_ids):
             if rank != own:
                 wire = self._seen[rank] = Wire(self._runtime.pinned_bytes(_PROOF_NBYTES))
-                timeline.take(wire, *self.source(invitation[_PROOF_NBYTES:], rank, wire))
+                timeline.take(wire, *self.source(unique_id[_PROOF_NBYTES:], rank, wire))
         return [self._runtime.pending(wire.ready) for wire in self._seen.values()]
 
-    def check(self, invitations: Sequence[bytes]) -> None:
+    def check(self, unique_ids: Sequence[bytes]) -> None:
         """Compare what was taken with what the others say that they write.
 
         Raises
@@ -197,7 +197,7 @@ class Links:
             If it is something else.
         """
         for rank, wire in self._seen.items():
-            if wire.buffer.tobytes() != invitations[rank][:_PROOF_NBYTES]:
+            if wire.buffer.tobytes() != unique_ids[rank][:_PROOF_NBYTES]:
                 raise WireCorrupted(f"the memory of rank {rank}'s GPU reads other bytes here than it writes")
 
     def _timeline(self) -> Timeline:
@@ -225,10 +225,10 @@ class _Arriving:
 
     __slots__ = ("_notice", "_take", "_told")
 
-    def __init__(self, told: Pending, notice: Wire, take: Callable[[bytes], None]) -> None:
+    def __init__(self, told: Pending, notice: Wire, allocate: Callable[[bytes], None]) -> None:
         self._told = told
         self._notice = notice
-        self._take = take
+        self._take = allocate
 
     def Test(self) -> bool:
         """Tell whether the notice has come. Kernels, not the host, wait for the copy."""
@@ -289,19 +289,19 @@ class IPCTransport:
         copy = None
         notice = self._links.notice(wire.content, self._memory.slabs, handle)
         if notice is None:
-            copy = self._memory.take(wire.nbytes)
+            copy = self._memory.allocate(wire.nbytes)
             notice = self._links.notice(copy, self._memory.slabs, handle)
             assert notice is not None
         self._timeline.leaving(wire, event, copy)
         return notice
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        def take(notice: bytes) -> None:
+        def allocate(notice: bytes) -> None:
             self._timeline.take(wire, *self._links.source(notice, source, wire))
 
         notice = Wire(self._pinned(_NOTICE.size))
         self._sources.add(source)
-        return _Arriving(self._host.irecv(notice, source, tag), notice, take)
+        return _Arriving(self._host.irecv(notice, source, tag), notice, allocate)
 
     def _tell(self, what: bytes, dest: int, tag: int) -> Pending:
         message = Wire(self._pinned(len(what)))

@@ -48,7 +48,7 @@ def parameters(
     residual_scale: float = 1.0,
     decoded: int = 0,
     seed: int = 0,
-    draw: int = 0,
+    rng_counter: int = 0,
     position: int = 0,
     first: int = 0,
     second: int = 0,
@@ -61,7 +61,22 @@ def parameters(
 ) -> Any:
     """A kernel's argument."""
     packed = _PARAMETERS.pack(
-        *(n, blocks, add, scale, out, residual, residual_scale, decoded, seed, draw, position, first, second, variant),
+        *(
+            n,
+            blocks,
+            add,
+            scale,
+            out,
+            residual,
+            residual_scale,
+            decoded,
+            seed,
+            rng_counter,
+            position,
+            first,
+            second,
+            variant,
+        ),
         *(feed, add_storage, out_storage, len(wires), team, *wires, *_NO_WIRES[len(wires) :]),
     )
     return np.frombuffer(packed, _AS_BYTES).reshape(())
@@ -183,7 +198,7 @@ class CodecLaunches:
         feed: bool = True,
         residual_scale: float = 1.0,
         decoded: int = 0,
-        draw: int = 0,
+        rng_counter: int = 0,
         position: int = 0,
         *,
         scratch: int = 0,
@@ -200,7 +215,7 @@ class CodecLaunches:
         launches, terms = self._sum_of_many(n, add, scale, wires, scratch)
         plain = not wires and not residual and not decoded and scale == 1.0
         parameters = self._parameters(
-            n, wire, self._storage, *terms, residual, residual_scale, feed, decoded, draw, position
+            n, wire, self._storage, *terms, residual, residual_scale, feed, decoded, rng_counter, position
         )
         grid, block = self._encode_grid(n)
         return [*launches, self._launch("encode" if plain else "recode", grid, block, parameters)]
@@ -244,7 +259,7 @@ class CodecLaunches:
         residual_scale: float = 1.0,
         feed: bool = False,
         decoded: int = 0,
-        draw: int = 0,
+        rng_counter: int = 0,
         position: int = 0,
     ) -> Any:
         return parameters(
@@ -257,7 +272,7 @@ class CodecLaunches:
             residual_scale=residual_scale,
             decoded=decoded,
             seed=self._seed,
-            draw=draw,
+            rng_counter=rng_counter,
             position=position,
             first=self._first,
             second=self._second,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UnsupportedDevice
 from .runtime import CudaRuntime
-from .watchdog import WatchedCarrier
+from .watchdog import NCCLBase
 
 Array = Any
 Message = tuple[Array, int]
@@ -21,8 +21,8 @@ _OLDEST = 21000
 """The version that averages and sends single messages: 2.10."""
 
 
-class NCCLCarrier(WatchedCarrier):
-    """One rank's NCCL communicator (the contract is `compcoll.gpu.stream_transport.Carrier`).
+class NCCLTransport(NCCLBase):
+    """One rank's NCCL communicator (the contract is `compcoll.gpu.stream_transport.GpuTransport`).
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class NCCLCarrier(WatchedCarrier):
 
 
 class NCCL:
-    """The way in which a GPU joins others by NCCL (the contract is `compcoll.gpu.stream_transport.Joining`).
+    """The way in which a GPU joins others by NCCL (the contract is `compcoll.gpu.stream_transport.Bootstrap`).
 
     Parameters
     ----------
@@ -94,9 +94,9 @@ class NCCL:
             raise UnsupportedDevice(f"NCCL {version} is older than {_OLDEST} (2.10)")
         return version, self._runtime.place()
 
-    def invitation(self) -> bytes:
+    def unique_id(self) -> bytes:
         return bytes(nccl.get_unique_id())
 
-    def join(self, ranks: int, invitation: bytes, rank: int) -> NCCLCarrier:
+    def join(self, ranks: int, unique_id: bytes, rank: int) -> NCCLTransport:
         with self._runtime.current:
-            return NCCLCarrier(self._runtime, nccl.NcclCommunicator(ranks, invitation, rank))
+            return NCCLTransport(self._runtime, nccl.NcclCommunicator(ranks, unique_id, rank))

@@ -14,11 +14,11 @@ KERNELS = Path(__file__).parent.parent / "kernels"
 """The folder where the sources are installed."""
 
 COMPUTED = ("float32", "float64")
-PROGRAMS = (*_host.codecs(), "summands", "sparse")
+PROGRAMS = (*_host.codecs(), "integer_quantizer", "sparse")
 """The programs compiled one by one: each codec's kernels, those of numbers added as they are, of sparsification."""
 
 _FUNCTIONS = {
-    "summands": (
+    "integer_quantizer": (
         *("survey_blocks", "encode_integers", "decode_integers", "encode_votes", "decode_votes", "combine_numbers"),
     ),
     "sparse": (

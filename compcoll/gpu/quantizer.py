@@ -1,4 +1,4 @@
-"""Values as numbers that any allreduce adds, by CUDA kernels (the contract is `compcoll.codecs.base.Summands`).
+"""Values as numbers that any allreduce adds, by CUDA kernels (the contract is `compcoll.codecs.base.IntegerQuantizer`).
 
 Nothing here needs a GPU or CuPy: a `Launcher` runs what is described.
 """
@@ -21,23 +21,27 @@ Array = Any
 
 
 class _OnDevice(Blocks):
-    """The part of summands that kernels do."""
+    """The part of an integer quantizer that kernels do."""
 
     def _bind(self, launcher: Launcher, kind: str, first: int, size: int, dtype: str) -> None:
         self._launcher, self._kind = launcher, kind
         self._storage = DTYPES[dtype].precision
         self._configured: dict[str, Any] = {"first": first, "second": self._block, "variant": size}
 
-    def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
+    def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
         grid, threads, team = grid_of_teams(add.size, self._block)
-        self._run("survey_blocks", grid, threads, add.size, agreed, team=team, **self._terms(add, scale, residual))
+        self._run(
+            "survey_blocks", grid, threads, add.size, shared_scale, team=team, **self._terms(add, scale, residual)
+        )
 
-    def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
+    def encode(self, add: Array, scale: float, residual: Array | None, shared_scale: Array, numbers: Array) -> None:
         terms = self._terms(add, scale, residual)
-        self._run_eights(f"encode_{self._kind}", add.size, numbers, wires=(agreed,), **terms)
+        self._run_eights(f"encode_{self._kind}", add.size, numbers, wires=(shared_scale,), **terms)
 
-    def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
-        self._run_eights(f"decode_{self._kind}", out.size, out, wires=(agreed, numbers), out_storage=self._storage)
+    def decode(self, numbers: Array, shared_scale: Array, out: Array) -> None:
+        self._run_eights(
+            f"decode_{self._kind}", out.size, out, wires=(shared_scale, numbers), out_storage=self._storage
+        )
 
     def _terms(self, add: Array, scale: float, residual: Array | None) -> dict[str, Any]:
         address = self._launcher.address
@@ -53,10 +57,10 @@ class _OnDevice(Blocks):
             return
         address = self._launcher.address
         told = parameters(
-            n, self.agreed(n), address(out), wires=[address(wire) for wire in wires], **self._configured, **more
+            n, self.shared_scale(n), address(out), wires=[address(wire) for wire in wires], **self._configured, **more
         )
         launch = Launch(f"{verb}_{self._computed.name}", grid, threads, 0, (told,))
-        self._launcher.launch(program("summands", self._computed.name), [launch])
+        self._launcher.launch(program("integer_quantizer", self._computed.name), [launch])
 
 
 class DeviceIntegers(InIntegers, _OnDevice):
@@ -108,4 +112,4 @@ class DeviceNumberCoder:
             )
             launches.append(Launch(name, grid, threads, 0, (told,)))
             first, sources = address(out), sources[MOST_WIRES:]
-        self._launcher.launch(program("summands", COMPUTED[0]), launches)
+        self._launcher.launch(program("integer_quantizer", COMPUTED[0]), launches)

@@ -17,7 +17,7 @@ Message = tuple[Array, int]
 """Bytes in a GPU's memory, and the other rank."""
 
 
-class Carrier(Protocol):
+class GpuTransport(Protocol):
     """Carries bytes between the GPUs of some ranks. All ranks give it the same work in the same order.
 
     Attributes
@@ -44,7 +44,7 @@ class Carrier(Protocol):
         """Give back what it has, together with the other ranks; without them, if they do not come in time."""
 
 
-class Joining(Protocol):
+class Bootstrap(Protocol):
     """The way in which one rank's GPU joins others.
 
     Attributes
@@ -64,18 +64,18 @@ class Joining(Protocol):
             If it cannot be used here.
         """
 
-    def invitation(self) -> bytes:
+    def unique_id(self) -> bytes:
         """128 bytes, made by one rank, with which all join."""
 
-    def join(self, ranks: int, invitation: bytes, rank: int) -> Carrier:
+    def join(self, ranks: int, unique_id: bytes, rank: int) -> GpuTransport:
         """Join; returns when all ranks have."""
 
 
 @runtime_checkable
-class Joins(Protocol):
+class HasBootstrap(Protocol):
     """A transport whose ranks' GPUs join each other in a way of its own."""
 
-    def joining(self, device: Any) -> Joining:
+    def bootstrap(self, device: Any) -> Bootstrap:
         """The way of one rank's GPU, which `compcoll.devices` has as a device."""
 
 
@@ -101,7 +101,7 @@ class StreamTransport:
 
     Parameters
     ----------
-    carrier : Carrier
+    gpu_transport : GpuTransport
         Between the ranks' GPUs.
     timeline : Timeline
         Of the collective.
@@ -109,8 +109,10 @@ class StreamTransport:
         As of `Transport`.
     """
 
-    def __init__(self, carrier: Carrier, timeline: Timeline, rank: int, size: int, nodes: Sequence[int]) -> None:
-        self._carrier = carrier
+    def __init__(
+        self, gpu_transport: GpuTransport, timeline: Timeline, rank: int, size: int, nodes: Sequence[int]
+    ) -> None:
+        self._gpu_transport = gpu_transport
         self._timeline = timeline
         self._leaving: dict[int, list[tuple[Wire, int]]] = defaultdict(list)
         self._arriving: dict[int, list[tuple[Wire, int]]] = defaultdict(list)
@@ -128,7 +130,7 @@ class StreamTransport:
         leaving, arriving = self._leaving.pop(tag, []), self._arriving.pop(tag, [])
         if leaving or arriving:
             stream = self._timeline.exchanging([wire for wire, _ in leaving])
-            self._carrier.exchange(
+            self._gpu_transport.exchange(
                 [(wire.content, dest) for wire, dest in leaving],
                 [(wire.buffer, source) for wire, source in arriving],
                 stream,

@@ -157,7 +157,7 @@ class Timeline:
         self._caller = caller
         self._before = before
         self._used: list[Stream] = []
-        self._turn = 0
+        self._ticket = 0
         self._last_read: Event | None = None
         self._last_messages: Event | None = None
 
@@ -201,8 +201,8 @@ class Timeline:
         if adding:
             self._enter(self._streams.encode, terms)
             return
-        self._turn += 1
-        self._enter(self._streams.decode[self._turn % _DECODE_STREAMS], terms)
+        self._ticket += 1
+        self._enter(self._streams.decode[self._ticket % _DECODE_STREAMS], terms)
 
     def arrived(self, wire: Landing) -> None:
         """Take a wire that has come to its pinned memory to the device."""

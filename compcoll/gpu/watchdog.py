@@ -14,7 +14,7 @@ from ..errors import CollectiveFailed, CompcollError, PeerTimeout
 from ..pending import THREADS, Pending
 
 Event = Any
-_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_BETWEEN_POLLS = 0.02
 _SECONDS_WITHOUT_WORK = 10.0  # after which the thread ends, until there is some again
 
 
@@ -24,7 +24,7 @@ class _Watched(NamedTuple):
     seconds: float
 
 
-class Watch:
+class Watchdog:
     """A thread that looks after work of a stream, which ends in order, and ends what does not end by itself.
 
     Parameters
@@ -113,7 +113,7 @@ class Watch:
                         self._under_way.popleft()
                     since = time.monotonic()
                 else:
-                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+                    time.sleep(_SECONDS_BETWEEN_POLLS)
 
     def _give_up(self, first: _Watched, error: Exception) -> None:
         if isinstance(error, CompcollError):
@@ -129,7 +129,7 @@ class Watch:
             self._lock.notify_all()
 
 
-class Watchable(Protocol):
+class Watched(Protocol):
     """A GPU, as far as it is watched.
 
     Attributes
@@ -145,20 +145,20 @@ class Watchable(Protocol):
         """The event as something that the host looks at."""
 
 
-class WatchedCarrier(ABC):
+class NCCLBase(ABC):
     """One rank's part of NCCL, whoever calls it: errors, and how it ends.
 
     Parameters
     ----------
-    runtime : Watchable
+    runtime : Watched
         Of this rank's GPU.
     """
 
     name = "NCCL"
 
-    def __init__(self, runtime: Watchable) -> None:
+    def __init__(self, runtime: Watched) -> None:
         self._runtime = runtime
-        self._watch = Watch(self.name, self._look, self._abort, lambda: runtime.current)
+        self._watch = Watchdog(self.name, self._look, self._abort, lambda: runtime.current)
         self.check = self._watch.check
 
     @abstractmethod
@@ -174,7 +174,7 @@ class WatchedCarrier(ABC):
         """Give the communicator back, together with the other ranks."""
 
     def watch(self, event: Event, what: str, seconds: float) -> None:
-        """See to it that an event comes (the contract is `compcoll.gpu.stream_transport.Carrier`)."""
+        """See to it that an event comes (the contract is `compcoll.gpu.stream_transport.GpuTransport`)."""
         self._watch.add(self._runtime.pending(event), what, seconds)
 
     def free(self, seconds: float) -> None:

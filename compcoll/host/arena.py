@@ -23,7 +23,7 @@ class Arena:
         self._taken: list[int] = []
         self._nbytes = 0
 
-    def take(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> Any:
         """Memory of ``nbytes`` bytes, until `rewind` or `reset`."""
         length = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         for index, slab in enumerate(self.slabs):

@@ -52,7 +52,7 @@ class HostCoder:
             how.residual,
             how.feed,
             how.residual_scale,
-            how.draw,
+            how.rng_counter,
             how.position,
             wire,
             how.decoded,

@@ -20,7 +20,7 @@ class EncodeOptions(NamedTuple):
         Receives the decoded wire.
     scale : float
         The factor of the values, but not of the wires that are added.
-    draw : int
+    rng_counter : int
         Below 2**64: the random numbers that a codec takes which rounds at random.
     position : int
         Where in the whole buffer the values begin.
@@ -31,7 +31,7 @@ class EncodeOptions(NamedTuple):
     residual_scale: float = 1.0
     decoded: Any = None
     scale: float = 1.0
-    draw: int = 0
+    rng_counter: int = 0
     position: int = 0
 
 

@@ -33,31 +33,31 @@ class GatheredVotes:
         Stores the signs of the sums of all ranks' votes: of a row of bits for each, and the marks.
     """
 
-    agreed_dtype = np.dtype("uint8")
+    marks_dtype = np.dtype("uint8")
 
     def __init__(self, block: int, dtype: str, from_bits: Callable[[Array, Array, Array], None]) -> None:
         self._block, self._dtype = block, dtype
         self.decode = from_bits
 
-    def agreed(self, n: int) -> int:
+    def marks(self, n: int) -> int:
         return -(-n // self._block)
 
-    def survey(self, x: Array, agreed: Array) -> None:
+    def survey(self, x: Array, marks: Array) -> None:
         """Store what each block of this rank's values holds; the ranks' maximum is what all will use."""
         values, begins = load(x, self._dtype), np.arange(0, x.size, self._block)
         if values.size:
-            agreed[:] = np.maximum.reduceat((values == 0).view(np.uint8), begins)
-            agreed[np.logical_or.reduceat(~np.isfinite(values), begins)] = _NOT_FINITE
+            marks[:] = np.maximum.reduceat((values == 0).view(np.uint8), begins)
+            marks[np.logical_or.reduceat(~np.isfinite(values), begins)] = _NOT_FINITE
 
-    def nbytes(self, n: int, agreed: Array) -> int:
+    def nbytes(self, n: int, marks: Array) -> int:
         """Length of one rank's wire."""
-        return -(-n // 8) + -(-int(np.count_nonzero(self._masked(n, agreed))) // 8)
+        return -(-n // 8) + -(-int(np.count_nonzero(self._masked(n, marks))) // 8)
 
-    def encode(self, x: Array, agreed: Array, wire: Array) -> None:
+    def encode(self, x: Array, marks: Array, wire: Array) -> None:
         """Store the bits of this rank's values."""
         values, signs = load(x, self._dtype), -(-x.size // 8)
         wire[:signs] = np.packbits(values < 0, bitorder="little")
-        wire[signs:] = np.packbits(values[self._masked(x.size, agreed)] != 0, bitorder="little")
+        wire[signs:] = np.packbits(values[self._masked(x.size, marks)] != 0, bitorder="little")
 
-    def _masked(self, n: int, agreed: Array) -> Array:
-        return np.repeat(agreed == _ZEROS, self._block)[:n]
+    def _masked(self, n: int, marks: Array) -> Array:
+        return np.repeat(marks == _ZEROS, self._block)[:n]

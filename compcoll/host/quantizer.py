@@ -1,4 +1,4 @@
-"""Values as numbers in host memory that any allreduce adds (the contract is `compcoll.codecs.base.Summands`)."""
+"""Values as integers in host memory, which any allreduce adds (see `compcoll.codecs.base.IntegerQuantizer`)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Blocks:
     def __init__(self, block: int, dtype: str) -> None:
         self._block = block
         self._computed = computed_on(dtype).numpy
-        self.agreed_dtype = np.dtype(f"uint{8 * self._computed.itemsize}")
+        self.shared_scale_dtype = np.dtype(f"uint{8 * self._computed.itemsize}")
 
-    def agreed(self, n: int) -> int:
+    def shared_scale(self, n: int) -> int:
         return -(-n // self._block)
 
 
@@ -78,12 +78,12 @@ class InVotes(Blocks):
 
 
 class _OnHost(Blocks):
-    """The part of summands that the CPU's kernels do."""
+    """The part of an integer quantizer that the CPU's kernels do."""
 
     def _bind(self, dtype: str, instruction_set: int) -> None:
         self._dtype = dtype
         wide = dtype == "float64"
-        self._passes = (_host.Summands64 if wide else _host.Summands32)(instruction_set, self._block)
+        self._passes = (_host.IntegerQuantizer64 if wide else _host.IntegerQuantizer32)(instruction_set, self._block)
 
     def _values(self, add: Array, scale: float, residual: Array | None) -> Array:
         values: Array = load(add, self._dtype)
@@ -92,9 +92,9 @@ class _OnHost(Blocks):
         fed: Array = values if residual is None else values + residual
         return fed
 
-    def survey(self, add: Array, scale: float, residual: Array | None, agreed: Array) -> None:
+    def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
         """The bits of the largest magnitude of each block: those of NaN are larger than those of Inf."""
-        self._passes.survey(self._values(add, scale, residual), agreed)
+        self._passes.survey(self._values(add, scale, residual), shared_scale)
 
     def _decode(self, out: Array, decode: Callable[[Array], None]) -> None:
         values = out if out.dtype == self._computed else np.empty(out.size, self._computed)
@@ -124,13 +124,13 @@ class Integers(InIntegers, _OnHost):
         super().__init__(bits, levels, block, dtype)
         self._bind(dtype, instruction_set)
 
-    def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
+    def encode(self, add: Array, scale: float, residual: Array | None, shared_scale: Array, numbers: Array) -> None:
         values = self._values(add, scale, residual)
-        self._passes.to_levels(values, agreed, self._levels, self._nbytes, numbers.view(np.uint8), residual)
+        self._passes.to_levels(values, shared_scale, self._levels, self._nbytes, numbers.view(np.uint8), residual)
 
-    def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
+    def decode(self, numbers: Array, shared_scale: Array, out: Array) -> None:
         of, levels = numbers.view(np.uint8), self._levels
-        self._decode(out, lambda values: self._passes.from_levels(of, self._nbytes, agreed, levels, values))
+        self._decode(out, lambda values: self._passes.from_levels(of, self._nbytes, shared_scale, levels, values))
 
 
 class Votes(InVotes, _OnHost):
@@ -153,12 +153,12 @@ class Votes(InVotes, _OnHost):
         self._bind(dtype, instruction_set)
         self.gathered = GatheredVotes(block, dtype, self._from_bits) if 2 <= ranks <= MOST_RANKS else None
 
-    def encode(self, add: Array, scale: float, residual: Array | None, agreed: Array, numbers: Array) -> None:
+    def encode(self, add: Array, scale: float, residual: Array | None, shared_scale: Array, numbers: Array) -> None:
         self._passes.to_votes(load(add, self._dtype), self._width, numbers.view(np.uint8))
 
-    def decode(self, numbers: Array, agreed: Array, out: Array) -> None:
+    def decode(self, numbers: Array, shared_scale: Array, out: Array) -> None:
         of, width = numbers.view(np.uint8), self._width
-        self._decode(out, lambda values: self._passes.from_votes(of, width, self._ranks, agreed, values))
+        self._decode(out, lambda values: self._passes.from_votes(of, width, self._ranks, shared_scale, values))
 
     def _from_bits(self, rows: Array, marks: Array, out: Array) -> None:
         self._decode(out, lambda values: self._passes.from_bits(rows, marks, values))

@@ -7,7 +7,7 @@
 
 #include "exchange.h"
 #include "operation.h"
-#include "patience.h"
+#include "wait_policy.h"
 #include "python_calls.h"
 
 namespace nb = nanobind;
@@ -21,10 +21,10 @@ class Collective {
 public:
     // `piggyback` or None travels with the handshake; `operation` or None follows it.
     Collective(nb::object handshake, const nb::bytes& extremes, size_t level, nb::object piggyback, nb::object operation, nb::object x,
-               nb::object out, nb::object residual, uint64_t number, size_t looks, size_t naps)
+               nb::object out, nb::object residual, uint64_t number, size_t spins, size_t sleeps)
         : handshake_object_(handshake), operation_object_(operation), x_(x), out_(out), residual_(residual),
           handshake_(nb::cast<Exchange&>(handshake)), operation_(operation.is_none() ? nullptr : &nb::cast<Operation&>(operation)),
-          expected_(level), number_(number), patience_{looks, naps} {
+          expected_(level), number_(number), patience_{spins, sleeps} {
         if (!piggyback.is_none()) nb::cast<PiggybackReduction&>(piggyback).load(x);
         handshake_.begin(extremes, piggyback);
         if (operation_ && !operation_->needs_python() && !handshake_.needs_python()) begin_operation();
@@ -49,7 +49,7 @@ public:
         if (stage_ == Stage::agreed) cancel();
         if (stage_ == Stage::operation) {
             if (!begun_) begin_operation();
-            Patience none{0, 0};
+            WaitPolicy none{0, 0};
             moved = operation_->advance(in_one_go ? none : patience_) || moved;
             if (operation_->done()) end();
         }
@@ -99,7 +99,7 @@ private:
     Operation* operation_;
     size_t expected_;
     uint64_t number_;
-    Patience patience_;
+    WaitPolicy patience_;
     Stage stage_ = Stage::handshake;
     bool begun_ = false;
     std::optional<size_t> level_;
@@ -112,7 +112,7 @@ void compcoll::bind_collective(nb::module_& m) {
         .def(nb::init<nb::object, const nb::bytes&, size_t, nb::object, nb::object, nb::object, nb::object, nb::object, uint64_t, size_t,
                       size_t>(),
              nb::arg("handshake"), nb::arg("extremes"), nb::arg("level"), nb::arg("piggyback").none(), nb::arg("operation").none(),
-             nb::arg("x").none(), nb::arg("out").none(), nb::arg("residual").none(), nb::arg("number"), nb::arg("looks"), nb::arg("naps"))
+             nb::arg("x").none(), nb::arg("out").none(), nb::arg("residual").none(), nb::arg("number"), nb::arg("spins"), nb::arg("sleeps"))
         .def("Test", &Collective::advance, "Continue until something must be waited for; return whether there was progress.")
         .def("run", &Collective::run, nb::arg("operation"), nb::arg("x"), nb::arg("out"), nb::arg("residual").none(),
              "Run an operation after the handshake.")

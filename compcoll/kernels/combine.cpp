@@ -75,10 +75,10 @@ public:
     }
 
     // `decoded`, unless null, gets what the others will.
-    void encode(const T* values, uint8_t* wire, Draw draw, T* decoded) const {
+    void encode(const T* values, uint8_t* wire, RngPosition rng_counter, T* decoded) const {
         Config config = coder_.config;
-        config.draw = draw.number;
-        config.position = draw.position + begin_;
+        config.rng_counter = rng_counter.number;
+        config.position = rng_counter.position + begin_;
         if (decoded != nullptr && knows_decoded(coder_, storage_)) {
             code_.encode_decoded(values, n_, wire + offset_, decoded, config);
         } else {
@@ -145,7 +145,7 @@ void for_each_tile(size_t length, size_t n, int threads, Body body) {
 }
 
 template <class T>
-void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, Draw draw,
+void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, RngPosition rng_counter,
                uint8_t* wire, uint8_t* decoded, int threads) {
     T* kept = reinterpret_cast<T*>(residual.values);
     const bool as_it_is = terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && storage == storage_of<T>;
@@ -161,11 +161,11 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
         T* got = in_place ? reinterpret_cast<T*>(tile.array_at(decoded)) : scratch + length;
         if (kept == nullptr && decoded == nullptr) got = nullptr;
         if (as_it_is) {
-            tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire, draw, got);
+            tile.encode(reinterpret_cast<const T*>(tile.array_at(terms.add)), wire, rng_counter, got);
         } else {
             if (values != scratch) tile.add_terms(values, scratch);
             else tile.sum_terms(values);
-            tile.encode(values, wire, draw, got);
+            tile.encode(values, wire, rng_counter, got);
         }
         if (kept != nullptr) tile.keep_loss(values, got, kept + begin, residual);
         if (decoded != nullptr && !in_place) tile.store(got, decoded);
@@ -211,12 +211,12 @@ bool knows_decoded(const Coder& coder, Storage storage) {
     return coder.config.first <= knows_up_to;
 }
 
-void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, Draw draw, uint8_t* wire,
+void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, RngPosition rng_counter, uint8_t* wire,
             uint8_t* decoded, int threads) {
     if (storage == Storage::float64)
-        encode_as<double>(coder, storage, n, terms, residual, draw, wire, decoded, threads);
+        encode_as<double>(coder, storage, n, terms, residual, rng_counter, wire, decoded, threads);
     else
-        encode_as<float>(coder, storage, n, terms, residual, draw, wire, decoded, threads);
+        encode_as<float>(coder, storage, n, terms, residual, rng_counter, wire, decoded, threads);
 }
 
 void decode(const Coder& coder, Storage storage, size_t n, const Terms& terms, uint8_t* out, int threads) {

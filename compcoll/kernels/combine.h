@@ -34,13 +34,13 @@ struct Residual {
 };
 
 // Which random numbers an encoding takes, if any: the number of the draw, and where in the whole buffer the values begin.
-struct Draw {
+struct RngPosition {
     uint64_t number;
     uint64_t position;
 };
 
 // wire = E(terms [+ residual]);  decoded, unless null, = D(wire).
-void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, Draw draw, uint8_t* wire,
+void encode(const Coder& coder, Storage storage, size_t n, const Terms& terms, Residual residual, RngPosition rng_counter, uint8_t* wire,
             uint8_t* decoded, int threads);
 
 // Whether encoding knows what others will decode: `decoded` then costs less than a decoding.

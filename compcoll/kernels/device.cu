@@ -5,19 +5,19 @@
 //   decode   any sum of terms
 //
 // With COMPCOLL_FIRST and such, of `Parameters`, COMPCOLL_BITS of a code and COMPCOLL_STORAGE of arrays it is that of one
-// configuration, and a warp has its values in registers. COMPCOLL_CAST, COMPCOLL_ZFP, COMPCOLL_SUMMANDS, COMPCOLL_SPARSE and COMPCOLL_BLOCKS=NAME, a codec's of codecs.h, ask for a part of
+// configuration, and a warp has its values in registers. COMPCOLL_CAST, COMPCOLL_ZFP, COMPCOLL_INTEGER_QUANTIZER, COMPCOLL_SPARSE and COMPCOLL_BLOCKS=NAME, a codec's of codecs.h, ask for a part of
 // it; without any, all is there. COMPCOLL_TYPES is a mask of what is computed on: 1 for float, 2 for double.
 #include "device_codecs.h"
 #include "device_sparse.h"
-#include "device_summands.h"
+#include "device_integer_quantizer.h"
 #include "device_warps.h"
 #include "device_zfp.h"
 
-#if !defined(COMPCOLL_CAST) && !defined(COMPCOLL_ZFP) && !defined(COMPCOLL_SUMMANDS) && !defined(COMPCOLL_SPARSE) && \
+#if !defined(COMPCOLL_CAST) && !defined(COMPCOLL_ZFP) && !defined(COMPCOLL_INTEGER_QUANTIZER) && !defined(COMPCOLL_SPARSE) && \
     !defined(COMPCOLL_BLOCKS)
 #define COMPCOLL_CAST
 #define COMPCOLL_ZFP
-#define COMPCOLL_SUMMANDS
+#define COMPCOLL_INTEGER_QUANTIZER
 #define COMPCOLL_SPARSE
 #define COMPCOLL_ALL_BLOCKS
 #endif
@@ -267,7 +267,7 @@ COMPCOLL_BLOCK_KERNELS_OF_THE(COMPCOLL_BLOCKS)
     COMPCOLL_KERNEL decode_votes_##type(const Parameters p) { compcoll::decode_votes<T>(p); }                                \
     COMPCOLL_KERNEL combine_numbers_##type(const Parameters p) { compcoll::combine_numbers(p); }
 
-#if defined(COMPCOLL_SUMMANDS)
+#if defined(COMPCOLL_INTEGER_QUANTIZER)
 #if COMPCOLL_TYPES & 1
 COMPCOLL_SUMMAND_KERNELS(float32, float)
 #endif

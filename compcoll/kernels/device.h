@@ -28,7 +28,7 @@ struct Parameters {
     uint8_t* residual;   // or null: of the type that is computed with
     double residual_scale;
     uint8_t* decoded;  // or null
-    uint64_t seed, draw, position;
+    uint64_t seed, rng_counter, position;
     int32_t first, second, variant;
     int32_t feed;
     int32_t add_storage, out_storage;

@@ -91,11 +91,11 @@ struct QSGDCode : BlockCodec<QSGDCode<T>> {
     static constexpr int maxima_count = 1, sums_count = 1, staged_header = sizeof(T);
     static constexpr Signed least = 0;
     int levels, variant;
-    uint64_t seed, draw, position;
+    uint64_t seed, rng_counter, position;
 
     __device__ __forceinline__ explicit QSGDCode(const Parameters& p)
         : BlockCodec<QSGDCode>(Layout(second_of(p), first_of(p), sizeof(T))), levels(qsgd_levels(first_of(p))), variant(variant_of(p)),
-          seed(p.seed), draw(p.draw), position(p.position) {}
+          seed(p.seed), rng_counter(p.rng_counter), position(p.position) {}
 
     template <int many>
     __device__ __forceinline__ static void survey(const T (&x)[many], int, Signed (&maxima)[1]) { survey_magnitudes(x, maxima); }
@@ -124,7 +124,7 @@ struct QSGDCode : BlockCodec<QSGDCode<T>> {
     // Of the eight values from the i-th on, 16 bits each.
     __device__ __forceinline__ Halves random_at(int64_t i) const {
         if (variant & qsgd_nearest) return {{0x80008000, 0x80008000, 0x80008000, 0x80008000}};
-        const RandomBlock block(seed, draw, (position + static_cast<uint64_t>(i)) / 8);
+        const RandomBlock block(seed, rng_counter, (position + static_cast<uint64_t>(i)) / 8);
         return {{block.words[0], block.words[1], block.words[2], block.words[3]}};
     }
     __device__ __forceinline__ bool is_random() const { return !(variant & qsgd_nearest); }

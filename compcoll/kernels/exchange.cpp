@@ -67,7 +67,7 @@ bool Exchange::needs_python() const {
                         [](const auto& round) { return round->arriving.without_python() && round->sending.without_python(); });
 }
 
-bool Exchange::advance(Patience& patience) {
+bool Exchange::advance(WaitPolicy& policy) {
     for (; round_ < rounds_.size(); ++round_) {
         const Round& round = *rounds_[round_];
         switch (stage_) {
@@ -76,11 +76,11 @@ bool Exchange::advance(Patience& patience) {
             stage_ = Stage::begun;
             [[fallthrough]];
         case Stage::begun:
-            if (!round.arriving.wait(patience)) return false;
+            if (!round.arriving.wait(policy)) return false;
             stage_ = Stage::awaited;
             [[fallthrough]];
         case Stage::awaited:
-            patience.renew();
+            policy.renew();
             end(round);
             stage_ = Stage::leaving;
             [[fallthrough]];

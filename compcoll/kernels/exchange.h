@@ -12,7 +12,7 @@
 
 #include "buffer.h"
 #include "operation.h"
-#include "patience.h"
+#include "wait_policy.h"
 
 namespace compcoll {
 
@@ -31,7 +31,7 @@ public:
     void begin(const nanobind::bytes& extremes, nanobind::object piggyback);
 
     // Continues until a message must be waited for, and waits with so much patience each time. Returns whether all rounds have ended.
-    bool advance(Patience& patience);
+    bool advance(WaitPolicy& policy);
 
     // Whether messages need Python.
     bool needs_python() const;

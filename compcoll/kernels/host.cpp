@@ -22,7 +22,7 @@
 #include "shared_message.h"
 #include "shared_sum.h"
 #include "sparse_host.h"
-#include "summands_host.h"
+#include "integer_quantizer_host.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -54,7 +54,7 @@ NB_MODULE(_host, m) {
     bind_collective(m);
     bind_shared_sum(m);
     bind_sparse(m);
-    bind_summands(m);
+    bind_integer_quantizer(m);
     bind_host_coder(m);
     bind_low_rank(m);
     bind_program(m);

@@ -55,7 +55,7 @@ HostCoder::HostCoder(const std::string& codec, int first, int second, int varian
 }
 
 void HostCoder::encode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires,
-                       std::optional<Writable> residual, bool feed, double residual_scale, uint64_t draw, uint64_t position,
+                       std::optional<Writable> residual, bool feed, double residual_scale, uint64_t rng_counter, uint64_t position,
                        Writable wire, std::optional<Writable> decoded, int threads) const {
     const Terms terms = checked(n, add, add_scale, wires);
     require("wire", wire.nbytes(), wire_nbytes(n));
@@ -66,7 +66,7 @@ void HostCoder::encode(size_t n, std::optional<Readable> add, double add_scale, 
     auto* decoded_bytes = decoded ? static_cast<uint8_t*>(decoded->data()) : nullptr;
     auto* wire_bytes = static_cast<uint8_t*>(wire.data());
     nb::gil_scoped_release released;
-    compcoll::encode(coder_, storage_, n, terms, kept, Draw{draw, position}, wire_bytes, decoded_bytes, threads);
+    compcoll::encode(coder_, storage_, n, terms, kept, RngPosition{rng_counter, position}, wire_bytes, decoded_bytes, threads);
 }
 
 void HostCoder::decode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires,
@@ -112,7 +112,7 @@ void compcoll::bind_host_coder(nb::module_& m) {
         .def_prop_ro("knows_decoded", &HostCoder::knows_decoded, "Whether encoding knows what others will decode.")
         .def("wire_nbytes", &HostCoder::wire_nbytes, nb::arg("n"))
         .def("encode", &HostCoder::encode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
-             nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("draw"), nb::arg("position"),
+             nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("rng_counter"), nb::arg("position"),
              nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
         .def("decode", &HostCoder::decode, nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"), nb::arg("wires"),
              nb::arg("out"), nb::arg("threads"));

@@ -26,7 +26,7 @@ public:
     size_t wire_nbytes(size_t n) const { return compcoll::wire_nbytes(coder_.codec, coder_.config, n, value_size()); }
 
     void encode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires,
-                std::optional<Writable> residual, bool feed, double residual_scale, uint64_t draw, uint64_t position,
+                std::optional<Writable> residual, bool feed, double residual_scale, uint64_t rng_counter, uint64_t position,
                 Writable wire, std::optional<Writable> decoded, int threads) const;
     void decode(size_t n, std::optional<Readable> add, double add_scale, const std::vector<Readable>& wires, Writable out,
                 int threads) const;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "low_rank_passes.h"
-#include "summand_passes.h"
+#include "integer_quantizer_passes.h"
 #include "tile.h"
 
 namespace compcoll {
@@ -49,8 +49,8 @@ inline const Sums& sums_of(InstructionSet set) {
     return *table[static_cast<int>(set)];
 }
 
-inline const SummandPasses& summands_of(InstructionSet set) {
-    static const SummandPasses* const table[3] = COMPCOLL_SETS(summands);
+inline const IntegerQuantizerPasses& integer_quantizer_of(InstructionSet set) {
+    static const IntegerQuantizerPasses* const table[3] = COMPCOLL_SETS(integer_quantizer);
     return *table[static_cast<int>(set)];
 }
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "mpi_message.h"
-#include "patience.h"
+#include "wait_policy.h"
 #include "python_calls.h"
 #include "shared_message.h"
 
@@ -30,9 +30,9 @@ public:
 
     bool test() const { return shared_ ? shared_->test() : mpi_ ? mpi_->test() : is_true(test_); }
 
-    bool wait(Patience& patience) const {
-        if (shared_) return shared_->wait(patience);
-        return mpi_ ? mpi_->wait(patience) : patience.ask([&] { return is_true(test_); });
+    bool wait(WaitPolicy& policy) const {
+        if (shared_) return shared_->wait(policy);
+        return mpi_ ? mpi_->wait(policy) : policy.ask([&] { return is_true(test_); });
     }
 
     // Python is needed for none of this, unless a function of Python's lets other messages advance: then after a while.

@@ -30,11 +30,11 @@ bool MPIMessage::test() {
     throw nb::python_error();
 }
 
-bool MPIMessage::wait(Patience& patience) {
+bool MPIMessage::wait(WaitPolicy& policy) {
     if (test()) return true;
-    if (patience.looks <= 1 && !patience.may_nap()) return false;
+    if (policy.spins <= 1 && !policy.may_sleep()) return false;
     const Released released;
-    return patience.watch([this] { return test(); });
+    return policy.watch([this] { return test(); });
 }
 
 // MPI_Get_count takes a datatype by its value.

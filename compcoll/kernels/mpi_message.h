@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "mpi_library.h"
-#include "patience.h"
+#include "wait_policy.h"
 
 namespace compcoll {
 
@@ -27,7 +27,7 @@ public:
     bool test();
 
     // The same, with patience. Without the GIL, but for the first look.
-    bool wait(Patience& patience);
+    bool wait(WaitPolicy& policy);
 
     // How many bytes came.
     size_t nbytes() const { return nbytes_; }

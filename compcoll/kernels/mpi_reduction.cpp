@@ -34,7 +34,7 @@ public:
         running_ = true;
     }
 
-    bool advance(Patience&) override {
+    bool advance(WaitPolicy&) override {
         if (!running_) return false;
         const bool by_address = !others_.is_valid();
         if (by_address && !code_) {
@@ -63,8 +63,8 @@ public:
 
     void call(nb::handle x, nb::handle out) {
         begin(x, out, nb::none(), 0);
-        Patience patience;
-        advance(patience);
+        WaitPolicy policy;
+        advance(policy);
     }
 
     Account account() const override { return {-1}; }

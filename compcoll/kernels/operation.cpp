@@ -39,8 +39,8 @@ public:
         test_ = request_.attr("Test");
     }
 
-    bool advance(Patience& patience) override {
-        if (done() || !patience.ask_without_naps([&] { return is_true(test_); })) return false;
+    bool advance(WaitPolicy& policy) override {
+        if (done() || !policy.ask_without_naps([&] { return is_true(test_); })) return false;
         request_.reset();
         test_.reset();
         return true;
@@ -57,16 +57,16 @@ private:
 }  // namespace
 
 void compcoll::bind_operation(nb::module_& m) {
-    m.def("poll", [](const nb::object& test, size_t looks, size_t naps) {
-        return Patience{looks, naps}.ask([&] { return is_true(test); });
-    }, nb::arg("test"), nb::arg("looks"), nb::arg("naps"), "Call `test` until it returns True, with so much patience; return whether it did.");
-    m.def("naps_within", &Patience::naps_within, nb::arg("timeout"),
+    m.def("poll", [](const nb::object& test, size_t spins, size_t sleeps) {
+        return WaitPolicy{spins, sleeps}.ask([&] { return is_true(test); });
+    }, nb::arg("test"), nb::arg("spins"), nb::arg("sleeps"), "Call `test` until it returns True, with so much patience; return whether it did.");
+    m.def("sleeps_within", &WaitPolicy::sleeps_within, nb::arg("timeout"),
           "The most milliseconds of naps in a wait that may last so many seconds.");
     nb::class_<Operation>(m, "Operation")
         .def("begin", &Operation::begin, nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"),
              "Begin a run on some arrays, as the collective of this number.")
         .def("Test", [](Operation& self) {
-            Patience once;
+            WaitPolicy once;
             return self.advance(once);
         }, "Continue until something must be waited for; return whether there was progress.")
         .def_prop_ro("done", &Operation::done, "Whether the run has ended, or none has begun.")

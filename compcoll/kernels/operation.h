@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "patience.h"
+#include "wait_policy.h"
 
 namespace compcoll {
 
@@ -26,7 +26,7 @@ public:
     virtual void begin(nanobind::handle x, nanobind::handle out, nanobind::handle residual, uint64_t number) = 0;
 
     // Continues until a message must be waited for, and waits with so much patience each time. Returns whether there was progress.
-    virtual bool advance(Patience&) { return false; }
+    virtual bool advance(WaitPolicy&) { return false; }
 
     virtual bool done() const { return true; }
 

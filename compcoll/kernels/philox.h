@@ -21,9 +21,9 @@ struct Philox {
 struct RandomBlock {
     uint32_t words[4];
 
-    COMPCOLL_HD RandomBlock(uint64_t seed, uint64_t draw, uint64_t index)
-        : words{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(draw),
-                static_cast<uint32_t>(draw >> 32)} {
+    COMPCOLL_HD RandomBlock(uint64_t seed, uint64_t rng_counter, uint64_t index)
+        : words{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(rng_counter),
+                static_cast<uint32_t>(rng_counter >> 32)} {
         uint32_t first_key = static_cast<uint32_t>(seed), second_key = static_cast<uint32_t>(seed >> 32);
         for (int round = 0; round < Philox::rounds; ++round) {
             const uint64_t first = static_cast<uint64_t>(words[0]) * Philox::first_factor;

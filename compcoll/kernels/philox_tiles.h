@@ -82,7 +82,7 @@ struct Keys {
 constexpr size_t blocks_at_once = 2 * Lanes::count;  // two vectors hide each other's latency
 
 // Blocks in order. Lanes are counted so that one interleaving puts them so.
-COMPCOLL_HD void random_blocks(const Keys& keys, uint64_t draw, uint64_t index, uint8_t* out) {
+COMPCOLL_HD void random_blocks(const Keys& keys, uint64_t rng_counter, uint64_t index, uint8_t* out) {
     using Vector = Lanes::Vector;
     const Vector lower = Lanes::same(0xffffffff);
     const Vector first_factor = Lanes::same(Philox::first_factor), second_factor = Lanes::same(Philox::second_factor);
@@ -90,8 +90,8 @@ COMPCOLL_HD void random_blocks(const Keys& keys, uint64_t draw, uint64_t index, 
     for (size_t v = 0; v < 2; ++v) {
         a[v] = Lanes::sum(Lanes::same(index + v * Lanes::count), Lanes::counted());
         b[v] = Lanes::upper(a[v]);
-        c[v] = Lanes::same(draw);
-        d[v] = Lanes::same(draw >> 32);
+        c[v] = Lanes::same(rng_counter);
+        d[v] = Lanes::same(rng_counter >> 32);
     }
 #pragma GCC unroll 10
     for (int round = 0; round < Philox::rounds; ++round) {
@@ -120,8 +120,8 @@ struct Keys {
 
 constexpr size_t blocks_at_once = 1;
 
-COMPCOLL_HD void random_blocks(const Keys& keys, uint64_t draw, uint64_t index, uint8_t* out) {
-    const RandomBlock block(keys.seed, draw, index);
+COMPCOLL_HD void random_blocks(const Keys& keys, uint64_t rng_counter, uint64_t index, uint8_t* out) {
+    const RandomBlock block(keys.seed, rng_counter, index);
     std::memcpy(out, block.words, sizeof(block.words));
 }
 
@@ -132,12 +132,12 @@ constexpr size_t random_at_once = 8 * blocks_at_once;
 // Where the random numbers of some values come from.
 struct Draws {
     Keys keys;
-    uint64_t draw, position;
+    uint64_t rng_counter, position;
 
     // 16 bits for each of n values from the i-th on; n is rounded up to a multiple of random_at_once.
     void fill(size_t i, size_t n, uint16_t* out) const {
         for (size_t j = 0; j < n; j += random_at_once)
-            random_blocks(keys, draw, (position + i) / 8 + j / 8, reinterpret_cast<uint8_t*>(out + j));
+            random_blocks(keys, rng_counter, (position + i) / 8 + j / 8, reinterpret_cast<uint8_t*>(out + j));
     }
 };
 

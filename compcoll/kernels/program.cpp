@@ -18,7 +18,7 @@
 #include "host_coder.h"
 #include "message.h"
 #include "operation.h"
-#include "patience.h"
+#include "wait_policy.h"
 #include "python_calls.h"
 #include "stopwatch.h"
 
@@ -45,7 +45,7 @@ struct Step {
     std::vector<const uint8_t*> wires;
     uint8_t* wire = nullptr;
     bool feed = true;
-    Draw draw{0, 0};
+    RngPosition rng_counter{0, 0};
 };
 
 class Program final : public Operation {
@@ -55,13 +55,13 @@ public:
     void await(const nb::object& message) { add_message(Step::Kind::await, message); }
 
     void encode(nb::object coder, size_t n, std::optional<Place> add, double scale, const std::vector<nb::object>& wires,
-                std::optional<Place> kept, bool feed, double residual_scale, uint64_t draw, uint64_t position, nb::object wire,
+                std::optional<Place> kept, bool feed, double residual_scale, uint64_t rng_counter, uint64_t position, nb::object wire,
                 std::optional<Place> decoded, int threads) {
         Step step = kernel(Step::Kind::encode, coder, n, add, scale, wires, decoded, threads);
         step.kept = checked(kept, n, step.coder->value_size());
         step.feed = feed;
         step.residual_scale = residual_scale;
-        step.draw = Draw{draw, position};
+        step.rng_counter = RngPosition{rng_counter, position};
         step.wire = memory_of(wire, step.coder->wire_nbytes(n), PyBUF_WRITABLE);
         steps_.push_back(std::move(step));
     }
@@ -93,12 +93,12 @@ public:
     bool done() const override { return !running_; }
 
     // Goes on until a message must be waited for; whether there was any progress.
-    bool advance(Patience& patience) override {
+    bool advance(WaitPolicy& policy) override {
         const size_t before = at_;
         if (running_ && at_ < steps_.size()) {
             std::optional<Released> released;
             if (!needs_python_) released.emplace();
-            while (at_ < steps_.size() && run(steps_[at_], patience)) ++at_;
+            while (at_ < steps_.size() && run(steps_[at_], policy)) ++at_;
         }
         if (!without_gil) end_if_over();  // else when it is advanced once more
         return at_ != before;
@@ -164,16 +164,16 @@ private:
     }
 
     // Whether a step is over.
-    bool run(const Step& step, Patience& patience) {
+    bool run(const Step& step, WaitPolicy& policy) {
         switch (step.kind) {
             case Step::Kind::start: step.message->start(); return true;
-            case Step::Kind::await: return wait(*step.message, patience);
+            case Step::Kind::await: return wait(*step.message, policy);
             case Step::Kind::encode: {
                 const Stopwatch watch(encode_seconds_);
                 work(step, [&](const Terms& terms) {
-                    const Draw draw{number_ << 32 | step.draw.number, step.draw.position};
+                    const RngPosition rng_counter{number_ << 32 | step.rng_counter.number, step.rng_counter.position};
                     const Residual kept{at(step.kept), step.feed, step.residual_scale};
-                    compcoll::encode(step.coder->coder(), step.coder->storage(), step.n, terms, kept, draw, step.wire,
+                    compcoll::encode(step.coder->coder(), step.coder->storage(), step.n, terms, kept, rng_counter, step.wire,
                                      at(step.result), step.threads);
                 });
                 return true;
@@ -196,12 +196,12 @@ private:
         beside_python(step.n * step.coder->value_size(), [&] { kernel(terms); });
     }
 
-    bool wait(const Message& message, Patience& patience) {
+    bool wait(const Message& message, WaitPolicy& policy) {
         if (!message.test()) {
             const Stopwatch watch(wait_seconds_);
-            if (!message.wait(patience)) return false;
+            if (!message.wait(policy)) return false;
         }
-        patience.renew();
+        policy.renew();
         return true;
     }
 
@@ -234,7 +234,7 @@ void compcoll::bind_program(nb::module_& m) {
         .def("start", &Program::start, nb::arg("message"))
         .def("wait", &Program::await, nb::arg("message"))
         .def("encode", &Program::encode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
-             nb::arg("wires"), nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("draw"),
+             nb::arg("wires"), nb::arg("residual").none(), nb::arg("feed"), nb::arg("residual_scale"), nb::arg("rng_counter"),
              nb::arg("position"), nb::arg("wire"), nb::arg("decoded").none(), nb::arg("threads"))
         .def("decode", &Program::decode, nb::arg("coder"), nb::arg("n"), nb::arg("add").none(), nb::arg("add_scale"),
              nb::arg("wires"), nb::arg("out"), nb::arg("threads"))

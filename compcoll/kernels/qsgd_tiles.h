@@ -109,7 +109,7 @@ void decode_block(const uint8_t* record, size_t n, int bits, const T* base, T* v
 template <class T>
 void encode(const T* values, size_t n, uint8_t* wire, Config config) {
     const size_t block = static_cast<size_t>(config.second), bits = static_cast<size_t>(config.first);
-    const Draws draws{Keys(config.seed), config.draw, config.position};
+    const Draws draws{Keys(config.seed), config.rng_counter, config.position};
     for (size_t i = 0; i < n; i += block) {
         encode_block(values + i, smaller(block, n - i), config.first, config.variant, draws, i, wire);
         wire += sizeof(T) + block * bits / 8;

@@ -9,7 +9,7 @@
 
 #include "buffer.h"
 #include "mpi_library.h"
-#include "patience.h"
+#include "wait_policy.h"
 #include "python_calls.h"
 
 namespace compcoll {
@@ -55,23 +55,23 @@ public:
     }
 
     // The same, with patience. With naps, without the GIL, but for a `progress` of Python's.
-    bool wait(Patience& patience) {
-        for (size_t i = 0; i < patience.looks; ++i)
-            if (patience.may_nap() ? soon() : test()) return true;
-        if (!patience.may_nap()) return false;
+    bool wait(WaitPolicy& policy) {
+        for (size_t i = 0; i < policy.spins; ++i)
+            if (policy.may_sleep() ? soon() : test()) return true;
+        if (!policy.may_sleep()) return false;
         const Released released;
         naps_ = 0;
-        return patience.look([&] { return there(); }) || patience.sleep([&] { return there(); }, [&](auto most) { sleep(most); });
+        return policy.look([&] { return there(); }) || policy.sleep([&] { return there(); }, [&](auto most) { sleep(most); });
     }
 
 private:
     static constexpr size_t line = 64;
-    static constexpr size_t looks = 4;  // they are shorter than at a message of MPI
+    static constexpr size_t spins = 4;  // they are shorter than at a message of MPI
     static constexpr size_t between_progress = 16;
     static constexpr size_t naps_between_progress = 8;  // more than ten milliseconds, where that needs the GIL
 
     bool soon() const {
-        for (size_t i = 0; i < looks; ++i, relax())
+        for (size_t i = 0; i < spins; ++i, relax())
             if (there()) return true;
         return false;
     }

@@ -20,7 +20,7 @@
 #include "copies.h"
 #include "host_coder.h"
 #include "operation.h"
-#include "patience.h"
+#include "wait_policy.h"
 #include "python_calls.h"
 
 namespace nb = nanobind;
@@ -79,13 +79,13 @@ public:
     bool done() const override { return passed_[taken] == pieces_; }
 
     // Goes on until what others must do first was waited for in vain; whether there was any progress.
-    bool advance(Patience& patience) override {
+    bool advance(WaitPolicy& policy) override {
         const auto before = passed_;
         if (!done()) {
             const auto step = [&] { return take() || add() || copy(); };
             const Released released;
-            const auto wait = [&] { return patience.look(step) || patience.sleep(step, [&](auto most) { sleep(most); }); };
-            while (!done() && (step() || wait())) patience.renew();
+            const auto wait = [&] { return policy.look(step) || policy.sleep(step, [&](auto most) { sleep(most); }); };
+            while (!done() && (step() || wait())) policy.renew();
         }
         if (!without_gil) end_if_done();  // else when it is advanced once more
         return passed_ != before;
@@ -170,7 +170,7 @@ private:
             nbytes = std::min(hot_nbytes, range.end - begin);
             alignas(line) uint8_t scaled[hot_nbytes];
             encode(coder_, storage_, nbytes / storage_size(storage_), Terms{x + begin, scale_, {}}, Residual{nullptr, false, 1.0},
-                   Draw{0, 0}, scaled, nullptr, 1);
+                   RngPosition{0, 0}, scaled, nullptr, 1);
             copies_.copy(slot(rank_, piece) + begin, scaled, nbytes);
         }
     }

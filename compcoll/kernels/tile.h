@@ -24,7 +24,7 @@ struct Config {
     int variant = 0;
     uint64_t seed = 0;
     // Of one encoding, for codecs that round at random: its number, and where in the whole buffer the tile begins.
-    uint64_t draw = 0;
+    uint64_t rng_counter = 0;
     uint64_t position = 0;
 };
 

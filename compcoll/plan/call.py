@@ -22,7 +22,7 @@ OPERATIONS = (*SUMS, "max", "min", "prod", "land", "band", "lor", "bor", "lxor",
 REDUCTIONS = ("allreduce", "reduce_scatter")
 """The collectives that have an operation."""
 
-MOVED = ""
+NO_REDUCTION = ""
 """The operation of collectives that reduce nothing."""
 
 _UNEVEN_NBYTES = 1 << 20
@@ -37,6 +37,8 @@ def operation_name(op: Any) -> str:
     InvalidArgument
         If there is none of that name.
     """
+    if op == "avg":  # PyTorch's name
+        return "mean"
     if isinstance(op, str) and op in OPERATIONS:
         return op
     if "mpi4py.MPI" in sys.modules:
@@ -59,7 +61,7 @@ class Call(NamedTuple):
     dtype, itemsize : str, int
         Element type.
     op : str
-        The reduction's name, or `MOVED`.
+        The reduction's name, or `NO_REDUCTION`.
     codec : Codec or None
         The one to compress with; None for none, or if it is to be chosen.
     algorithm : str
@@ -94,7 +96,7 @@ class Call(NamedTuple):
     @property
     def movable(self) -> bool:
         """Tell whether our own algorithms can run it: they move everything, but reduce values that codecs know."""
-        return self.collective not in REDUCTIONS or (self.dtype in DTYPES and self.op in (*SUMS, MOVED))
+        return self.collective not in REDUCTIONS or (self.dtype in DTYPES and self.op in (*SUMS, NO_REDUCTION))
 
 
 class Setting(NamedTuple):

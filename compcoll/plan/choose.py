@@ -12,7 +12,7 @@ from ..algorithms import ALGORITHMS, DENSE
 from ..algorithms import SPARSE as OF_SPARSIFIERS
 from ..algorithms.dissemination import largest
 from ..algorithms.job import Job
-from ..codecs.base import Codec, Summands
+from ..codecs.base import Codec, IntegerQuantizer
 from ..codecs.registry import meant
 from ..codecs.sparse.sparsifier import Sparsifier
 from ..dtypes import DTYPES, HALVES
@@ -46,7 +46,7 @@ ALLREDUCE, REDUCE_SCATTER, ALLGATHER = _steps("allreduce"), _steps("reduce_scatt
 SPARSE = tuple(record.name for record in OF_SPARSIFIERS)
 """The allreduces of sparsifiers, which take no other codec."""
 
-LIMITED = tuple(record.name for record in ALGORITHMS.values() if record.limited)
+RESTRICTED = tuple(record.name for record in ALGORITHMS.values() if record.restricted)
 """Allreduces that are not for all sizes, types, ranks or transports, so not among `NAMES`."""
 
 BY_MPI = tuple(record.name for record in ALGORITHMS.values() if record.by_mpi)
@@ -69,7 +69,7 @@ def streamed(nodes: Sequence[int]) -> tuple[str, ...]:
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     collective: tuple(
-        record.name for record in ALGORITHMS.values() if collective in record.collectives and not record.limited
+        record.name for record in ALGORITHMS.values() if collective in record.collectives and not record.restricted
     )
     for collective in ALGORITHMS[NATIVE].collectives
 }
@@ -114,34 +114,34 @@ class Option(NamedTuple):
 
 def check(collective: str, algorithm: str) -> None:
     """Refuse a name that the collective does not have."""
-    allowed = (AUTO, *NAMES[collective], *(LIMITED if collective == "allreduce" else ()))
+    allowed = (AUTO, *NAMES[collective], *(RESTRICTED if collective == "allreduce" else ()))
     if not isinstance(algorithm, str) or algorithm not in allowed:
         asked = f"{algorithm!r}{meant(algorithm, allowed)}"
         raise UnknownAlgorithm(f"{collective} has no algorithm {asked}: there are {', '.join(allowed)}")
 
 
-def summands_of(call: Call, setting: Setting) -> Summands | None:
+def quantizer_of(call: Call, setting: Setting) -> IntegerQuantizer | None:
     """The numbers that an additive codec's values become; None with other codecs."""
     if call.codec is None or call.collective != "allreduce":
         return None
-    return call.codec.summands(setting.device, call.dtype, setting.world.size)
+    return call.codec.quantizer(setting.device, call.dtype, setting.world.size)
 
 
-def gathers(algorithm: str, summands: Summands | None) -> bool:
+def gathers(algorithm: str, quantizer: IntegerQuantizer | None) -> bool:
     """Tell whether an algorithm gathers the numbers of an additive codec, which each rank then adds."""
-    return summands is not None and summands.gathered is not None and algorithm in ALLGATHER
+    return quantizer is not None and quantizer.gathered is not None and algorithm in ALLGATHER
 
 
 def _way(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> WireFormat:
     """Describe how values travel: where they become numbers that are added, by how many bits these have."""
     way = wire_format(codec, setting.device, call.dtype, call.itemsize)
-    summands = None if codec is None else summands_of(call, setting)
-    if summands is None:
+    quantizer = None if codec is None else quantizer_of(call, setting)
+    if quantizer is None:
         return way
-    if gathers(algorithm, summands):
+    if gathers(algorithm, quantizer):
         # A bit of each other rank comes in, where a sum of so many bits moves 2 (p - 1) / p times as many.
         return way._replace(bits=setting.world.size / 2)
-    return way._replace(bits=8.0 * summands.number_dtype.itemsize * summands.per_value)
+    return way._replace(bits=8.0 * quantizer.number_dtype.itemsize * quantizer.per_value)
 
 
 def may_share(call: Call, setting: Setting) -> bool:
@@ -203,8 +203,8 @@ class _Known(NamedTuple):
 
 def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     mpi = "no MPI for it" if not setting.library else "carries no checksums" * call.checksum
-    summands, native = summands_of(call, setting), mpi or "too many elements" * (not setting.countable(call))
-    if summands is not None and not summands.is_sum:
+    quantizer, native = quantizer_of(call, setting), mpi or "too many elements" * (not setting.countable(call))
+    if quantizer is not None and not quantizer.is_sum:
         native = mpi or "adds, and does not vote"
     plain = not native or call.codec is None  # Without MPI, what was asked for is done.
     halves = call.dtype in HALVES and call.op in SUMS and call.nbytes >= _HALVES_BY_MPI_NBYTES
@@ -291,11 +291,11 @@ def _refused(
         return "slow to agree on scales"
     if unfit := record.unfit(world):
         return unfit
-    if record.limited:
+    if record.restricted:
         # Through shared memory is also faster than by MPI's own where that must not block.
         alone = record.inside_node and bool(known.native or not known.blocks)
-        surely = alone or record.surely(wire_nbytes, world.size) or profile.measured(world, record.name)
-        return "" if surely else "not measured here"
+        measured = alone or record.always_faster(wire_nbytes, world.size) or profile.measured(world, record.name)
+        return "" if measured else "not measured here"
     comparable = known.native or known.slowed or setting.between_gpus is not None or profile.measured(world)
     if codec is None and not comparable:
         return "not measured here"
@@ -319,7 +319,7 @@ def best(found: Sequence[Option]) -> Option:
     if not allowed:
         raise UnknownAlgorithm("; ".join(f"{option.algorithm}: {option.refused}" for option in found))
     least = min(option.seconds for option in allowed)
-    usual = [option for option in allowed if option.codec is None and option.algorithm in (NATIVE, *LIMITED)]
+    usual = [option for option in allowed if option.codec is None and option.algorithm in (NATIVE, *RESTRICTED)]
     if usual and CLEARLY * (fastest := min(usual, key=lambda option: option.seconds)).seconds <= least:
         return fastest
     close = [option for option in allowed if ABOUT * option.seconds <= least]

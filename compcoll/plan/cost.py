@@ -215,7 +215,7 @@ def predict(
         wire = raw(wire.itemsize)
     seconds = formula(profile, collective, algorithm, nbytes, world, wire, segment)
     timing = _best_timing(profile.timings, collective, algorithm, world, wire)
-    if timing is None and (other := ALGORITHMS[algorithm].resembles):
+    if timing is None and (other := ALGORITHMS[algorithm].cost_proxy):
         timing = _best_timing(profile.timings, collective, other, world, wire)
     if timing is None or world.size == 1:
         return seconds

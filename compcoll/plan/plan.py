@@ -8,7 +8,7 @@ import numpy as np
 
 from ..algorithms import native
 from ..algorithms.dissemination import largest
-from ..codecs.base import Codec, Coder, Summands, bits_of
+from ..codecs.base import Codec, Coder, IntegerQuantizer, bits_of
 from ..codecs.cast import uncompressed
 from ..codecs.checksum import CheckedCoder
 from ..codecs.sparse.sparsifier import MOST_ELEMENTS, SparseCoder, Sparsifier
@@ -17,7 +17,7 @@ from ..errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, Unsupport
 from ..host.device import HostDevice
 from ..host.quantizer import NumberCoder
 from . import choose, explanation
-from .call import MOVED, SUMS, Call, Setting
+from .call import NO_REDUCTION, SUMS, Call, Setting
 from .signature import Signature
 
 
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
         Factor of the values.
     signature : Signature
         What other ranks are told of the call.
-    summands : Summands or None
+    quantizer : IntegerQuantizer or None
         Of an additive codec: the algorithm then adds numbers, and ``coder`` moves values as they are.
     codec_text : str or None
         The codec as `Stats` tell it.
@@ -61,14 +61,14 @@ class Plan(NamedTuple):
     segment: int
     scale: float
     signature: Signature
-    summands: Summands | None = None
+    quantizer: IntegerQuantizer | None = None
     codec_text: str | None = None
     unblocked: Plan | None = None
 
     @property
     def gathers(self) -> bool:
         """Tell whether the numbers of an additive codec are gathered, and added by each rank."""
-        return choose.gathers(self.algorithm, self.summands)
+        return choose.gathers(self.algorithm, self.quantizer)
 
     def __repr__(self) -> str:
         return f"Plan({self.signature})"
@@ -104,11 +104,11 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     _check_operation(call)
     algorithm, codec, unblocked = _chosen(call, setting)
     device, world = setting.device, setting.world
-    summands = None if codec is None else choose.summands_of(call, setting)
-    _check_choice(call, setting, algorithm, codec, summands)
+    quantizer = None if codec is None else choose.quantizer_of(call, setting)
+    _check_choice(call, setting, algorithm, codec, quantizer)
     coder, raw, block, ratio = None, None, 1, 1.0
-    if algorithm not in (choose.NATIVE, *choose.LIMITED) or (codec is not None and not summands):
-        if codec is None or summands:
+    if algorithm not in (choose.NATIVE, *choose.RESTRICTED) or (codec is not None and not quantizer):
+        if codec is None or quantizer:
             coder = (
                 uncompressed(device, call.dtype) if call.dtype in DTYPES else NumberCoder(np.dtype(call.dtype), "sum")
             )
@@ -129,12 +129,12 @@ def make_plan(call: Call, setting: Setting) -> Plan:
         detail += f" or {_detail(unblocked, instead.coder, instead.segment)}"
     text = None if codec is None else repr(codec)
     signature = Signature(_line(call, detail, codec))
-    if world.size == 1 and algorithm not in choose.SPARSE and (summands is None or summands.is_sum):
-        algorithm, codec, text, summands = choose.COPY, None, None, None
-    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and summands is None:
+    if world.size == 1 and algorithm not in choose.SPARSE and (quantizer is None or quantizer.is_sum):
+        algorithm, codec, text, quantizer = choose.COPY, None, None, None
+    elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and quantizer is None:
         codec = text = None  # nothing is compressed inside a node
     scale = 1.0 / world.size if call.op == "mean" else 1.0
-    plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, summands, text)
+    plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, quantizer, text)
     if instead is not None:
         return plan._replace(unblocked=instead._replace(call=call, signature=signature))
     return plan
@@ -150,12 +150,14 @@ def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
         algorithm = choose.DISSEMINATION if choose.small(call, setting) else choose.NATIVE
         return algorithm, None, algorithm
     unblocked = option = choose.chosen(call, setting, blocks=not setting.gpus)
-    if not setting.gpus and option.algorithm == choose.NATIVE and call.op != MOVED:
+    if not setting.gpus and option.algorithm == choose.NATIVE and call.op != NO_REDUCTION:
         unblocked = choose.chosen(call._replace(codec=None, tolerance=None), setting, blocks=False)
     return option.algorithm, option.codec, unblocked.algorithm
 
 
-def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | None, summands: Summands | None) -> None:
+def _check_choice(
+    call: Call, setting: Setting, algorithm: str, codec: Codec | None, quantizer: IntegerQuantizer | None
+) -> None:
     """Refuse an algorithm that cannot run the call."""
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
         raise UnknownAlgorithm(
@@ -171,7 +173,7 @@ def _check_choice(call: Call, setting: Setting, algorithm: str, codec: Codec | N
             "without checksums"
         )
     if algorithm == choose.NATIVE:
-        _check_native(call, setting, None if summands else codec)
+        _check_native(call, setting, None if quantizer else codec)
     elif call.algorithm == choose.DISSEMINATION and (codec is not None or not choose.small(call, setting)):
         raise UnknownAlgorithm(
             f"algorithm={algorithm!r} takes uncompressed arrays of up to {largest(setting.world.size)} bytes, without "
@@ -230,7 +232,7 @@ _KINDS = {
 
 def _check_operation(call: Call) -> None:
     floating = call.dtype in DTYPES
-    if call.op != MOVED and not call.dtype.startswith(_KINDS[call.op]):
+    if call.op != NO_REDUCTION and not call.dtype.startswith(_KINDS[call.op]):
         kinds = ", ".join(kind for kind in _KINDS[call.op] if kind != "bfloat")
         raise UnsupportedDType(f"{call.op} of {call.dtype}: elements of type {kinds} are needed")
     if call.codec is None:
@@ -239,7 +241,7 @@ def _check_operation(call: Call) -> None:
         raise UnsupportedDType(
             f"{call.codec!r} compresses {', '.join(DTYPES)}, not {call.dtype}: convert x, or use codec=None"
         )
-    if call.op not in (*SUMS, MOVED):
+    if call.op not in (*SUMS, NO_REDUCTION):
         raise InvalidArgument(f"op={call.op!r} cannot be compressed: use codec=None, or op {' or '.join(SUMS)}")
 
 

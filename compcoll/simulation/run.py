@@ -189,8 +189,8 @@ def allreduce(
     starts = [scenario.call] * len(opened) if ahead else opened
     raw = profile.speed(RAW, 8.0 * itemsize)
     speed = raw if codec is None else profile.speed(codec.kind, codec.wire_bits(device, scenario.dtype))
-    take = lru_cache(maxsize=None)(Extent)
-    jobs = [_job(transport, plan, cut, (speed, raw), take) for transport in simulated.transports]
+    allocate = lru_cache(maxsize=None)(Extent)
+    jobs = [_job(transport, plan, cut, (speed, raw), allocate) for transport in simulated.transports]
     account = simulated.run([choose.ALLREDUCE[algorithm](job) for job in jobs], starts, opened)
     coders = [(job.coder, job.raw) for job in jobs]
     return Outcome(
@@ -223,7 +223,7 @@ def _job(
     plan: Plan,
     cut: _Cut,
     speeds: tuple[Speed, Speed],
-    take: Callable[[int], Any],
+    allocate: Callable[[int], Any],
 ) -> Any:
     """Make what `compcoll.execute.host` gives to an algorithm, for one rank: coders let time pass."""
     itemsize, coder = plan.call.itemsize, plan.coder
@@ -235,7 +235,7 @@ def _job(
         x=Window(Extent(0)),
         out=Window(Extent(0)),
         chunks=cut.chunks,
-        take=take,
+        allocate=allocate,
         stats=Stats("allreduce", None, plan.algorithm, plan.call.nbytes),
         itemsize=itemsize,
         raw=SizesCoder(transport, lambda n: itemsize * n, _seconds(speeds[1], itemsize)),

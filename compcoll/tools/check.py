@@ -239,11 +239,13 @@ def _inputs(trial: Trial) -> Found:
 
 def _same_bytes(trial: Trial) -> Found:
     x, other = trial.normals(trial.n), trial.normals(trial.n, seed=1)
-    first = trial.encode(x, draw=1)
-    trial.encode(other, draw=2)
-    if not same(first, trial.encode(x, draw=1, fill=0xFF)):
+    first = trial.encode(x, rng_counter=1)
+    trial.encode(other, rng_counter=2)
+    if not same(first, trial.encode(x, rng_counter=1, fill=0xFF)):
         yield "the same values gave other bytes: keep no state, write all bytes, draw random numbers from rng alone"
-    if trial.codec.stochastic and all(same(first, trial.encode(x, draw=draw)) for draw in range(2, 10)):
+    if trial.codec.stochastic and all(
+        same(first, trial.encode(x, rng_counter=rng_counter)) for rng_counter in range(2, 10)
+    ):
         yield "stochastic is True, but all draws gave the same bytes: draw random numbers from rng"
 
 
@@ -280,7 +282,7 @@ def _residual(trial: Trial) -> Found:
     x, kept = trial.normals(trial.n), trial.normals(trial.n, seed=1) / 8
     for feed, share in [(True, 1.0)] if trial.sparse else [(True, 1.0), (True, 0.5), (False, 0.5)]:
         residual, scale = kept.copy(), 0.5
-        wire = trial.encode(x, residual=residual, feed=feed, residual_scale=share, scale=scale, draw=1)
+        wire = trial.encode(x, residual=residual, feed=feed, residual_scale=share, scale=scale, rng_counter=1)
         given = x.astype(np.float64) * scale + (kept if feed else 0.0)
         right = (given - trial.decode(x.size, wire)) * share + (0.0 if feed else kept)
         if not np.allclose(residual, right, rtol=0, atol=4 * trial.rounding * float(np.abs(given).max())):
@@ -394,8 +396,8 @@ def _error_feedback(trial: Trial) -> Found:
     if isinstance(codec, Sparsifier) and codec.state is not ErrorFeedback:  # which keeps more than losses
         return
     for ranks in _worlds(trial):
-        summands = codec.summands(_host(), trial.dtype, ranks.size)
-        if summands is not None and not summands.feedback:
+        quantizer = codec.quantizer(_host(), trial.dtype, ranks.size)
+        if quantizer is not None and not quantizer.feedback:
             return
         inputs = [trial.normals(trial.n, seed) for seed in range(ranks.size)]
         exact, largest = np.sum(inputs, axis=0, dtype=np.float64), float(np.sum(np.abs(inputs), axis=0).max())

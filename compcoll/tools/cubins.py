@@ -36,7 +36,11 @@ def programs(codecs: list[Codec], dtype: str) -> list[Program]:
     coders: list[Any] = [codec.coder(device, dtype) for codec in fixed]
     coders.append(Cast(computed).coder(device, computed))  # what sparsifiers work on
     found: list[Program] = [coder.program for coder in coders]
-    found += [program("summands", computed), program("summands", COMPUTED[0]), program("sparse", computed)]
+    found += [
+        program("integer_quantizer", computed),
+        program("integer_quantizer", COMPUTED[0]),
+        program("sparse", computed),
+    ]
     return list(dict.fromkeys(found))
 
 

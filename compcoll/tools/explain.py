@@ -11,7 +11,7 @@ from ..errors import InvalidArgument
 from ..host.device import HostDevice
 from ..layout import World
 from ..plan import choose
-from ..plan.call import MOVED, REDUCTIONS, Call, Setting
+from ..plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting
 from ..plan.cost import DEFAULTS, Profile
 from ..plan.plan import Plan, make_plan
 from ..plan.profile import latest, load
@@ -59,7 +59,7 @@ def plan(args: argparse.Namespace) -> Plan:
         parse_bytes(args.bytes) // itemsize,
         args.dtype,
         itemsize,
-        "sum" if args.collective in REDUCTIONS else MOVED,
+        "sum" if args.collective in REDUCTIONS else NO_REDUCTION,
         None if automatic else chosen_codec(args),
         choose.AUTO,
         0 if args.collective == "bcast" else None,

@@ -338,7 +338,7 @@ def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Time
 
 def quick_series(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
     """List the allreduces of a quick profile: those that compress, those that are about as fast without, and the
-    library's own, in place and without our opening, as a group's own is called where nothing is compressed.
+    library's own, in place and without our handshake, as a group's own is called where nothing is compressed.
 
     If repeated timings differ too much to decide, the library's own must win: of ours a slow one counts, of the
     library's own a fast one, and of two visits the worse one of ours.

@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ..deprecated import warn
 from .backend.autoload import register
 
 if TYPE_CHECKING:
@@ -31,19 +32,19 @@ if TYPE_CHECKING:
     from .optimizers.diloco import DiLoCo
     from .optimizers.sparse_loco import SparseLoCo
     from .options import Options
-    from .states import WholeState
+    from .states import GatheredState
 
 __all__ = [
     "ACPSGD",
     "DGC",
     "DiLoCo",
+    "GatheredState",
     "GradientCompression",
     "OneBitAdam",
     "Options",
     "PowerSGD",
     "ShardCompression",
     "SparseLoCo",
-    "WholeState",
     "ZeroOneAdam",
     "all_gather_into_tensor",
     "all_reduce",
@@ -62,6 +63,7 @@ _HOMES = {
     "ACPSGD": "low_rank.methods",
     "DGC": "gradients.compression",
     "DiLoCo": "optimizers.diloco",
+    "GatheredState": "states",
     "GradientCompression": "gradients.ddp",
     "OneBitAdam": "optimizers.adam",
     "Options": "options",
@@ -79,13 +81,15 @@ _HOMES = {
     "reduce_scatter_tensor": "groups.collectives",
     "stats": "groups.membership",
     "tune": "groups.membership",
-    "WholeState": "states",
     "compress": "gradients.compression",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Load what is asked for: PyTorch imports this package at its own import, which must stay fast."""
+    if name == "WholeState":
+        warn("compcoll.torch.WholeState", "compcoll.torch.GatheredState", stacklevel=2)
+        name = "GatheredState"
     if name not in _HOMES:
         raise AttributeError(f"module 'compcoll.torch' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)

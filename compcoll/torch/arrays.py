@@ -60,7 +60,7 @@ class HostArrays(_Arrays):
         return np.ascontiguousarray(array, np.float32 if array.dtype.itemsize == 2 else array.dtype).reshape(-1)
 
     @staticmethod
-    def losses(array: HostArray) -> HostArray:
+    def residual(array: HostArray) -> HostArray:
         """Wrap the memory that a feedback keeps its losses in."""
         return array
 
@@ -70,9 +70,9 @@ class HostArrays(_Arrays):
         target[...] = values
 
     @staticmethod
-    def fetched(losses: HostArray) -> HostArray:
+    def fetched(residual: HostArray) -> HostArray:
         """Copy losses to host memory."""
-        return losses
+        return residual
 
 
 class GPUArrays(_Arrays):
@@ -104,7 +104,7 @@ class GPUArrays(_Arrays):
         return (array.float() if array.dtype.itemsize == 2 else array).reshape(-1)
 
     @staticmethod
-    def losses(array: Any) -> Tensor:
+    def residual(array: Any) -> Tensor:
         """Wrap the memory that a feedback keeps its losses in, as a tensor."""
         return torch.from_dlpack(array)
 
@@ -113,10 +113,10 @@ class GPUArrays(_Arrays):
         """Copy losses, or what was saved of them on the host."""
         target.copy_(_tensor_of(values))
 
-    def fetched(self, losses: Tensor | HostArray) -> HostArray:
+    def fetched(self, residual: Tensor | HostArray) -> HostArray:
         """Copy losses to host memory, after all jobs."""
         with torch.cuda.stream(self._stream):
-            copy: HostArray = _tensor_of(losses).cpu().numpy()
+            copy: HostArray = _tensor_of(residual).cpu().numpy()
         return copy
 
     def ordered(self, *tensors: Tensor) -> StreamOrder:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
-from .roll_call import Waits
+from .failure_detector import Waits
 from .untraced import untraced
 
 Value = TypeVar("Value")

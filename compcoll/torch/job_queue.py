@@ -31,7 +31,7 @@ from .handles import Handle
 from .streams import StreamOrder
 from .untraced import untraced
 
-_SHORTEST_NAP, _LONGEST_NAP, _LOOKS = 100e-6, 2e-3, 20
+_SHORTEST_SLEEP, _LONGEST_SLEEP, _LOOKS = 100e-6, 2e-3, 20
 
 
 class Work(Handle[Any]):
@@ -134,10 +134,10 @@ class JobQueue:
     def __init__(self, name: str = "jobs") -> None:
         self.lock = threading.Lock()
         self._line: deque[Work] = deque()
-        self._turn = threading.Lock()
+        self._ticket = threading.Lock()
         self._owner = 0
         self._background = Background(name, self._look, ends_at_exit=True)
-        self._looks, self._nap = 0, _SHORTEST_NAP
+        self._looks, self._nap = 0, _SHORTEST_SLEEP
         self._woken = False
         self._asleep = True
         self._used = False
@@ -172,7 +172,7 @@ class JobQueue:
         object
             What the job returned.
         """
-        if order is not None or self._line or self._closed or not self._turn.acquire(False):
+        if order is not None or self._line or self._closed or not self._ticket.acquire(False):
             return self._enter(job, order).result()
         return self._in_turn(job)
 
@@ -186,7 +186,7 @@ class JobQueue:
         """
         if self._owner == threading.get_ident():
             self._drain(work)
-        elif seconds <= 0 and self._turn.acquire(blocking=False):
+        elif seconds <= 0 and self._ticket.acquire(blocking=False):
             self._in_turn(partial(self._drain, work))
         else:
             self.wake()
@@ -219,7 +219,7 @@ class JobQueue:
             return work()
         finally:
             self._owner = 0
-            self._turn.release()
+            self._ticket.release()
 
     def _drain(self, until: Work | None = None) -> None:
         while self._line and (until is None or not until.done):
@@ -236,11 +236,11 @@ class JobQueue:
         if self._woken:
             self._woken, self._looks = False, 0
         self._asleep = False
-        self._nap = min(2 * self._nap, _LONGEST_NAP)
+        self._nap = min(2 * self._nap, _LONGEST_SLEEP)
         if self._line:
-            self._turn.acquire()
+            self._ticket.acquire()
             self._in_turn(self._drain)
-            self._nap = _SHORTEST_NAP
+            self._nap = _SHORTEST_SLEEP
         self._looks = 0 if self._used else self._looks + 1
         self._used = False
         # Who submits sees that the thread is asleep, or the thread sees the job.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from ..errors import CollectiveMismatch
-from .roll_call import board_of
+from .failure_detector import board_of
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:

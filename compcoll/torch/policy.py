@@ -105,7 +105,7 @@ def has_sparse_gradient(owner: nn.Module) -> bool:
 def exact_parameters(
     model: nn.Module,
     exclude: Iterable[str] | Callable[[str, nn.Parameter], bool],
-    smallest: int,
+    min_numel: int,
 ) -> Mapping[str, bool]:
     """Tell for each parameter of a model, in its order, whether its gradient stays exact.
 
@@ -115,7 +115,7 @@ def exact_parameters(
         Without DistributedDataParallel around it.
     exclude : iterable of str, or callable
         Kinds of `KINDS`, and patterns of names such as ``"head.*"``; or a function of name and parameter.
-    smallest : int
+    min_numel : int
         Parameters of fewer elements are exact, as are those of sparse gradients and of other element types.
 
     Returns
@@ -135,7 +135,7 @@ def exact_parameters(
         for own_name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{path}.{own_name}" if path else own_name
             first = first_names.setdefault(id(parameter), name)
-            unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < smallest or has_sparse_gradient(owner)
+            unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < min_numel or has_sparse_gradient(owner)
             exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
     return exact
 

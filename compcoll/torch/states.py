@@ -45,7 +45,7 @@ def draw_as_begun(feedback: ErrorFeedback | None, communicator: Communicator) ->
     round at random do, and that number is in states.
     """
     if feedback is not None:
-        feedback.calls = communicator.begun
+        feedback.calls = communicator.sequence_number
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -200,7 +200,7 @@ def layout_of(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Co
     return layout if held and sorted(held) == sorted(names) else None
 
 
-class WholeState:
+class GatheredState:
     """A compression whose state is that of all ranks: what is lost differs from rank to rank, while Accelerate,
     Lightning and others save what rank 0 gives them.
 
@@ -214,8 +214,8 @@ class WholeState:
     Examples
     --------
     >>> compression = compcoll.torch.compress(DistributedDataParallel(nn.Linear(64, 64)), codec="zfp", rate=8)
-    >>> state = compcoll.torch.WholeState(compression).state_dict()  # whole on rank 0
-    >>> compcoll.torch.WholeState(compression).load_state_dict(state)
+    >>> state = compcoll.torch.GatheredState(compression).state_dict()  # whole on rank 0
+    >>> compcoll.torch.GatheredState(compression).load_state_dict(state)
     """
 
     def __init__(self, compression: Any, group: dist.ProcessGroup | None = None) -> None:

@@ -149,7 +149,7 @@ class Connection(Transport, Protocol):
     shared : Shared or None
         Memory that the ranks of this one's node have in common: of all nodes with more than one rank, or of none.
     mail : Mail or None
-        What openings send their messages by inside the node, if not by the transport.
+        What handshakes send their messages by inside the node, if not by the transport.
     """
 
     lends_core: bool

@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..pending import give_way, keep_forever
 from .library import MPI
-from .told import packed, unpacked
+from .serialization import packed, unpacked
 
 Result = TypeVar("Result")
 
@@ -36,7 +36,7 @@ _VERSION_NBYTES = 64
 _COUNT_NBYTES = 8
 
 
-class Making(Protocol):
+class TransportBuilder(Protocol):
     """A transport that is being made.
 
     Attributes
@@ -126,7 +126,7 @@ def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
         raise PeerTimeout(f"{late} within {seconds:g} s") from None
 
 
-def compare_versions(making: Making) -> None:
+def compare_versions(builder: TransportBuilder) -> None:
     """Make sure that all ranks run the same compcoll: others may send other bytes, here already. Collective.
 
     Raises
@@ -135,21 +135,21 @@ def compare_versions(making: Making) -> None:
         If they do not.
     """
     own = __version__.encode()[:_VERSION_NBYTES].ljust(_VERSION_NBYTES)
-    every = bytearray(_VERSION_NBYTES * making.size)
-    _settled(making, making.comm.Iallgather([own, MPI.BYTE], [every, MPI.BYTE]), (own, every))
+    every = bytearray(_VERSION_NBYTES * builder.size)
+    _settled(builder, builder.comm.Iallgather([own, MPI.BYTE], [every, MPI.BYTE]), (own, every))
     ranks: dict[str, list[int]] = {}
-    for rank in range(making.size):
+    for rank in range(builder.size):
         version = every[rank * _VERSION_NBYTES :][:_VERSION_NBYTES].decode(errors="replace").rstrip()
         ranks.setdefault(version, []).append(rank)
     if len(ranks) == 1:
         return
-    making.given_up = True
-    making.free()
+    builder.given_up = True
+    builder.free()
     texts = [f"{version} on rank {', '.join(map(str, have))}" for version, have in ranks.items()]
     raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
 
 
-def gather(making: Making, work: Callable[[], Result]) -> list[Result]:
+def gather(builder: TransportBuilder, work: Callable[[], Result]) -> list[Result]:
     """Gather what some work gave on each rank, of what JSON has: tuples come as lists. Collective.
 
     Raises
@@ -163,14 +163,14 @@ def gather(making: Making, work: Callable[[], Result]) -> list[Result]:
         result = work()
     except BaseException as error:
         failed = error
-    told: list[tuple[str, bool, Any]] = _every(making, (_text(failed), isinstance(failed, InvalidArgument), result))
+    told: list[tuple[str, bool, Any]] = _every(builder, (_text(failed), isinstance(failed, InvalidArgument), result))
     failures = {rank: (text, refused) for rank, (text, refused, _) in enumerate(told) if text}
     if not failures:
         return [result for _, _, result in told]
-    making.given_up = True
-    making.free()
+    builder.given_up = True
+    builder.free()
     if failed is not None:
-        raise _named(failed, making.rank)
+        raise _named(failed, builder.rank)
     texts = [
         f"rank {rank} {'refused its settings' if refused else 'failed'}: {text}"
         for rank, (text, refused) in failures.items()
@@ -180,20 +180,20 @@ def gather(making: Making, work: Callable[[], Result]) -> list[Result]:
 
 
 @contextmanager
-def together(making: Making) -> Iterator[None]:
+def together(builder: TransportBuilder) -> Iterator[None]:
     """Work on a transport that all ranks do, with collective steps in between: what fails on one fails on all."""
     try:
         yield
     except BaseException as error:
-        if not making.given_up:
+        if not builder.given_up:
             failed = error
 
             def fail() -> None:
                 raise failed
 
-            gather(making, fail)
+            gather(builder, fail)
         raise
-    gather(making, lambda: None)
+    gather(builder, lambda: None)
 
 
 def _named(error: BaseException, rank: int) -> BaseException:
@@ -209,33 +209,33 @@ def _text(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _every(making: Making, own: Any) -> list[Any]:
+def _every(builder: TransportBuilder, own: Any) -> list[Any]:
     """Each rank's value."""
-    if making.size == 1:
+    if builder.size == 1:
         return [own]
     data = packed(own)
-    count, counts = array("q", [len(data)]), array("q", bytes(_COUNT_NBYTES * making.size))
-    _settled(making, making.comm.Iallgather([count, MPI.INT64_T], [counts, MPI.INT64_T]), (count, counts))
+    count, counts = array("q", [len(data)]), array("q", bytes(_COUNT_NBYTES * builder.size))
+    _settled(builder, builder.comm.Iallgather([count, MPI.INT64_T], [counts, MPI.INT64_T]), (count, counts))
     every = bytearray(sum(counts))
-    _settled(making, making.comm.Iallgatherv([data, MPI.BYTE], [every, list(counts), MPI.BYTE]), (data, every))
+    _settled(builder, builder.comm.Iallgatherv([data, MPI.BYTE], [every, list(counts), MPI.BYTE]), (data, every))
     ends = accumulate(counts)
     return [unpacked(every[end - n : end]) for end, n in zip(ends, counts, strict=True)]
 
 
-def _settled(making: Making, request: MPI.Request, buffers: Any) -> None:
+def _settled(builder: TransportBuilder, request: MPI.Request, buffers: Any) -> None:
     """Wait for a request; a rank that gives up tells the others."""
 
     def gave_up() -> None:
-        if told := making.announced():
+        if told := builder.announced():
             raise CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in told.items()))
 
-    late = f"not all {making.size} ranks went on making a communicator within {making.seconds:g} s"
+    late = f"not all {builder.size} ranks went on making a communicator within {builder.seconds:g} s"
     try:
-        _wait(request, buffers, making.seconds, late, gave_up)
+        _wait(request, buffers, builder.seconds, late, gave_up)
     except BaseException as error:
-        making.given_up = True
-        making.announce(_text(error))
-        failure = making.failure(error) or _named(error, making.rank)
+        builder.given_up = True
+        builder.announce(_text(error))
+        failure = builder.failure(error) or _named(error, builder.rank)
         if failure is error:
             raise
         raise failure from error

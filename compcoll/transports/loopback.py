@@ -54,7 +54,7 @@ class Loopback:
     ranks_per_node : int, optional
         How many consecutive ranks share a node; all by default.
     seed : int, optional
-        Seed of the delivery order; None delivers at once, and the messages of openings through the nodes' memory.
+        Seed of the delivery order; None delivers at once, and the messages of handshakes through the nodes' memory.
 
     Examples
     --------

@@ -14,8 +14,8 @@ from typing import Any, cast
 from .. import config, lifetime
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery, WireCorrupted
 from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
-from ..pending import NeedsLooks, Pending, keep_forever
-from . import forgotten
+from ..pending import NeedsPolling, Pending, keep_forever
+from . import deferred_free
 from .base import Native, Persistent, Result, Wire
 from .construction import compare_versions, duplicate, gather, in_time, together
 from .job_end import end_job_with_uncaught_errors, survives_failures
@@ -191,7 +191,7 @@ class MPITransport:
         self.size: int = self.comm.Get_size()
         compare_versions(self)
 
-        def check() -> forgotten.Told:
+        def check() -> deferred_free.Told:
             if refused is not None:
                 raise refused
             if threads and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -199,12 +199,12 @@ class MPITransport:
                     'progress="thread" needs MPI_THREAD_MULTIPLE, but MPI was initialised with less: '
                     'use progress="wait", or set mpi4py.rc.thread_level = "multiple" before MPI starts'
                 )
-            return forgotten.told(self.comm)
+            return deferred_free.told(self.comm)
 
         heard = gather(self, check)
         with together(self):
             self._find_nodes()
-            forgotten.give_back(self, self.comm, self._persistent, heard)
+            deferred_free.give_back(self, self.comm, self._persistent, heard)
 
     def _find_nodes(self) -> None:
         """The ranks' nodes, the memory of this one's, and its cores."""
@@ -255,19 +255,19 @@ class MPITransport:
             1 if collective == "allreduce" else self.size,
             lambda x, out: block(in_place if out is x else x, out, operation),
         )
-        return reduction, lambda x, out: NeedsLooks(start(in_place if out is x else x, out, operation), x.nbytes)
+        return reduction, lambda x, out: NeedsPolling(start(in_place if out is x else x, out, operation), x.nbytes)
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
         """MPI's own nonblocking allgatherv; counts in elements."""
-        return NeedsLooks(self.comm.Iallgatherv(x, [out, counts]), out.nbytes)
+        return NeedsPolling(self.comm.Iallgatherv(x, [out, counts]), out.nbytes)
 
     def ibcast(self, x: Any, root: int) -> Pending:
         """MPI's own nonblocking broadcast, in place."""
-        return NeedsLooks(self.comm.Ibcast(x, root), x.nbytes)
+        return NeedsPolling(self.comm.Ibcast(x, root), x.nbytes)
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
         """MPI's own nonblocking alltoall of equal blocks."""
-        return NeedsLooks(self.comm.Ialltoall(x, out), x.nbytes)
+        return NeedsPolling(self.comm.Ialltoall(x, out), x.nbytes)
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
         """The MPI library and the names of all ranks' hosts, sorted. Collective."""

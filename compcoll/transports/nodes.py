@@ -33,7 +33,7 @@ class Nodes(NamedTuple):
     shared : Shared or None
         Memory that the ranks of this node have in common: of all nodes with more than one rank, or of none.
     mail : Mail or None
-        What openings send their messages by inside the node.
+        What handshakes send their messages by inside the node.
     """
 
     nodes: tuple[int, ...]

@@ -22,7 +22,7 @@ _MARK_NBYTES = 16
 
 @dataclass(frozen=True)
 class Room:
-    """The division of the memory of a node's ranks: for sums, for the messages of openings, and a mark.
+    """The division of the memory of a node's ranks: for sums, for the messages of handshakes, and a mark.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Room:
 
     @property
     def message_nbytes(self) -> int:
-        """The length of an opening's message, and its number: whole cache lines."""
+        """The length of a handshake's message, and its number: whole cache lines."""
         return -(-(_NUMBER_NBYTES + longest_message(self.size)) // _LINE_NBYTES) * _LINE_NBYTES
 
     @property
@@ -83,7 +83,7 @@ class Shared(NamedTuple):
 
 
 class Mail:
-    """The messages of openings between ranks of a node, through its memory.
+    """The messages of handshakes between ranks of a node, through its memory.
 
     Parameters
     ----------

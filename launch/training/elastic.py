@@ -17,12 +17,12 @@ from compcoll import Communicator, ErrorFeedback
 from compcoll.codecs import Codec
 from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
 from compcoll.sparse import Sparsifier
-from compcoll.torch.account import Account
 from compcoll.torch.arrays import HostArrays
 from compcoll.torch.gradients.bucket import Bucket
 from compcoll.torch.gradients.residuals import Kept
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
 from compcoll.torch.states import residuals_of, state_of
+from compcoll.torch.training_stats import TrainingStats
 from osu_like_bench.errors import UsageError
 from osu_like_bench.report import Progress
 from osu_like_bench.training.processes import Place
@@ -51,7 +51,7 @@ class Averaging:
         self, module: nn.Module, codec: Codec | None, arguments: argparse.Namespace, communicator: Communicator
     ) -> None:
         self.communicator = communicator
-        self.account = Account()
+        self.stats = TrainingStats()
         self._codec, self._algorithm = codec, arguments.algorithm
         exact = exact_parameters(module, KINDS if arguments.exclude is None else arguments.exclude, SMALLEST)
         self._exact = {name: self._codec is None or kept for name, kept in exact.items()}
@@ -73,7 +73,7 @@ class Averaging:
         """Replace the gradients by their mean over the ranks. Collective."""
         parameters = self._parameters.values()
         torch.cat([parameter.grad.view(-1) for parameter in parameters], out=self._gradients)
-        self._bucket.average(self._gradients, self.communicator, self._codec, self._algorithm, self.account)
+        self._bucket.average(self._gradients, self.communicator, self._codec, self._algorithm, self.stats)
         means = self._gradients.split([parameter.numel() for parameter in parameters])
         for parameter, mean in zip(parameters, means, strict=True):
             parameter.grad = mean.view_as(parameter)
@@ -130,7 +130,7 @@ class ElasticTraining(Training):
         return self.communicator.rank, self.communicator.size
 
     @property
-    def carrier(self) -> str:
+    def library(self) -> str:
         return "MPI"
 
     def connect(self) -> nn.Module:

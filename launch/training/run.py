@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import compcoll.torch
 from compcoll.sparse import Sparsifier, VarianceFeedback, warmup_density
 from compcoll.tools.arguments import chosen_codec
-from compcoll.torch.account import Account
 from compcoll.torch.optimizers.diloco import DiLoCo
+from compcoll.torch.training_stats import TrainingStats
 from osu_like_bench.errors import UsageError
 from osu_like_bench.report import Column, Progress, Table
 from osu_like_bench.training.processes import Place
@@ -103,7 +103,7 @@ class Training:
         return self.task.optimizer(parameters)
 
     @property
-    def carrier(self) -> str:
+    def library(self) -> str:
         """What carries gradients between ranks."""
         return str(self.arguments.backend)
 
@@ -184,7 +184,7 @@ class Training:
         """Print what is trained, and how."""
         progress.print(
             f"# {self.task.name}: {self.parameters} parameters, "
-            f"{self.place.size} ranks, {self.carrier}, "
+            f"{self.place.size} ranks, {self.library}, "
             f"{self.compression or 'no compression'}",
             TABLE.head(),
         )
@@ -204,7 +204,7 @@ class Training:
     def train(self, epoch: int, progress: Progress) -> list[float]:
         """Train the remaining steps of an epoch, and return the seconds of each."""
         if self.compression is not None:
-            self.compression.account = Account()
+            self.compression.stats = TrainingStats()
         seconds = []
         self.model.train()
         order = {"seed": self.arguments.seed, "epoch": epoch, "first": self.step - epoch * self.steps}
@@ -253,11 +253,11 @@ class Training:
             "step_seconds": statistics.median(seconds) if seconds else None,
         }
         if self.compression is not None and seconds:
-            account = self.compression.account
-            line |= {"wire_nbytes": account.wire_nbytes / len(seconds), "ratio": account.ratio}
-            line["calls"] = dict(account.calls)
-            if account.steps:
-                line["peak_step_nbytes"] = account.peak_step_nbytes
+            stats = self.compression.stats
+            line |= {"wire_nbytes": stats.wire_nbytes / len(seconds), "ratio": stats.ratio}
+            line["calls"] = dict(stats.calls)
+            if stats.steps:
+                line["peak_step_nbytes"] = stats.peak_step_nbytes
         return line
 
     def save(self) -> None:

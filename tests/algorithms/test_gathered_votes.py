@@ -33,8 +33,8 @@ def test_one_bit_a_value_of_each_rank(ranks: int, algorithm: str) -> None:
 
 def test_many_ranks_add_fields() -> None:
     """On 16 ranks both forms send 15 bits a value, and from there on fields fewer."""
-    assert Sign().summands(HostDevice(), "float32", 15).gathered is not None
-    assert Sign().summands(HostDevice(), "float32", 16).gathered is None
+    assert Sign().quantizer(HostDevice(), "float32", 15).gathered is not None
+    assert Sign().quantizer(HostDevice(), "float32", 16).gathered is None
     n = 1 << 13
     _, stats = vote(normals(16, n), "ring", 2048)
     assert stats.ratio == pytest.approx(4, rel=0.06)

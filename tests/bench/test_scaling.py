@@ -35,7 +35,7 @@ def test_without_overlap_communication_follows_computing() -> None:
     """A buffer of all gradients in a ring: 2 (p - 1) messages of n / p bytes, after back-propagation."""
     ranks, values = 4, 1 << 20
     work = Work((Layer([(1024, 1024)], 1),), forward=0.1, backward=0.2, rank=4)
-    # The opening of a call is simulated as well: a few latencies.
+    # The handshake of a call is simulated as well: a few latencies.
     taken = step("S-SGD", work, Cluster(FREE, NETWORK, ranks), buffer_mb=1e6, overlap=False)
     ring = 2 * (ranks - 1) * (4 * values / ranks * LINK.per_byte)
     assert taken.compute == pytest.approx(0.3) and taken.compression == pytest.approx(0.0, abs=1e-9)

@@ -185,14 +185,14 @@ def test_instruction_sets_agree(dtype: str) -> None:
         found = []
         for name in HostDevice.instruction_sets():
             device = HostDevice(1, name)
-            bound = codec.summands(device, dtype, ranks)
+            bound = codec.quantizer(device, dtype, ranks)
             residual = device.zeros_residual(x.size, dtype) + 1e-6 if bound.feedback else None
-            agreed = np.zeros(bound.agreed(x.size), bound.agreed_dtype)
+            shared_scale = np.zeros(bound.shared_scale(x.size), bound.shared_scale_dtype)
             numbers, out = np.zeros(bound.numbers(x.size), bound.number_dtype), x.copy()
             flat, flat_out = device.flat(x, dtype), device.flat(out, dtype)
-            bound.survey(flat, 0.5, residual, agreed)
-            bound.encode(flat, 0.5, residual, agreed, numbers)
-            bound.decode(numbers, agreed, flat_out)
+            bound.survey(flat, 0.5, residual, shared_scale)
+            bound.encode(flat, 0.5, residual, shared_scale, numbers)
+            bound.decode(numbers, shared_scale, flat_out)
             kept = b"" if residual is None else residual.tobytes()
-            found.append((agreed.tobytes(), numbers.tobytes(), kept, out.tobytes()))
+            found.append((shared_scale.tobytes(), numbers.tobytes(), kept, out.tobytes()))
         assert all(one == found[0] for one in found)

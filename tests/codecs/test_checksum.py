@@ -27,7 +27,7 @@ WAYS += [{"algorithm": a, "codec": c} for c in one_of_each(CHOOSING) for a in ("
 
 
 class Flipping(LoopbackTransport):
-    """Sends as it is told, but for one bit of one message; openings are left alone.
+    """Sends as it is told, but for one bit of one message; handshakes are left alone.
 
     Attributes
     ----------

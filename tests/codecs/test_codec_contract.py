@@ -93,8 +93,8 @@ def test_feedback_keeps_no_more_than_an_encoding_loses(codec: Codec) -> None:
     x = np.random.default_rng(3).standard_normal(n).astype(np.float32)
     coder = codec.coder(DEVICE, "float32")
     residual, wire = DEVICE.zeros_residual(n, "float32"), np.empty(coder.wire_nbytes(n), np.uint8)
-    for draw in range(200):
-        coder.encode(n, x, (), wire, EncodeOptions(residual=residual, draw=draw))
+    for rng_counter in range(200):
+        coder.encode(n, x, (), wire, EncodeOptions(residual=residual, rng_counter=rng_counter))
     kept, error = np.linalg.norm(residual) / np.linalg.norm(x), codec.encoding_error("float32")
     assert error is not None
     if codec.feedback_converges("float32") and error < 0.5:
@@ -213,7 +213,7 @@ def test_codecs_of_others_need_little() -> None:
 def test_what_a_codec_is_taken_for_that_says_nothing() -> None:
     keep = Keep()
     assert (keep.block, keep.fixed_size, keep.additive, keep.stochastic, keep.kind) == (1, True, False, False, "keep")
-    assert keep.summands(DEVICE, "float32", 2) is None and keep.sum_error(2) is None
+    assert keep.quantizer(DEVICE, "float32", 2) is None and keep.sum_error(2) is None
     assert keep.encoding_error("float32") is None and keep.bias(recoded=True) == keep.bias(recoded=False) == 0
     assert (keep.label, Keep(2).label, Keep(2, "fancy").label) == ("keep", "keep level=2", "keep level=2,mode=fancy")
     assert compcoll.QSGD(seed=5).label == "qsgd bits=4" and compcoll.MinMax().label == "minmax bits=8"

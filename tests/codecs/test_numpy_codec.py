@@ -131,15 +131,19 @@ def test_the_author_sees_finite_values_that_cannot_be_written(dtype: str) -> Non
 def test_random_numbers_go_by_seed_call_rank_and_place() -> None:
     x = np.random.default_rng(0).standard_normal(500).astype(np.float32)
     wires = [
-        encoded(Dithered(seed), x, draw=draw, position=place).tobytes()
+        encoded(Dithered(seed), x, rng_counter=rng_counter, position=place).tobytes()
         for seed in (0, 1)
-        for draw in (0, 1 << 32)
+        for rng_counter in (0, 1 << 32)
         for place in (0, 4096)
     ]
     assert len(set(wires)) == 8
     assert encoded(Dithered(), x).tobytes() == wires[0]
     got = np.mean(
-        [compcoll.decode(encoded(Dithered(), x, draw=draw), 500, "f4", codec=Dithered()) for draw in range(400)], 0
+        [
+            compcoll.decode(encoded(Dithered(), x, rng_counter=rng_counter), 500, "f4", codec=Dithered())
+            for rng_counter in range(400)
+        ],
+        0,
     )
     assert np.abs(got - x).max() < 0.02  # without bias: 0.05 / 20 is the deviation
 

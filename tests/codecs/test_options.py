@@ -120,7 +120,7 @@ def test_coders_have_the_defaults_of_the_contract(coder: type) -> None:
     given = inspect.signature(base.Coder.encode).parameters["how"].default
     assert given._asdict() == {
         **{"residual": None, "feed": True, "residual_scale": 1.0, "decoded": None},
-        **{"scale": 1.0, "draw": 0, "position": 0},
+        **{"scale": 1.0, "rng_counter": 0, "position": 0},
     }
     assert inspect.signature(base.Coder.decode).parameters["scale"].default == 1.0
 

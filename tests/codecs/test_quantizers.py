@@ -23,10 +23,10 @@ SETS = HostDevice.instruction_sets()
 SIZES = [(10000, 2048), (6001, 64), (333, 8), (777, 24), (5, 2048), (2049, 2048), (1500, 512)]
 
 
-def encode(instruction_set: str, codec: Codec, x: np.ndarray, **draw: int) -> bytes:
+def encode(instruction_set: str, codec: Codec, x: np.ndarray, **rng_counter: int) -> bytes:
     coder = codec.coder(HostDevice(1, instruction_set), x.dtype.name)
     guarded = np.full(coder.wire_nbytes(x.size) + 64, 0xA5, np.uint8)
-    nbytes = coder.encode(x.size, x, (), guarded[:-64], EncodeOptions(**draw))
+    nbytes = coder.encode(x.size, x, (), guarded[:-64], EncodeOptions(**rng_counter))
     assert (guarded[nbytes:] == 0xA5).all()
     return guarded[:nbytes].tobytes()
 
@@ -39,7 +39,7 @@ def decode(instruction_set: str, codec: Codec, wire: bytes, n: int, dtype: Any, 
     return out[:n]
 
 
-def expected(codec: Codec, x: np.ndarray, draw: int = 0, position: int = 0) -> oracle.Coded:
+def expected(codec: Codec, x: np.ndarray, rng_counter: int = 0, position: int = 0) -> oracle.Coded:
     if isinstance(codec, OneBit):
         return oracle.onebit(x, codec.block, 2)
     if isinstance(codec, Sign):
@@ -48,16 +48,16 @@ def expected(codec: Codec, x: np.ndarray, draw: int = 0, position: int = 0) -> o
         return oracle.fp8(x, codec.block, codec.format)
     assert isinstance(codec, QSGD | TernGrad)
     stochastic = isinstance(codec, TernGrad) or codec.rounding == "stochastic"
-    random = oracle.random16(x.size, codec.seed, draw, position) if stochastic else None
+    random = oracle.random16(x.size, codec.seed, rng_counter, position) if stochastic else None
     if isinstance(codec, TernGrad):
         return oracle.qsgd(x, 2, codec.block, "max", random)
     return oracle.qsgd(x, codec.bits, codec.block, codec.norm, random)
 
 
-def check(instruction_set: str, codec: Codec, x: np.ndarray, draw: int = 0, position: int = 0) -> None:
+def check(instruction_set: str, codec: Codec, x: np.ndarray, rng_counter: int = 0, position: int = 0) -> None:
     with np.errstate(under="ignore"):
-        wire, values = expected(codec, x, draw, position)
-    got = encode(instruction_set, codec, x, draw=draw, position=position)
+        wire, values = expected(codec, x, rng_counter, position)
+    got = encode(instruction_set, codec, x, rng_counter=rng_counter, position=position)
     assert got == wire
     nan = np.isnan(values)
     decoded = decode(instruction_set, codec, wire, x.size, x.dtype)
@@ -90,7 +90,13 @@ def test_philox_gives_the_published_numbers() -> None:
 def test_qsgd_follows_its_formula(instruction_set: str, dtype: Any, bits: int, norm: str, rounding: str) -> None:
     for seed, (n, block) in enumerate(SIZES):
         codec = QSGD(bits, block, norm, rounding, seed=2**63 + seed)
-        check(instruction_set, codec, oracle.blocks_of_all_kinds(dtype, n, seed), draw=7 << 32 | seed, position=8 * n)
+        check(
+            instruction_set,
+            codec,
+            oracle.blocks_of_all_kinds(dtype, n, seed),
+            rng_counter=7 << 32 | seed,
+            position=8 * n,
+        )
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
@@ -125,14 +131,14 @@ codecs = st.one_of(
     n=st.integers(0, 3000),
     dtype=st.sampled_from([np.float32, np.float64]),
     seed=st.integers(0, 2**31),
-    draw=st.integers(0, 2**64 - 1),
+    rng_counter=st.integers(0, 2**64 - 1),
     position=st.integers(0, 2**40).map(lambda p: 8 * p),
     instruction_set=st.sampled_from(SETS),
 )
 def test_wires_are_the_oracles(
-    codec: Codec, n: int, dtype: Any, seed: int, draw: int, position: int, instruction_set: str
+    codec: Codec, n: int, dtype: Any, seed: int, rng_counter: int, position: int, instruction_set: str
 ) -> None:
-    check(instruction_set, codec, oracle.blocks_of_all_kinds(dtype, n, seed), draw, position)
+    check(instruction_set, codec, oracle.blocks_of_all_kinds(dtype, n, seed), rng_counter, position)
 
 
 @examples(100)
@@ -166,8 +172,8 @@ def test_stochastic_rounding_has_no_bias(bits: int, norm: str) -> None:
     coder = codec.coder(HostDevice(), "float64")
     total, squares = np.zeros_like(x), np.zeros_like(x)
     wire, got = np.empty(coder.wire_nbytes(x.size), np.uint8), np.empty_like(x)
-    for draw in range(draws):
-        coder.encode(x.size, x, (), wire, EncodeOptions(draw=draw))
+    for rng_counter in range(draws):
+        coder.encode(x.size, x, (), wire, EncodeOptions(rng_counter=rng_counter))
         coder.decode(x.size, None, (wire,), got)
         total += got
         squares += (got - x) ** 2
@@ -228,7 +234,7 @@ def test_threads_do_not_change_the_bits() -> None:
         for threads in (1, 2):
             coder = codec.coder(HostDevice(threads), "float32")
             wires.append(np.zeros(coder.wire_nbytes(x.size), np.uint8))
-            coder.encode(x.size, x, (), wires[-1], EncodeOptions(draw=3))
+            coder.encode(x.size, x, (), wires[-1], EncodeOptions(rng_counter=3))
         np.testing.assert_array_equal(wires[0], wires[1])
 
 

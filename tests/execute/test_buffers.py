@@ -18,7 +18,7 @@ from compcoll.errors import CollectiveFailed, InvalidBuffer, UnknownAlgorithm
 from compcoll.host.device import HostDevice
 from compcoll.layout import World as Ranks
 from compcoll.plan import choose
-from compcoll.plan.call import MOVED, REDUCTIONS, Call, Setting
+from compcoll.plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting
 from compcoll.plan.cost import DEFAULTS
 from compcoll.plan.plan import make_plan
 from compcoll.sparse import TopK
@@ -143,11 +143,11 @@ def test_no_memory_for_wires(collective: str, algorithm: str, start: str, calls:
     def none(nbytes: int) -> Any:
         raise MemoryError("none left")
 
-    lanes = world.comms[2]._lanes
-    for lane in (lanes.alone, *lanes.in_turn):
-        lane.arena.slabs.clear()
-        lane.arena._taken.clear()
-        lane.arena._allocate = none
+    slots = world.comms[2]._slots
+    for slot in (slots.alone, *slots.in_turn):
+        slot.arena.slabs.clear()
+        slot.arena._taken.clear()
+        slot.arena._allocate = none
     told = failures(world, start + collective, algorithm=algorithm)
     if isinstance(told[2], CompcollError):  # else it has what a call before took
         check_told(told, 2, collective)
@@ -169,7 +169,7 @@ def check_told(told: list[Any], lacking: int, collective: str = "") -> None:
 
 
 def call(collective: str, n: int, dtype: str = "float32", algorithm: str = "auto", **more: Any) -> Call:
-    op = more.pop("op", "sum" if collective in REDUCTIONS else MOVED)
+    op = more.pop("op", "sum" if collective in REDUCTIONS else NO_REDUCTION)
     rows = () if collective == "allgatherv" else None
     root = 0 if collective == "bcast" else None
     return Call(
@@ -188,7 +188,7 @@ def test_more_than_mpi_counts(collective: str, dtype: str) -> None:
     ranks = 4 if collective == "allgather" else 1  # whose parts have displacements
     for n, fits in (((2**31 - 1) // ranks, True), (2**31 // ranks, False), (2**40, False)):
         if collective == "allgatherv":
-            continue  # whose sizes are known only after the opening
+            continue  # whose sizes are known only after the handshake
         asked = call(collective, n, dtype, algorithm="native")
         if fits:
             assert make_plan(asked, setting()).algorithm == "native"
@@ -277,7 +277,7 @@ def test_advice_never_leads_in_a_circle(collective: str) -> None:
     for codec in (None, *one_of_each(EVERY)):
         for dtype in ("float32", "int32", "bool", "complex64"):
             for algorithm in (*choose.NAMES[collective], "auto"):
-                for op in ("sum", "max", "band") if collective in REDUCTIONS else (MOVED,):
+                for op in ("sum", "max", "band") if collective in REDUCTIONS else (NO_REDUCTION,):
                     for checksum in (False, True):
                         for library in ("MPI", ""):
                             for n in (1000, 2**33):

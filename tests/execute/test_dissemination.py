@@ -1,4 +1,4 @@
-"""Small allreduces, whose arrays travel with the opening."""
+"""Small allreduces, whose arrays travel with the handshake."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_a_message_through_memory() -> None:
     ends = [mail.message(1, 0, 0, sending=False), sent, waiting, mail.message(1, 0, 0, sending=True)]
     none = Wire(memoryview(b""))
 
-    def begin(exchange: _host.Exchange, looks: int, naps: int) -> _host.Collective:
-        return _host.Collective(exchange, same, 0, None, None, None, None, None, 0, looks, naps)
+    def begin(exchange: _host.Exchange, looks: int, sleeps: int) -> _host.Collective:
+        return _host.Collective(exchange, same, 0, None, None, None, None, None, 0, looks, sleeps)
 
     first = _host.Exchange(arrays[0], [(ends[0], ends[1], none, b"", 24, 8, 8, False)])
     second = _host.Exchange(arrays[1], [(ends[2], ends[3], none, b"", 24, 8, 8, True)])

@@ -10,7 +10,7 @@ from fakes.loopback import World
 
 from compcoll import Communicator
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
-from compcoll.execute.missing import RollCall
+from compcoll.execute.failure_detector import FailureDetector
 from compcoll.transports import loopback
 from compcoll.transports.loopback import LoopbackTransport
 
@@ -62,11 +62,11 @@ def test_an_error_that_a_thread_finds_meanwhile_is_the_one_that_is_told(monkeypa
     requests = [comm.iallreduce(x, **RING) for _ in range(2)]
     found, learnt = PeerFailed("rank 1 has died", (1,)), PeerFailed("rank 1 has died", (1,))
 
-    def ask(self: RollCall, waiting: str, limit: float) -> CompcollError:
+    def ask(self: FailureDetector, waiting: str, limit: float) -> CompcollError:
         comm._engine.fail(found)  # as the thread that advances them does
         return learnt
 
-    monkeypatch.setattr(RollCall, "ask", ask)
+    monkeypatch.setattr(FailureDetector, "ask", ask)
     for request in requests:
         with pytest.raises(PeerFailed) as caught:
             request.wait()

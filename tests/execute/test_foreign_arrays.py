@@ -122,7 +122,7 @@ def test_one_rank_alone() -> None:
     assert comm.allreduce(held, out=held) is held
     assert comm.explain(held).algorithm == comm.explain(values).algorithm
     feedback = compcoll.ErrorFeedback()
-    comm.prepare_feedback(feedback, held)
+    comm._prepare_feedback(feedback, held)
     assert feedback.residual.size == values.size
     wire = compcoll.encode(tensor(values), codec="minmax", bits=4)
     assert bits(wire) == compcoll.encode(values, codec="minmax", bits=4).tobytes()

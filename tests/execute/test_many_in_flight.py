@@ -10,7 +10,7 @@ import pytest
 from fakes.loopback import World
 
 from compcoll.execute.engine import Request
-from compcoll.pending import Turn
+from compcoll.pending import OrderingTicket
 
 FEW, MANY = 100, 3000
 
@@ -19,19 +19,19 @@ def steps_each(count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> f
     """How often a collective, or what it waits for, is looked at while so many of two ranks end; both in turns."""
     world = World(2, seed=None)
     looks: Counter[str] = Counter()
-    advance, test = Request._advance, Turn.Test
+    advance, test = Request._advance, OrderingTicket.Test
 
     def counted_advance(request: Request, *patience: Any) -> bool:
         looks["requests"] += 1
         return advance(request, *patience)
 
-    def counted_test(turn: Turn) -> bool:
+    def counted_test(ticket: OrderingTicket) -> bool:
         looks["turns"] += 1
-        return test(turn)
+        return test(ticket)
 
     with monkeypatch.context() as patched:
         patched.setattr(Request, "_advance", counted_advance)
-        patched.setattr(Turn, "Test", counted_test)
+        patched.setattr(OrderingTicket, "Test", counted_test)
         pending = [
             [comm.iallreduce(np.full(50, n, np.float32), **options) for n in range(count)] for comm in world.comms
         ]

@@ -159,7 +159,7 @@ def test_call_sites(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("more", [-16, -1, 1, 16])
 @pytest.mark.parametrize("n", [1, 300, 50_000])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_openings_of_another_length(ranks: int, n: int, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handshakes_of_another_length(ranks: int, n: int, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rank's are shorter or longer, also where arrays travel along."""
     messages = LoopbackTransport.send_init
 

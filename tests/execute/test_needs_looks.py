@@ -12,7 +12,7 @@ from compcoll import pending as steps
 from compcoll.errors import CompcollError, PeerTimeout
 from compcoll.execute import engine
 from compcoll.execute.engine import Engine, Request
-from compcoll.pending import NeedsLooks, Pending
+from compcoll.pending import NeedsPolling, Pending
 from compcoll.stats import Stats
 
 
@@ -41,7 +41,7 @@ class AfterLooks:
 
 
 @pytest.fixture
-def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the engine has napped."""
     found: list[float] = []
     sleep = time.sleep
@@ -71,40 +71,40 @@ def nonblocking(waits: Engine, pending: Pending) -> None:
 
 
 @pytest.mark.parametrize("wait", [blocking, nonblocking])
-def test_nobody_naps_while_it_is_under_way(wait: Any, naps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "_SECONDS_OF_LOOKS", 60.0)
+def test_nobody_naps_while_it_is_under_way(wait: Any, sleeps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_SPIN_SECONDS", 60.0)
     waits = Engine(60.0, Alone())
-    wait(waits, NeedsLooks(AfterLooks(300), 0))
-    assert not naps and steps.seconds_of_looks() == 0.0
+    wait(waits, NeedsPolling(AfterLooks(300), 0))
+    assert not sleeps and steps.spin_seconds() == 0.0
     wait(waits, AfterLooks(300))
-    assert naps
+    assert sleeps
 
 
-def test_others_waits_do_not_nap_either(naps: list[float]) -> None:
-    needy = NeedsLooks(AfterLooks(float("inf")), 600_000_000)
-    assert 60.0 < steps.seconds_of_looks() < 61.0
+def test_others_waits_do_not_nap_either(sleeps: list[float]) -> None:
+    needy = NeedsPolling(AfterLooks(float("inf")), 600_000_000)
+    assert 60.0 < steps.spin_seconds() < 61.0
     waits = Engine(60.0, Alone())
     blocking(waits, AfterLooks(300))
-    assert not naps
+    assert not sleeps
     del needy
     blocking(waits, AfterLooks(300))
-    assert naps
+    assert sleeps
 
 
-def test_naps_begin_where_a_rank_must_have_been_stopped(naps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "_SECONDS_OF_LOOKS", 0.05)
+def test_naps_begin_where_a_rank_must_have_been_stopped(sleeps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_SPIN_SECONDS", 0.05)
     begun = time.monotonic()
     with pytest.raises(PeerTimeout, match=r"nothing came for 0\.2 s"):
-        blocking(Engine(0.2, Alone()), NeedsLooks(AfterLooks(float("inf")), 100))
-    assert naps and naps[0] >= begun + 0.05
+        blocking(Engine(0.2, Alone()), NeedsPolling(AfterLooks(float("inf")), 100))
+    assert sleeps and sleeps[0] >= begun + 0.05
 
 
 def test_they_come_and_go_in_many_threads() -> None:
     def come_and_go(_: int) -> None:
         for _ in range(500):
-            needy = NeedsLooks(AfterLooks(1), 10)
-            assert needy.Test() and steps.seconds_of_looks() > 0
+            needy = NeedsPolling(AfterLooks(1), 10)
+            assert needy.Test() and steps.spin_seconds() > 0
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(come_and_go, range(4)))
-    assert not steps._seconds_of_looks
+    assert not steps._spin_seconds

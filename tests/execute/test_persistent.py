@@ -10,7 +10,7 @@ from fakes.loopback import World, normals
 
 from compcoll import Communicator, ErrorFeedback
 from compcoll.errors import CommunicatorBroken, InvalidArgument
-from compcoll.execute.lanes import AT_ONCE
+from compcoll.execute.slots import AT_ONCE
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("allreduce", {"codec": "minmax", "algorithm": "ring"}),

@@ -16,7 +16,7 @@ from properties import examples
 
 from compcoll import Communicator, ErrorFeedback
 from compcoll.errors import CollectiveMismatch, CommunicatorBroken, InvalidBuffer, PeerTimeout
-from compcoll.execute.lanes import AT_ONCE
+from compcoll.execute.slots import AT_ONCE
 from compcoll.host.device import HostDevice
 from compcoll.kernels import _host
 
@@ -67,8 +67,8 @@ def test_calls_like_one_another_are_compiled_once_a_lane() -> None:
             ]
             assert all(np.isfinite(call.result(60)).all() for call in calls)
         counts.append([len(comm._programs._kept) for comm in world.comms])
-    kinds, lanes = 3, 1 + AT_ONCE  # the ring's with feedback is another
-    assert all(1 <= count <= kinds * lanes for count in counts[-1])
+    kinds, slots = 3, 1 + AT_ONCE  # the ring's with feedback is another
+    assert all(1 <= count <= kinds * slots for count in counts[-1])
 
 
 @pytest.mark.parametrize("shape", [(500,), (5, 100), ()], ids=str)
@@ -101,13 +101,13 @@ def test_blocking_calls_wait_for_the_openings_before(how: dict[str, Any], late: 
             for number, request in enumerate(pending):
                 np.testing.assert_allclose(request.wait(), 2 * number + 1, rtol=1e-2)
             np.testing.assert_allclose(comm.allreduce(array(6), **how), 13, rtol=1e-2)
-        assert comm._turn is not None and comm._turn.over
+        assert comm._ticket is not None and comm._ticket.over
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(run, world.comms)) == [None, None]
 
 
-def test_openings_before_that_never_end_break_a_blocking_call() -> None:
+def test_handshakes_before_that_never_end_break_a_blocking_call() -> None:
     world = World(2, seed=None, timeout=1)
     how: dict[str, Any] = {"codec": "zfp", "rate": 16, "algorithm": "ring"}
     for seed in range(4):

@@ -16,8 +16,8 @@ from compcoll import Communicator, ErrorFeedback, communicator, config
 from compcoll.errors import CompcollError
 from compcoll.execute.compiled_plan import Buffers, Run
 from compcoll.execute.engine import Engine
-from compcoll.execute.lanes import AT_ONCE
-from compcoll.pending import Steps, Turn
+from compcoll.execute.slots import AT_ONCE
+from compcoll.pending import OrderingTicket, Steps
 from compcoll.plan.signature import Signature
 from compcoll.transports import loopback
 from compcoll.transports.base import Wire
@@ -86,13 +86,13 @@ def test_settings_reach_the_engine(progress: str, blocks: bool, made: dict[str, 
     transport: Any = Loopback(2).transports[0]
     transport.blocks = blocks
     comm = Communicator(transport, progress=progress, timeout=7)
-    assert (made["threaded"], made["naps"], made["private"]) == (progress == "thread", progress == "nap", blocks)
+    assert (made["threaded"], made["sleeps"], made["private"]) == (progress == "thread", progress == "nap", blocks)
     assert made["seconds"] == 7
     comm.free()
 
 
 @pytest.mark.parametrize(
-    ("size", "settings", "variable", "bounded", "sealed"),
+    ("size", "settings", "variable", "has_timeout", "sealed"),
     [
         (2, {}, None, False, False),
         (2, {"timeout": 3}, None, True, False),
@@ -105,7 +105,7 @@ def test_who_must_not_block_and_who_seals(
     size: int,
     settings: dict[str, Any],
     variable: str | None,
-    bounded: bool,
+    has_timeout: bool,
     sealed: bool,
     made: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -113,11 +113,13 @@ def test_who_must_not_block_and_who_seals(
     if variable is not None:
         monkeypatch.setenv("COMPCOLL_TIMEOUT", variable)
     ranks = World(size, **settings).comms[0]._collectives._ranks
-    assert (ranks.bounded, ranks.checksum) == (bounded, sealed) and made["seconds"] == (1800 if not bounded else 3)
+    assert (ranks.has_timeout, ranks.checksum) == (has_timeout, sealed) and made["seconds"] == (
+        1800 if not has_timeout else 3
+    )
 
 
 def test_tags_of_openings_and_lanes_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each lane has tags for all phases of a collective: none is an opening's, or another lane's."""
+    """Each lane has tags for all phases of a collective: none is a handshake's, or another lane's."""
     tags: set[int] = set()
     isend = LoopbackTransport.isend
 
@@ -131,10 +133,10 @@ def test_tags_of_openings_and_lanes_are_not_shared(monkeypatch: pytest.MonkeyPat
         tags.clear()
         world.allreduce(normals(4, 500), codec="minmax", algorithm="hierarchical")
         seen.append(set(tags))
-    opening = set.intersection(*seen)
-    lanes = [each - opening for each in seen]
-    assert opening == {0} and all(lanes)  # and 1, where ranks tell each other their calls
-    assert sum(map(len, lanes)) == len(set().union(*lanes)) and min(set().union(*lanes)) > max(opening) + 1
+    handshake = set.intersection(*seen)
+    slots = [each - handshake for each in seen]
+    assert handshake == {0} and all(slots)  # and 1, where ranks tell each other their calls
+    assert sum(map(len, slots)) == len(set().union(*slots)) and min(set().union(*slots)) > max(handshake) + 1
 
 
 RING: dict[str, Any] = {"codec": "minmax", "bits": 4, "algorithm": "ring"}
@@ -179,7 +181,7 @@ def test_blocking_calls_beside_others_are_like_those_that_do_not_block(how: dict
             assert a is not None and b is not None
             assert (a.collective, a.codec, a.algorithm, a.raw_nbytes) == ("allreduce", b.codec, b.algorithm, 3600)
             assert (a.wire_nbytes, a.raw_sent_nbytes) == (b.wire_nbytes, b.raw_sent_nbytes)
-            assert comm.begun == number + 1
+            assert comm.sequence_number == number + 1
     if fed_back and "codec" in how:
         assert all(f.residual.any() for f in feedbacks[0])
 
@@ -205,10 +207,10 @@ def test_turns_are_taken_by_what_needs_them_only() -> None:
     """Calls with tags of their own may overtake each other once they are opened; those of MPI's keep their order."""
     comm = World(2).comms[0]
     first = comm.iallreduce(np.ones(50, np.float32), **RING)
-    turn = comm._turn
-    assert isinstance(turn, Turn) and not turn.used and not first.done
+    ticket = comm._ticket
+    assert isinstance(ticket, OrderingTicket) and not ticket.used and not first.done
     comm.iallreduce(np.ones(50, np.float32), **RING)
-    assert comm._turn is not turn and comm._turn is not None and comm._turn.before is turn
+    assert comm._ticket is not ticket and comm._ticket is not None and comm._ticket.before is ticket
     comm._engine.fail(CompcollError("the test is over"))
 
 
@@ -218,7 +220,7 @@ def test_the_way_of_gpus_is_taken_if_all_ranks_are_on_them(everybody: bool) -> N
     world, inputs = World(2), normals(2, 60)
 
     def carried(buffers: Buffers, run: Run) -> Steps:
-        run.turn.used = True
+        run.ticket.used = True
         yield None
         return "carried"
 
@@ -241,9 +243,9 @@ def test_a_handshake_waits_for_the_openings_before_it() -> None:
 
     def run(comm: Communicator) -> tuple[int, np.ndarray]:
         pending = comm.iallreduce(np.full(700, comm.rank + 1.0, np.float32), algorithm="ring")
-        comm.handshake(Signature("something else"))
-        assert comm._turn is not None and comm._turn.over
-        return comm.begun, pending.wait()
+        comm._agree(Signature("something else"))
+        assert comm._ticket is not None and comm._ticket.over
+        return comm.sequence_number, pending.wait()
 
     with ThreadPoolExecutor(2) as pool:
         for begun, result in pool.map(run, world.comms):

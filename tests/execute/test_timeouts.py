@@ -15,7 +15,7 @@ from fakes.loopback import World, normals
 
 from compcoll import Communicator, Request
 from compcoll.errors import CommunicatorBroken, CompcollError, PeerTimeout
-from compcoll.kernels._host import naps_within
+from compcoll.kernels._host import sleeps_within
 from compcoll.plan import choose
 from compcoll.transports import loopback
 
@@ -36,7 +36,7 @@ def start(comm: Communicator, collective: str, algorithm: str, x: np.ndarray) ->
     ("seconds", "milliseconds"), [(0.0, 0), (0.1, 25), (1.0, 250), (1800.0, 250), (float("inf"), 250)]
 )
 def test_naps_are_a_part_of_the_time_out(seconds: float, milliseconds: int) -> None:
-    assert naps_within(seconds) == milliseconds
+    assert sleeps_within(seconds) == milliseconds
 
 
 def outcome(request: Request) -> tuple[CompcollError | None, float]:
@@ -133,13 +133,13 @@ LOOK, LIMIT = 0.05, 0.3
         (lambda comm, x: comm.allreduce(x, codec="zfp", tolerance=1e-3, algorithm="ring"), True),
         (lambda comm, x: comm.allreduce(x, codec="minmax", algorithm="recursive_doubling"), True),
     ],
-    ids=["opening", "replayed", "not blocking", "of variable size", "recursive doubling"],
+    ids=["handshake", "replayed", "not blocking", "of variable size", "recursive doubling"],
 )
 def test_time_outs_are_seconds_and_not_looks(
     call: Callable[[Communicator, np.ndarray], object], halfway: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy core a look takes as long as others have it: here all of rank 0 do. The other rank's messages do not
-    come, or none after its opening.
+    come, or none after its handshake.
     """
     world = World(2, timeout=LIMIT, ranks_per_node=1, seed=None)
     inputs = normals(2, 5000)

@@ -18,14 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fakes.deferred_kernels import Coder, DeviceArray, Passes, Summands, memory_of
+from fakes.deferred_kernels import Coder, DeviceArray, IntegerQuantizer, Passes, memory_of
 from fakes.loopback import World
 
 from compcoll.dtypes import numpy_dtype
 from compcoll.errors import InvalidBuffer, UnsupportedDevice
 from compcoll.execute.gpu import DeviceCollectives
 from compcoll.gpu.ipc_transport import Sharing
-from compcoll.gpu.stream_transport import Joining
+from compcoll.gpu.stream_transport import Bootstrap
 from compcoll.gpu.streams import Streams
 from compcoll.host.device import HostDevice
 from compcoll.transports.base import Wire
@@ -185,14 +185,14 @@ class Runtime:
 
 
 class NothingJoins:
-    """The `Joining` of devices that nothing joins."""
+    """The `Bootstrap` of devices that nothing joins."""
 
     name = "none"
 
     def identity(self) -> Any:
         raise UnsupportedDevice("the deferred device joins nothing")
 
-    invitation = join = identity
+    unique_id = join = identity
 
 
 class Device:
@@ -204,18 +204,18 @@ class Device:
         self.runtime = Runtime(without, early=early, seed=seed)
         self.streams = Streams(self.runtime)
         self.current = Stream()
-        self.joins: Joining = NothingJoins()
+        self.joins: Bootstrap = NothingJoins()
         self.shares: Sharing | None = None
         self._host = HostDevice()
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Coder:
         return Coder(self.runtime, self._host.coder(kernel, dtype, variant=variant, seed=seed))
 
-    def integers(self, bits: int, levels: int, block: int, dtype: str) -> Summands:
-        return Summands(self.runtime, self._host.integers(bits, levels, block, dtype))
+    def integers(self, bits: int, levels: int, block: int, dtype: str) -> IntegerQuantizer:
+        return IntegerQuantizer(self.runtime, self._host.integers(bits, levels, block, dtype))
 
-    def votes(self, ranks: int, block: int, dtype: str) -> Summands:
-        return Summands(self.runtime, self._host.votes(ranks, block, dtype))
+    def votes(self, ranks: int, block: int, dtype: str) -> IntegerQuantizer:
+        return IntegerQuantizer(self.runtime, self._host.votes(ranks, block, dtype))
 
     def passes(self, dtype: str) -> Passes:
         return Passes(self.runtime, self._host.selection(dtype))
@@ -223,7 +223,7 @@ class Device:
     def number_coder(self, numbers: DeviceArray, op: str) -> Coder:
         return Coder(self.runtime, self._host.number_coder(memory_of(numbers), op))
 
-    def joining(self) -> Joining:
+    def bootstrap(self) -> Bootstrap:
         return self.joins
 
     def sharing(self) -> Sharing:
@@ -351,7 +351,7 @@ class DeferredWorld(World):
         Ranks whose arrays are on the host.
     mpi : bool
         Whether there is an MPI, for allreduces of its own.
-    joining : callable, optional
+    bootstrap : callable, optional
         Gives each rank's way to join other GPUs.
     sharing : callable, optional
         Gives what each rank shares of its GPU.
@@ -366,7 +366,7 @@ class DeferredWorld(World):
         early: bool | None = None,
         on_host: Sequence[int] = (),
         mpi: bool = False,
-        joining: Callable[[int], Joining] | None = None,
+        bootstrap: Callable[[int], Bootstrap] | None = None,
         sharing: Callable[[int], Sharing] | None = None,
         **settings: Any,
     ) -> None:
@@ -383,8 +383,8 @@ class DeferredWorld(World):
             self.devices.append(device)
             if device is None:
                 continue
-            if joining is not None:
-                device.joins = joining(comm.rank)
+            if bootstrap is not None:
+                device.joins = bootstrap(comm.rank)
             if sharing is not None:
                 device.shares = sharing(comm.rank)
             if direct:

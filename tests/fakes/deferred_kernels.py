@@ -70,16 +70,24 @@ class Coder:
         self._runtime.launching.add(lambda: self._coder.decode(n, memory_of(add), terms, memory_of(out), scale=scale))
 
 
-class Summands:
+class IntegerQuantizer:
     """The host's, launched on a stream."""
 
     gathered = None
 
-    def __init__(self, runtime: Any, summands: Any) -> None:
-        for name in ("agreed_dtype", "number_dtype", "per_value", "feedback", "is_sum", "agreed", "numbers"):
-            setattr(self, name, getattr(summands, name))
+    def __init__(self, runtime: Any, quantizer: Any) -> None:
+        for name in (
+            "shared_scale_dtype",
+            "number_dtype",
+            "per_value",
+            "feedback",
+            "is_sum",
+            "shared_scale",
+            "numbers",
+        ):
+            setattr(self, name, getattr(quantizer, name))
         for name in ("survey", "encode", "decode"):
-            setattr(self, name, self._launched(runtime, getattr(summands, name)))
+            setattr(self, name, self._launched(runtime, getattr(quantizer, name)))
 
     @staticmethod
     def _launched(runtime: Any, work: Callable[..., None]) -> Callable[..., None]:
@@ -96,13 +104,13 @@ class Passes:
     def __init__(self, runtime: Any, selection: HostSelection) -> None:
         self._selection = selection
         for name in ("moments", "sample", "find", "take", "put", "add", "subtract"):
-            setattr(self, name, Summands._launched(runtime, getattr(self, f"_{name}")))
+            setattr(self, name, IntegerQuantizer._launched(runtime, getattr(self, f"_{name}")))
 
     def _moments(self, values: np.ndarray, sums: np.ndarray) -> None:
-        lanes, block = 256 // values.itemsize, 65536 // values.itemsize
+        slots, block = 256 // values.itemsize, 65536 // values.itemsize
         padded = np.pad(np.where(np.isfinite(values), values, 0), (0, -values.size % block))
-        of_lanes = padded.reshape(-1, block // lanes, lanes)
-        rows = sums.reshape(-1, lanes, 4)
+        of_lanes = padded.reshape(-1, block // slots, slots)
+        rows = sums.reshape(-1, slots, 4)
         with np.errstate(over="ignore", under="ignore"):
             for place, terms in enumerate((of_lanes, np.abs(of_lanes), of_lanes * of_lanes)):
                 rows[:, :, place] = np.add.accumulate(terms, axis=1)[:, -1]

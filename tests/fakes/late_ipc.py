@@ -50,7 +50,7 @@ class LateSharing:
         self._common = common
         self._rank = rank
         self.refused: Exception | None = None
-        """What opening memory ends with."""
+        """What handshake memory ends with."""
 
     def memory_handle(self, memory: Any) -> bytes:
         handle = self._common.handle()
@@ -97,11 +97,11 @@ class SharingWorld(DeferredWorld):
 
     @property
     def carriers(self) -> set[str]:
-        return {comm.stats.carrier for comm in self.comms if comm.stats}
+        return {comm.stats.gpu_transport for comm in self.comms if comm.stats}
 
     @property
     def reasons(self) -> set[str]:
-        return {comm._gpu._together.why for comm in self.comms if comm._gpu}
+        return {comm._gpu._gpu_group.why for comm in self.comms if comm._gpu}
 
     def leave_out(self, site: Site | None) -> None:
         """Leave a wait out from now on."""

@@ -52,14 +52,14 @@ class LateNCCL:
 
 
 class LateCarrier:
-    """One rank's (the contract is `compcoll.gpu.stream_transport.Carrier`)."""
+    """One rank's (the contract is `compcoll.gpu.stream_transport.GpuTransport`)."""
 
     name = "late NCCL"
 
     def __init__(self, common: LateNCCL, rank: int) -> None:
         self._common = common
         self._rank = rank
-        self._begun = 0
+        self._sequence_number = 0
         self.error: CompcollError | None = None
         self.watched: list[tuple[Event, str, float]] = []
         self.freed = False
@@ -90,8 +90,8 @@ class LateCarrier:
         stream.add(work)
 
     def allreduce(self, x: Any, out: Any, dtype: str, *, mean: bool, stream: Stream) -> None:
-        common, number = self._common, self._begun
-        self._begun += 1
+        common, number = self._common, self._sequence_number
+        self._sequence_number += 1
         common.calls.append((self._rank, "allreduce", dtype, mean))
         assert dtype not in HALVES
         common.sums[number][self._rank] = _Part(x, stream)
@@ -119,7 +119,7 @@ class LateCarrier:
 
 
 class LateJoining:
-    """One rank's way to join (the contract is `compcoll.gpu.stream_transport.Joining`)."""
+    """One rank's way to join (the contract is `compcoll.gpu.stream_transport.Bootstrap`)."""
 
     name = "late NCCL"
 
@@ -128,20 +128,20 @@ class LateJoining:
         self._version, self._gpu = version, rank if gpu is None else gpu
         self.refused: CompcollError | None = None
         self.fails: Exception | None = None
-        self.carrier: LateCarrier | None = None
+        self.gpu_transport: LateCarrier | None = None
 
     def identity(self) -> tuple[int, bytes]:
         if self.refused is not None:
             raise self.refused
         return self._version, self._gpu.to_bytes(16, "little")
 
-    def invitation(self) -> bytes:
+    def unique_id(self) -> bytes:
         return b"\0invited\0".ljust(128, b"!")
 
-    def join(self, ranks: int, invitation: bytes, rank: int) -> LateCarrier:
-        assert ranks == self._common.ranks and invitation == self.invitation()
+    def join(self, ranks: int, unique_id: bytes, rank: int) -> LateCarrier:
+        assert ranks == self._common.ranks and unique_id == self.unique_id()
         if self.fails is not None:
             raise self.fails
         self._common.joined.append(rank)
-        self.carrier = LateCarrier(self._common, rank)
-        return self.carrier
+        self.gpu_transport = LateCarrier(self._common, rank)
+        return self.gpu_transport

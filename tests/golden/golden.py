@@ -109,7 +109,7 @@ class World:
         digest = blake2b(digest_size=2)
         reductions = kind.collective in ("allreduce", "reduce_scatter")
         for comm in self.comms:
-            comm.begun = 0  # of which random numbers are drawn
+            comm.sequence_number = 0  # of which random numbers are drawn
         runs: list[tuple[dict[str, Any], bool]] = (
             [({"op": op}, False) for op in ("sum", "mean")] if reductions else [({}, False)]
         )

@@ -47,10 +47,10 @@ def test_a_wire_goes_from_one_process_to_another(cupy: Any, monkeypatch: pytest.
     for name in ("ipcOpenMemHandle", "ipcOpenEventHandle"):
         monkeypatch.setattr(cupy.cuda.runtime, name, lambda handle: int.from_bytes(handle, "little"))
     links = [Links(device.sharing(), device.streams) for device in devices]
-    invitations = [each.invitation() for each in links]
+    unique_ids = [each.unique_id() for each in links]
     for rank, each in enumerate(links):
-        assert all(pending.Test() for pending in each.accept(invitations, rank))
-        each.check(invitations)
+        assert all(pending.Test() for pending in each.accept(unique_ids, rank))
+        each.check(unique_ids)
     slab, (event, handle) = devices[0].runtime.device_bytes(1 << 21), links[0].leaving()
     slab.array[:] = np.resize(np.arange(251, dtype=np.uint8), slab.nbytes)
     notice = links[0].notice(slab[4096:8192], [slab], handle)
@@ -72,5 +72,5 @@ def test_ranks_of_one_process_go_by_pinned_memory(cupy: Any) -> None:
     got = world.allreduce([fake_cupy.upload(x) for x in inputs], codec="minmax", algorithm="direct")
     np.testing.assert_array_equal([x.array for x in got], expected)
     for comm in world.comms:
-        assert comm.stats is not None and comm.stats.carrier == "" and comm._gpu is not None
-        assert "invalid resource handle" in comm._gpu._together.why and "NCCL" in comm._gpu._together.why
+        assert comm.stats is not None and comm.stats.gpu_transport == "" and comm._gpu is not None
+        assert "invalid resource handle" in comm._gpu._gpu_group.why and "NCCL" in comm._gpu._gpu_group.why

@@ -80,23 +80,23 @@ def test_nccl(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     nccl, calls = cupy.cuda.nccl, fake_cupy.NcclCommunicator.calls
     device = CudaDevice(0)
-    joining = device.joining()
+    bootstrap = device.bootstrap()
     with pytest.raises(errors.UnsupportedDevice, match="pip install nvidia-nccl"):
-        joining.identity()
+        bootstrap.identity()
     monkeypatch.setattr(nccl, "available", True)
     monkeypatch.setattr(nccl, "get_version", lambda: 20900)
     with pytest.raises(errors.UnsupportedDevice, match="older"):
-        joining.identity()
+        bootstrap.identity()
     monkeypatch.setattr(nccl, "get_version", lambda: 22703)
-    version, identity = joining.identity()
-    assert version == 22703 and len(identity) == 16 and joining.identity() == (version, identity)
+    version, identity = bootstrap.identity()
+    assert version == 22703 and len(identity) == 16 and bootstrap.identity() == (version, identity)
     monkeypatch.setattr(cupy.cuda.runtime, "deviceGetPCIBusId", lambda index: "another")
-    assert joining.identity()[1] != identity
+    assert bootstrap.identity()[1] != identity
     calls.clear()
-    carrier = joining.join(3, joining.invitation(), 1)
+    gpu_transport = bootstrap.join(3, bootstrap.unique_id(), 1)
     stream, first, second = device.streams.between, *(fake_cupy.upload(np.zeros(n, np.uint8)) for n in (40, 24))
-    carrier.exchange([(first, 0), (second, 2)], [(second, 0)], stream)
-    carrier.allreduce(first.view(np.float32), first.view(np.float32), "float32", mean=True, stream=stream)
+    gpu_transport.exchange([(first, 0), (second, 2)], [(second, 0)], stream)
+    gpu_transport.allreduce(first.view(np.float32), first.view(np.float32), "float32", mean=True, stream=stream)
     at = [array.data.ptr for array in (first, second)]
     assert calls == [
         ("init", 3, 1),
@@ -107,29 +107,29 @@ def test_nccl(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("groupEnd",),
         ("allReduce", at[0], at[0], 10, 7, 4, stream.ptr),
     ]
-    carrier.watch(device.runtime.record(stream), "allreduce by direct", 600)
-    carrier.check()
+    gpu_transport.watch(device.runtime.record(stream), "allreduce by direct", 600)
+    gpu_transport.check()
     monkeypatch.setattr(fake_cupy.NcclCommunicator, "fails", True)
-    carrier.watch(fake_cupy.Event(), "allreduce by direct", 600)
+    gpu_transport.watch(fake_cupy.Event(), "allreduce by direct", 600)
     deadline = time.monotonic() + 60
-    while carrier._watch.error is None or ("abort",) not in calls:
+    while gpu_transport._watch.error is None or ("abort",) not in calls:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     with pytest.raises(errors.CollectiveFailed, match="remote error"):
-        carrier.check()
-    carrier.free(60)
+        gpu_transport.check()
+    gpu_transport.free(60)
     assert ("destroy",) not in calls
-    joining.join(3, joining.invitation(), 1).free(60)
+    bootstrap.join(3, bootstrap.unique_id(), 1).free(60)
     assert calls[-1] == ("destroy",)
     late = threading.Event()  # another rank does not come to it
     monkeypatch.setattr(fake_cupy.NcclCommunicator, "fails", False)
     monkeypatch.setattr(fake_cupy.NcclCommunicator, "destroy", lambda self: late.wait(600))
-    joining.join(3, joining.invitation(), 1).free(0.05)
+    bootstrap.join(3, bootstrap.unique_id(), 1).free(0.05)
     assert calls[-1][0] == "init"  # nothing else may end what is being destroyed
     late.set()
-    carrier = joining.join(3, joining.invitation(), 1)
-    carrier.watch(fake_cupy.Event(), "allreduce by direct", 600)
-    carrier.free(0.05)
+    gpu_transport = bootstrap.join(3, bootstrap.unique_id(), 1)
+    gpu_transport.watch(fake_cupy.Event(), "allreduce by direct", 600)
+    gpu_transport.free(0.05)
     assert calls[-1] == ("abort",)
 
 
@@ -258,10 +258,10 @@ def test_timeline_of_an_allreduce(cupy: Any, monkeypatch: pytest.MonkeyPatch) ->
     world.allreduce(arrays, codec="zfp", algorithm="ring")
     with gpu_timeline.Recorder(world.comms[0]) as recorder:
         world.allreduce(arrays, codec="zfp", algorithm="ring")
-    lanes = [span.lane for span in recorder.spans]
+    lanes = [span.slot for span in recorder.spans]
     # Of 4 segments of each half the other's are sent, its own added to and sent again, and the other's decoded. One
-    # message is the opening's.
-    assert {lane: lanes.count(lane) for lane in gpu_timeline.LANES} == {"encode": 8, "decode": 4, "copy": 16, "send": 9}
+    # message is the handshake's.
+    assert {slot: lanes.count(slot) for slot in gpu_timeline.LANES} == {"encode": 8, "decode": 4, "copy": 16, "send": 9}
     assert all(span.end > span.begin for span in recorder.spans)
     assert 0 < gpu_timeline.hidden(recorder.spans) <= 1
     assert [line.split()[0] for line in gpu_timeline.picture(recorder.spans)] == list(gpu_timeline.LANES)
@@ -269,7 +269,7 @@ def test_timeline_of_an_allreduce(cupy: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert len(recorder.spans) == len(lanes)
     for rank, recorded in enumerate(gpu_timeline.record_here(2, 8192, codec="zfp", algorithm="ring")):
         assert 0 < recorded.host_seconds <= recorded.seconds and recorded.messages in (8, 9), rank
-        assert [span.lane for span in recorded.spans].count("encode") == 8
+        assert [span.slot for span in recorded.spans].count("encode") == 8
 
 
 def test_what_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_feedback_is_allocated_in_the_callers_stream(cupy: Any, monkeypatch: pyt
     comm, x = World(1).comms[0], fake_cupy.upload(np.ones(100, np.float32))
     feedback = ErrorFeedback()
     with cupy.cuda.Stream() as stream:
-        comm.prepare_feedback(feedback, x)
+        comm._prepare_feedback(feedback, x)
     assert seen == [stream.ptr] and isinstance(feedback.residual, cupy.ndarray) and feedback.residual.size == 100
     comm.allreduce(x, feedback=ErrorFeedback(), codec="minmax", stream=12345)
     assert seen == [stream.ptr, 12345]

@@ -107,14 +107,14 @@ def test_our_threads_use_thread_local_capture_mode(cupy: Any, driver: Driver) ->
     test = device.runtime.pending(event).Test
     for name in ("compcoll-progress", "compcoll-join", "user"):
         in_thread(name, test, device.runtime.stream, test)
-    carrier = device.joining().join(1, device.joining().invitation(), 0)
-    carrier.watch(event, "allreduce by direct", 600)
+    gpu_transport = device.bootstrap().join(1, device.bootstrap().unique_id(), 0)
+    gpu_transport.watch(event, "allreduce by direct", 600)
     deadline = time.monotonic() + 60
     while len(driver.calls.get("compcoll-watch", ())) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     fake_cupy.Event.status[event.ptr] = 0
-    carrier.free(60)
+    gpu_transport.free(60)
     test()
     ours = {name: calls for name, calls in driver.calls.items() if 1 in calls}
     assert sorted(ours) == [f"compcoll-{name}" for name in ("free", "join", "progress", "watch")]

@@ -86,8 +86,8 @@ def values_of(n: int, dtype: str) -> Any:
 
 def run(coder: Any, n: int, x: Any, y: Any, wires: list[Any], residual: Any, decoded: Any, out: Any) -> None:
     """Encode, add and encode again, with and without a residual, and decode the sum of three wires."""
-    options = EncodeOptions(draw=8, scale=0.5, decoded=decoded, residual=residual)
-    coder.encode(n, x, (), wires[0], EncodeOptions(draw=7, position=64))
+    options = EncodeOptions(rng_counter=8, scale=0.5, decoded=decoded, residual=residual)
+    coder.encode(n, x, (), wires[0], EncodeOptions(rng_counter=7, position=64))
     coder.encode(n, y, wires[:1], wires[1], options)
     coder.encode(n, None, wires[:2], wires[2], EncodeOptions(residual=residual, feed=False, residual_scale=0.25))
     coder.decode(n, x, wires, out, scale=0.5)
@@ -139,11 +139,17 @@ def test_numbers_are_the_hosts(codec: Any, dtype: str) -> None:
     device.runtime.launching = cupy.cuda.Stream.null
     for n, ranks in ((0, 2), (4099, 3), ((1 << 20) + 5, 100)):
         x = values_of(n, dtype)
-        here, there = (codec.summands(where, dtype, ranks) for where in (host, device))
-        agreed, numbers = np.zeros(here.agreed(n), here.agreed_dtype), np.zeros(here.numbers(n), here.number_dtype)
-        gpu_agreed, gpu_numbers, gpu_x = (cupy.asarray(array) for array in (agreed, numbers, x))
+        here, there = (codec.quantizer(where, dtype, ranks) for where in (host, device))
+        shared_scale, numbers = (
+            np.zeros(here.shared_scale(n), here.shared_scale_dtype),
+            np.zeros(here.numbers(n), here.number_dtype),
+        )
+        gpu_agreed, gpu_numbers, gpu_x = (cupy.asarray(array) for array in (shared_scale, numbers, x))
         out = x.copy()
-        for bound, a, b, c, d in ((here, x, agreed, numbers, out), (there, gpu_x, gpu_agreed, gpu_numbers, gpu_x)):
+        for bound, a, b, c, d in (
+            (here, x, shared_scale, numbers, out),
+            (there, gpu_x, gpu_agreed, gpu_numbers, gpu_x),
+        ):
             bound.survey(a, 0.5, None, b)
             bound.encode(a, 0.5, None, b, c)
             bound.decode(c, b, d)
@@ -311,7 +317,7 @@ def test_compressed_gradients_of_cuda_models(mpirun: Any, backend: str) -> None:
     mpirun(2, TESTS / "pytorch" / "gradients" / "gpu_gradients.py", backend, timeout=40)
 
 
-def exchanged(device: Any, carrier: Any) -> None:
+def exchanged(device: Any, gpu_transport: Any) -> None:
     """Messages of a rank to itself, and a mean of one, in a stream's order."""
     import cupy
 
@@ -320,26 +326,26 @@ def exchanged(device: Any, carrier: Any) -> None:
     came, mean = cupy.zeros_like(x), cupy.zeros_like(x)
     cupy.cuda.Device(0).synchronize()
     halves, wires = (array.view(cupy.uint8).reshape(2, -1) for array in (came, x))
-    carrier.exchange([(wire, 0) for wire in wires], [(half, 0) for half in halves], stream)
-    carrier.allreduce(came, mean, "float32", mean=True, stream=stream)
+    gpu_transport.exchange([(wire, 0) for wire in wires], [(half, 0) for half in halves], stream)
+    gpu_transport.allreduce(came, mean, "float32", mean=True, stream=stream)
     event = device.runtime.record(stream)
-    carrier.watch(event, "a test", 60)
+    gpu_transport.watch(event, "a test", 60)
     event.synchronize()
     np.testing.assert_array_equal(cupy.asnumpy(mean), np.arange(1 << 20, dtype=np.float32))
-    carrier.check()
-    carrier.free(60)
+    gpu_transport.check()
+    gpu_transport.free(60)
 
 
 def test_nccl_on_one_gpu() -> None:
     from compcoll.gpu.device import CudaDevice
 
     device = CudaDevice(0)
-    joining = device.joining()
+    bootstrap = device.bootstrap()
     try:
-        joining.identity()
+        bootstrap.identity()
     except compcoll.errors.UnsupportedDevice as error:
         pytest.skip(str(error))
-    exchanged(device, joining.join(1, joining.invitation(), 0))
+    exchanged(device, bootstrap.join(1, bootstrap.unique_id(), 0))
 
 
 def test_pytorchs_nccl_on_one_gpu(torch: Any) -> None:
@@ -349,6 +355,6 @@ def test_pytorchs_nccl_on_one_gpu(torch: Any) -> None:
     from compcoll.torch.groups.nccl import TorchNCCL
 
     device = CudaDevice(0)
-    joining = TorchNCCL(device.runtime, device.index, torch.distributed.HashStore())
-    assert joining.identity()[0] > 21000
-    exchanged(device, joining.join(1, joining.invitation(), 0))
+    bootstrap = TorchNCCL(device.runtime, device.index, torch.distributed.HashStore())
+    assert bootstrap.identity()[0] > 21000
+    exchanged(device, bootstrap.join(1, bootstrap.unique_id(), 0))

@@ -82,7 +82,7 @@ def test_many_under_way(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wire_for_several_ranks_has_one_event() -> None:
     world = SharingWorld(4)
     world.sum_of(normals(4, N), **OPTIONS)
-    links, asked = world.comms[0]._gpu._together.links, []  # type: ignore[union-attr]
+    links, asked = world.comms[0]._gpu._gpu_group.links, []  # type: ignore[union-attr]
     assert links is not None
     leaving = links.leaving
     links.leaving = lambda: asked.append(1) or leaving()  # type: ignore[method-assign, func-returns-value]
@@ -157,7 +157,7 @@ def test_nccl_comes_first() -> None:
     from fakes.late_nccl import LateJoining, LateNCCL
 
     nccl = LateNCCL(2)
-    world = SharingWorld(2, joining=[LateJoining(nccl, rank) for rank in range(2)].__getitem__)
+    world = SharingWorld(2, bootstrap=[LateJoining(nccl, rank) for rank in range(2)].__getitem__)
     world.loopback.run = partial(world.loopback.run, patience=60_000)  # type: ignore[method-assign]
     world.sum_of(normals(2, N), **OPTIONS)
     assert world.carriers == {"late NCCL"} and not world.ipc.memory
@@ -198,7 +198,7 @@ def test_ranks_that_cannot_share_go_by_pinned_memory(reason: str, monkeypatch: p
     elif reason == "other bytes":
         monkeypatch.setattr(way, "open_memory", lambda handle, nbytes: DeviceArray(np.zeros(nbytes, np.uint8)))
     else:
-        gpu._together._seconds = 0.05 if reason == "hangs" else 60.0
+        gpu._gpu_group._seconds = 0.05 if reason == "hangs" else 60.0
         accept, shares = Links.accept, gpu._links
 
         def shared() -> Links:
@@ -208,7 +208,7 @@ def test_ranks_that_cannot_share_go_by_pinned_memory(reason: str, monkeypatch: p
         def accepted(links: Links, *given: Any) -> list[Any]:
             return [Never()] if links is last[0] else accept(links, *given)
 
-        monkeypatch.setattr(gpu._together, "_shares", shared)
+        monkeypatch.setattr(gpu._gpu_group, "_shares", shared)
         monkeypatch.setattr(Links, "accept", accepted)
         world.loopback.run = partial(world.loopback.run, patience=10**7)  # type: ignore[method-assign]
     inputs = normals(3, N)

@@ -36,13 +36,13 @@ def from_elsewhere(x: np.ndarray, without: Site | None = None) -> tuple[SharingW
     world.leave_out(without)
     ends: list[tuple[IPCTransport, Wire, Any]] = []
     for comm, device in zip(world.comms, world.devices):
-        assert device is not None and comm._gpu is not None and comm._gpu._together.links is not None
+        assert device is not None and comm._gpu is not None and comm._gpu._gpu_group.links is not None
         memory = DeviceMemory(device.runtime)
         given = device.upload(x)
         timeline = Timeline(device.streams, device.current, device.runtime.record(device.current), None)
-        links, host = comm._gpu._together.links, world.loopback.transports[comm.rank]
-        transport = IPCTransport(links, host, timeline, memory.here, memory.pinned.take)
-        ends.append((transport, Wire((memory.here.take(x.nbytes) if comm.rank else given).view(np.uint8)), device))
+        links, host = comm._gpu._gpu_group.links, world.loopback.transports[comm.rank]
+        transport = IPCTransport(links, host, timeline, memory.here, memory.pinned.allocate)
+        ends.append((transport, Wire((memory.here.allocate(x.nbytes) if comm.rank else given).view(np.uint8)), device))
     sending, arriving = ends[0][0].isend(ends[0][1], 1, 77), ends[1][0].irecv(ends[1][1], 0, 77)
     while not arriving.Test():
         sending.Test()
@@ -154,7 +154,7 @@ def test_trying_shows_other_bytes_without_a_wait(site: Site) -> None:
     world.leave_out(site)
     inputs = world.upload(normals(3, N))
     requests = [comm.iallreduce(x, **OPTIONS) for comm, x in zip(world.comms, inputs)]
-    while not all(comm._gpu is not None and comm._gpu._together.known for comm in world.comms):
+    while not all(comm._gpu is not None and comm._gpu._gpu_group.known for comm in world.comms):
         for request in requests:
             request.test()
     assert "reads other bytes here than it writes" in world.reasons.pop()

@@ -28,7 +28,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def altered(world: SharingWorld, change: Callable[[list[Any]], None], after: int) -> None:
     """Let rank 0 tell something else of its wires, after so many that it tells the truth of."""
-    links, told = world.comms[0]._gpu._together.links, iter(range(10**9))  # type: ignore[union-attr]
+    links, told = world.comms[0]._gpu._gpu_group.links, iter(range(10**9))  # type: ignore[union-attr]
     assert links is not None
     notice = links.notice
 
@@ -84,7 +84,7 @@ def told(world: SharingWorld, victim: int, size: int, **options: Any) -> None:
 def test_an_end_that_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world = SharingWorld(2)
     world.sum_of(normals(2, N), **OPTIONS)
-    links = world.comms[0]._gpu._together.links  # type: ignore[union-attr]
+    links = world.comms[0]._gpu._gpu_group.links  # type: ignore[union-attr]
     assert links is not None
     event, _ = links.end()
     monkeypatch.setattr(links, "end", lambda: (event, b"?" * 64))
@@ -124,7 +124,7 @@ def test_a_rank_that_does_not_free() -> None:
     world.sum_of(normals(3, N), **OPTIONS)
     for comm in world.comms:
         assert comm._gpu is not None
-        comm._gpu._together._seconds = 0.2
+        comm._gpu._gpu_group._seconds = 0.2
     begun = time.monotonic()
     freed(world, range(2))
     assert time.monotonic() - begun < 10 and world.ipc.memory and not world.ipc.freed_too_early

@@ -21,7 +21,7 @@ from promises import FIXED, one_of_each
 from compcoll import ErrorFeedback, get_codec
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, InvalidArgument, PeerTimeout, UnsupportedDevice
 from compcoll.gpu import streams
-from compcoll.gpu.watchdog import Watch
+from compcoll.gpu.watchdog import Watchdog
 from compcoll.plan import choose
 
 N = 9 * 280
@@ -33,20 +33,20 @@ class NCCLWorld(DeferredWorld):
     def __init__(self, size: int, *, gpus: list[int] | None = None, **settings: Any) -> None:
         self.nccl = LateNCCL(size)
         self.ways = [LateJoining(self.nccl, rank, gpu=None if gpus is None else gpus[rank]) for rank in range(size)]
-        super().__init__(size, direct=False, joining=self.ways.__getitem__, **settings)
+        super().__init__(size, direct=False, bootstrap=self.ways.__getitem__, **settings)
         # Threads join, which takes its time: a look at them lasts a millisecond.
         self.loopback.run = partial(self.loopback.run, patience=60_000)  # type: ignore[method-assign]
 
     @property
     def carriers(self) -> list[LateCarrier]:
-        return [way.carrier for way in self.ways if way.carrier is not None]
+        return [way.gpu_transport for way in self.ways if way.gpu_transport is not None]
 
     def sum_of(self, inputs: list[np.ndarray], **options: Any) -> list[np.ndarray]:
         return self.download(self.allreduce(self.upload(inputs), **options))
 
     @property
     def ran(self) -> set[tuple[str, str | None, str]]:
-        return {(stats.algorithm, stats.codec, stats.carrier) for comm in self.comms if (stats := comm.stats)}
+        return {(stats.algorithm, stats.codec, stats.gpu_transport) for comm in self.comms if (stats := comm.stats)}
 
 
 COLLECTIVES: dict[str, dict[str, Any]] = {
@@ -133,7 +133,7 @@ def test_auto_takes_the_gpu_inside_a_node() -> None:
     got = without.download(without.allreduce(without.upload(inputs), **options))
     for comm in without.comms:
         assert comm.stats is not None and comm.stats.algorithm in ("direct", "ring", "recursive_doubling")
-        assert (comm.stats.codec, comm.stats.device, comm.stats.carrier) == (codec, "deferred", "")
+        assert (comm.stats.codec, comm.stats.device, comm.stats.gpu_transport) == (codec, "deferred", "")
     algorithm = without.comms[0].stats.algorithm  # type: ignore[union-attr]
     np.testing.assert_array_equal(got, World(4).allreduce(inputs, algorithm=algorithm, **options))
     mixed.download(mixed.allreduce(mixed.upload(inputs), **options))
@@ -217,11 +217,11 @@ def test_ranks_that_cannot_join_go_by_the_host(reason: str, monkeypatch: pytest.
     elif reason == "fails":
         way.fails = RuntimeError("boom")
     elif reason == "no id":
-        monkeypatch.setattr(world.ways[0], "invitation", failing(RuntimeError("no interface")))
+        monkeypatch.setattr(world.ways[0], "unique_id", failing(RuntimeError("no interface")))
     elif reason == "hangs":
         gpu = world.comms[2]._gpu
         assert gpu is not None
-        gpu._together._seconds = 0.05
+        gpu._gpu_group._seconds = 0.05
         monkeypatch.setattr(way, "join", lambda *_: released.wait(600))
     inputs = normals(3, N)
     options: dict[str, Any] = {"codec": "minmax", "block": 64, "algorithm": "direct"}
@@ -229,7 +229,7 @@ def test_ranks_that_cannot_join_go_by_the_host(reason: str, monkeypatch: pytest.
         np.testing.assert_array_equal(world.sum_of(inputs, **options), host.allreduce(inputs, **options))
     assert {ran[2] for ran in world.ran} == {""}
     for comm in world.comms:
-        assert comm._gpu is not None and comm._gpu._together.why.startswith(said[reason])
+        assert comm._gpu is not None and comm._gpu._gpu_group.why.startswith(said[reason])
     released.set()
 
 
@@ -258,7 +258,7 @@ def test_what_is_freed() -> None:
     world.sum_of(normals(2, N), codec="minmax", algorithm="direct")
     for comm in world.comms:
         comm.free()
-    assert all(carrier.freed for carrier in world.carriers)
+    assert all(gpu_transport.freed for gpu_transport in world.carriers)
 
 
 def test_refusals() -> None:
@@ -343,7 +343,7 @@ def test_the_watch_ends_what_does_not_end(how: str) -> None:
         if bad.is_set():
             raise RuntimeError("remote error")
 
-    watch = Watch("NCCL", look, ended.set, nullcontext)
+    watch = Watchdog("NCCL", look, ended.set, nullcontext)
     first = Coming()
     first.come.set()
     watch.add(first, "allreduce by direct", 600)
@@ -361,7 +361,7 @@ def test_the_watch_ends_what_does_not_end(how: str) -> None:
 
 
 def test_the_watch_looks_after_one_after_the_other() -> None:
-    watch, comings = Watch("NCCL", lambda: None, lambda: None, nullcontext), [Coming() for _ in range(5)]
+    watch, comings = Watchdog("NCCL", lambda: None, lambda: None, nullcontext), [Coming() for _ in range(5)]
     for coming in comings:
         watch.add(coming, "x", 600)
     for coming in comings:

@@ -105,7 +105,7 @@ SCENARIOS: list[Scenario] = [
     (4, added),
     (2, added_by_mpi),
     (3, chosen),
-    (2, summed),  # with the opening
+    (2, summed),  # with the handshake
     (1, summed),
 ]
 

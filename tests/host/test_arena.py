@@ -24,7 +24,7 @@ class Memory:
 
 def taken(arena: Arena, lengths: list[int]) -> None:
     """Take pieces, and see that each is there for itself."""
-    pieces = [arena.take(length) for length in lengths]
+    pieces = [arena.allocate(length) for length in lengths]
     for number, piece in enumerate(pieces):
         piece[:] = number
     for number, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
@@ -55,7 +55,7 @@ def test_reset_arenas_hold_what_was_taken(lengths: list[int]) -> None:
     arena.reset()
     before = memory.nbytes
     whole = sum(-(-length // 64) * 64 for length in lengths)
-    arena.take(whole)  # of one slab
+    arena.allocate(whole)  # of one slab
     arena.reset()
     taken(arena, lengths)
     assert memory.nbytes == before

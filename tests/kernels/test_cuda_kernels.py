@@ -68,7 +68,10 @@ def test_same_bytes_as_on_the_host(family: str, shim: Shim, data: st.DataObject)
     scale = data.draw(st.sampled_from([1.0, 1.0, 0.25, 1 / 3]), "scale")
     feed, residual_scale = data.draw(st.sampled_from([(None, 1.0), (True, 1.0), (True, 0.7), (False, 0.5)]), "residual")
     with_decoded = data.draw(st.booleans(), "decoded")
-    counted = {"draw": data.draw(st.integers(0, 2**64 - 1), "draw"), "position": 8 * data.draw(st.integers(0, 2**50))}
+    counted = {
+        "rng_counter": data.draw(st.integers(0, 2**64 - 1), "draw"),
+        "position": 8 * data.draw(st.integers(0, 2**50)),
+    }
     aligned = data.draw(st.booleans(), "aligned")
     rng = np.random.default_rng(data.draw(st.integers(0, 1000), "rng"))
 
@@ -181,18 +184,18 @@ def test_numbers_that_are_added_are_the_hosts(shim: Shim, data: st.DataObject) -
     computed = "float64" if dtype == "float64" else "float32"
     results = []
     for device in (HostDevice(1), ShimDevice(shim)):
-        bound = codec.summands(device, dtype, ranks)
+        bound = codec.quantizer(device, dtype, ranks)
         add = memory(x, 0)
         residual = memory(np.full(n, 1e-5, computed), 0) if fed and isinstance(codec, IntSum) else None
-        agreed = memory(np.full(bound.agreed(n), 7, bound.agreed_dtype), 0)
+        shared_scale = memory(np.full(bound.shared_scale(n), 7, bound.shared_scale_dtype), 0)
         numbers = memory(np.full(bound.numbers(n), 7, bound.number_dtype), 0)
         with np.errstate(all="ignore"):
-            bound.survey(add, scale, residual, agreed)
-            bound.encode(add, scale, residual, agreed, numbers)
-            bound.decode(numbers, agreed, add)
+            bound.survey(add, scale, residual, shared_scale)
+            bound.encode(add, scale, residual, shared_scale, numbers)
+            bound.decode(numbers, shared_scale, add)
         kept = np.zeros(0, computed) if residual is None else residual
-        results.append((bits(agreed, computed), numbers, bits(kept, computed), bits(add, dtype)))
-        assert all(untouched_around(array) for array in (add, agreed, numbers))
+        results.append((bits(shared_scale, computed), numbers, bits(kept, computed), bits(add, dtype)))
+        assert all(untouched_around(array) for array in (add, shared_scale, numbers))
     for ours, hosts in zip(*results):
         np.testing.assert_array_equal(ours, hosts)
 

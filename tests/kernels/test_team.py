@@ -53,7 +53,7 @@ def wires(codec: Codec, x: Array, threads: int) -> tuple[bytes, bytes, bytes]:
     """What is encoded with feedback, what that lost, and the sum of its decoding and the values."""
     coder = codec.coder(HostDevice(threads), x.dtype.name)
     wire, residual = np.zeros(coder.wire_nbytes(x.size), np.uint8), np.full_like(x, 1e-4)
-    coder.encode(x.size, x, [], wire, EncodeOptions(residual=residual, draw=7))
+    coder.encode(x.size, x, [], wire, EncodeOptions(residual=residual, rng_counter=7))
     out = np.empty_like(x)
     coder.decode(x.size, x, [wire, wire], out, scale=0.5)
     return wire.tobytes(), residual.tobytes(), out.tobytes()

@@ -244,7 +244,10 @@ def results(folder: Path) -> None:
         ],
         "timeline": [{**measured, "hidden": 0.95}, {**measured, "rank": 1, "hidden": 0.5}],
         "processes": [{**measured, "hidden": 0.5}],
-        "ipc": [{**pairs, "carrier": "CUDA IPC", "median_us": 7.0}, {**pairs, "carrier": "", "median_us": 9.0}],
+        "ipc": [
+            {**pairs, "gpu_transport": "CUDA IPC", "median_us": 7.0},
+            {**pairs, "gpu_transport": "", "median_us": 9.0},
+        ],
     }
     for name, records in given.items():
         (folder / f"{name}.json").write_text(json.dumps({"results": records}))

@@ -309,8 +309,8 @@ def check_buffers_are_reused(comm: MPI.Intracomm) -> None:
     def slabs() -> list[int]:
         return [
             slab.ctypes.data
-            for lane in (communicator._lanes.alone, *communicator._lanes.in_turn)
-            for slab in lane.arena.slabs
+            for slot in (communicator._slots.alone, *communicator._slots.in_turn)
+            for slab in slot.arena.slabs
         ]
 
     def several() -> None:

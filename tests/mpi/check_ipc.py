@@ -55,7 +55,7 @@ def check_memory_of_other_processes(comm: MPI.Intracomm) -> None:
         requests = [ours.iallreduce(array, **way) for array, way in zip(arrays, WAYS, strict=True)]
         for request, one in zip(requests, expected, strict=True):
             np.testing.assert_array_equal(device.download(request.wait()), one)
-            assert request.stats.carrier == ("files" if comm.size > 1 else "")
+            assert request.stats.gpu_transport == ("files" if comm.size > 1 else "")
         for way, one in zip(WAYS, expected, strict=True):
             np.testing.assert_array_equal(device.download(ours.allreduce(arrays[0], **way)), one)
     kept = [path for path in device.runtime.paths.values() if os.path.exists(path)]
@@ -95,7 +95,7 @@ def check_both_ways_are_compared(comm: MPI.Intracomm) -> None:
     ways = gpu_ipc.pair(make, None)
     found = gpu_ipc.compare(ways, devices[0].upload, devices[0].download, sizes=(4096, 100_000), times=2)
     assert len(found) == 2 * len(gpu_ipc.CODECS) * len(gpu_ipc.ALGORITHMS) * 2
-    assert [result["carrier"] for result in found] == ["files", ""] * (len(found) // 2)
+    assert [result["gpu_transport"] for result in found] == ["files", ""] * (len(found) // 2)
     assert all(result["wrong"] == 0 < result["median_us"] for result in found)
     for way in ways:
         way.free()

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from compcoll import Communicator
 from compcoll.execute import engine
-from compcoll.pending import NeedsLooks
+from compcoll.pending import NeedsPolling
 from compcoll.transports.mpi import MPITransport
 
 FORMATS = [*"bBhHiIlLqQfd"]
@@ -129,7 +129,7 @@ def check_other_calls_advance_without_python(comm: MPI.Intracomm) -> None:
     comes to it when that has ended.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "naps_within", lambda timeout: 20_000)
+        patch.setattr(engine, "sleeps_within", lambda timeout: 20_000)
         communicator = Communicator(comm)
     x, long, total = np.full(16, comm.rank, np.float32), np.full(1 << 18, comm.rank, np.float64), np.empty(1 << 18)
     expected = sum(range(comm.size))
@@ -159,7 +159,7 @@ def check_nonblocking_ones_are_known_to_need_looks(comm: MPI.Intracomm) -> None:
     }
     for name, call in calls.items():
         started = call()
-        assert isinstance(started, NeedsLooks), name
+        assert isinstance(started, NeedsPolling), name
         while not started.Test():
             pass
     assert (x == 0).all() and (gathered.reshape(comm.size, -1).T == range(comm.size)).all()

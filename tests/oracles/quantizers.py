@@ -25,10 +25,15 @@ def philox(counters: np.ndarray, key: tuple[int, int], rounds: int = 10) -> np.n
     return np.stack([a, b, c, d], axis=1).astype(np.uint32)
 
 
-def random16(n: int, seed: int, draw: int, position: int = 0) -> np.ndarray:
+def random16(n: int, seed: int, rng_counter: int, position: int = 0) -> np.ndarray:
     """16 random bits for each of n values that begin at a position, which is a multiple of 8."""
     index = position // 8 + np.arange(-(-n // 8), dtype=np.uint64)
-    words = [index % 2**32, index >> np.uint64(32), np.full_like(index, draw % 2**32), np.full_like(index, draw >> 32)]
+    words = [
+        index % 2**32,
+        index >> np.uint64(32),
+        np.full_like(index, rng_counter % 2**32),
+        np.full_like(index, rng_counter >> 32),
+    ]
     blocks = philox(np.stack(words, axis=1), (seed % 2**32, seed >> 32))
     return blocks.astype("<u4").view("<u2").reshape(-1)[:n].astype(np.int64)
 

@@ -216,18 +216,18 @@ def _absolute(warp: Warp, i: Instruction, mask: Mask) -> None:
 
 def _shuffle(warp: Warp, i: Instruction, mask: Mask) -> None:
     _, target, value, by, _ = i.operands
-    distance, lane = warp.integers(by).astype(np.int64), warp.lane.astype(np.int64)
+    distance, slot = warp.integers(by).astype(np.int64), warp.slot.astype(np.int64)
     source = {
-        "BFLY": lambda: lane ^ distance,
+        "BFLY": lambda: slot ^ distance,
         "IDX": lambda: distance & 31,
-        "UP": lambda: np.where(lane >= distance, lane - distance, lane),
-        "DOWN": lambda: np.where(lane + distance < LANES, lane + distance, lane),
+        "UP": lambda: np.where(slot >= distance, slot - distance, slot),
+        "DOWN": lambda: np.where(slot + distance < LANES, slot + distance, slot),
     }[i.modifiers[0]]()
     warp.set(target, warp.integers(value)[source], mask)
 
 
 def _ballot(mask: Mask) -> int:
-    return sum(1 << int(lane) for lane in np.nonzero(mask)[0])
+    return sum(1 << int(slot) for slot in np.nonzero(mask)[0])
 
 
 def _vote(warp: Warp, i: Instruction, mask: Mask) -> None:
@@ -305,8 +305,8 @@ def _access(warp: Warp, i: Instruction, mask: Mask) -> None:
     data, places = warp.access(space, warp.addresses(address)[lanes], size)
     if i.name == "ATOMS":
         assert "OR" in i.modifiers, i
-        for lane, place in zip(lanes, places[:, 0], strict=True):
-            data[place : place + 4].view(U32)[:] |= warp.integers(i.operands[-1])[lane]
+        for slot, place in zip(lanes, places[:, 0], strict=True):
+            data[place : place + 4].view(U32)[:] |= warp.integers(i.operands[-1])[slot]
     elif i.name.startswith("L"):
         first = operand(i.operands[0]).number
         for word in range(max(size // 4, 1)):

@@ -109,8 +109,8 @@ class Warp:
         self.predicates = np.zeros((8, LANES), bool)
         self.uniform_predicates = np.zeros(8, bool)
         self.predicates[7] = self.uniform_predicates[7] = True
-        self.lane = np.arange(LANES, dtype=np.uint32)
-        self.thread = self.lane + np.uint32(first)
+        self.slot = np.arange(LANES, dtype=np.uint32)
+        self.thread = self.slot + np.uint32(first)
         self.thread_block = np.uint32(thread_block)
         self.at = np.zeros(LANES, np.int64)
         self.exited = self.thread >= block

@@ -74,8 +74,8 @@ calls = st.fixed_dictionaries(
 
 def arguments(call: dict[str, Any]) -> dict[str, Any]:
     """What a method of a communicator takes besides its array."""
-    limited = choose.LIMITED if call["collective"] == "allreduce" else ()
-    names = [*["auto"] * 8, *choose.NAMES[call["collective"]], *limited]
+    restricted = choose.RESTRICTED if call["collective"] == "allreduce" else ()
+    names = [*["auto"] * 8, *choose.NAMES[call["collective"]], *restricted]
     given: dict[str, Any] = {"algorithm": names[call["algorithm"] % len(names)], "codec": call["codec"]}
     if call["tolerance"] is not None:
         given |= {"codec": "auto", "tolerance": call["tolerance"]}

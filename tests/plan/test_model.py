@@ -35,7 +35,7 @@ FREE = Profile(Link(0, 0), Link(0, 1e-9), (Speed(RAW, 32, *[1e15] * 4), Speed("z
 def ask(
     nbytes: int, codec: Codec | None, world: World, known: Profile = DEFAULTS, library: str = "MPI"
 ) -> choose.Option:
-    """What is chosen of what does not travel with the opening."""
+    """What is chosen of what does not travel with the handshake."""
     call = Call("allreduce", nbytes // 4, "float32", 4, "sum", codec, choose.AUTO)
     found = choose.options(call, Setting(world, DEVICE, known, library, shared=False))
     return choose.best([option for option in found if option.algorithm != choose.DISSEMINATION])

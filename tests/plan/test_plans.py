@@ -143,7 +143,7 @@ def test_coders_of_plans(sealed: bool) -> None:
     ring, nodes = plan(MinMax(4), "ring", where()), plan(MinMax(4), "hierarchical", where(4, 2))
     assert type(ring.coder) is kind and ring.raw is None and type(nodes.coder) is type(nodes.raw) is kind
     assert nodes.raw.wire_nbytes(1000) - 4000 == ring.coder.wire_nbytes(1000) - 508 == (4 if sealed else 0)
-    assert type(plan(IntSum(), "ring", where()).coder) is kind and plan(IntSum(), "ring", where()).summands.is_sum
+    assert type(plan(IntSum(), "ring", where()).coder) is kind and plan(IntSum(), "ring", where()).quantizer.is_sum
     sparse = plan(TopK(0.1), "sparse_ring", where()).coder
     assert type(sparse) is SparseCoder and sparse._seal_nbytes == (4 if sealed else 0)
     if not sealed:
@@ -156,7 +156,7 @@ def test_one_rank_copies_unless_that_is_not_what_a_codec_does(shared: bool) -> N
     alone = where(1, 1, shared=shared)
     for codec in (None, MinMax(4), IntSum()):
         plan = make_plan(call(codec=codec), alone)
-        assert (plan.algorithm, plan.codec, plan.codec_text, plan.summands) == (choose.COPY, None, None, None)
+        assert (plan.algorithm, plan.codec, plan.codec_text, plan.quantizer) == (choose.COPY, None, None, None)
         assert plan.unblocked is None
     for codec in (Sign(), TopK(0.1)):  # a vote of one is a sign, and a sparsifier sends a part
         plan = make_plan(call(codec=codec), alone)
@@ -267,9 +267,9 @@ def test_what_was_measured_may_be_chosen() -> None:
 def test_votes_are_gathered_or_counted() -> None:
     """A bit of each other rank comes in; fields of votes are 4 bits, of up to 7 ranks, and move twice."""
     asked, setting = call(codec=Sign()), where(4)
-    summands = choose.summands_of(asked, setting)
-    assert choose.gathers("ring", summands) and not choose.gathers("recursive_doubling", summands)
+    quantizer = choose.quantizer_of(asked, setting)
+    assert choose.gathers("ring", quantizer) and not choose.gathers("recursive_doubling", quantizer)
     assert choose._way("ring", Sign(), asked, setting).bits == 2
     assert choose._way("recursive_doubling", Sign(), asked, setting).bits == 4
     assert choose._way("ring", IntSum(16), call(codec=IntSum(16)), setting).bits == 16
-    assert choose.summands_of(asked._replace(collective="allgather"), setting) is None
+    assert choose.quantizer_of(asked._replace(collective="allgather"), setting) is None

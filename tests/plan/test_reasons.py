@@ -95,7 +95,7 @@ def test_what_algorithms_need() -> None:
     """MPI's own collectives, and the one shared memory, are matched by their order; all others by tags."""
     assert set(choose.IN_TURN) == {"native", "shared_memory", "sparse_native"}
     assert set(choose.BY_MPI) == {"native", "sparse_native"}
-    assert set(choose.LIMITED) == {"shared_memory", "dissemination"}
+    assert set(choose.RESTRICTED) == {"shared_memory", "dissemination"}
     chunked = [name for name in choose.ALGORITHMS if choose.ALGORITHMS[name].parts(6) == 6]
     assert sorted(chunked) == ["direct", "pairwise", "ring"]
     assert {record.parts(6) for record in choose.ALGORITHMS.values()} == {1, 6}

@@ -60,7 +60,7 @@ def train(first, last, forget=False):
             optimizer.step()
         if (first, epoch) == (0, 1):
             accelerator.save_state("kept")
-    calls = compression.account.calls
+    calls = compression.stats.calls
     compression.free()
     return told(model), calls
 
@@ -88,7 +88,7 @@ def train(resume, forget=False):
     model = Classifier()
     {recipe}
     compression = next(c for c in trainer.callback_handler.callbacks if hasattr(c, "compression")).compression
-    calls = compression.account.calls
+    calls = compression.stats.calls
     compression.free()
     return told(trainer.model), calls
 
@@ -117,7 +117,7 @@ def train(epochs, path=None, forget=False):
                 enable_checkpointing=False)
     {recipe}
     compression = trainer.callbacks[0].compression
-    calls = compression.account.calls
+    calls = compression.stats.calls
     if epochs == 2:
         trainer.save_checkpoint("kept.ckpt", weights_only=False)
     compression.free()
@@ -130,7 +130,7 @@ compared(whole, train(3, "kept.ckpt")[0], train(3, "kept.ckpt", forget=True)[0],
 
 SCRIPTS = {"accelerate": ACCELERATE, "transformers": TRAINER, "lightning": LIGHTNING}
 
-FORGET = "if forget:\n    compcoll.torch.WholeState.load_state_dict = lambda self, state: None\n"
+FORGET = "if forget:\n    compcoll.torch.GatheredState.load_state_dict = lambda self, state: None\n"
 CHANGES = {
     "accelerate": [],
     "transformers": [

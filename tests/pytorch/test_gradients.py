@@ -83,7 +83,7 @@ def test_policy() -> None:
     compressed = [name for name, exact in exact_parameters(model, ["biases", "body.1*"], 1024).items() if not exact]
     norms = [f"{name}.{kind}" for name in ("norm", "batch") for kind in ("weight", "bias")]
     assert sorted(compressed) == sorted(["words.weight", *norms, *matrices[:-1]])
-    assert SMALLEST == inspect.signature(compress).parameters["smallest"].default == 1024
+    assert SMALLEST == inspect.signature(compress).parameters["min_numel"].default == 1024
     kinds = {name: kind_of(name, model["body"][0]) for name in ("bias", "body.0.bias", "in_proj_bias", "weight")}
     assert kinds == {"bias": "biases", "body.0.bias": "biases", "in_proj_bias": "biases", "weight": None}
     every = exact_parameters(model, [], 1)

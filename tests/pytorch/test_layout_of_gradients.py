@@ -19,13 +19,13 @@ from compcoll import ZFP, Communicator
 from compcoll.feedback import ErrorFeedback
 from compcoll.sparse import VarianceFeedback
 from compcoll.stats import Stats
-from compcoll.torch.account import Account
 from compcoll.torch.arrays import arrays_on
 from compcoll.torch.gradients.bucket import Bucket, average_sparse
 from compcoll.torch.gradients.residuals import Kept
 from compcoll.torch.low_rank.factors import Gradient
 from compcoll.torch.low_rank.fusion import Buffer, Kind
 from compcoll.torch.states import from_memory, layout_of, residuals_of, state_of, to_memory
+from compcoll.torch.training_stats import TrainingStats
 
 CPU = torch.device("cpu")
 LARGE = (1 << 16) // 4  # elements of float32 from which on an exact gradient splits what is compressed
@@ -115,8 +115,8 @@ def test_what_is_kept_is_known_by_name() -> None:
     assert residual.tolist() == [0] * 8 + [0, 1, 2, 3] and set(first["residual"]) == {"a", "b"}
     residual[:] = range(1, 13)  # what is kept are views
     assert first["residual"]["a"].tolist() == [1, 2, 3, 4, 5] and first["residual"]["b"].tolist() == [9, 10, 11, 12]
-    account = Account()
-    bucket.average(gradients, World(1).comms[0], None, "auto", account)
+    stats = TrainingStats()
+    bucket.average(gradients, World(1).comms[0], None, "auto", stats)
     assert residual[5:8].tolist() == [0, 0, 0], "what is lost of the zeros in a hole is no gradient"
     assert gradients.tolist() == list(range(1, 13))
 
@@ -142,44 +142,44 @@ def test_averages_and_their_account(ranks: int, sizes: dict[str, tuple[int, bool
     split = any(exact and size >= LARGE for size, exact in sizes.values())
     spans = (compressed if split else [sum(size for size, _ in sizes.values())]) if compressed else []
 
-    def average(comm: Communicator) -> tuple[Tensor, Account]:
+    def average(comm: Communicator) -> tuple[Tensor, TrainingStats]:
         bucket, gradients = bucket_of(sizes)
         gradients *= comm.rank + 1
-        account = Account()
-        bucket.average(gradients, comm, codec, algorithm, account)
-        return gradients, account
+        stats = TrainingStats()
+        bucket.average(gradients, comm, codec, algorithm, stats)
+        return gradients, stats
 
     once = torch.arange(1, sum(size for size, _ in sizes.values()) + 1, dtype=torch.float64)
-    for gradients, account in on_ranks(ranks, average):
+    for gradients, stats in on_ranks(ranks, average):
         torch.testing.assert_close(gradients.double(), once * (ranks + 1) / 2, rtol=1e-2 if codec else 1e-6, atol=1.0)
-        assert account.raw_nbytes == 4 * (sum(spans) + exact)
+        assert stats.raw_nbytes == 4 * (sum(spans) + exact)
         least = 2 * (ranks - 1) / ranks
         if not codec:
-            assert account.wire_nbytes == account.raw_sent_nbytes
-        assert account.raw_sent_nbytes == pytest.approx(least * account.raw_nbytes, rel=0.3 if codec else 1e-2)
-        assert account.calls.total() == len(spans) + bool(exact) and account.total_seconds > 0
+            assert stats.wire_nbytes == stats.raw_sent_nbytes
+        assert stats.raw_sent_nbytes == pytest.approx(least * stats.raw_nbytes, rel=0.3 if codec else 1e-2)
+        assert stats.calls.total() == len(spans) + bool(exact) and stats.total_seconds > 0
 
 
 def test_accounts_begin_at_nothing() -> None:
-    account = Account()
-    assert {name: value for name, value in vars(account).items() if value} == {}
-    assert account.ratio == 1 and account.mean_step_nbytes == 0
+    stats = TrainingStats()
+    assert {name: value for name, value in vars(stats).items() if value} == {}
+    assert stats.ratio == 1 and stats.mean_step_nbytes == 0
 
 
 def test_accounts_are_sums() -> None:
     """Of what collectives tell; of MPI's own, which do not, what is least for a buffer of that size."""
-    account = Account()
+    stats = TrainingStats()
     coded = Stats("allreduce", "MinMax()", "ring", 1000, 300, 1500, 1.0, 2.0, 4.0, 8.0)
-    account.add(coded, 1.5)
-    account.add(coded, 1.5)
-    account.add(Stats("allreduce", None, "ring", 100, 150, 150, 0.5, 0.25, 0.125, 1.0), 1.5)
-    account.add(Stats("allreduce", None, "native", 11, -1, 0, 0.0, 0.0, 0.0, 0.5), 1.5)
-    assert dict(account.calls) == {"ring, MinMax()": 2, "ring": 1, "native": 1}
-    assert (account.raw_nbytes, account.wire_nbytes, account.raw_sent_nbytes) == (2111, 766, 3166)
-    seconds = account.encode_seconds, account.decode_seconds, account.wait_seconds, account.total_seconds
-    assert seconds == (2.5, 4.25, 8.125, 17.5) and account.ratio == 3166 / 766
-    account.steps = 4
-    assert account.mean_step_nbytes == 766 / 4
+    stats.add(coded, 1.5)
+    stats.add(coded, 1.5)
+    stats.add(Stats("allreduce", None, "ring", 100, 150, 150, 0.5, 0.25, 0.125, 1.0), 1.5)
+    stats.add(Stats("allreduce", None, "native", 11, -1, 0, 0.0, 0.0, 0.0, 0.5), 1.5)
+    assert dict(stats.calls) == {"ring, MinMax()": 2, "ring": 1, "native": 1}
+    assert (stats.raw_nbytes, stats.wire_nbytes, stats.raw_sent_nbytes) == (2111, 766, 3166)
+    seconds = stats.encode_seconds, stats.decode_seconds, stats.wait_seconds, stats.total_seconds
+    assert seconds == (2.5, 4.25, 8.125, 17.5) and stats.ratio == 3166 / 766
+    stats.steps = 4
+    assert stats.mean_step_nbytes == 766 / 4
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -194,13 +194,13 @@ def test_sparse_gradients_are_averaged_over_all_rows(ranks: int, dtype: torch.dt
             torch.tensor([rows[rank]], dtype=torch.int64), values, (9, 2), check_invariants=True
         )
 
-    def average(comm: Communicator) -> tuple[Tensor, Account]:
-        account = Account()
-        return average_sparse(own(comm.rank), comm, account), account
+    def average(comm: Communicator) -> tuple[Tensor, TrainingStats]:
+        stats = TrainingStats()
+        return average_sparse(own(comm.rank), comm, stats), stats
 
     expected = sum(own(rank).to_dense().double() for rank in range(ranks)) / ranks
-    for found, account in on_ranks(ranks, average):
-        assert found.dtype == dtype and found.is_coalesced() and account.calls.total() == 2
+    for found, stats in on_ranks(ranks, average):
+        assert found.dtype == dtype and found.is_coalesced() and stats.calls.total() == 2
         torch.testing.assert_close(found.to_dense().double(), expected, rtol=1e-2, atol=0)
 
 
@@ -252,14 +252,14 @@ def test_a_buffer_is_averaged_and_knows_what_was_lost() -> None:
     buffer.own_factor(first).fill_(3.0)
     buffer.own_factor(second).fill_(6.0)
     started: list[Any] = []
-    account = Account()
+    stats = TrainingStats()
 
     class Sums:
-        def start(self, buffer: Buffer, account: Account) -> Any:
-            started.append((buffer, account))
+        def start(self, buffer: Buffer, stats: TrainingStats) -> Any:
+            started.append((buffer, stats))
             return "wait"
 
-    assert buffer.start(Sums(), account, 3) == "wait" and started == [(buffer, account)]  # type: ignore[arg-type]
+    assert buffer.start(Sums(), stats, 3) == "wait" and started == [(buffer, stats)]  # type: ignore[arg-type]
     assert buffer.wire.tolist() == [1.0] * 8 + [2.0] * 3 and buffer.own.tolist() == [3.0] * 8 + [6.0] * 3
     assert (buffer.mean_factor(first) == 1).all() and buffer.mean_factor(second).shape == (3, 1)
     assert buffer.lost_factor(first) is None

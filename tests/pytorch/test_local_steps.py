@@ -20,8 +20,8 @@ from torch import nn
 
 from compcoll import QSGD, Codec, Communicator, MinMax, get_codec
 from compcoll.torch import DiLoCo, SparseLoCo
-from compcoll.torch.account import RecentSteps
 from compcoll.torch.optimizers.sparse_loco import CHUNK, ChunkedTopK
+from compcoll.torch.training_stats import RecentSteps
 
 pytestmark = pytest.mark.with_torch
 
@@ -140,14 +140,14 @@ def test_interrupted_local_steps_have_the_same_bits(make: MakeLocal, at: int) ->
 def test_all_ranks_end_alike_and_hear_of_their_traffic() -> None:
     def run(comm: Communicator) -> tuple[np.ndarray, Any]:
         values, _, diloco = local(streaming, 23, comm)
-        account = diloco.account
+        stats = diloco.stats
         diloco.synchronize()
-        return torch.cat([f.outer for f in diloco._fragments]).numpy(), (values, account)
+        return torch.cat([f.outer for f in diloco._fragments]).numpy(), (values, stats)
 
     found = on_ranks(2, run)
     assert found[0][0].tobytes() == found[1][0].tobytes()
-    for _, (_, account) in found:
-        assert account.steps == 23 and 0 < account.mean_step_nbytes < account.peak_step_nbytes
+    for _, (_, stats) in found:
+        assert stats.steps == 23 and 0 < stats.mean_step_nbytes < stats.peak_step_nbytes
 
 
 @pytest.mark.parametrize("resumed", [False, True])

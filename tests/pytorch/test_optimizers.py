@@ -295,14 +295,14 @@ def test_what_is_sent_is_counted(of_gradients: Codec | None) -> None:
         for step in range(20):
             model.x.grad = torch.from_numpy(gradient(step, comm.rank, n))
             optimizer.step()
-        return optimizer.account
+        return optimizer.stats
 
-    for account in on_ranks(2, run):
+    for stats in on_ranks(2, run):
         # Two halves each, of doubles, for whose blocks one or two doubles go along.
         first, later = 8 * n if of_gradients is None else n / 2 + 8 * n / 512, n / 8 + 16 * n / 2048
-        assert account.steps == 20 and account.peak_step_nbytes == pytest.approx(first, rel=1e-3)
-        assert account.wire_nbytes == pytest.approx(2 * first + 18 * later, rel=0.01)
-        assert account.mean_step_nbytes == account.wire_nbytes / 20
+        assert stats.steps == 20 and stats.peak_step_nbytes == pytest.approx(first, rel=1e-3)
+        assert stats.wire_nbytes == pytest.approx(2 * first + 18 * later, rel=0.01)
+        assert stats.mean_step_nbytes == stats.wire_nbytes / 20
 
 
 BAD: list[tuple[str, Callable[[nn.Module, torch.optim.Optimizer, Communicator], Any], str]] = [
@@ -315,7 +315,11 @@ BAD: list[tuple[str, Callable[[nn.Module, torch.optim.Optimizer, Communicator], 
     ("moments", lambda m, i, c: DiLoCo(m, i, every=3, codec="variance", group=c), "second moments"),
     ("lacking", lambda m, i, c: DiLoCo(m, _of([m[0].weight]), every=3, group=c), r"lacks '0\.bias'"),
     ("foreign", lambda m, i, c: DiLoCo(m, _of([*m.parameters(), *model_of().parameters()]), every=3, group=c), "has 4"),
-    ("way", lambda m, i, c: DiLoCo(m, i, every=3, group=c, over="mpi"), "a communicator that is given has its own"),
+    (
+        "way",
+        lambda m, i, c: DiLoCo(m, i, every=3, group=c, transport="mpi"),
+        "a communicator that is given has its own",
+    ),
     ("density", lambda m, i, c: SparseLoCo(m, i, every=3, density=0.0, group=c), "density=0.0"),
     ("beta", lambda m, i, c: SparseLoCo(m, i, every=3, beta=1.5, group=c), "beta=1.5"),
     ("warm-up", lambda m, i, c: OneBitAdam(m, warmup=0, group=c), "warmup=0"),

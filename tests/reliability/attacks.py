@@ -161,12 +161,12 @@ def other_version() -> str:
 # Foreign bytes: the last rank sends what no rank sends.
 
 
-def another_length(change: Callable[[Any], Any], *, openings: bool = False) -> Any:
-    """A patch of the last rank's: messages of collectives, or of their openings, have other lengths."""
+def another_length(change: Callable[[Any], Any], *, handshakes: bool = False) -> Any:
+    """A patch of the last rank's: messages of collectives, or of their handshakes, have other lengths."""
 
     def changed(send: Callable[..., Any]) -> Callable[..., Any]:
         def send_changed(self: Any, wire: Wire, dest: int, tag: int) -> Any:
-            return send(self, Wire(change(wire.content)) if (tag < 4) == openings else wire, dest, tag)
+            return send(self, Wire(change(wire.content)) if (tag < 4) == handshakes else wire, dest, tag)
 
         return send_changed
 
@@ -224,10 +224,10 @@ def short_message_once() -> str:
     return foreign(shorter, WireCorrupted, codec="minmax", algorithm="hierarchical")
 
 
-def opening(change: Callable[[Any], Any]) -> str:
-    """The openings of the last rank, which nodes send each other by MPI, have another length."""
+def changed_handshake(change: Callable[[Any], Any]) -> str:
+    """The handshakes of the last rank, which nodes send each other by MPI, have another length."""
     nowhere = mock.patch.object(nodes, "offer", return_value=None)
-    with nowhere, another_length(change, openings=True):
+    with nowhere, another_length(change, handshakes=True):
         comm = Communicator(WORLD, timeout=20)
         text = told(lambda: comm.allreduce(X, codec="minmax", algorithm="ring"), WireCorrupted, CommunicatorBroken)
     every = WORLD.allgather(text)
@@ -236,11 +236,11 @@ def opening(change: Callable[[Any], Any]) -> str:
 
 
 def short_opening() -> str:
-    return opening(shorter)
+    return changed_handshake(shorter)
 
 
 def long_opening() -> str:
-    return opening(longer_opening)
+    return changed_handshake(longer_opening)
 
 
 def changed_agreement() -> str:

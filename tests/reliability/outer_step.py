@@ -77,7 +77,7 @@ def main() -> None:
     join(folder, rank, ranks)
     model, first = model_of(rank), 0
     inner = torch.optim.AdamW(model.parameters(), 1e-2)
-    diloco = DiLoCo(model, inner, every=EVERY, codec="minmax", bits=4, over="group")
+    diloco = DiLoCo(model, inner, every=EVERY, codec="minmax", bits=4, transport="group")
     while diloco.steps < LAST:
         if ranks == rank + 1 and rank in DEATHS and diloco.steps == first + EVERY + DEATHS[rank][0]:
             die_at(DEATHS[rank][1])

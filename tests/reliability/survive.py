@@ -46,7 +46,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Mortal(MPITransport):
+class Invalidatable(MPITransport):
     """MPI among ranks of which every two make a node, unless memory is to be shared; this one dies when it is about to
     send one message too many.
 
@@ -121,7 +121,9 @@ def check_sums(comm: Communicator) -> None:
         assert np.abs(result - exact).max() <= 1e-3 * exact, (algorithm, result, exact)
 
 
-def endure(comm: Communicator, transport: Mortal, case: str, feedback: ErrorFeedback) -> tuple[Communicator, Mortal]:
+def endure(
+    comm: Communicator, transport: Invalidatable, case: str, feedback: ErrorFeedback
+) -> tuple[Communicator, Invalidatable]:
     what, who, when = case.split(":")
     collective, algorithm = what.split(".")
     victim = int(who) % comm.size
@@ -175,7 +177,7 @@ def endure(comm: Communicator, transport: Mortal, case: str, feedback: ErrorFeed
 
 def main() -> None:
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-    transport = Mortal(MPI.COMM_WORLD)
+    transport = Invalidatable(MPI.COMM_WORLD)
     comm = Communicator(transport, timeout=TIMEOUT, progress=sys.argv[1])
     feedback = ErrorFeedback()
     for case in sys.argv[2:]:

@@ -16,7 +16,7 @@ from mpi.environments import Completed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "tests" / "reliability" / "waits.py"
-KINDS = {"opening", "shared_memory", "recorded"}
+KINDS = {"handshake", "shared_memory", "recorded"}
 OURS = [*sorted(KINDS), "not_blocking", "thread", "not_replayed", "recursive_doubling", "mpi"]
 TORCH = ["torch", "torch_async", "torch_future"]
 

@@ -26,7 +26,7 @@ from compcoll.errors import CompcollError
 WORLD = MPI.COMM_WORLD
 STOPPED = 60  # seconds, at most
 CALLS: dict[str, dict[str, object]] = {
-    "opening": {"n": 1},
+    "handshake": {"n": 1},
     "shared_memory": {"n": 1 << 20, "algorithm": "shared_memory"},
     "recorded": {"n": 1 << 20, "codec": "zfp", "rate": 8, "algorithm": "ring"},
 }

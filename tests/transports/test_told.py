@@ -17,7 +17,7 @@ from compcoll.host.cores import Cores, Quota
 from compcoll.layout import World
 from compcoll.plan import profile
 from compcoll.plan.cost import DEFAULTS, Timing
-from compcoll.transports.told import packed, unpacked
+from compcoll.transports.serialization import packed, unpacked
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -29,7 +29,7 @@ SECONDS_TO_MEET = 60.0
 """The shortest time-out of ranks that have only just started, which need not be at the same place soon."""
 
 _TAGS = 32768  # MPI promises tags up to 32767
-_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_BETWEEN_POLLS = 0.5
 
 
 @lru_cache(maxsize=4096)
@@ -47,7 +47,7 @@ def _end_late_calls() -> float:
     for since, limit, text in tuple(_blocked.values()):
         if now - since > limit:
             end_job(f" Timed out: {text} did not end within {limit:g} s, another rank has probably died")
-    return _SECONDS_BETWEEN_LOOKS
+    return _SECONDS_BETWEEN_POLLS
 
 
 _watch = Background("watch", _end_late_calls)
@@ -132,7 +132,7 @@ class Channel:
         CollectiveMismatch
             On every rank, if their calls differ.
         """
-        self.communicator.handshake(call, self.limit)
+        self.communicator._agree(call, self.limit)
 
     def run(self, collective: Collective, seconds: float) -> Tensors | None:
         """Run a collective after the ranks' handshake; each may take so many seconds.
@@ -148,7 +148,7 @@ class Channel:
         run, result, call, _, blocks = collective
         try:
             if call is not None:
-                self.communicator.handshake(call, seconds)
+                self.communicator._agree(call, seconds)
             if call is None or not blocks:
                 run()
             else:

@@ -23,7 +23,7 @@ from ..untraced import untraced
 from .gpu import CallOrder, packed, streams
 from .operations import bytes_of
 
-_SHORTEST_NAP, _LONGEST_NAP = 50e-6, 2e-3
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 50e-6, 2e-3
 _ON_HOST = nullcontext()
 
 
@@ -139,7 +139,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._nap = _SHORTEST_NAP
+        self._nap = _SHORTEST_SLEEP
         self._background = Background("messages", self._advance)
 
     def add(self, message: Message) -> None:
@@ -152,7 +152,7 @@ class _Progress:
         ended = [message for message in tuple(self._messages) if message.test()]
         for message in ended:
             self._messages.remove(message)
-        self._nap = _SHORTEST_NAP if ended else min(self._nap * 1.5, _LONGEST_NAP)
+        self._nap = _SHORTEST_SLEEP if ended else min(self._nap * 1.5, _LONGEST_SLEEP)
         return self._nap if self._messages else None
 
 

@@ -18,11 +18,11 @@ from ...errors import InvalidArgument
 from ...plan.choose import AUTO, NAMES
 from ...stats import Stats
 from ..buffers import COMPRESSIBLE, nbytes_of
+from ..failure_detector import board_of
 from ..groups import collectives, membership
 from ..handles import CoalescedWork, CompletedWork, Followed
 from ..linear import linear
 from ..options import Options
-from ..roll_call import board_of
 from ..untraced import untraced
 from . import NAME
 from .splitting import SplittingGroup

@@ -16,10 +16,10 @@ from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
-from ..account import Account
 from ..arrays import Array, GPUArrays, HostArray, HostArrays
 from ..policy import SMALLEST
 from ..states import draw_as_begun
+from ..training_stats import TrainingStats
 from .residuals import Kept, adopt
 
 Feedback: TypeAlias = bool | Callable[[], ErrorFeedback]
@@ -120,7 +120,7 @@ class Bucket:
         communicator: Communicator,
         codec: Codec | None,
         algorithm: str,
-        account: Account,
+        stats: TrainingStats,
         unused: Collection[str] = (),
     ) -> None:
         """Average all ranks' gradients in place. Collective.
@@ -135,7 +135,7 @@ class Bucket:
             For those that are compressed.
         algorithm : str
             For those that are compressed.
-        account : Account
+        stats : TrainingStats
             What is sent is added to it.
         unused : collection of str
             Parameters that no rank used: their mean goes nowhere, and what is kept of them stays as it is.
@@ -146,7 +146,7 @@ class Bucket:
             part[...] = 0
         least = 2 * (communicator.size - 1) / communicator.size
         exact = self.lift(values)
-        # One alone has nothing to overlap with, and goes in C++ from its opening to its end if it blocks.
+        # One alone has nothing to overlap with, and goes in C++ from its handshake to its end if it blocks.
         reduce = communicator.allreduce if len(self.spans) == 1 else communicator.iallreduce
         requests = []
         for span in self.spans:
@@ -154,11 +154,11 @@ class Bucket:
             draw_as_begun(span.feedback, communicator)
             requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
-            account.add_last(communicator, least)
+            stats.add_last(communicator, least)
         else:
             for request in requests:
                 request.wait()
-                account.add(request.stats, least)
+                stats.add(request.stats, least)
         # Codecs of blocks lose some of the zeros there, which are no gradients: a state does not hold it.
         for lost in self._lost_in_holes:
             lost[...] = 0
@@ -167,7 +167,7 @@ class Bucket:
         if exact is not None:
             # The ranks are together by now, and MPI's blocking call is much faster than its nonblocking one.
             communicator.allreduce(exact, op="mean", out=exact, codec=None)
-            account.add_last(communicator, least)
+            stats.add_last(communicator, least)
         self.put_back(values)
         for span in self.spans:
             for name, begin, end in span.parts:
@@ -189,9 +189,9 @@ class Bucket:
         self.spans.append(span)
         if feedback is None:
             return
-        communicator.prepare_feedback(feedback, values[span.begin : span.end])
+        communicator._prepare_feedback(feedback, values[span.begin : span.end])
         for kind in feedback.arrays:
-            whole = self._place.losses(getattr(feedback, kind))
+            whole = self._place.residual(getattr(feedback, kind))
             inside = [(name, begin - span.begin, end - span.begin) for name, begin, end in parts]
             adopt(kept.setdefault(kind, {}), whole, inside, self._place)
             for before, behind in pairwise(parts):
@@ -245,7 +245,7 @@ def _of(kept: Mapping[str, Array], names: Collection[str]) -> list[Array]:
     return [kept[name] for name in names if name in kept]
 
 
-def average_sparse(gradient: Tensor, communicator: Communicator, account: Account) -> Tensor:
+def average_sparse(gradient: Tensor, communicator: Communicator, stats: TrainingStats) -> Tensor:
     """Average a sparse gradient in host memory, exactly. Collective.
 
     Every rank gets all ranks' rows and adds them up in the order of the ranks: all end with the same bits.
@@ -256,7 +256,7 @@ def average_sparse(gradient: Tensor, communicator: Communicator, account: Accoun
         This rank's, of any number of rows.
     communicator : Communicator
         Of the ranks.
-    account : Account
+    stats : TrainingStats
         What is sent is added to it.
     """
     own = gradient.coalesce()
@@ -266,6 +266,6 @@ def average_sparse(gradient: Tensor, communicator: Communicator, account: Accoun
     gathered = []
     for part in (indices, own.values().to(wide) / communicator.size):
         gathered.append(torch.from_numpy(communicator.allgatherv(part.numpy(), codec=None, algorithm=choose.AUTO)))
-        account.add_last(communicator, communicator.size - 1)
+        stats.add_last(communicator, communicator.size - 1)
     total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], own.shape, check_invariants=False)
     return total.coalesce().to(own.dtype)

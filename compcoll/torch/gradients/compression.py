@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...codecs.base import Codec
 from ...codecs.options import real
 from ...codecs.registry import as_codec
+from ...deprecated import renamed_arguments
 from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
@@ -51,18 +52,19 @@ _UNDER_MOMENTUM = {
 _warned: set[tuple[str, str]] = set()
 
 
+@renamed_arguments(smallest="min_numel", over="transport", parameters="param_codec")
 def compress(
     model: nn.Module,
     codec: str | Codec | None = "zfp",
     *,
     feedback: Feedback = True,
     exclude: Iterable[str] | Callable[[str, nn.Parameter], bool] = KINDS,
-    smallest: int = SMALLEST,
+    min_numel: int = SMALLEST,
     algorithm: str = choose.AUTO,
     selection: str = "parameter",
-    parameters: str | Codec | None = None,
+    param_codec: str | Codec | None = None,
     timeout: float | None = None,
-    over: str = "auto",
+    transport: str = "auto",
     optimizer: torch.optim.Optimizer | None = None,
     **codec_options: Any,
 ) -> GradientCompression | ShardCompression:
@@ -86,7 +88,7 @@ def compress(
     exclude : iterable of str, or callable
         Gradients that stay exact: kinds (``"embeddings"``, ``"norms"``, ``"biases"``: the default) and patterns of
         parameters' names, such as ``"head.*"``; or a function of name and parameter that decides alone.
-    smallest : int
+    min_numel : int
         Parameters of fewer elements stay exact.
     algorithm : str
         As for `compcoll.allreduce`. ``"auto"`` does not compress buckets for which that would not pay.
@@ -95,13 +97,13 @@ def compress(
         magnitudes: ``"parameter"``, as the papers do, one message for each, where parameters of fewer than 1024
         elements go with a larger one; or ``"bucket"``, with fewer messages, in which layers with small gradients may
         wait for long. Of FSDP2's modules, each rank's row of a module's gradients is one.
-    parameters : str or Codec, optional
+    param_codec : str or Codec, optional
         What FSDP2's parameters are sent with when they are gathered. Each rank keeps its own part as it is, so that
         losses do not add up; they are sent exactly by default.
     timeout : float, optional
         Seconds without progress of a collective after which all ranks give up; by default COMPCOLL_TIMEOUT, or else the
         process group's.
-    over : {"auto", "mpi", "group"}
+    transport : {"auto", "mpi", "group"}
         What gradients travel over: MPI where the ranks are MPI's and else the group, or one of both.
     optimizer : torch.optim.Optimizer, optional
         The one that takes these gradients: a method that was measured not to go with it is warned of, once.
@@ -121,7 +123,7 @@ def compress(
     HookTaken
         If something else reduces this model's gradients already.
     NotUnderMPI, MPIMissing
-        If ``over="mpi"``, and MPI did not start these ranks, or there is none.
+        If ``transport="mpi"``, and MPI did not start these ranks, or there is none.
     ThreadsUnavailable
         If MPI started them, but not for several threads.
     UnsupportedDevice
@@ -158,8 +160,8 @@ def compress(
     _check_hooks_run(model)
     if isinstance(model, DistributedDataParallel):
         module = model.module
-        if parameters is not None:
-            raise InvalidArgument("parameters= is for FSDP2, which gathers them: DistributedDataParallel does not")
+        if param_codec is not None:
+            raise InvalidArgument("param_codec= is for FSDP2, which gathers them: DistributedDataParallel does not")
     elif isinstance(model, FSDPModule):
         module = model
     else:
@@ -170,22 +172,22 @@ def compress(
     advise(chosen, optimizer)
     for collective in ("allreduce",) if module is not model else ("reduce_scatter", "allgather"):
         choose.check(collective, algorithm)
-    exact = exact_parameters(module, exclude, smallest)
+    exact = exact_parameters(module, exclude, min_numel)
     if module is model:
         if not isinstance(feedback, bool) or (isinstance(chosen, Sparsifier) and chosen.state is not ErrorFeedback):
             raise InvalidArgument(f"{chosen!r} with feedback={feedback!r}: fully_shard takes an ErrorFeedback's only")
         return ShardCompression(
             model,
             chosen,
-            as_codec(parameters, {}, "parameters"),
+            as_codec(param_codec, {}, "param_codec"),
             algorithm,
             exact,
             feedback=feedback,
             timeout=timeout,
-            over=over,
+            transport=transport,
         )
     return GradientCompression(
-        *(model, chosen, algorithm, exact), feedback=feedback, selection=selection, timeout=timeout, over=over
+        *(model, chosen, algorithm, exact), feedback=feedback, selection=selection, timeout=timeout, transport=transport
     )
 
 
@@ -288,6 +290,7 @@ class DGC(GradientCompression):
     ...     compression.density = compcoll.sparse.warmup_density(epoch)
     """
 
+    @renamed_arguments(smallest="min_numel", over="transport")
     def __init__(
         self,
         model: DistributedDataParallel,
@@ -297,11 +300,11 @@ class DGC(GradientCompression):
         clip: float | None = None,
         select: str = "ldte",
         exclude: Iterable[str] | Callable[[str, nn.Parameter], bool] = KINDS,
-        smallest: int = SMALLEST,
+        min_numel: int = SMALLEST,
         algorithm: str = choose.AUTO,
         selection: str = "parameter",
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
     ) -> None:
         if not isinstance(model, DistributedDataParallel):
             raise InvalidArgument(f"model is a {type(model).__name__}: wrap it in DistributedDataParallel first")
@@ -310,11 +313,15 @@ class DGC(GradientCompression):
         if limit is not None and not 0 < limit < math.inf:
             raise InvalidArgument(f"DGC: clip={clip!r} must be finite and above 0")
         choose.check("allreduce", algorithm)
-        exact = exact_parameters(model.module, exclude, smallest)
+        exact = exact_parameters(model.module, exclude, min_numel)
         momentum = _momentum_of(optimizer)
         feedback = partial(DGCFeedback, momentum)
         super().__init__(
-            *(model, codec, algorithm, exact), feedback=feedback, selection=selection, timeout=timeout, over=over
+            *(model, codec, algorithm, exact),
+            feedback=feedback,
+            selection=selection,
+            timeout=timeout,
+            transport=transport,
         )
         compressed = list(self._parameters.values())
         _take_momentum(optimizer, compressed)

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
 from ...communicator import Communicator
+from ...deprecated import renamed_attribute
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
-from ..account import Account
 from ..arrays import HostArray, arrays_on, device_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..hooks import BucketHook, FilledBucket, check_hook_free
@@ -39,6 +39,7 @@ from ..states import (
     state_of,
     to_memory,
 )
+from ..training_stats import TrainingStats
 from .bucket import Bucket, Feedback, average_sparse, maker_of
 from .moments import Loss, back_propagate, observed, of_micro_batches, of_samples
 from .residuals import RESIDUAL, Residuals
@@ -52,7 +53,7 @@ class GradientCompression:
 
     Attributes
     ----------
-    account : Account
+    stats : TrainingStats
         What was sent so far. Replace it by a new one to count from zero.
     exact : dict
         Whether a parameter's gradient stays exact, by name.
@@ -64,9 +65,11 @@ class GradientCompression:
     >>> model = DistributedDataParallel(nn.Linear(64, 64))
     >>> compression = compcoll.torch.compress(model, codec="zfp", rate=8)
     >>> model(torch.ones(1, 64)).sum().backward()
-    >>> compression.account.raw_nbytes  # of weights and biases
+    >>> compression.stats.raw_nbytes  # of weights and biases
     16640
     """
+
+    account = renamed_attribute("account", "stats")
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class GradientCompression:
         feedback: Feedback,
         selection: str,
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
     ) -> None:
         if selection not in SELECTIONS:
             raise InvalidArgument(f"selection={selection!r} is not one of {', '.join(SELECTIONS)}")
@@ -92,11 +95,11 @@ class GradientCompression:
         self._make = maker_of(codec, feedback)
         made = None if self._make is None else self._make()
         self._lines = [
-            f"codec {codec!r}, algorithm {algorithm}, feedback {made!r}, selection {selection}, over {over}",
+            f"codec {codec!r}, algorithm {algorithm}, feedback {made!r}, selection {selection}, over {transport}",
             *described(parameters.items(), exact),
         ]
-        self._timeout, self._over = timeout, over
-        self.account = Account()
+        self._timeout, self._over = timeout, transport
+        self.stats = TrainingStats()
         self.exact = {name: codec is None or kept for name, kept in exact.items()}
         self._codec, self._algorithm, self._model = codec, algorithm, model
         self._by_parameter = selection == "parameter" and isinstance(codec, Sparsifier)
@@ -270,7 +273,7 @@ class GradientCompression:
 
     def reset(self) -> None:
         """Forget what was lost and what was counted. Not during a backward pass."""
-        self.account, self._steps = Account(), 0
+        self.stats, self._steps = TrainingStats(), 0
         self._residuals.restart({}, loaded=False)
         self._moments = None
         self._hook.restore(None)
@@ -339,7 +342,7 @@ class GradientCompression:
         used: Collection[str] | None,
         communicator: Communicator,
     ) -> Tensor:
-        communicator.begun = first
+        communicator.sequence_number = first
         gradients = bucket.memory
         laid_out = self._laid_out(bucket)
         if moments is not None:
@@ -348,13 +351,13 @@ class GradientCompression:
         may_be_skipped = self._make is not None and self._residuals.scale.possible
         if may_be_skipped:
             self._residuals.remember(bucket.names, self._kinds)
-        laid_out.average(gradients, communicator, self._codec, self._algorithm, self.account, unused)
+        laid_out.average(gradients, communicator, self._codec, self._algorithm, self.stats, unused)
         if may_be_skipped:
             self._residuals.watch(gradients.isfinite().all())
         return gradients
 
     def _average_sparse(self, gradient: Tensor, communicator: Communicator) -> Tensor:
-        mean = average_sparse(gradient, communicator, self.account)
+        mean = average_sparse(gradient, communicator, self.stats)
         if self._make is not None and self._residuals.scale.possible:
             self._residuals.watch(mean.values().isfinite().all())
         return mean

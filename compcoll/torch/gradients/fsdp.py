@@ -19,10 +19,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from ...codecs.base import Codec
 from ...communicator import Communicator
+from ...deprecated import renamed_attribute
 from ...errors import HookTaken, InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
-from ..account import Account
 from ..arrays import Array, arrays_on
 from ..buffers import COMPRESSIBLE
 from ..groups.membership import communicator_of
@@ -44,6 +44,7 @@ from ..states import (
     residuals_of,
     state_of,
 )
+from ..training_stats import TrainingStats
 from .residuals import RESIDUAL, Residuals, adopt
 
 
@@ -251,7 +252,7 @@ class Reduction:
         if now == self._laid_out:
             return
         self._feedback.reset()
-        self._communicator.prepare_feedback(self._feedback, rows.reshape(-1))
+        self._communicator._prepare_feedback(self._feedback, rows.reshape(-1))
         adopt(self._arrays, self._residual(rows), now, self.owner.place)
         self._laid_out = now
 
@@ -259,7 +260,7 @@ class Reduction:
         """View the residual of all rows; None without feedback."""
         if self._feedback is None:
             return None
-        return self.owner.place.losses(self._feedback.residual).reshape(rows.shape)
+        return self.owner.place.residual(self._feedback.residual).reshape(rows.shape)
 
     def _give_own(self, rows: Array, op: str) -> None:
         """Add the residual of this rank's own row to it. The row is not encoded, so nothing would take this out: it is
@@ -281,7 +282,7 @@ class Reduction:
         else:
             draw_as_begun(self._feedback, communicator)
             collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
-        owner.account.add_last(communicator, (1 if self._scatters else 2) * (communicator.size - 1) / communicator.size)
+        owner.stats.add_last(communicator, (1 if self._scatters else 2) * (communicator.size - 1) / communicator.size)
 
 
 class _Allocating:
@@ -390,7 +391,7 @@ class GatheredParameters(_Allocating, AllGather):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Work | None:
         owner, communicator = self.owner, self.owner.communicator
-        codec, width = owner.parameters, input_tensor.numel()
+        codec, width = owner.param_codec, input_tensor.numel()
         exact = None if codec is None else self.columns.exact(width, input_tensor)
 
         def gather() -> None:
@@ -398,18 +399,18 @@ class GatheredParameters(_Allocating, AllGather):
             out = owner.place.array(output_tensor).reshape(communicator.size, width)
             if exact is None:
                 communicator.allgather(own, out=out, codec=None)
-                owner.account.add_last(communicator, communicator.size - 1)
+                owner.stats.add_last(communicator, communicator.size - 1)
                 return
             kept = own[exact]
             own[exact] = 0
             communicator.allgather(own, out=out, codec=codec, algorithm=owner.algorithm)
-            owner.account.add_last(communicator, communicator.size - 1)
+            owner.stats.add_last(communicator, communicator.size - 1)
             sent = owner.place.wide(own)
             lost = sent - owner.place.wide(out[communicator.rank])
             self.lost = (lost * lost).sum() / (sent * sent).sum().clip(1e-30)
             if len(kept):
                 out[:, exact] = communicator.allgather(kept, codec=None)
-                owner.account.add_last(communicator, communicator.size - 1)
+                owner.stats.add_last(communicator, communicator.size - 1)
 
         return owner.start(gather, not async_op, output_tensor, input_tensor)
 
@@ -419,7 +420,7 @@ class ShardCompression:
 
     Attributes
     ----------
-    account : Account
+    stats : TrainingStats
         What was sent so far. Replace it by a new one to count from zero.
     exact : dict
         Whether a parameter and its gradient stay exact whatever the codecs, by name.
@@ -433,17 +434,19 @@ class ShardCompression:
     >>> model(torch.ones(1, 64)).sum().backward()
     """
 
+    account = renamed_attribute("account", "stats")
+
     def __init__(
         self,
         model: FSDPModule,
         codec: Codec | None,
-        parameters: Codec | None,
+        param_codec: Codec | None,
         algorithm: str,
         exact: Mapping[str, bool],
         *,
         feedback: bool,
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
     ) -> None:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._shapes = {logical_name(name): parameter.shape for name, parameter in model.named_parameters()}
@@ -459,22 +462,23 @@ class ShardCompression:
             raise InvalidArgument("the model's modules have other replicas than each other: all need the same")
         if replicas:
             choose.check("allreduce", algorithm)
-        self.account = Account()
+        self.stats = TrainingStats()
         self.error: BaseException | None = None
         self.exact = dict(exact)
         self.algorithm = algorithm
         self.codec = codec
-        self.parameters = parameters
+        self.param_codec = param_codec
         device = groups[0].device
         self.place = arrays_on(device)
         lines = [
-            f"codec {codec!r}, parameters {parameters!r}, algorithm {algorithm}, feedback {feedback}, over {over}",
+            f"codec {codec!r}, param_codec {param_codec!r}, algorithm {algorithm}, feedback {feedback}",
+            f"over {transport}",
             *described(model.named_parameters(), exact),
         ]
 
         def joined(ranks: dist.ProcessGroup) -> Communicator:
             check_alike(ranks, device, lines)
-            return communicator_of(*(ranks, device, timeout, over), measured=algorithm == choose.AUTO)
+            return communicator_of(*(ranks, device, timeout, transport), measured=algorithm == choose.AUTO)
 
         self.communicator = joined(shared.pop())
         between = next(iter(replicas), None)
@@ -525,7 +529,9 @@ class ShardCompression:
         rank, size = self._place()
         residuals = self.residuals.carried.get(RESIDUAL, {}) | found[RESIDUAL]
         more = {} if self.between is None else {BETWEEN: found[BETWEEN]}
-        state = state_of(rank, size, residuals, **more) | {BEGUN: [each.begun for each in self._communicators()]}
+        state = state_of(rank, size, residuals, **more) | {
+            BEGUN: [each.sequence_number for each in self._communicators()]
+        }
         return state if self.between is None else state | {REPLICAS: self.replicas}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -551,7 +557,7 @@ class ShardCompression:
             for reduction in self._reductions[kind]:
                 reduction.restore(found)
         for communicator, begun in zip(self._communicators(), every[0].get(BEGUN, ()), strict=False):
-            communicator.begun = begun
+            communicator.sequence_number = begun
 
     @property
     def replicas(self) -> int:
@@ -590,7 +596,7 @@ class ShardCompression:
         return self.between.rank * shards.size + shards.rank, self.between.size * shards.size
 
     def __repr__(self) -> str:
-        return f"ShardCompression({self.codec!r}, parameters={self.parameters!r}, algorithm={self.algorithm!r})"
+        return f"ShardCompression({self.codec!r}, param_codec={self.param_codec!r}, algorithm={self.algorithm!r})"
 
     def free(self) -> None:
         """Give back thread and communicator, when the model is trained no more. Collective."""

@@ -149,7 +149,7 @@ def _decide(
         plan = member.communicator.explain(values, op=operation.name, codec=codec, algorithm=algorithm)
         if _is_the_groups(plan, algorithm, memory, member):
             decision = decision._replace(by_group=Stats("allreduce", None, choose.NATIVE, nbytes_of(memory)))
-        if key is not None and (memory.is_cpu or member.carrier_known) and len(member.decided) < _MOST_KEPT:
+        if key is not None and (memory.is_cpu or member.gpu_transport_known) and len(member.decided) < _MOST_KEPT:
             member.decided[key] = decision
     return member, decision
 
@@ -185,7 +185,7 @@ def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async
 
 def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -> bool:
     """Tell whether the group's own all_reduce does what was planned: also instead of another sum without a codec, whose
-    opening alone costs as much, but for those through memory that ranks share. Of halves on CPUs ours are more exact.
+    handshake alone costs as much, but for those through memory that ranks share. Of halves on CPUs ours are more exact.
     """
     if algorithm == choose.AUTO and memory.is_cpu and memory.dtype.itemsize < 4:
         return False

@@ -19,8 +19,8 @@ from ...encoding import decode, encode
 from ...errors import CollectiveMismatch, InvalidArgument, InvalidBuffer
 from ...host.device import HostDevice
 from ..buffers import array_of, overlap, split_counts
+from ..failure_detector import board_of
 from ..handles import Followed
-from ..roll_call import board_of
 from ..untraced import untraced
 from . import operators
 from .membership import Group, check_fixed, check_tensors, coding

@@ -40,13 +40,13 @@ from ...stats import Stats
 from ...tools.machine import launcher
 from ...tools.tune import describe
 from ...tools.tune import tune as _tune
-from ...transports.told import packed, unpacked
+from ...transports.serialization import packed, unpacked
 from ..arrays import GPUArrays, HostArrays, arrays_on
 from ..buffers import COMPRESSIBLE
+from ..failure_detector import Board
 from ..job_queue import JobQueue, Work
 from ..linear import Linear
 from ..membership import gathered, timeout_of
-from ..roll_call import Board
 from ..untraced import untraced
 from .transport import GroupTransport, node_name
 
@@ -112,7 +112,7 @@ def communicator_of(
     group: dist.ProcessGroup,
     device: torch.device,
     timeout: float | None = None,
-    over: str = "auto",
+    transport: str = "auto",
     *,
     measured: bool = False,
 ) -> Communicator:
@@ -126,7 +126,7 @@ def communicator_of(
         Where the group has its tensors.
     timeout : float, optional
         Seconds without progress after which a wait gives up; by default COMPCOLL_TIMEOUT, or else the group's.
-    over : {"auto", "mpi", "group"}
+    transport : {"auto", "mpi", "group"}
         What wires travel over.
     measured : bool
         Whether to measure a group's links first, if nobody has: for ``algorithm="auto"``.
@@ -142,14 +142,14 @@ def communicator_of(
     ThreadsUnavailable
         On every rank, if MPI was initialised without MPI_THREAD_MULTIPLE on any.
     """
-    return communicators_of(group, device, timeout, over, measured=measured, most=1)[0]
+    return communicators_of(group, device, timeout, transport, measured=measured, most=1)[0]
 
 
 def communicators_of(
     group: dist.ProcessGroup,
     device: torch.device,
     timeout: float | None = None,
-    over: str = "auto",
+    transport: str = "auto",
     *,
     measured: bool = False,
     most: int = IN_FLIGHT,
@@ -161,13 +161,13 @@ def communicators_of(
     node, where ranks share cores, on GPUs, where a stream orders everything, and over MPI. Parameters and errors are
     those of `communicator_of`; ``most`` tells how many.
     """
-    if over not in WAYS:
-        raise InvalidArgument(f"over={over!r} is none of {', '.join(WAYS)}")
+    if transport not in WAYS:
+        raise InvalidArgument(f"transport={transport!r} is none of {', '.join(WAYS)}")
     if timeout is not None or config.timeout_is_set():
         seconds = config.timeout(timeout)
     else:
         seconds = timeout_of(group, device)
-    ranks = None if over == "group" else _ranks_in_mpi(group, device, over)
+    ranks = None if transport == "group" else _ranks_in_mpi(group, device, transport)
     if ranks is None:
         if measured and group.size() > 1:
             _measure(group, device, seconds)
@@ -244,18 +244,18 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])
 
 
-def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, over: str) -> list[int] | None:
+def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, transport: str) -> list[int] | None:
     """Find the group's ranks in MPI_COMM_WORLD; None if they are no MPI's, and need not be."""
-    own = packed(_standing(needed=over == "mpi"))
+    own = packed(_standing(needed=transport == "mpi"))
     told = [unpacked(each) for each in gathered(own, group, device)]
     ranks, sizes, threads = (list(column) for column in zip(*told, strict=True))
     if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):
-        if over == "auto":
+        if transport == "auto":
             return None
         raise NotUnderMPI(
             f"the process group has {len(ranks)} ranks, but in MPI_COMM_WORLD they are rank "
             f"{', '.join(f'{rank} of {size}' for rank, size in zip(ranks, sizes, strict=True))}: start the program "
-            'with mpirun or srun (torchrun does not start MPI), or have wires travel over the group: over="group"'
+            'with mpirun or srun (torchrun does not start MPI), or have wires travel over the group: transport="group"'
         )
     if not all(threads):
         lacking = ", ".join(str(rank) for rank, have in enumerate(threads) if not have)
@@ -325,7 +325,7 @@ class Member:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.communicator: Communicator = communicator_of(group, device, over="group", measured=True)
+        self.communicator: Communicator = communicator_of(group, device, transport="group", measured=True)
         self.stats: Stats | None = None
         self.decided: dict[tuple[Any, ...], Decision] = {}
         self.board: Board = self.communicator._transport.board  # type: ignore[attr-defined]  # of this group, over it
@@ -335,10 +335,10 @@ class Member:
         self._places: dict[torch.device, HostArrays | GPUArrays] = {}
 
     @property
-    def carrier_known(self) -> bool:
+    def gpu_transport_known(self) -> bool:
         """Tell whether the ranks have found out what carries messages between their GPUs, by which ``auto`` decides."""
         there = self.communicator._gpu
-        return there is not None and there.carrier_known
+        return there is not None and there.gpu_transport_known
 
     def all_reduce(self, tensors: list[Tensor], options: dist.AllreduceOptions) -> dist.Work:
         """Start the group's own all_reduce, without compression."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...gpu.stream_transport import Message
-from ...gpu.watchdog import WatchedCarrier
+from ...gpu.watchdog import NCCLBase
 
 _NEVER = timedelta(days=3650)
 """After which PyTorch's own watch would end the process: ours ends the collective, and says so."""
@@ -28,8 +28,8 @@ _LEFT_TO_US = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT
 """PyTorch reads these when a group is made: else an error of NCCL's would end the process, or nobody let work go."""
 
 
-class TorchCarrier(WatchedCarrier):
-    """One rank's part of a process group of NCCL's (the contract is `compcoll.gpu.stream_transport.Carrier`).
+class TorchNCCLTransport(NCCLBase):
+    """One rank's part of a process group of NCCL's (the contract is `compcoll.gpu.stream_transport.GpuTransport`).
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class TorchCarrier(WatchedCarrier):
 
 
 class TorchNCCL:
-    """The way in which a GPU joins others by PyTorch's NCCL (the contract is `compcoll.gpu.stream_transport.Joining`).
+    """Makes the transport of a GPU by PyTorch's NCCL (the contract is `compcoll.gpu.stream_transport.Bootstrap`).
 
     Parameters
     ----------
@@ -118,17 +118,17 @@ class TorchNCCL:
         major, minor, patch = torch.cuda.nccl.version()[:3]
         return 10_000 * major + 100 * minor + patch, self._runtime.place()
 
-    def invitation(self) -> bytes:
+    def unique_id(self) -> bytes:
         return secrets.token_hex(64).encode()
 
-    def join(self, ranks: int, invitation: bytes, rank: int) -> TorchCarrier:
+    def join(self, ranks: int, unique_id: bytes, rank: int) -> TorchNCCLTransport:
         options = dist.ProcessGroupNCCL.Options()
         options.is_high_priority_stream, options._timeout = True, _NEVER
-        store = dist.PrefixStore(f"nccl/{invitation.decode()}", self._store)
+        store = dist.PrefixStore(f"nccl/{unique_id.decode()}", self._store)
         with self._runtime.current:
             group = _with(_LEFT_TO_US, lambda: dist.ProcessGroupNCCL(store, rank, ranks, options))
             group.eager_connect_single_device(self._device)
-        return TorchCarrier(self._runtime, group, self._device)
+        return TorchNCCLTransport(self._runtime, group, self._device)
 
 
 def _rounds(messages: Sequence[Message]) -> list[dict[int, Any]]:

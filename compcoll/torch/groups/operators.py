@@ -129,39 +129,39 @@ def _like(tensor: Tensor) -> Tensor:
 
 @custom_op("compcoll::all_reduce", mutates_args=())
 def _all_reduce(
-    turn: Tensor, tensors: list[Tensor], op: str, group: str, codec: str, algorithm: str
+    ticket: Tensor, tensors: list[Tensor], op: str, group: str, codec: str, algorithm: str
 ) -> tuple[Tensor, list[Tensor]]:
     sums = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
     _eager["all_reduce_coalesced"](sums, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
-    return turn + 1, sums
+    return ticket + 1, sums
 
 
 @_all_reduce.register_fake
-def _(turn: Tensor, tensors: list[Tensor], *_: str) -> tuple[Tensor, list[Tensor]]:
-    return _like(turn), [_like(tensor) for tensor in tensors]
+def _(ticket: Tensor, tensors: list[Tensor], *_: str) -> tuple[Tensor, list[Tensor]]:
+    return _like(ticket), [_like(tensor) for tensor in tensors]
 
 
 @custom_op("compcoll::reduce_scatter", mutates_args=())
 def _reduce_scatter(
-    turn: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
+    ticket: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
 ) -> tuple[Tensor, Tensor]:
     result = _like(output)
     _eager["reduce_scatter_tensor"](result, input, op, _group(group), codec=_codecs[codec], algorithm=algorithm)
-    return turn + 1, result
+    return ticket + 1, result
 
 
 @custom_op("compcoll::all_gather", mutates_args=())
 def _all_gather(
-    turn: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
+    ticket: Tensor, output: Tensor, input: Tensor, op: str, group: str, codec: str, algorithm: str
 ) -> tuple[Tensor, Tensor]:
     result = _like(output)
     _eager["all_gather_into_tensor"](result, input, _group(group), codec=_codecs[codec], algorithm=algorithm)
-    return turn + 1, result
+    return ticket + 1, result
 
 
 @custom_op("compcoll::all_to_all", mutates_args=())
 def _all_to_all(
-    turn: Tensor,
+    ticket: Tensor,
     output: Tensor,
     input: Tensor,
     coming: Sequence[int],
@@ -173,37 +173,37 @@ def _all_to_all(
     check_fixed(_codecs[backward_codec])
     result = _like(output)
     _eager["all_to_all_single"](result, input.contiguous(), coming, going, _group(group), codec=_codecs[codec])
-    return turn + 1, result
+    return ticket + 1, result
 
 
 for _operator in (_reduce_scatter, _all_gather, _all_to_all):
-    _operator.register_fake(lambda turn, output, *_: (_like(turn), _like(output)))
+    _operator.register_fake(lambda ticket, output, *_: (_like(ticket), _like(output)))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.turn, _, rows, *ctx.how = inputs
+    ctx.ticket, _, rows, *ctx.how = inputs
     ctx.shape = rows.shape
 
 
 def _exchange_back(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Any, ...]:
     coming, going, group, codec, backward_codec = ctx.how
     output = gradient.new_empty(ctx.shape)
-    turn, rows = _all_to_all(ctx.turn, output, gradient, going, coming, group, backward_codec, codec)
-    ctx.turn.copy_(turn)
+    ticket, rows = _all_to_all(ctx.ticket, output, gradient, going, coming, group, backward_codec, codec)
+    ctx.ticket.copy_(ticket)
     return None, None, rows, *[None] * len(ctx.how)
 
 
 _all_to_all.register_autograd(_exchange_back, setup_context=_keep)
 
 with torch.inference_mode(False):
-    _turn = torch.zeros((), dtype=torch.int64, device="cpu")
+    _ticket = torch.zeros((), dtype=torch.int64, device="cpu")
 """What each call reads and then changes."""
 
 
 def _in_turn(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> Any:
     """Call an operator after those that were called before: the compiler sees that each needs the one before it."""
-    turn, result = operator(_turn, *arguments)
-    _turn.copy_(turn)
+    ticket, result = operator(_ticket, *arguments)
+    _ticket.copy_(ticket)
     return result
 
 

@@ -28,14 +28,14 @@ from torch import Tensor
 from ... import __version__
 from ...errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, WireCorrupted
 from ...gpu.device_transport import DeviceTransport
-from ...gpu.stream_transport import Joining
+from ...gpu.stream_transport import Bootstrap
 from ...kernels._host import Function
 from ...pending import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
 from ...transports.nodes import find_nodes, host_name
-from ...transports.told import packed, unpacked
+from ...transports.serialization import packed, unpacked
+from ..failure_detector import Board, store_of
 from ..membership import gather_bytes, gathered
-from ..roll_call import Board, store_of
 from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # in front of what may be shorter than its memory: gloo does not tell how many bytes came
@@ -226,11 +226,11 @@ class GroupTransport:
     def takes_device_memory(self) -> bool:
         return False
 
-    def joining(self, device: Any) -> Joining:
+    def bootstrap(self, device: Any) -> Bootstrap:
         """The way of this rank's GPU to the others': by PyTorch's own NCCL, if it has one."""
         if torch.cuda.is_available() and dist.is_nccl_available():
             return TorchNCCL(device.runtime, device.index, self._store)
-        way: Joining = device.joining()
+        way: Bootstrap = device.bootstrap()
         return way
 
     def announce(self, text: str) -> None:

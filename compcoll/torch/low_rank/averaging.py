@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..account import Account
 from ..arrays import arrays_on
 from ..loss_scale import LossScale
+from ..training_stats import TrainingStats
 from .factors import Gradient, orthonormalize
 from .fusion import Buffer, Kind, Sums, Wait
 
@@ -50,7 +50,7 @@ class Averaging(ABC):
 
     Attributes
     ----------
-    account : Account
+    stats : TrainingStats
         What was sent, and seconds: encoding is projection, decoding all that is done when means have come.
     steps, step : int
         Steps so far; and those with factors, less those that were not finite.
@@ -64,7 +64,7 @@ class Averaging(ABC):
         self, gradients: Sequence[Gradient], sums: Sums, scale: LossScale, reuse: bool, seed: int, exact: int
     ) -> None:
         self.gradients, self.low = list(gradients), [gradient for gradient in gradients if gradient.rank]
-        self.account, self.sums, self.scale, self.ranks = Account(), sums, scale, sums.ranks
+        self.stats, self.sums, self.scale, self.ranks = TrainingStats(), sums, scale, sums.ranks
         self._reuse, self._seed, self._exact = reuse, seed, exact
         self._buffers: list[Buffer] = []
         self._waits: list[Wait] = []
@@ -92,7 +92,7 @@ class Averaging(ABC):
 
     def reset(self) -> None:
         """Forget what was lost and counted, and start with new factors."""
-        self.account, self.steps, self.step = Account(), 0, 0
+        self.stats, self.steps, self.step = TrainingStats(), 0, 0
         self.scale.restart(loaded=False)
         self._draw(0)
         for gradient in self.low:
@@ -125,7 +125,7 @@ class Averaging(ABC):
             self._project(gradient, values, buffer)
         else:
             buffer.put(gradient, values, self.ranks)
-        self.account.encode_seconds += perf_counter() - started
+        self.stats.encode_seconds += perf_counter() - started
 
     def send(self, used: Collection[str]) -> None:
         """Start to send the buffers that are full, up to the first that is not; the last one may tell which parameters
@@ -144,7 +144,7 @@ class Averaging(ABC):
         started = perf_counter()
         for wait in self._waits:
             wait()
-        self.account.wait_seconds += perf_counter() - started
+        self.stats.wait_seconds += perf_counter() - started
         last = self._buffers[-1]
         if not last.flags:
             return None
@@ -189,12 +189,12 @@ class Averaging(ABC):
             gradient.right.copy_(right.t())
 
     def _count(self, seconds: float) -> None:
-        account = self.account
-        account.decode_seconds += seconds
+        stats = self.stats
+        stats.decode_seconds += seconds
         nbytes = sum(gradient.nbytes for gradient in self.gradients)
-        account.raw_nbytes += nbytes
-        account.raw_sent_nbytes += round(2 * (self.ranks - 1) / self.ranks * nbytes)
-        account.total_seconds = account.encode_seconds + account.decode_seconds + account.wait_seconds
+        stats.raw_nbytes += nbytes
+        stats.raw_sent_nbytes += round(2 * (self.ranks - 1) / self.ranks * nbytes)
+        stats.total_seconds = stats.encode_seconds + stats.decode_seconds + stats.wait_seconds
 
 
 class ACP(Averaging):
@@ -212,7 +212,7 @@ class ACP(Averaging):
             gradient.project_right(values, gradient.left, buffer.own_factor(gradient))
 
     def _start(self, buffer: Buffer) -> Wait:
-        return buffer.start(self.sums, self.account, self.ranks)
+        return buffer.start(self.sums, self.stats, self.ranks)
 
     def _products(self, buffers: Sequence[Buffer]) -> tuple[list[Product], list[Buffer]]:
         products = []
@@ -260,12 +260,12 @@ class Power(Averaging):
 
     def _start(self, buffer: Buffer) -> Wait:
         right = self._right_of(buffer)
-        threads, account = torch.get_num_threads(), self.account
+        threads, stats = torch.get_num_threads(), self.stats
         seconds = 0.0
 
         def sum_both() -> None:
             nonlocal seconds
-            buffer.start(self.sums, account, self.ranks)()
+            buffer.start(self.sums, stats, self.ranks)()
             if right is None:
                 return
             # Ranks run this in their callers' threads or in the queue's: bits depend on how many threads these have.
@@ -274,7 +274,7 @@ class Power(Averaging):
             started = perf_counter()
             self._fill(right, buffer)
             seconds = perf_counter() - started
-            right.start(self.sums, account, self.ranks)()
+            right.start(self.sums, stats, self.ranks)()
 
         tensors = [buffer.own, buffer.wire] if right is None else [buffer.own, buffer.wire, right.own, right.wire]
         given = [self._values[g.name] for g in buffer.gradients if buffer.has_factor(g)]
@@ -284,7 +284,7 @@ class Power(Averaging):
 
         def wait() -> None:
             work.wait()
-            account.encode_seconds += seconds
+            stats.encode_seconds += seconds
 
         return wait
 

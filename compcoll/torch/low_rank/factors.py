@@ -103,18 +103,18 @@ class Gradient:
         for factor in (self.left, self.right):
             factor.copy_(torch.randn(factor.shape, generator=generator, dtype=self.dtype))
 
-    def losses(self) -> Tensor:
+    def residual(self) -> Tensor:
         """Give what this rank's part of the sums has lost so far, in the gradient's units: rows × columns."""
         assert self._residual is not None
         return self._residual
 
     def set_losses(self, values: Tensor) -> None:
         """Replace what was lost."""
-        self.losses().copy_(values)
+        self.residual().copy_(values)
 
     def multiply(self, factor: float) -> None:
         """Have what was lost in other units."""
-        self.losses().mul_(factor)
+        self.residual().mul_(factor)
 
     def project_left(self, gradient: Tensor | None, right: Tensor, out: Tensor) -> None:
         """Compute the left factor, for a right one, of this rank's matrix: the gradient, if there is one, and what was
@@ -207,7 +207,7 @@ class OnePassGradient(Gradient):
             nbytes > _PAST_CACHES,
         )
 
-    def losses(self) -> Tensor:
+    def residual(self) -> Tensor:
         out = torch.empty_like(self._kept)
         self._pass(None, _NEITHER, None, None, out)
         return out[:, : self.columns]

@@ -16,14 +16,14 @@ from ...codecs.base import Codec
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...feedback import ErrorFeedback
 from ...plan import choose
-from ..account import Account
 from ..buffers import array_of
+from ..failure_detector import board_of, store_of
 from ..groups.membership import communicator_of
 from ..handles import Followed
 from ..job_queue import JobQueue
 from ..membership import gathered, timeout_of
-from ..roll_call import board_of, store_of
 from ..states import draw_as_begun
+from ..training_stats import TrainingStats
 from .factors import Gradient
 
 Wait = Callable[[], object]
@@ -67,7 +67,7 @@ class Buffer:
         Sent, and the mean when it was received.
     factors, flags : int
         How many numbers of the wire are factors, and flags.
-    losses : ErrorFeedback or None
+    residual : ErrorFeedback or None
         What a codec lost of them.
     due : set of str
         Gradients that are still to come before it can be sent.
@@ -92,7 +92,7 @@ class Buffer:
         dtype = gradients[0].dtype
         self.own = torch.zeros(self.factors, dtype=dtype, device=device)
         self.wire = torch.zeros(offset + flags, dtype=dtype, device=device)
-        self.losses: ErrorFeedback | None = None
+        self.residual: ErrorFeedback | None = None
         self.right: Buffer | None = None
         self.restart()
 
@@ -115,9 +115,9 @@ class Buffer:
 
     def lost_factor(self, gradient: Gradient) -> Tensor | None:
         """Give what a codec lost of this rank's part of the mean, if one took part."""
-        if self.losses is None or self.losses.residual is None:
+        if self.residual is None or self.residual.residual is None:
             return None
-        return self._shaped(torch.from_numpy(self.losses.residual), gradient)
+        return self._shaped(torch.from_numpy(self.residual.residual), gradient)
 
     def put(self, gradient: Gradient, values: Tensor | None, ranks: int) -> None:
         """Put a gradient in as it is, divided by the number of ranks; zeros for None."""
@@ -147,10 +147,10 @@ class Buffer:
         raised: list[bool] = (self.wire[self._end :] != 0).tolist()
         return raised
 
-    def start(self, sums: Sums, account: Account, ranks: int) -> Wait:
+    def start(self, sums: Sums, stats: TrainingStats, ranks: int) -> Wait:
         """Have the mean computed; what is returned waits until it is there."""
         torch.div(self.own, ranks, out=self.wire[: self.factors])
-        return sums.start(self, account)
+        return sums.start(self, stats)
 
     def _shaped(self, memory: Tensor, gradient: Gradient) -> Tensor:
         begin, end = self._places[gradient.name]
@@ -249,15 +249,15 @@ class Sums:
     def begin(self, step: int, buffers: int) -> None:
         """Begin a step, of so many buffers at most: by its number draw codecs that round at random."""
 
-    def start(self, buffer: Buffer, account: Account) -> Wait:
+    def start(self, buffer: Buffer, stats: TrainingStats) -> Wait:
         """Begin; the result waits for the end."""
         work = Followed(
             self._line.allreduce([buffer.wire]),
             board_of(self._group).under_way("the group's all_reduce of factors"),
         )
-        account.calls["all_reduce"] += 1
+        stats.calls["all_reduce"] += 1
         nbytes = buffer.wire.numel() * buffer.wire.element_size()
-        account.wire_nbytes += round(2 * (self.ranks - 1) / self.ranks * nbytes)
+        stats.wire_nbytes += round(2 * (self.ranks - 1) / self.ranks * nbytes)
         return work.wait
 
     def free(self) -> None:
@@ -301,7 +301,7 @@ class CodedSums(Sums):
         *,
         feedback: bool,
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
     ) -> None:
         if device.type != "cpu":
             raise UnsupportedDevice(
@@ -309,33 +309,33 @@ class CodedSums(Sums):
                 "process group as they are"
             )
         super().__init__(group, device, jobs=False)
-        self._communicator = communicator_of(group, device, timeout, over, measured=algorithm == choose.AUTO)
+        self._communicator = communicator_of(group, device, timeout, transport, measured=algorithm == choose.AUTO)
         self._codec, self._algorithm, self._feedback = codec, algorithm, feedback
 
     def begin(self, step: int, buffers: int) -> None:
-        self._communicator.begun = 2 * buffers * step  # a buffer's factors, and the rest of it
+        self._communicator.sequence_number = 2 * buffers * step  # a buffer's factors, and the rest of it
 
-    def start(self, buffer: Buffer, account: Account) -> Wait:
+    def start(self, buffer: Buffer, stats: TrainingStats) -> Wait:
         values, factors = array_of(buffer.wire), buffer.factors
-        if self._feedback and buffer.losses is None:
-            buffer.losses = ErrorFeedback()
-        losses = buffer.losses
+        if self._feedback and buffer.residual is None:
+            buffer.residual = ErrorFeedback()
+        residual = buffer.residual
         least = 2 * (self._communicator.size - 1) / self._communicator.size
 
         def job() -> None:
             if factors:
                 part = values[:factors]
-                draw_as_begun(losses, self._communicator)
-                if losses is not None and losses.residual is not None:
-                    losses.residual[...] = 0
+                draw_as_begun(residual, self._communicator)
+                if residual is not None and residual.residual is not None:
+                    residual.residual[...] = 0
                 self._communicator.allreduce(
-                    part, out=part, feedback=losses, codec=self._codec, algorithm=self._algorithm
+                    part, out=part, feedback=residual, codec=self._codec, algorithm=self._algorithm
                 )
-                self._count(account, least)
+                self._count(stats, least)
             if factors < values.size:
                 part = values[factors:]
                 self._communicator.allreduce(part, out=part, codec=None)
-                self._count(account, least)
+                self._count(stats, least)
 
         return self.jobs.submit(job).wait
 
@@ -343,8 +343,8 @@ class CodedSums(Sums):
         super().free()
         self._communicator.free()
 
-    def _count(self, account: Account, least: float) -> None:
-        one = Account()
+    def _count(self, stats: TrainingStats, least: float) -> None:
+        one = TrainingStats()
         one.add_last(self._communicator, least)
-        account.calls += one.calls
-        account.wire_nbytes += one.wire_nbytes
+        stats.calls += one.calls
+        stats.wire_nbytes += one.wire_nbytes

@@ -15,15 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...codecs.base import Codec
 from ...codecs.registry import as_codec
+from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import HookTaken, InvalidArgument
 from ...plan import choose
-from ..account import Account
 from ..arrays import device_of
 from ..hooks import check_hook_free
 from ..loss_scale import LossScale
 from ..membership import check_alike
 from ..policy import check_whole, exact_parameters, has_sparse_gradient
 from ..states import check_fed_back, layout_of, logical_name, residuals_of, state_of
+from ..training_stats import TrainingStats
 from .averaging import ACP, Averaging, Power
 from .back_propagation import DDPGradients, GradientHooks, hooks_of
 from .factors import Gradient, OnePassGradient, matrix_shape, worthwhile
@@ -42,6 +43,9 @@ class LowRank:
     conserves: ClassVar[str] = "exact"
     _method: type[Averaging]
 
+    account = renamed_attribute("account", "stats")
+
+    @renamed_arguments(over="transport")
     def __init__(
         self,
         model: nn.Module,
@@ -59,7 +63,7 @@ class LowRank:
         codec: str | Codec | None = None,
         algorithm: str = choose.AUTO,
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
         **codec_options: Any,
     ) -> None:
         wrapped = isinstance(model, DistributedDataParallel)
@@ -74,7 +78,7 @@ class LowRank:
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         _check_whole(model, type(self).__name__)
         _check_free(model, parameters)
-        exact = exact_parameters(module, exclude, smallest=0)
+        exact = exact_parameters(module, exclude, min_numel=0)
         ranks = {
             name: rank
             if not exact[name] and worthwhile(p.shape, rank, min_compression_rate, self._method.factors)
@@ -94,7 +98,7 @@ class LowRank:
             group,
             device,
             [
-                f"{type(self).__name__}: {self._settings}, buffer_mb {buffer_mb}, overlap {overlap}, over {over}",
+                f"{type(self).__name__}: {self._settings}, buffer_mb {buffer_mb}, overlap {overlap}, over {transport}",
                 f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {device.type}",
                 *(f"{name}: {list(p.shape)} of {p.dtype}, rank {ranks[name]}" for name, p in parameters.items()),
             ],
@@ -116,7 +120,7 @@ class LowRank:
             sums = Sums(group, device, jobs=self._method is Power)
         else:
             lossy = feedback and self._method is ACP
-            sums = CodedSums(group, device, chosen, algorithm, feedback=lossy, timeout=timeout, over=over)
+            sums = CodedSums(group, device, chosen, algorithm, feedback=lossy, timeout=timeout, transport=transport)
         scale = LossScale(parameters.values())
         self._averaging = self._method(gradients, sums, scale, reuse, seed, exact_steps)
         self._hooks: DDPGradients | GradientHooks
@@ -127,15 +131,15 @@ class LowRank:
             self._hooks = GradientHooks(self._averaging, model, group, nbytes, overlap=overlap)
 
     @property
-    def account(self) -> Account:
+    def stats(self) -> TrainingStats:
         """The account of what was sent so far, with seconds of this rank: of projections (encode), of waits for means,
         and of all that comes after them (decode). Replace it by a new one to count from zero.
         """
-        return self._averaging.account
+        return self._averaging.stats
 
-    @account.setter
-    def account(self, account: Account) -> None:
-        self._averaging.account = account
+    @stats.setter
+    def stats(self, stats: TrainingStats) -> None:
+        self._averaging.stats = stats
 
     @property
     def error(self) -> BaseException | None:
@@ -161,7 +165,7 @@ class LowRank:
         low = self._averaging.low
         layout = self._hooks.hook.layout if isinstance(self._hooks, DDPGradients) else []
         unit = self._averaging.scale.unit
-        residuals = {logical_name(g.name): g.losses().cpu().reshape(g.shape) / unit for g in low if g.feedback}
+        residuals = {logical_name(g.name): g.residual().cpu().reshape(g.shape) / unit for g in low if g.feedback}
         return state_of(self._rank, self._size, self._carried | residuals) | {
             "steps": self._averaging.steps,
             "step": self._averaging.step,
@@ -276,7 +280,7 @@ class ACPSGD(LowRank):
         Of that allreduce.
     timeout : float, optional
         With a codec, as of `compress`; without one the process group has its own.
-    over : {"auto", "mpi", "group"}
+    transport : {"auto", "mpi", "group"}
         With a codec, what factors travel over, as of `compress`.
     **codec_options
         Configuration of a codec given by name.

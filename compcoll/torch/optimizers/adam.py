@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from ...codecs.base import Codec
 from ...codecs.registry import as_codec
+from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import InvalidArgument
 from ...sparse import Sparsifier
-from ..account import Account
 from ..hooks import check_hook_free
 from ..policy import check_whole, compressing
 from ..states import state_of
-from .ranks import Ranks, any_rank, check_together, join, keep_gradients, module_of, scaling_of, told_by
+from ..training_stats import TrainingStats
+from .ranks import Ranks, any_rank, broadcast_object, check_together, join, keep_gradients, module_of, scaling_of
 from .vectors import (
     Exchange,
     Flat,
@@ -37,6 +38,9 @@ Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 _SETTLED = 0.96
 """The ratio of norms of the variance, a memory of it apart, from which on 1-bit Adam takes it for settled."""
 
+_ATTRIBUTES = {"begun": "sequence_number"}
+"""Attributes that have another name than in saved states."""
+
 
 class CompressedAdam(torch.optim.Optimizer):
     """The base of `OneBitAdam` and `ZeroOneAdam`: AdamW on one vector of all parameters, and its state."""
@@ -51,6 +55,8 @@ class CompressedAdam(torch.optim.Optimizer):
     _counters: tuple[str, ...] = ("steps", "frozen_at", "begun")
     """Numbers that are saved, the attributes of these names."""
 
+    account = renamed_attribute("account", "stats")
+
     def __init__(
         self,
         model: nn.Module,
@@ -64,7 +70,7 @@ class CompressedAdam(torch.optim.Optimizer):
         gradient_codec: str | Codec | None,
         group: Ranks | None,
         timeout: float | None,
-        over: str,
+        transport: str,
         codec_options: dict[str, Any],
         settings: str,
     ) -> None:
@@ -99,8 +105,12 @@ class CompressedAdam(torch.optim.Optimizer):
         self._of_gradients = coded
         shapes = [f"{name}: {n}, {self._flat.dtype}" for name, n in self._flat.sizes.items()]
         groups = [f"lr, weight_decay: {each['lr']}, {each['weight_decay']}" for each in self.param_groups]
-        lines = [f"{type(self).__name__}: betas {betas}, eps {eps}, {self._settings}, over {over}", *shapes, *groups]
-        self._communicator = join(group, lines, timeout, over, algorithm)
+        lines = [
+            f"{type(self).__name__}: betas {betas}, eps {eps}, {self._settings}, over {transport}",
+            *shapes,
+            *groups,
+        ]
+        self._communicator = join(group, lines, timeout, transport, algorithm)
         self._owned = self._communicator is not group
         self._exchange.try_out(self._communicator)
         if coded is not None:
@@ -109,7 +119,7 @@ class CompressedAdam(torch.optim.Optimizer):
             keep_gradients(model, f"compcoll {type(self).__name__}")
         else:
             self._start_alike()
-        self.account = Account()
+        self.stats = TrainingStats()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -139,15 +149,15 @@ class CompressedAdam(torch.optim.Optimizer):
                 self._resumed = False
             if scaling is not None and any_rank(self._communicator, [scaling.overflowed])[0]:
                 return
-            before = self.account.wire_nbytes
+            before = self.stats.wire_nbytes
             self._flat.pack((p.grad for p in self._parameters), self._gradient)
             if scaling is not None:
                 self._gradient.div_(scaling.scale)
             self.steps += 1
             self._advance()
-            self.account.steps += 1
-            sent = self.account.wire_nbytes - before
-            self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, sent)
+            self.stats.steps += 1
+            sent = self.stats.wire_nbytes - before
+            self.stats.peak_step_nbytes = max(self.stats.peak_step_nbytes, sent)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "_flat"):
@@ -155,12 +165,16 @@ class CompressedAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what is to be saved with the model, by every rank its own, or by `WholeState` as one."""
+        """Copy what is to be saved with the model, by every rank its own, or by `GatheredState` as one."""
         vectors = {kind: self._flat.by_name(getattr(self, kind)) for kind in self._kinds}
-        losses = self._exchange.losses
-        kept = {} if losses is None else self._flat.by_name(torch.from_numpy(losses))
+        residual = self._exchange.residual
+        kept = {} if residual is None else self._flat.by_name(torch.from_numpy(residual))
         state = state_of(self._communicator.rank, self._communicator.size, kept, **vectors)
-        return state | {name: copy(getattr(self, name)) for name in self._counters} | {"groups": groups_of(self)}
+        return (
+            state
+            | {name: copy(getattr(self, _ATTRIBUTES.get(name, name))) for name in self._counters}
+            | {"groups": groups_of(self)}
+        )
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where an earlier run ended.
@@ -191,11 +205,11 @@ class CompressedAdam(torch.optim.Optimizer):
             arrays = mine[kind] if alike or kind not in self._own else _means([state[kind] for state in every])
             self._flat.load(arrays, getattr(self, kind))
         for name in (name for name in self._counters if name in mine):
-            setattr(self, name, copy(mine[name]))
+            setattr(self, _ATTRIBUTES.get(name, name), copy(mine[name]))
         for group, kept in zip(self.param_groups, mine["groups"], strict=True):
             group.update(deepcopy(kept))
-        if self._exchange.losses is not None:
-            self._flat.load(residuals, torch.from_numpy(self._exchange.losses))
+        if self._exchange.residual is not None:
+            self._flat.load(residuals, torch.from_numpy(self._exchange.residual))
         self._resumed = True
         self._restored(alike)
 
@@ -226,7 +240,7 @@ class CompressedAdam(torch.optim.Optimizer):
         self._communicator.bcast(values.numpy(), 0, out=values.numpy(), codec=None)
         self._put(values)
         others = untrained(self._module, self._trained)
-        told = told_by(0, self._communicator, {"values": [each.detach().cpu() for each in others]})
+        told = broadcast_object(0, self._communicator, {"values": [each.detach().cpu() for each in others]})
         for each, value in zip(others, told["values"], strict=True):
             each.detach().copy_(value)
 
@@ -246,20 +260,20 @@ class CompressedAdam(torch.optim.Optimizer):
         return float(self.param_groups[0]["eps"])
 
     @property
-    def begun(self) -> int:
+    def sequence_number(self) -> int:
         """The number of collectives that began: what a state holds of codecs that round at random."""
-        return self._communicator.begun
+        return self._communicator.sequence_number
 
-    @begun.setter
-    def begun(self, number: int) -> None:
-        self._communicator.begun = number
+    @sequence_number.setter
+    def sequence_number(self, number: int) -> None:
+        self._communicator.sequence_number = number
 
     def _average_gradients(self) -> None:
         """Have the gradients be their mean over the ranks. Collective."""
         if self._of_gradients is None:
-            exact_mean(self._gradient, self._communicator, self.account)
+            exact_mean(self._gradient, self._communicator, self.stats)
         else:
-            self._of_gradients.mean(self._gradient, self._communicator, self.account)
+            self._of_gradients.mean(self._gradient, self._communicator, self.stats)
 
     def _adamw_step(self, updates: int) -> None:
         """AdamW's step by the mean of the gradients; ``updates`` of the variance are made with it."""
@@ -351,7 +365,7 @@ class OneBitAdam(CompressedAdam):
         The step after which the variance was held; 0 before.
     momentum, variance : Tensor
         Of all parameters, one behind the other, in host memory.
-    account : Account
+    stats : TrainingStats
         What was sent so far. Replace it by a new one to count from zero.
 
     Raises
@@ -390,6 +404,7 @@ class OneBitAdam(CompressedAdam):
 
     _counters = (*CompressedAdam._counters, "norms", "highest_rate")
 
+    @renamed_arguments(over="transport")
     def __init__(
         self,
         model: nn.Module,
@@ -405,7 +420,7 @@ class OneBitAdam(CompressedAdam):
         gradient_codec: str | Codec | None = None,
         group: Ranks | None = None,
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
         **codec_options: Any,
     ) -> None:
         if warmup != "auto":
@@ -415,14 +430,14 @@ class OneBitAdam(CompressedAdam):
         self.highest_rate = 0.0
         super().__init__(
             *(model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec),
-            *(group, timeout, over, codec_options),
+            *(group, timeout, transport, codec_options),
             settings=f"warmup {warmup}",
         )
 
     def _advance(self) -> None:
         if self.frozen_at:
             self.momentum.lerp_(self._gradient, 1 - self._betas[0])
-            self._exchange.mean(self.momentum, self._communicator, self.account)
+            self._exchange.mean(self.momentum, self._communicator, self.stats)
             self.momentum.masked_fill_(self._dead, 0)
             self._move(self._denominator)
             return
@@ -515,6 +530,7 @@ class ZeroOneAdam(CompressedAdam):
         *("observations", "next_observation", "local", "next_average", "rates"),
     )
 
+    @renamed_arguments(over="transport")
     def __init__(
         self,
         model: nn.Module,
@@ -534,7 +550,7 @@ class ZeroOneAdam(CompressedAdam):
         gradient_codec: str | Codec | None = None,
         group: Ranks | None = None,
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
         **codec_options: Any,
     ) -> None:
         given = {
@@ -552,7 +568,7 @@ class ZeroOneAdam(CompressedAdam):
         self._local_steps, self._local_limit = local_steps, local_limit
         super().__init__(
             *(model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec),
-            *(group, timeout, over, codec_options),
+            *(group, timeout, transport, codec_options),
             settings=", ".join(f"{name} {value}" for name, value in given.items()),
         )
         self.updates, self.anchor, self.parameters = (self._flat.zeros() for _ in range(3))
@@ -615,11 +631,11 @@ class ZeroOneAdam(CompressedAdam):
 
     def _average(self) -> None:
         """Bring the ranks together where the mean of their updates leads. Collective."""
-        self._exchange.mean(self.updates, self._communicator, self.account)
+        self._exchange.mean(self.updates, self._communicator, self.stats)
         self.updates.masked_fill_(self._dead, 0)
         self._put(self.anchor.addcdiv_(self.updates, self._denominator, value=-1))
         if not all(self.rates):  # no update tells the momentum where the learning rate was 0
-            exact_mean(self.momentum, self._communicator, self.account)
+            exact_mean(self.momentum, self._communicator, self.stats)
         views = map(self._flat.views, (self.momentum, self.updates))
         for momentum, update, rate in zip(*views, self._each(self.rates), strict=True):
             if rate:

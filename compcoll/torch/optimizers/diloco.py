@@ -16,24 +16,25 @@ from torch import Tensor, nn
 from ...codecs.base import Codec
 from ...codecs.registry import as_codec
 from ...communicator import Communicator
+from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import InvalidArgument
-from ..account import Account, RecentSteps
 from ..arrays import HostArray
 from ..handles import Handle
 from ..hooks import check_hook_free
 from ..job_queue import JobQueue
 from ..policy import check_whole, compressing
 from ..states import state_of
+from ..training_stats import RecentSteps, TrainingStats
 from .ranks import (
     SUPPORTED,
     Ranks,
     any_rank,
+    broadcast_object,
     check_together,
     join,
     keep_gradients,
     module_of,
     scaling_of,
-    told_by,
     unscale,
 )
 from .vectors import (
@@ -102,14 +103,14 @@ class UnderWay(NamedTuple):
         The outer gradient; the ranks' mean when the work has ended.
     work : Handle or None
         The average; its value is the bytes sent. None if it had ended when it was saved.
-    losses : array or None
+    residual : array or None
         What compression had lost before.
     """
 
     due: int
     gradient: Tensor
     work: Handle[int] | None
-    losses: HostArray | None
+    residual: HostArray | None
 
 
 class Fragment:
@@ -167,12 +168,12 @@ class Fragment:
             own = target.to(common.dtype)  # itself, if it is of that type
             target.copy_(torch.lerp(common.to(target.device), own, alpha, out=own))
 
-    def average_gradients(self, communicator: Communicator, account: Account, used: Container[str]) -> int:
+    def average_gradients(self, communicator: Communicator, stats: TrainingStats, used: Container[str]) -> int:
         """Have the gradients of the parameters that some rank uses be the ranks' mean, exactly; returns the bytes sent.
         Collective.
         """
         mean = self.flat.pack(p.grad for p in self.parameters.values())
-        nbytes = exact_mean(mean, communicator, account)
+        nbytes = exact_mean(mean, communicator, stats)
         for (name, parameter), values in zip(self.parameters.items(), self.flat.views(mean), strict=True):
             if name in used:
                 if parameter.grad is None or parameter.grad.is_sparse:
@@ -188,11 +189,11 @@ class Fragment:
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Give what is saved, by kind and by name: residuals, and a mean that is still to be mixed in, if there are."""
-        by_name, losses, under_way = self.flat.by_name, self.exchange.losses, self.under_way
+        by_name, residual, under_way = self.flat.by_name, self.exchange.residual, self.under_way
         return {
             "parameters": by_name(self.flat.pack(self.parameters.values())),
             "outer": by_name(self.outer),
-            "residuals": {} if losses is None else by_name(torch.from_numpy(losses)),
+            "residuals": {} if residual is None else by_name(torch.from_numpy(residual)),
             "under_way": {} if under_way is None else by_name(under_way.gradient),
             "due": {} if under_way is None else dict.fromkeys(self.flat.names, under_way.due),
         }
@@ -216,10 +217,10 @@ class Fragment:
         """
         due = self.due(state["due"])
         self.flat.load(state["outer"], self.outer)
-        if self.exchange.losses is not None:
-            self.flat.load(residuals, torch.from_numpy(self.exchange.losses))
+        if self.exchange.residual is not None:
+            self.flat.load(residuals, torch.from_numpy(self.exchange.residual))
             if not self.exchange.of_mean:
-                self.exchange.losses *= size / state["size"]
+                self.exchange.residual *= size / state["size"]
         self.mix(0.0)
         if state["size"] == size:
             for name, parameter in self.parameters.items():
@@ -232,13 +233,13 @@ class Fragment:
         self.sent = -1
         if self.under_way is None:
             return
-        work, losses = self.under_way.work, self.under_way.losses
+        work, residual = self.under_way.work, self.under_way.residual
         self.under_way = None
         if work is not None:
             with suppress(Exception):  # whose reason the caller knows, or will know at the next call
                 work.wait()
-            if losses is not None and self.exchange.losses is not None:
-                self.exchange.losses[...] = losses
+            if residual is not None and self.exchange.residual is not None:
+                self.exchange.residual[...] = residual
 
 
 class DiLoCo:
@@ -287,7 +288,7 @@ class DiLoCo:
         The outer optimizer: its learning rate may be changed, alike on all ranks.
     steps : int
         Inner steps so far.
-    account : Account
+    stats : TrainingStats
         What was sent so far, with the mean and the most of a step. Replace it by a new one to count from zero.
     communicator : Communicator
         Averages among the ranks; for nothing else but its `shrink`.
@@ -329,6 +330,9 @@ class DiLoCo:
     conserves: ClassVar[str] = "exact"
     """Whether values that were sent and residuals add up to those that were to be sent: "exact", "decay" or "none"."""
 
+    account = renamed_attribute("account", "stats")
+
+    @renamed_arguments(over="transport")
     def __init__(
         self,
         model: nn.Module,
@@ -345,7 +349,7 @@ class DiLoCo:
         algorithm: str | None = None,
         group: Ranks | None = None,
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
         **codec_options: Any,
     ) -> None:
         chosen = as_codec(codec, codec_options)
@@ -365,12 +369,12 @@ class DiLoCo:
         options = ", ".join(f"{name} {value}" for name, value in asdict(schedule).items())
         self._told = f"{options}, {told}"
         self._lines = [
-            f"{type(self).__name__}: {self._told}, over {over}, {self.outer!r}".replace("\n", " "),
+            f"{type(self).__name__}: {self._told}, over {transport}, {self.outer!r}".replace("\n", " "),
             *(f"{name}: {list(p.shape)} of {p.dtype}" for name, p in parameters.items()),
         ]
-        self._timeout, self._over = timeout, over
+        self._timeout, self._over = timeout, transport
         self.steps, self._rounds = 0, -1
-        self.account = Account()
+        self.stats = TrainingStats()
         self._recent = RecentSteps(max(schedule.delay, 1))
         self._join(group)
         self._resumed = False
@@ -424,7 +428,7 @@ class DiLoCo:
 
     def state_dict(self) -> dict[str, Any]:
         """Copy what is to be saved: this rank's parameters, the outer ones, both optimizers' states, losses, and
-        averages under way, for which it waits. By every rank its own, or by `WholeState` as one.
+        averages under way, for which it waits. By every rank its own, or by `GatheredState` as one.
         """
         for fragment in self._fragments:
             self._settle(fragment)
@@ -435,7 +439,7 @@ class DiLoCo:
             "settings": asdict(self._schedule),
             "steps": self.steps,
             "rounds": self._rounds,
-            "begun": self.communicator.begun,
+            "begun": self.communicator.sequence_number,
             "outer_state": outer_state(self.outer, self._fragments),
             "inner_state": state_by_name(self._inner, self._names),
             "versions": [fragment.version for fragment in self._fragments],
@@ -477,7 +481,7 @@ class DiLoCo:
         load_by_name(self._inner, self._names, mine["inner_state"])
         load_outer_state(self.outer, self._fragments, mine["outer_state"])
         self.steps, self._rounds = mine["steps"], mine["rounds"]
-        self.communicator.begun = mine.get("begun", self.communicator.begun)
+        self.communicator.sequence_number = mine.get("begun", self.communicator.sequence_number)
         for fragment, version in zip(self._fragments, mine["versions"], strict=True):
             fragment.load(mine, residuals, size)
             fragment.version, fragment.sent = version, self.steps if self._turn_of(fragment) else -1
@@ -545,8 +549,8 @@ class DiLoCo:
                     parameter.grad = None
             elif warming:
                 names = {name for name, wanted in zip(parameters, used, strict=True) if wanted}
-                nbytes = sum(f.average_gradients(self.communicator, self.account, names) for f in self._fragments)
-                self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, nbytes)
+                nbytes = sum(f.average_gradients(self.communicator, self.stats, names) for f in self._fragments)
+                self.stats.peak_step_nbytes = max(self.stats.peak_step_nbytes, nbytes)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -560,7 +564,7 @@ class DiLoCo:
 
     def _count(self) -> None:
         self.steps += 1
-        self.account.steps += 1
+        self.stats.steps += 1
         self._recent.begin()
         if self.steps <= self._schedule.warmup:
             self._rounds += 1
@@ -583,9 +587,9 @@ class DiLoCo:
     def _begin(self, fragment: Fragment, due: int) -> None:
         """Send a fragment's outer gradient."""
         gradient = fragment.gradient(self.steps)
-        job = partial(fragment.exchange.mean, gradient, self.communicator, self.account)
-        losses = None if fragment.exchange.losses is None else fragment.exchange.losses.copy()
-        fragment.under_way = UnderWay(due, gradient, self._jobs.submit(job), losses)
+        job = partial(fragment.exchange.mean, gradient, self.communicator, self.stats)
+        residual = None if fragment.exchange.residual is None else fragment.exchange.residual.copy()
+        fragment.under_way = UnderWay(due, gradient, self._jobs.submit(job), residual)
 
     def _finish(self, fragments: Sequence[Fragment]) -> None:
         """Make the outer steps of fragments whose averages are due, in the order of these."""
@@ -613,7 +617,7 @@ class DiLoCo:
                 each.abandon()
             raise
         fragment.under_way = under_way._replace(work=None)
-        self.account.peak_step_nbytes = max(self.account.peak_step_nbytes, self._recent.spread(nbytes))
+        self.stats.peak_step_nbytes = max(self.stats.peak_step_nbytes, self._recent.spread(nbytes))
 
     def _join(self, ranks: Ranks | None) -> None:
         """Average with these ranks from now on, from where those are that have come farthest. Collective."""
@@ -625,7 +629,7 @@ class DiLoCo:
             fragment.exchange.try_out(communicator)
         rounds = communicator.allgather(np.array([self._rounds]), codec=None).ravel()
         root = int(rounds.argmax())
-        common = told_by(root, communicator, self._common() if communicator.rank == root else {})
+        common = broadcast_object(root, communicator, self._common() if communicator.rank == root else {})
         behind = self._rounds < rounds[root] or self._rounds < 0
         if communicator.rank != root:
             self.steps = common["steps"]

@@ -26,7 +26,9 @@ Ranks: TypeAlias = dist.ProcessGroup | Communicator
 """A process group of any backend, or a communicator of compcoll's that is used for nothing else."""
 
 
-def join(ranks: Ranks | None, lines: Sequence[str], timeout: float | None, over: str, algorithm: str) -> Communicator:
+def join(
+    ranks: Ranks | None, lines: Sequence[str], timeout: float | None, transport: str, algorithm: str
+) -> Communicator:
     """Make a communicator of the ranks, which have the same models and settings. Collective.
 
     Parameters
@@ -49,14 +51,16 @@ def join(ranks: Ranks | None, lines: Sequence[str], timeout: float | None, over:
     """
     own = [*lines, f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"]
     if isinstance(ranks, Communicator):
-        if timeout is not None or over != "auto":
-            raise InvalidArgument(f"timeout={timeout!r}, over={over!r}: a communicator that is given has its own")
+        if timeout is not None or transport != "auto":
+            raise InvalidArgument(
+                f"timeout={timeout!r}, transport={transport!r}: a communicator that is given has its own"
+            )
         compare(_gathered("\n".join(own).encode(), ranks))
         return ranks
     group = check_group(ranks)
     device = device_of(group)
     check_alike(group, device, own)
-    return communicator_of(group, device, timeout, over, measured=algorithm == choose.AUTO)
+    return communicator_of(group, device, timeout, transport, measured=algorithm == choose.AUTO)
 
 
 def _gathered(data: bytes, communicator: Communicator) -> list[bytes]:
@@ -66,7 +70,7 @@ def _gathered(data: bytes, communicator: Communicator) -> list[bytes]:
     return [bytes(part) for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
-def told_by(root: int, communicator: Communicator, value: dict[str, Any]) -> dict[str, Any]:
+def broadcast_object(root: int, communicator: Communicator, value: dict[str, Any]) -> dict[str, Any]:
     """Give all ranks what one of them has. Collective."""
     memory = io.BytesIO()
     if communicator.rank == root:
@@ -91,9 +95,9 @@ def check_together(communicator: Communicator, line: str) -> None:
     CollectiveMismatch
         On every rank, if a rank has another line, or makes another call.
     """
-    begun = communicator.begun
-    communicator.handshake(Signature(line))
-    communicator.begun = begun  # codecs draw by it: as without this call
+    sequence_number = communicator.sequence_number
+    communicator._agree(Signature(line))
+    communicator.sequence_number = sequence_number  # codecs draw by it: as without this call
 
 
 def module_of(model: nn.Module) -> nn.Module:

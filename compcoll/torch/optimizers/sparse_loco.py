@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from ...codecs.base import Codec
 from ...communicator import Communicator
+from ...deprecated import renamed_arguments
 from ...errors import InvalidArgument
-from ..account import Account
 from ..arrays import HostArray
 from ..buffers import array_of
+from ..training_stats import TrainingStats
 from .diloco import DiLoCo
 from .ranks import Ranks
 from .vectors import Exchange
@@ -100,22 +101,22 @@ class _SparseExchange(Exchange):
     def __init__(self, density: float, beta: float, vector: Tensor) -> None:
         self._code, self._beta = ChunkedTopK(density), beta
         self._padded = -(-vector.numel() // CHUNK) * CHUNK
-        self.losses: HostArray | None = torch.zeros_like(vector).numpy()
+        self.residual: HostArray | None = torch.zeros_like(vector).numpy()
 
     def try_out(self, communicator: Communicator) -> None:
         """Do nothing: there is no codec that could be refused."""
 
-    def mean(self, vector: Tensor, communicator: Communicator, account: Account) -> int:
-        values, losses = array_of(vector), self.losses
-        assert losses is not None
-        losses *= self._beta
-        losses += values
+    def mean(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
+        values, residual = array_of(vector), self.residual
+        assert residual is not None
+        residual *= self._beta
+        residual += values
         chunks = np.zeros(self._padded, np.float32)
-        chunks[: losses.size] = losses
+        chunks[: residual.size] = residual
         wire = self._code.encode(chunks.reshape(-1, CHUNK))
-        sent = self._code.decode(wire).reshape(-1)[: losses.size]
-        losses -= sent
-        losses[~np.isfinite(losses)] = 0
+        sent = self._code.decode(wire).reshape(-1)[: residual.size]
+        residual -= sent
+        residual[~np.isfinite(residual)] = 0
         every = communicator.allgather(wire.reshape(-1), codec=None).reshape(communicator.size, *wire.shape)
         values[...] = 0
         count = np.zeros(values.size, np.int32)
@@ -125,10 +126,10 @@ class _SparseExchange(Exchange):
             count += part != 0
         values /= np.maximum(count, 1)
         others = communicator.size - 1
-        account.calls["allgather, chunked top-k"] += 1
-        account.raw_nbytes += values.nbytes
-        account.wire_nbytes += others * wire.nbytes
-        account.raw_sent_nbytes += others * values.nbytes
+        stats.calls["allgather, chunked top-k"] += 1
+        stats.raw_nbytes += values.nbytes
+        stats.wire_nbytes += others * wire.nbytes
+        stats.raw_sent_nbytes += others * values.nbytes
         return others * wire.nbytes
 
 
@@ -186,6 +187,7 @@ class SparseLoCo(DiLoCo):
 
     conserves: ClassVar[str] = "decay"
 
+    @renamed_arguments(over="transport")
     def __init__(
         self,
         model: nn.Module,
@@ -201,7 +203,7 @@ class SparseLoCo(DiLoCo):
         alpha: float | None = None,
         group: Ranks | None = None,
         timeout: float | None = None,
-        over: str = "auto",
+        transport: str = "auto",
     ) -> None:
         for name, value, highest in (("density", density, 0.5), ("beta", beta, 1.0), ("lr", lr, math.inf)):
             if not (0 <= value <= highest and math.isfinite(value)) or (name == "density" and value == 0):
@@ -210,7 +212,9 @@ class SparseLoCo(DiLoCo):
         self._values = f"density {density:g}, beta {beta:g}, lr {lr:g}"
         outer = partial(torch.optim.SGD, lr=lr)
         schedule: dict[str, Any] = {"every": every, "warmup": warmup, "fragments": fragments, "delay": delay}
-        super().__init__(model, inner, outer, **schedule, alpha=alpha, group=group, timeout=timeout, over=over)
+        super().__init__(
+            model, inner, outer, **schedule, alpha=alpha, group=group, timeout=timeout, transport=transport
+        )
 
     def _exchanges(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Exchange], str]:
         return self._make, self._values

@@ -16,11 +16,11 @@ from ...communicator import Communicator
 from ...errors import InvalidArgument, UnsupportedDType
 from ...feedback import ErrorFeedback
 from ...sparse import Sparsifier
-from ..account import Account
 from ..arrays import HostArray
 from ..buffers import COMPRESSIBLE, array_of
 from ..policy import try_codec
 from ..states import draw_as_begun, residuals_of
+from ..training_stats import TrainingStats
 
 States = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -90,11 +90,11 @@ class Flat:
         return self.pack((arrays[n].reshape(s) if n in arrays else None for n, s in self.shapes.items()), vector)
 
 
-def exact_mean(vector: Tensor, communicator: Communicator, account: Account) -> int:
+def exact_mean(vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
     """Average a vector without a codec, in place; returns the bytes sent. Collective."""
     values = array_of(vector)
     communicator.allreduce(values, op="mean", out=values, codec=None)
-    return account.add_last(communicator, 2 * (communicator.size - 1) / communicator.size)
+    return stats.add_last(communicator, 2 * (communicator.size - 1) / communicator.size)
 
 
 class Exchange:
@@ -116,7 +116,7 @@ class Exchange:
 
     Attributes
     ----------
-    losses : array or None
+    residual : array or None
         The residual of each element; None if there is no feedback.
     of_mean : bool
         Whether residuals are parts of the mean, so that the ranks' sum counts, rather than of this rank's values.
@@ -134,7 +134,7 @@ class Exchange:
             raise InvalidArgument(f"{codec!r} decides by second moments of samples, which there are of gradients only")
         self._codec, self._algorithm, self._vector = codec, algorithm, vector
         self._feedback = ErrorFeedback() if feedback and codec is not None else None
-        self.losses: HostArray | None = None
+        self.residual: HostArray | None = None
 
     def try_out(self, communicator: Communicator) -> None:
         """Refuse what a call would, on a few zeros, and make the residuals. Collective."""
@@ -142,17 +142,17 @@ class Exchange:
         make = None if self._feedback is None else ErrorFeedback
         try_codec(communicator, [zeros], self._codec, self._algorithm, make)
         if self._feedback is not None:
-            communicator.prepare_feedback(self._feedback, array_of(self._vector))
-            self.losses = self._feedback.residual
+            communicator._prepare_feedback(self._feedback, array_of(self._vector))
+            self.residual = self._feedback.residual
 
-    def mean(self, vector: Tensor, communicator: Communicator, account: Account) -> int:
+    def mean(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
         """Set a vector to the ranks' mean; returns the bytes sent. Collective."""
         values = array_of(vector)
         draw_as_begun(self._feedback, communicator)
         communicator.allreduce(
             values, op="mean", out=values, feedback=self._feedback, codec=self._codec, algorithm=self._algorithm
         )
-        return account.add_last(communicator, 2 * (communicator.size - 1) / communicator.size)
+        return stats.add_last(communicator, 2 * (communicator.size - 1) / communicator.size)
 
 
 def read_states(

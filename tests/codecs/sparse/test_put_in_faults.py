@@ -187,7 +187,7 @@ def test_feedback_inside_of_nodes_is_left_alone(codec: Codec, per_node: int) -> 
     np.testing.assert_allclose(total + sum(kept), rounds * exact, atol=2e-3)
 
 
-def told_by(monkeypatch: pytest.MonkeyPatch, answers: list[bytes]) -> None:
+def broadcast_object(monkeypatch: pytest.MonkeyPatch, answers: list[bytes]) -> None:
     """Let ranks announce that."""
 
     def gather(group: Any, own: bytes) -> Iterator[None]:
@@ -207,7 +207,7 @@ def ended(steps: Any) -> Any:
 
 def test_announced_lengths_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     for nbytes, good in ((0, True), (100, True), (101, False), (1 << 60, False)):
-        told_by(monkeypatch, [struct.pack("<Q", 100), struct.pack("<Q", nbytes)])
+        broadcast_object(monkeypatch, [struct.pack("<Q", 100), struct.pack("<Q", nbytes)])
         steps = sparse._lengths(None, None, 100, [100, 100])  # type: ignore[arg-type]
         if good:
             assert ended(steps) == [100, nbytes]
@@ -230,7 +230,7 @@ def test_announced_regions_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> 
         ((100, 0, 7), "out of order"),
     ):
         others = (30, 60, 7) if message != "out of order" else (100, 0, 7)
-        told_by(monkeypatch, [line.pack(*others), line.pack(*odd), line.pack(*others)])
+        broadcast_object(monkeypatch, [line.pack(*others), line.pack(*odd), line.pack(*others)])
         if message is None:
             assert ended(sparse._regions(job, chosen)) == ([(0, 30), (30, 60), (60, 100)], [7, 7, 7])
         else:
@@ -253,7 +253,7 @@ def test_scales_are_agreed_on_what_is_sent() -> None:
     world, inputs = World(3), [np.full(64, 0.01 * (rank + 1), np.float32) for rank in range(3)]
     feedbacks = [ErrorFeedback() for _ in inputs]
     for comm, x, feedback in zip(world.comms, inputs, feedbacks):
-        comm.prepare_feedback(feedback, x)
+        comm._prepare_feedback(feedback, x)
         feedback.residual[:] = 1.0
     results = world.loopback.run(
         [

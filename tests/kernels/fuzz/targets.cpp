@@ -152,7 +152,7 @@ void decode_dense(const Header& header, const uint8_t* body, size_t body_nbytes)
         if (!recode) continue;
         Memory again(nbytes), decoded(values_nbytes);
         terms.add = add ? values.data() : nullptr;
-        encode(coder, storage, n, terms, Residual{nullptr, false, 1.0}, Draw{3, 0}, again.data(), decoded.data(), 1);
+        encode(coder, storage, n, terms, Residual{nullptr, false, 1.0}, RngPosition{3, 0}, again.data(), decoded.data(), 1);
         Memory read(values_nbytes);
         decode(coder, storage, n, Terms{nullptr, 1.0, {again.data()}}, read.data(), 1);
         promise(same(storage, decoded, read, n), "an encoder's own wire decodes to something else than it said");
@@ -161,7 +161,7 @@ void decode_dense(const Header& header, const uint8_t* body, size_t body_nbytes)
 
 // Values as numbers that MPI has added: levels of a step, or votes, and each block's largest magnitude.
 template <class T>
-struct Summands {
+struct IntegerQuantizer {
     using Bits = typename FloatFormat<T>::Bits;
     size_t n, block, blocks, numbers_nbytes;
     int nbytes, width;
@@ -169,7 +169,7 @@ struct Summands {
     uint32_t ranks;
     bool voting;
 
-    explicit Summands(const Header& header)
+    explicit IntegerQuantizer(const Header& header)
         : n(header.n), block(static_cast<size_t>(header.block_values())), blocks((n + block - 1) / block),
           nbytes(1 << header.first % 3), width(2 << header.first % 5), ranks(1 + header.ways % (width == 2 ? 1 : 7)),
           voting(header.target == votes) {
@@ -179,8 +179,8 @@ struct Summands {
         numbers_nbytes = voting ? (n * static_cast<size_t>(width) + 7) / 8 : n * static_cast<size_t>(nbytes);
     }
     static const SummandFunctions<T>& passes(InstructionSet set) {
-        if constexpr (sizeof(T) == 8) return summands_of(set).f64;
-        else return summands_of(set).f32;
+        if constexpr (sizeof(T) == 8) return integer_quantizer_of(set).f64;
+        else return integer_quantizer_of(set).f32;
     }
     static Bits* bits(const Memory& largest) { return reinterpret_cast<Bits*>(largest.data()); }
     static T* values(const Memory& memory) { return reinterpret_cast<T*>(memory.data()); }
@@ -202,21 +202,21 @@ struct Summands {
 // All instruction sets read the same values, and write the same numbers of other ones.
 template <class T>
 void decode_summands(const Header& header, const uint8_t* body, size_t body_nbytes) {
-    const Summands<T> summands(header);
-    const Memory numbers(body, body_nbytes, summands.numbers_nbytes);
-    const size_t begin = std::min(body_nbytes, summands.numbers_nbytes);
-    const Memory largest(body + begin, body_nbytes - begin, summands.blocks * sizeof(T));
+    const IntegerQuantizer<T> integer_quantizer(header);
+    const Memory numbers(body, body_nbytes, integer_quantizer.numbers_nbytes);
+    const size_t begin = std::min(body_nbytes, integer_quantizer.numbers_nbytes);
+    const Memory largest(body + begin, body_nbytes - begin, integer_quantizer.blocks * sizeof(T));
     const Memory values(body, body_nbytes, header.n * sizeof(T));
     std::vector<Memory> outs, all_numbers, all_lost;
     for (const auto& [name, set] : all_sets) {
         if (!supported(set)) continue;
         outs.emplace_back(header.n * sizeof(T));
-        summands.read(set, numbers, largest, outs.back());
+        integer_quantizer.read(set, numbers, largest, outs.back());
         promise(same_values<T>(outs.front().data(), outs.back().data(), header.n), "instruction sets read numbers differently");
-        all_numbers.emplace_back(summands.numbers_nbytes);
+        all_numbers.emplace_back(integer_quantizer.numbers_nbytes);
         all_lost.emplace_back(header.n * sizeof(T));
-        summands.write(set, values, largest, all_numbers.back(), all_lost.back());
-        promise(std::equal(all_numbers.front().data(), all_numbers.front().data() + summands.numbers_nbytes, all_numbers.back().data()) &&
+        integer_quantizer.write(set, values, largest, all_numbers.back(), all_lost.back());
+        promise(std::equal(all_numbers.front().data(), all_numbers.front().data() + integer_quantizer.numbers_nbytes, all_numbers.back().data()) &&
                     same_values<T>(all_lost.front().data(), all_lost.back().data(), header.n),
                 "instruction sets write numbers differently");
     }
@@ -268,18 +268,18 @@ void append_dense(const Header& header, Bytes& input, std::mt19937_64& random) {
     Bytes wire(wire_nbytes_of(header));
     if (header.n > 0)
         encode(coder_of(header, InstructionSet::portable), storage, header.n, Terms{values.data(), 1.0, {}},
-               Residual{nullptr, false, 1.0}, Draw{1, 0}, wire.data(), nullptr, 1);
+               Residual{nullptr, false, 1.0}, RngPosition{1, 0}, wire.data(), nullptr, 1);
     input.insert(input.end(), wire.begin(), wire.end());
 }
 
 template <class T>
 void append_summands(const Header& header, Bytes& input, std::mt19937_64& random) {
-    const Summands<T> summands(header);
+    const IntegerQuantizer<T> integer_quantizer(header);
     const Bytes bytes = random_values<T>(header.n, random);
     const Memory from(bytes.data(), bytes.size(), bytes.size()), lost(bytes.size());
-    const Memory numbers(summands.numbers_nbytes), largest(summands.blocks * sizeof(T));
-    summands.survey(InstructionSet::portable, from, largest);
-    summands.write(InstructionSet::portable, from, largest, numbers, lost);
+    const Memory numbers(integer_quantizer.numbers_nbytes), largest(integer_quantizer.blocks * sizeof(T));
+    integer_quantizer.survey(InstructionSet::portable, from, largest);
+    integer_quantizer.write(InstructionSet::portable, from, largest, numbers, lost);
     input.insert(input.end(), numbers.data(), numbers.data() + numbers.size());
     input.insert(input.end(), largest.data(), largest.data() + largest.size());
 }

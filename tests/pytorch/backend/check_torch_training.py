@@ -163,11 +163,11 @@ def check_compressed_gradients(comm: MPI.Intracomm) -> None:
             ({"codec": "topk", "density": 1.0}, {"rtol": 1e-4, "atol": 1e-6}),
         ):
             model = DistributedDataParallel(mlp(64))
-            compression = compress(model, smallest=1, exclude=(), **codec)
+            compression = compress(model, min_numel=1, exclude=(), **codec)
             found = train(model)
             assert_same_bits(comm, found)
             assert_close(found, expected, **tolerance)
-            assert compression.account.wire_nbytes > 0 or comm.size == 1
+            assert compression.stats.wire_nbytes > 0 or comm.size == 1
             compression.free()
 
 

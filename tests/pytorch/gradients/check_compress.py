@@ -100,7 +100,7 @@ def check_means(comm: MPI.Intracomm) -> None:
                     # Exact ones prove nothing about compression, and lossy ones must show that they are.
                     assert exact or comm.size == 1 or error > 1e-9, (options, name)
             if comm.size > 1:
-                assert compression.account.ratio > 1.2, (options, compression.account)
+                assert compression.stats.ratio > 1.2, (options, compression.stats)
             compression.free()
 
 
@@ -196,7 +196,7 @@ def check_state(comm: MPI.Intracomm) -> None:
     again.reset()
     left = again.state_dict()["residuals"]
     assert left.keys() == held.keys() and not any(kept.any() for kept in left.values())
-    assert again.account.raw_nbytes == 0
+    assert again.stats.raw_nbytes == 0
     again.free()
     compression.free()
 

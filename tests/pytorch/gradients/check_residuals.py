@@ -42,7 +42,7 @@ MOMENTUM, BETA = 0.5, 0.9
 PUBLIC = [getattr(compcoll.torch, name) for name in compcoll.torch.__all__]
 
 Make = Callable[[nn.Module, torch.optim.Optimizer], Any]
-ALL: dict[str, Any] = {"exclude": (), "smallest": 1, "timeout": 30.0}
+ALL: dict[str, Any] = {"exclude": (), "min_numel": 1, "timeout": 30.0}
 
 
 def compressing(codec: Any) -> Make:

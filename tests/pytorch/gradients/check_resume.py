@@ -177,9 +177,9 @@ def check_distributed_checkpoint(comm: MPI.Intracomm) -> None:
         every = torch.load(f"{place}.pt", weights_only=False)
         fresh.load_state_dict([every[f"compression of rank {rank}"] for rank in range(comm.size)])
         # One state of all ranks, which rank 0 saves: for Accelerate, Lightning and others.
-        whole = compcoll.torch.WholeState(compression).state_dict()
+        whole = compcoll.torch.GatheredState(compression).state_dict()
         assert len(whole["ranks"]) == (comm.size if comm.rank == 0 else 0)
-        other = compcoll.torch.WholeState(fresh)
+        other = compcoll.torch.GatheredState(fresh)
         other.load_state_dict(comm.bcast(whole))
         again = fresh.state_dict()
         assert all(torch.equal(kept, again["residuals"][name]) for name, kept in wanted["residuals"].items()), number

@@ -96,7 +96,7 @@ def check_powers_of_two_below_the_largest(comm: MPI.Intracomm) -> None:
 def check_small_parameters_go_with_the_next(comm: MPI.Intracomm) -> None:
     model = wrapped(Layers(), bucket_cap_mb=25)
     compression = compcoll.torch.compress(
-        model, "topk", density=0.01, exclude=[], smallest=1, algorithm="sparse_ring", feedback=False
+        model, "topk", density=0.01, exclude=[], min_numel=1, algorithm="sparse_ring", feedback=False
     )
     for step in range(2):
         model(draw(comm, step)).backward()

@@ -57,7 +57,7 @@ def check_gradients(comm: MPI.Intracomm) -> None:
             error = relative(got[name], wanted[name])
             assert error <= (1e-5 if exact else bound), (options, name, error)
             assert exact or comm.size == 1 or error > 1e-9, (options, name)
-        assert comm.size == 1 or not options["codec"] or compression.account.ratio > 1.1, compression.account
+        assert comm.size == 1 or not options["codec"] or compression.stats.ratio > 1.1, compression.stats
         assert isinstance(raised(lambda model=model: compcoll.torch.compress(model)), HookTaken)
         compression.free()
 
@@ -65,7 +65,7 @@ def check_gradients(comm: MPI.Intracomm) -> None:
 def check_parameters_on_the_way(comm: MPI.Intracomm) -> None:
     net, x = make_net(), examples(comm)
     model = sharded(net)
-    compression = compcoll.torch.compress(model, None, parameters=Cast("bfloat16"), algorithm="ring")
+    compression = compcoll.torch.compress(model, None, param_codec=Cast("bfloat16"), algorithm="ring")
     rounded = copy.deepcopy(net)
     with torch.no_grad():
         for name, parameter in rounded.named_parameters():
@@ -78,7 +78,7 @@ def check_parameters_on_the_way(comm: MPI.Intracomm) -> None:
     compression.free()
 
     model = sharded(net)
-    compression = compcoll.torch.compress(model, "zfp", rate=32, parameters=Cast("bfloat16"), algorithm="ring")
+    compression = compcoll.torch.compress(model, "zfp", rate=32, param_codec=Cast("bfloat16"), algorithm="ring")
     assert torch.equal(model(x), rounded(x))
     for name, values in backward(model, x).items():
         assert relative(values, wanted[name]) < 1e-5, name
@@ -156,7 +156,7 @@ def check_mixed_precision_and_training(comm: MPI.Intracomm) -> None:
             losses.append(loss.item())
         assert losses[-1] < 0.7 * losses[0], losses
         compression.free()
-    unwrapped = raised(lambda: compcoll.torch.compress(net, parameters="cast"))
+    unwrapped = raised(lambda: compcoll.torch.compress(net, param_codec="cast"))
     assert isinstance(unwrapped, InvalidArgument)
 
 

@@ -45,7 +45,7 @@ def results(comm: MPI.Intracomm, cuda: LateCUDA | None, dtype: torch.dtype) -> l
             stack.enter_context(cuda.installed())
             stack.enter_context(mock.patch.object(fsdp, "arrays_on", there))
         compression = compcoll.torch.compress(
-            model, "minmax", bits=4, parameters=Cast("bfloat16"), algorithm="ring", exclude=["norms", "biases"]
+            model, "minmax", bits=4, param_codec=Cast("bfloat16"), algorithm="ring", exclude=["norms", "biases"]
         )
         given: list[tuple[Tensor, list[bool] | None]] = []
         for step in range(4):

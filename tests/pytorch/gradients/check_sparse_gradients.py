@@ -60,5 +60,5 @@ def check_means_of_rows(comm: MPI.Intracomm) -> None:
                     assert np.abs(got - wanted[name]).max() <= room * max(np.abs(wanted[name]).max(), 1), (dtype, name)
                 optimizer.step()
                 assert_same_bits(comm, model.parameters())
-            assert any("allgather" in call or "native" in call for call in compression.account.calls)
+            assert any("allgather" in call or "native" in call for call in compression.stats.calls)
             compression.free()

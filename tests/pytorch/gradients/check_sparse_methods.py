@@ -62,7 +62,7 @@ def check_dgc(comm: MPI.Intracomm) -> None:
         np.testing.assert_allclose(model.module.weight.detach(), weight, atol=1e-5)
         np.testing.assert_allclose(model.module.bias.detach(), bias, atol=1e-5)
     assert 0 < clipped < steps or comm.size == 1
-    assert compression.account.ratio > 1
+    assert compression.stats.ratio > 1
 
     state = compression.state_dict()
     np.testing.assert_allclose(state["residuals"]["weight"], v, atol=1e-5)

@@ -25,7 +25,7 @@ else:
     dist.init_process_group("gloo")
 try:
     compcoll.torch.compress(
-        DistributedDataParallel(torch.nn.Linear(40, 40)), over="mpi" if len(sys.argv) == 1 else "auto"
+        DistributedDataParallel(torch.nn.Linear(40, 40)), transport="mpi" if len(sys.argv) == 1 else "auto"
     )
 except compcoll.CompcollError as error:
     print(f"rank {dist.get_rank()}: {type(error).__name__}: {error}", flush=True)

@@ -164,7 +164,7 @@ def check_receives_are_posted_before_anything_leaves() -> None:
     notes: list[tuple[str, int]] = []
     transport._gloo = Noted(transport._gloo, notes)
     comm.allreduce(x, codec="zfp", rate=8, algorithm="direct")
-    wires = [what for what, tag in notes if tag > 1]  # those are openings'
+    wires = [what for what, tag in notes if tag > 1]  # those are handshakes'
     posted = wires.index("send")
     assert posted >= 2 * (size - 1) and wires[posted:] == ["send"] * (len(wires) - posted), notes
     comm.free()

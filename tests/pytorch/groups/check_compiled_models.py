@@ -42,7 +42,7 @@ def check_compiled_models_are_compressed() -> None:
         compression = compcoll.torch.compress(model, **wrap)
         for _ in range(2):
             model(torch.ones(8, 64)).square().mean().backward()
-        assert compression.account.calls["direct, Int8(block=256)"] == 2, compression.account
+        assert compression.stats.calls["direct, Int8(block=256)"] == 2, compression.stats
 
 
 def check_models_whose_gradients_cannot_be_compressed_are_refused() -> None:

@@ -22,7 +22,7 @@ from promises import FIXED, one_of_each
 
 import compcoll.torch
 from compcoll.errors import CollectiveFailed, PeerTimeout
-from compcoll.gpu.watchdog import Watch
+from compcoll.gpu.watchdog import Watchdog
 from compcoll.torch.groups import nccl
 from compcoll.torch.groups.membership import Member, member_of
 
@@ -39,7 +39,7 @@ def gpus(
     group = dist.new_group(timeout=timedelta(seconds=seconds))
     with late_group.installed(cuda) as made, contextlib.ExitStack() as stack:
         if not watched:
-            stack.enter_context(mock.patch.object(Watch, "add"))
+            stack.enter_context(mock.patch.object(Watchdog, "add"))
         yield cuda, group, made
         dist.barrier()
     dist.destroy_process_group(group)
@@ -70,7 +70,7 @@ def check_sums_have_the_bits_of_the_host() -> None:
             np.testing.assert_array_equal(downloaded(cuda, there), expected)
             stats = compcoll.torch.stats(group)
             assert stats is not None
-            assert (stats.carrier, stats.algorithm, stats.codec) == ("NCCL", "direct", repr(codec))
+            assert (stats.gpu_transport, stats.algorithm, stats.codec) == ("NCCL", "direct", repr(codec))
         (nccls,) = made
         exchange = ("alltoall", size - 1, size - 1)
         assert nccls.calls == [("connect", torch.device("cuda", 0)), *[exchange] * (2 * len(one_of_each(FIXED)))]
@@ -139,7 +139,7 @@ def check_auto_goes_by_what_carries() -> None:
             compcoll.torch.all_reduce(tensor, "avg", group, codec="zfp", rate=8)
             assert by_group.call_count == times
             member = member_of(group, tensor.device)
-            assert len(member.decided) == min(times, 1) and member.carrier_known
+            assert len(member.decided) == min(times, 1) and member.gpu_transport_known
             if not times:
                 assert made[0].calls[1:] == [("allreduce", torch.float32, True)]
                 assert compcoll.torch.stats(group).algorithm == "native"

@@ -23,7 +23,7 @@ def check_hierarchical_goes_by_nccl() -> None:
             tensor = uploaded(cuda, inputs[rank])
             compcoll.torch.all_reduce(tensor, "avg", group, codec=codec, algorithm="hierarchical")
             stats = compcoll.torch.stats(group)
-            assert stats is not None and (stats.algorithm, stats.carrier) == ("hierarchical", "NCCL")
+            assert stats is not None and (stats.algorithm, stats.gpu_transport) == ("hierarchical", "NCCL")
             got = torch.from_numpy(downloaded(cuda, tensor).copy())
             assert [call[0] for call in made[0].calls].count("alltoall") >= 4
         every = [torch.empty_like(got) for _ in range(size)]

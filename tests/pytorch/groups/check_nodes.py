@@ -155,7 +155,7 @@ def check_replicas_of_shards_are_averaged_compressed() -> None:
             assert np.abs(due - came - kept.reshape(due.shape)).max() < 1e-5 * np.abs(due).max(), (name, step)
         for each in got:
             assert len({bytes_of(part) for part in gathered(torch.from_numpy(each))}) == 1
-    calls = compression.account.calls
+    calls = compression.stats.calls
     assert calls["direct, MinMax(bits=3, block=2048)"] == 2 * 2 * 3, calls  # modules, collectives, steps
     expected = stepped(model, 3)
     other, again = hybrid(codec="minmax", bits=3)
@@ -196,7 +196,7 @@ def check_replicas_go_on_with_the_same_random_numbers() -> None:
 
 
 def check_the_error_of_gathered_parameters_is_told() -> None:
-    model, compression = hybrid(codec=None, parameters="int8")
+    model, compression = hybrid(codec=None, param_codec="int8")
     assert compression.parameters_error == 0.0
     backward(model, 0)
     # Uniform weights: half a step of 127 levels, uniformly, over the root mean square of the largest.

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compcoll.torch
 from compcoll.errors import HookTaken
-from compcoll.torch import DiLoCo, OneBitAdam, SparseLoCo, WholeState, ZeroOneAdam
+from compcoll.torch import DiLoCo, GatheredState, OneBitAdam, SparseLoCo, ZeroOneAdam
 
 
 def values_of(model: nn.Module) -> torch.Tensor:
@@ -28,7 +28,7 @@ def all_alike(values: torch.Tensor) -> bool:
 def check_adams_of_ddp_and_of_modules_have_the_same_bits() -> None:
     makers: list[Any] = [
         lambda model: OneBitAdam(model, 1e-2, warmup=2),
-        lambda model: OneBitAdam(model, 1e-2, warmup=2, codec="zfp", rate=8, over="group"),
+        lambda model: OneBitAdam(model, 1e-2, warmup=2, codec="zfp", rate=8, transport="group"),
         lambda model: ZeroOneAdam(model, 1e-2, variance_updates=2, freeze=3, local_steps=4, local_limit=2),
     ]
     for make in makers:
@@ -42,12 +42,12 @@ def check_adams_of_ddp_and_of_modules_have_the_same_bits() -> None:
                 else:
                     backward(model, step)
                 optimizer.step()
-            assert optimizer.account.steps == 7 and "direct" in str(optimizer.account.calls)
+            assert optimizer.stats.steps == 7 and "direct" in str(optimizer.stats.calls)
             found.append(values_of(model))
-            whole = WholeState(optimizer).state_dict()
+            whole = GatheredState(optimizer).state_dict()
             held = [whole]
             dist.broadcast_object_list(held)
-            WholeState(optimizer).load_state_dict(held[0])
+            GatheredState(optimizer).load_state_dict(held[0])
             assert torch.equal(values_of(model), found[-1])
             optimizer.free()
         assert torch.equal(*found)
@@ -65,11 +65,11 @@ def check_local_steps_of_ddp_and_of_modules_have_the_same_bits() -> None:
                     backward(model, step)
                     inner.step()
                 assert not all_alike(values_of(model))
-                whole = WholeState(diloco).state_dict()
+                whole = GatheredState(diloco).state_dict()
                 held = [whole]
                 dist.broadcast_object_list(held)
                 before = values_of(model)
-                WholeState(diloco).load_state_dict(held[0])
+                GatheredState(diloco).load_state_dict(held[0])
                 assert torch.equal(values_of(model), before)
                 diloco.synchronize()
                 assert all_alike(values_of(model))

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import compcoll.torch
 from compcoll.errors import CollectiveFailed, PeerFailed, PeerTimeout
 from compcoll.plan.choose import AUTO, NAMES, SPARSE
+from compcoll.torch.failure_detector import Board
 from compcoll.torch.groups import transport
-from compcoll.torch.roll_call import Board
 
 LIMIT = timedelta(seconds=4)
 SILENT = 1

@@ -77,7 +77,7 @@ def check_gradients_have_the_bits_of_loopback() -> None:
         )
         own = torch.cat([gradient.flatten() for gradient in gradients_of(model)][::-1])
         assert bytes_of(own) == bytes_of(expected[rank]), step
-    assert set(compression.account.calls) == {"direct, MinMax(bits=2, block=2048)"}, compression.account.calls
+    assert set(compression.stats.calls) == {"direct, MinMax(bits=2, block=2048)"}, compression.stats.calls
     compression.free()
 
 
@@ -97,7 +97,7 @@ def trained_between_nodes(averaging: Callable[..., Any] | None, most: int) -> tu
             backward(model, step)
             bits += [bytes_of(gradient) for gradient in gradients_of(model)]
         compression.free()
-    return bits, compression.account.calls
+    return bits, compression.stats.calls
 
 
 def check_buckets_between_nodes_do_not_wait_for_each_other() -> None:
@@ -124,13 +124,13 @@ def check_what_ranks_disagree_in_is_named() -> None:
     rank, _ = standing()
     model = DistributedDataParallel(model_of())
     with pytest.raises(CollectiveMismatch, match=r"(?s)over auto.*over group"):
-        compcoll.torch.compress(model, over="group" if rank else "auto")
+        compcoll.torch.compress(model, transport="group" if rank else "auto")
     with pytest.raises(CollectiveMismatch, match="rate=9"):
         compcoll.torch.compress(model, codec="zfp", rate=8 + (rank == 2))
-    with pytest.raises(InvalidArgument, match="over='mail'"):
-        compcoll.torch.compress(model, over="mail")
+    with pytest.raises(InvalidArgument, match="transport='mail'"):
+        compcoll.torch.compress(model, transport="mail")
     with pytest.raises(MPIMissing):
-        compcoll.torch.compress(model, over="mpi")
+        compcoll.torch.compress(model, transport="mpi")
 
 
 def check_another_group_keeps_what_was_lost() -> None:
@@ -180,7 +180,7 @@ def check_shards_and_factors() -> None:
     for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
         mean = torch.stack(gathered(theirs.grad)).mean(0)
         torch.testing.assert_close(ours.grad.full_tensor(), mean, rtol=2e-3, atol=1e-5)
-    assert "direct" in str(compression.account.calls)
+    assert "direct" in str(compression.stats.calls)
     compression.free()
 
     torch.manual_seed(2)
@@ -227,7 +227,7 @@ def check_hybrid_shards_of_a_device_mesh() -> None:
     for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
         mean = torch.stack(gathered(theirs.grad)).mean(0)
         torch.testing.assert_close(ours.grad.full_tensor(), mean, rtol=2e-3, atol=1e-5)
-    assert any(call.startswith("direct") for call in compression.account.calls)
+    assert any(call.startswith("direct") for call in compression.stats.calls)
     compression.free()
 
 

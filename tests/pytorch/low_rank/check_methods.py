@@ -96,7 +96,7 @@ def check_nothing_is_lost(comm: MPI.Intracomm) -> None:
                         assert np.abs(held - due[name]).max() < 2e-4, (method, wrap, options, step, name)
                         assert np.abs(due[name]).max() > 0.1, "nothing was lost: this check proves nothing"
                 if options and comm.size > 1:
-                    assert any("," in call for call in compression.account.calls), compression.account.calls
+                    assert any("," in call for call in compression.stats.calls), compression.stats.calls
                 compression.free()
 
 
@@ -215,7 +215,7 @@ def check_sends_during_back_propagation(comm: MPI.Intracomm) -> None:
         for overlap in (True, False):
             net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
             compression = method(net, rank=4, buffer_mb=0.016, overlap=overlap)
-            calls, sent = compression.account.calls, [0]
+            calls, sent = compression.stats.calls, [0]
             due = 3 * factors if overlap else 0
 
             def look(gradient: torch.Tensor, calls: Any = calls, sent: list[int] = sent, due: int = due) -> None:
@@ -236,13 +236,13 @@ def check_account(comm: MPI.Intracomm) -> None:
     low = [(shape[0], int(np.prod(shape[1:]))) for shape in SHAPES.values() if len(shape) > 1]
     raw = 4 * sum(int(np.prod(shape)) for shape in SHAPES.values())
     for step in range(2):
-        before = compression.account.wire_nbytes
+        before = compression.stats.wire_nbytes
         backward(net, draw(comm, step, torch.float32))
         numbers = sum(2 * pair[step] for pair in low) + 60 + 7 + len(SHAPES)
-        sent = compression.account.wire_nbytes - before
+        sent = compression.stats.wire_nbytes - before
         assert abs(sent - 4 * numbers * 2 * (comm.size - 1) / comm.size) <= 4, (step, sent)
-    assert compression.account.raw_nbytes == 2 * raw
-    assert comm.size == 1 or compression.account.ratio > 15
-    assert compression.account.encode_seconds > 0 and compression.account.decode_seconds > 0
+    assert compression.stats.raw_nbytes == 2 * raw
+    assert comm.size == 1 or compression.stats.ratio > 15
+    assert compression.stats.encode_seconds > 0 and compression.stats.decode_seconds > 0
     compression.free()
     assert dist.is_initialized() and gradients_of(net)

@@ -14,7 +14,7 @@ _adding = threading.Lock()  # buckets end in several threads
 
 
 @dataclass
-class Account:
+class TrainingStats:
     """Sums over collectives on this rank.
 
     Attributes

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "device_blocks.h"
-#include "summands.h"
+#include "integer_quantizer.h"
 
 namespace compcoll {
 

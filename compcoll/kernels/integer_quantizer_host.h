@@ -4,6 +4,6 @@
 
 namespace compcoll {
 
-void bind_summands(nanobind::module_& m);
+void bind_integer_quantizer(nanobind::module_& m);
 
 }  // namespace compcoll

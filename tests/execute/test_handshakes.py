@@ -19,8 +19,8 @@ from compcoll.errors import CollectiveMismatch, InvalidArgument, WireCorrupted
 from compcoll.execute import handshake, host, planned_steps, programs
 from compcoll.execute.compiled_plan import Buffers, feedback_refused, named_codec
 from compcoll.execute.handshake import places
-from compcoll.execute.lanes import AT_ONCE
 from compcoll.execute.planned_steps import Ranks
+from compcoll.execute.slots import AT_ONCE
 from compcoll.layout import in_pairs, longest_message
 from compcoll.plan.signature import BUSY, FREE, ON_GPU, Signature, fingerprint, table
 from compcoll.transports.base import Wire
@@ -38,7 +38,7 @@ def test_fingerprints_leave_room_for_levels() -> None:
     assert seen == {fingerprint("call") >> 2} and fingerprint("call") & 3 == 0 and len(own.extremes) == 3
     assert fingerprint("call") != fingerprint("cal") and Signature("call", "salt").extremes != own.extremes
     line = Signature("x" * 600, "salt").here()
-    assert re.fullmatch(r"x{256} at .*test_openings\.py:\d+", line.call)
+    assert re.fullmatch(r"x{256} at .*test_handshakes\.py:\d+", line.call)
     assert line.extremes == Signature("x" * 600, "salt").extremes
 
 
@@ -91,7 +91,7 @@ def test_long_calls_are_told_in_part() -> None:
 
     def attempt(comm: Communicator) -> str:
         with pytest.raises(CollectiveMismatch) as caught:
-            comm.handshake(Signature("b" if comm.rank == 2 else "a" * 600))
+            comm._agree(Signature("b" if comm.rank == 2 else "a" * 600))
         return str(caught.value)
 
     with ThreadPoolExecutor(3) as pool:
@@ -136,13 +136,13 @@ def test_no_more_are_opened_than_there_are_lanes(monkeypatch: pytest.MonkeyPatch
 def test_lanes_are_taken_in_turn() -> None:
     """Four, by the collective's number; another one is a blocking call's alone."""
     world = World(2)
-    lanes = world.comms[0]._lanes
+    slots = world.comms[0]._slots
     for number in range(9):
         requests = [comm.iallreduce(np.ones(4, np.float32), algorithm="ring") for comm in world.comms]
         world.loopback.run(requests)
-        (entered,) = (lane for lane in (lanes.alone, *lanes.in_turn) if lane.last is requests[0])
+        (entered,) = (slot for slot in (slots.alone, *slots.in_turn) if slot.last is requests[0])
         assert entered.number == 1 + number % AT_ONCE
-    assert lanes.alone.number == 0
+    assert slots.alone.number == 0
 
 
 @pytest.mark.parametrize("ranks", range(2, 14))
@@ -209,9 +209,9 @@ def test_random_numbers_are_of_a_call_and_a_rank() -> None:
     collectives = World(3).comms[2]._collectives
     plan, buffers = collectives.check("allreduce", np.ones(5), "mean", None, None, ("qsgd", "ring", {}))
     for number, upper in ((0, 0), (5, 5), (2**32 - 1, 2**32 - 1), (2**32 + 7, 7)):
-        run: Any = SimpleNamespace(group=None, take=None, stats=None, timeline=None, number=number)
+        run: Any = SimpleNamespace(group=None, allocate=None, stats=None, timeline=None, number=number)
         job = collectives._job(plan.plan, buffers, run, ())
-        assert job.draw == upper << 32 | 2 and job.scale == pytest.approx(1 / 3) and job.itemsize == 8
+        assert job.rng_counter == upper << 32 | 2 and job.scale == pytest.approx(1 / 3) and job.itemsize == 8
 
 
 @pytest.mark.parametrize(("codec", "bits"), [(IntSum(8), 8), (IntSum(16), 16), (Sign(), 1)])

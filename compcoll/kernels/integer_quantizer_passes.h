@@ -10,7 +10,7 @@ namespace compcoll {
 enum : uint8_t { some_zeros = 1, something_not_finite = 2 };
 
 template <class T>
-struct SummandFunctions {
+struct IntegerQuantizerFunctions {
     using Bits = typename FloatFormat<T>::Bits;
     // The bits of each block's largest magnitude: those of NaN are larger than those of Inf.
     void (*survey)(const T* values, size_t n, size_t block, Bits* largest);
@@ -29,14 +29,14 @@ struct SummandFunctions {
         const uint8_t* rows, size_t ranks, size_t stride, size_t n, size_t block, const uint8_t* marks, T* values);
 };
 
-struct SummandPasses {
-    SummandFunctions<float> f32;
-    SummandFunctions<double> f64;
+struct IntegerQuantizerPasses {
+    IntegerQuantizerFunctions<float> f32;
+    IntegerQuantizerFunctions<double> f64;
 };
 
-extern const SummandPasses summands_portable;
+extern const IntegerQuantizerPasses integer_quantizer_portable;
 #if defined(COMPCOLL_X86)
-extern const SummandPasses summands_avx2, summands_avx512;
+extern const IntegerQuantizerPasses integer_quantizer_avx2, integer_quantizer_avx512;
 #endif
 
 }  // namespace compcoll

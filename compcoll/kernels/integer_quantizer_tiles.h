@@ -1,9 +1,9 @@
-// The passes of summand_passes.h. Each instruction set compiles them: everything here is in an unnamed
+// The passes of integer_quantizer_passes.h. Each instruction set compiles them: everything here is in an unnamed
 // namespace, so that the linker never takes one set's function for another's.
 #pragma once
 
-#include "summand_passes.h"
-#include "summands.h"
+#include "integer_quantizer_passes.h"
+#include "integer_quantizer.h"
 #include "unaligned.h"
 
 namespace compcoll {
@@ -142,9 +142,9 @@ void from_bits(const uint8_t* rows, size_t ranks, size_t stride, size_t n, size_
 }
 
 template <class T>
-constexpr SummandFunctions<T> functions_of = {survey<T>, to_levels<T>, from_levels<T>, to_votes<T>, from_votes<T>, from_bits<T>};
+constexpr IntegerQuantizerFunctions<T> functions_of = {survey<T>, to_levels<T>, from_levels<T>, to_votes<T>, from_votes<T>, from_bits<T>};
 
-constexpr SummandPasses these_summands = {functions_of<float>, functions_of<double>};
+constexpr IntegerQuantizerPasses these_integer_quantizer = {functions_of<float>, functions_of<double>};
 
 }  // namespace
 }  // namespace compcoll

@@ -20,7 +20,7 @@ namespace compcoll {
 
 // So many looks, about a microsecond each; then some after each of which others may have the core; and then so many milliseconds of
 // naps, after each of which there is another.
-struct Patience {
+struct WaitPolicy {
     using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::microseconds shortest_nap{100}, longest_nap{1000}, longest_sleep{4000};
     static constexpr size_t few = 2;  // looks where ranks share their cores
@@ -29,16 +29,16 @@ struct Patience {
 
     static constexpr size_t most_naps = 250;  // what comes after them may need the GIL, which another thread may have for long
 
-    size_t looks = 1, naps = 0;
+    size_t spins = 1, sleeps = 0;
     bool in_vain = false;  // were the naps
 
-    bool may_nap() const { return naps > 0 && !in_vain; }
+    bool may_sleep() const { return sleeps > 0 && !in_vain; }
 
     // For the next wait, once what this one was for has come.
     void renew() { in_vain = false; }
 
     // By the seconds that a wait may last.
-    static size_t naps_within(double timeout) { return static_cast<size_t>(std::min<double>(most_naps, 1000 * timeout / 4)); }
+    static size_t sleeps_within(double timeout) { return static_cast<size_t>(std::min<double>(most_naps, 1000 * timeout / 4)); }
 
     // Of memory that another process will write: again and again, while it may come soon. Without the GIL.
     template <class Test>
@@ -47,8 +47,8 @@ struct Patience {
         do {
             for (int i = 0; i < 4; ++i, relax())
                 if (test()) return true;
-        } while (looks > few && Clock::now() - begun < std::chrono::microseconds(looks));
-        return may_nap() && yield(test);
+        } while (spins > few && Clock::now() - begun < std::chrono::microseconds(spins));
+        return may_sleep() && yield(test);
     }
 
     // Sleeps in between, so that others have the core, by `sleep(most)`, which ends early when something comes. Without the GIL.
@@ -68,22 +68,22 @@ struct Patience {
     // Without the GIL.
     template <class Test>
     bool watch(Test test) {
-        const auto begun = Clock::now(), spun = begun + std::chrono::microseconds(looks);
+        const auto begun = Clock::now(), spun = begun + std::chrono::microseconds(spins);
         do {
             if (test()) return true;
-        } while (looks > 1 && Clock::now() < spun);
-        return may_nap() && (yield(test, message) ||
+        } while (spins > 1 && Clock::now() < spun);
+        return may_sleep() && (yield(test, message) ||
                             nap(test, begun, begun + napping(), [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
     // Of what only a function of Python's can tell. With the GIL, but for the naps.
     template <class Test>
     bool ask(Test test) {
-        if (looks > 0 && test()) return true;
+        if (spins > 0 && test()) return true;
         const auto begun = Clock::now(), end = begun + longest_with_gil;
-        for (size_t i = 1; i < looks && Clock::now() < end; ++i)
+        for (size_t i = 1; i < spins && Clock::now() < end; ++i)
             if (test()) return true;
-        if (!may_nap()) return false;
+        if (!may_sleep()) return false;
         if (yield(test)) return true;  // with the GIL: to let it go takes a switch interval beside a thread that computes
         return nap(test, begun, begun + std::min(longest_with_gil, napping()), [](auto time) {
             const nanobind::gil_scoped_release released;
@@ -94,11 +94,11 @@ struct Patience {
     // Of what gets on only while it is looked at. With the GIL, and so not for long.
     template <class Test>
     bool ask_without_naps(Test test) const {
-        return looks > 0 && (test() || (may_nap() && yield(test, longest_with_gil)));
+        return spins > 0 && (test() || (may_sleep() && yield(test, longest_with_gil)));
     }
 
 private:
-    std::chrono::milliseconds napping() const { return std::chrono::milliseconds(may_nap() ? naps : 0); }
+    std::chrono::milliseconds napping() const { return std::chrono::milliseconds(may_sleep() ? sleeps : 0); }
 
     template <class Test, class Sleep>
     bool nap(Test test, Clock::time_point begun, Clock::time_point end, Sleep sleep) {

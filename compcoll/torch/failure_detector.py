@@ -15,8 +15,8 @@ from functools import partial
 import torch.distributed as dist
 
 from ..errors import CollectiveFailed, CompcollError, PeerFailed, PeerTimeout
-from ..execute.missing import RollCall
-from ..transports.told import packed, unpacked
+from ..execute.failure_detector import FailureDetector
+from ..transports.serialization import packed, unpacked
 from .background import Background
 
 _GONE = ("onnection closed", "onnection reset", "Broken pipe", "pair closure", "onnection refused")
@@ -24,7 +24,7 @@ _LATE = ("imed out", "imeout")
 _OWN = "Application timeout"
 """What gloo says of connections that it ended itself, since this rank had waited for too long."""
 
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_POLLS = 0.1
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_OF_THE_STORE = 0.4
 """The longest time that the store may take; less than any roll call."""
@@ -122,7 +122,7 @@ class Board:
             missing, told = tuple[int, ...](), said
         else:
             self._announce(_LOST if lost else _GAVE_UP, f"waits: {what}")
-            found = RollCall(self, _SECONDS_TO_ANSWER).ask(what, round(seconds, 1))
+            found = FailureDetector(self, _SECONDS_TO_ANSWER).ask(what, round(seconds, 1))
             if not lost or not isinstance(found, PeerTimeout) or self._some_gave_up():
                 return found
             missing, told = found.missing, str(found)
@@ -195,7 +195,7 @@ def _look_at_boards() -> float:
     for board in tuple(_watched):
         with suppress(Exception):
             board.look()
-    return _SECONDS_BETWEEN_LOOKS
+    return _SECONDS_BETWEEN_POLLS
 
 
 _background = Background("roll-call", _look_at_boards, ends_at_exit=True)

@@ -19,7 +19,7 @@ AT_ONCE = 4
 _TAGS_EACH = 4  # a collective's phases may overlap
 
 
-class Lane:
+class Slot:
     """One lane.
 
     Parameters
@@ -37,7 +37,7 @@ class Lane:
         All ranks, under the lane's tags.
     arena : Arena
         Memory for wires.
-    take : callable
+    allocate : callable
         Gives it, in bytes.
     last : Request or None
         The collective that entered it last.
@@ -47,21 +47,21 @@ class Lane:
         self.number = number
         self.group = Group(transport, (number + 1) * _TAGS_EACH)
         self.arena = Arena(allocate)
-        self.take = self.arena.take
+        self.allocate = self.arena.allocate
         self.last: Request | None = None
 
 
-class Lanes:
-    """All lanes of a communicator; parameters are those of `Lane`.
+class Slots:
+    """All lanes of a communicator; parameters are those of `Slot`.
 
     Attributes
     ----------
-    alone : Lane
+    alone : Slot
         For a blocking collective while no rank has another.
-    in_turn : tuple of Lane
+    in_turn : tuple of Slot
         Those of all others, `AT_ONCE` of them, by the number of collectives that the communicator began before.
     """
 
     def __init__(self, transport: Transport, allocate: Callable[[int], Array]) -> None:
-        self.alone, *others = (Lane(number, transport, allocate) for number in range(1 + AT_ONCE))
+        self.alone, *others = (Slot(number, transport, allocate) for number in range(1 + AT_ONCE))
         self.in_turn = tuple(others)

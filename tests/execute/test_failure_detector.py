@@ -10,10 +10,10 @@ import pytest
 from fakes.loopback import World
 
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
-from compcoll.execute import missing
+from compcoll.execute import failure_detector as missing
 from compcoll.execute.compiled_plan import CompiledPlan
+from compcoll.execute.failure_detector import FailureDetector
 from compcoll.execute.failures import as_failure
-from compcoll.execute.missing import RollCall
 
 
 class Answers:
@@ -50,7 +50,7 @@ class Answers:
 
 
 def ask(answers: Answers, limit: float = 2.5) -> CompcollError:
-    return RollCall(answers).ask("allreduce by ring", limit)  # type: ignore[arg-type]
+    return FailureDetector(answers).ask("allreduce by ring", limit)  # type: ignore[arg-type]
 
 
 def test_who_does_not_answer_within_half_a_second_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_reasons_come_before_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_rank_tells_once_why_it_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = Answers(monkeypatch, {})
-    call = RollCall(answers)  # type: ignore[arg-type]
+    call = FailureDetector(answers)  # type: ignore[arg-type]
     assert not call.gave_up()
     for text in ("first", "second"):
         call.tell(PeerTimeout(text))
@@ -88,7 +88,7 @@ def test_each_rank_tells_once_why_it_gives_up(monkeypatch: pytest.MonkeyPatch) -
     call.ask("anything", 1.0)
     assert answers.told == ["PeerTimeout: first"] and answers.abandoned == 2
     other = Answers(monkeypatch, {2: (0, "waits: x")})
-    call = RollCall(other)  # type: ignore[arg-type]
+    call = FailureDetector(other)  # type: ignore[arg-type]
     assert call.gave_up() and isinstance(call.ask("mine", 1.0), PeerTimeout)
     call.tell(PeerTimeout("mine"))
     assert other.told == ["waits: mine"]
@@ -99,7 +99,7 @@ def test_who_cannot_hear_the_others_says_so(meaning: CompcollError | None, monke
     """At once: MPI's error, or what the transport makes of it."""
     answers = Answers(monkeypatch, {})
     answers.error, answers.meaning = OSError("no route"), meaning
-    call = RollCall(answers)  # type: ignore[arg-type]
+    call = FailureDetector(answers)  # type: ignore[arg-type]
     assert call.gave_up()
     answers.error = None
     assert call.gave_up()  # what was found out stays so

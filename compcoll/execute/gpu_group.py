@@ -11,8 +11,8 @@ from struct import Struct
 from ..algorithms.gather import gather
 from ..codecs.sparse.sparsifier import Sparsifier
 from ..dtypes import DTYPES
-from ..gpu.ipc_transport import INVITATION_NBYTES, Links
-from ..gpu.stream_transport import Carrier, Joining
+from ..gpu.ipc_transport import UNIQUE_ID_NBYTES, Links
+from ..gpu.stream_transport import Bootstrap, GpuTransport
 from ..pending import THREADS, Pending, Steps, keep_forever, wait_for
 from ..plan import choose
 from ..plan import gpu_profiles as gpu
@@ -24,16 +24,16 @@ _COLLECTIVES = ("allreduce", "reduce_scatter", "allgather")
 _MOST_SECONDS_TO_JOIN = 120.0
 
 _CARD = Struct("<?24sI16s128s160s")  # whether it can join, by what, its version, GPU, invitation, why not
-_OFFER = Struct(f"<?{INVITATION_NBYTES}s160s")  # whether it shares memory, the invitation to it, why not
+_OFFER = Struct(f"<?{UNIQUE_ID_NBYTES}s160s")  # whether it shares memory, the invitation to it, why not
 _OUTCOME = Struct("<?160s")
 
 
 class _Working:
     """Some work in a thread of its own, as something to wait for; for so many seconds, after which it is left alone."""
 
-    def __init__(self, work: Callable[[], Carrier], seconds: float) -> None:
+    def __init__(self, work: Callable[[], GpuTransport], seconds: float) -> None:
         self._work = work
-        self.result: Carrier | None = None
+        self.result: GpuTransport | None = None
         self.error: Exception | None = None
         self._seconds = seconds
         self._started = time.monotonic()
@@ -59,22 +59,22 @@ class _Working:
         return not self._thread.is_alive()
 
 
-def connect(group: Group, joining: Joining, seconds: float) -> Steps:
+def connect(group: Group, bootstrap: Bootstrap, seconds: float) -> Steps:
     """Join the GPUs of all ranks, if each can: return the carrier, or why there is none. The same on all ranks.
 
     Parameters
     ----------
     group : Group
         The ranks, on a transport of the host's.
-    joining : Joining
+    bootstrap : Bootstrap
         This rank's.
     seconds : float
         How long joining may take.
     """
     try:
-        version, gpu = joining.identity()
-        invitation = joining.invitation() if group.rank == 0 else b""
-        own = _CARD.pack(True, joining.name.encode(), version, gpu, invitation, b"")
+        version, gpu = bootstrap.identity()
+        unique_id = bootstrap.unique_id() if group.rank == 0 else b""
+        own = _CARD.pack(True, bootstrap.name.encode(), version, gpu, unique_id, b"")
     except Exception as error:  # of CUDA's and NCCL's, too
         own = _CARD.pack(False, b"", 0, b"", b"", _short(error))
     cards = [_CARD.unpack(card) for card in (yield from gather(group, own))]
@@ -85,8 +85,8 @@ def connect(group: Group, joining: Joining, seconds: float) -> Steps:
         if (name, version) != cards[0][1:3]:
             return f"rank {rank} has {_text(name)} {version}, rank 0 {_text(cards[0][1])} {cards[0][2]}"
         if gpus.index(gpu) != rank:
-            return f"ranks {gpus.index(gpu)} and {rank} share a GPU, which {joining.name} refuses"
-    working = _Working(lambda: joining.join(group.size, cards[0][4], group.rank), seconds)
+            return f"ranks {gpus.index(gpu)} and {rank} share a GPU, which {bootstrap.name} refuses"
+    working = _Working(lambda: bootstrap.join(group.size, cards[0][4], group.rank), seconds)
     yield working
     outcome = (True, b"") if working.error is None else (False, _short(working.error))
     outcomes = [_OUTCOME.unpack(told) for told in (yield from gather(group, _OUTCOME.pack(*outcome)))]
@@ -132,19 +132,19 @@ def link(group: Group, shares: Callable[[], Links], seconds: float) -> Steps:
     links: Links | None = None
     try:
         links = shares()
-        own = _OFFER.pack(True, links.invitation(), b"")
+        own = _OFFER.pack(True, links.unique_id(), b"")
     except Exception as error:  # of CUDA's, too
         own = _OFFER.pack(False, b"", _short(error))
     offers = [_OFFER.unpack(offer) for offer in (yield from gather(group, own))]
-    invitations = [invitation for _, invitation, _ in offers]
+    unique_ids = [unique_id for _, unique_id, _ in offers]
     outcome = _OUTCOME.pack(True, b"")
     if all(shared for shared, *_ in offers) and links is not None:
         try:
-            reading = _Within(links.accept(invitations, group.rank), seconds)
+            reading = _Within(links.accept(unique_ids, group.rank), seconds)
             yield reading
             if reading.error is not None:
                 raise reading.error
-            links.check(invitations)
+            links.check(unique_ids)
         except Exception as error:
             outcome = _OUTCOME.pack(False, _short(error))
         offers = [_OUTCOME.unpack(told) for told in (yield from gather(group, outcome))]
@@ -178,14 +178,14 @@ def _text(why: bytes) -> str:
     return why.rstrip(b"\0").decode(errors="ignore")
 
 
-class Together:
+class GpuGroup:
     """The ranks of a communicator whose arrays are all on GPUs.
 
     Parameters
     ----------
     setting : Setting
         Of calls whose arrays may be anywhere.
-    joining : Joining
+    bootstrap : Bootstrap
         The way in which this rank's GPU joins the others.
     shares : callable or None
         Makes this rank's part of the memory that GPUs of one machine share; None if all ranks do without.
@@ -194,7 +194,7 @@ class Together:
 
     Attributes
     ----------
-    carrier : Carrier or None
+    gpu_transport : GpuTransport or None
         Carries messages from GPU to GPU; None before the first call, or if there is none.
     links : Links or None
         By which GPUs read each other's memory where there is no carrier.
@@ -204,21 +204,23 @@ class Together:
         Why there is no carrier, and, if there are no links either, why.
     """
 
-    def __init__(self, setting: Setting, joining: Joining, shares: Callable[[], Links] | None, seconds: float) -> None:
-        self._joining = joining
+    def __init__(
+        self, setting: Setting, bootstrap: Bootstrap, shares: Callable[[], Links] | None, seconds: float
+    ) -> None:
+        self._bootstrap = bootstrap
         self._shares = shares
         self._group: Group | None = None
         self._seconds = min(seconds / 2, _MOST_SECONDS_TO_JOIN)
         self._by_the_host = setting._replace(profile=gpu.by_the_host(setting.profile), gpus=True)
         self._streamed = setting._replace(profile=gpu.by_nccl(setting.profile), library="NCCL", shared=False, gpus=True)
         self._plans: dict[Call, Plan] = {}
-        self.carrier: Carrier | None = None
+        self.gpu_transport: GpuTransport | None = None
         self.links: Links | None = None
         self.known = False
         self.why = ""
 
     @staticmethod
-    def concerns(mixed: Plan) -> bool:
+    def has_gpu_plan(mixed: Plan) -> bool:
         """Tell whether a call may have another plan where all arrays are on GPUs, from its plan where some are not."""
         call = mixed.call
         if (
@@ -239,7 +241,7 @@ class Together:
 
     def connect(self, group: Group) -> Steps:
         """Find out, with all other ranks, what carries messages from GPU to GPU."""
-        found = yield from connect(group, self._joining, self._seconds)
+        found = yield from connect(group, self._bootstrap, self._seconds)
         if isinstance(found, str):
             self.why, self._group = found, group
             if self._shares is not None:
@@ -251,7 +253,7 @@ class Together:
                     between = gpu.by_ipc(self._by_the_host.profile)
                     self._by_the_host = self._by_the_host._replace(between_gpus=between)
         else:
-            self.carrier = found
+            self.gpu_transport = found
             self._streamed = self._streamed._replace(streamed=choose.streamed(group.transport.nodes))
         self.known = True
 
@@ -260,7 +262,7 @@ class Together:
         if not self.known:
             return make_plan(call, self._by_the_host)
         if call not in self._plans:
-            streamed = self.carrier is not None and call.algorithm in (choose.AUTO, *self._streamed.streamed)
+            streamed = self.gpu_transport is not None and call.algorithm in (choose.AUTO, *self._streamed.streamed)
             only = streamed and call.collective != "allreduce"
             asked = call._replace(algorithm=choose.DIRECT) if only else call
             self._plans[call] = make_plan(asked, self._streamed if streamed else self._by_the_host)
@@ -268,8 +270,8 @@ class Together:
 
     def free(self) -> None:
         """Give back what carries, with all other ranks."""
-        if self.carrier is not None:
-            self.carrier.free(self._seconds)
+        if self.gpu_transport is not None:
+            self.gpu_transport.free(self._seconds)
         if self.links is not None and self._group is not None:
             leaving = unlink(self._group, self.links, self._seconds)
             try:

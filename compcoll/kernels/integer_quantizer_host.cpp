@@ -1,5 +1,5 @@
-// compcoll.kernels._host.Summands32 and Summands64: values as numbers that any allreduce adds, on NumPy memory.
-#include "summands_host.h"
+// compcoll.kernels._host.IntegerQuantizer32 and IntegerQuantizer64: values as numbers that any allreduce adds, on NumPy memory.
+#include "integer_quantizer_host.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -22,15 +22,15 @@ void require(bool condition, const char* what) {
 }
 
 template <class T>
-class Summands {
+class IntegerQuantizer {
 public:
     using Bits = typename FloatFormat<T>::Bits;
 
-    Summands(int instruction_set, size_t block) : block_(block) {
+    IntegerQuantizer(int instruction_set, size_t block) : block_(block) {
         require(instruction_set >= 0 && instruction_set <= 2 && supported(static_cast<InstructionSet>(instruction_set)),
                 "this CPU lacks the instruction set asked for");
         require(block > 0 && block % 8 == 0, "block must be a multiple of 8");
-        const SummandPasses& passes = summands_of(static_cast<InstructionSet>(instruction_set));
+        const IntegerQuantizerPasses& passes = integer_quantizer_of(static_cast<InstructionSet>(instruction_set));
         if constexpr (sizeof(T) == 8) pass_ = &passes.f64;
         else pass_ = &passes.f32;
     }
@@ -99,13 +99,13 @@ private:
         require(given == (n * static_cast<size_t>(width) + 7) / 8, "one field a value is needed");
     }
 
-    const SummandFunctions<T>* pass_;
+    const IntegerQuantizerFunctions<T>* pass_;
     size_t block_;
 };
 
 template <class T>
 void bind(nb::module_& m, const char* name) {
-    using Bound = Summands<T>;
+    using Bound = IntegerQuantizer<T>;
     nb::class_<Bound>(m, name)
         .def(nb::init<int, size_t>(), nb::arg("instruction_set"), nb::arg("block"))
         .def("survey", &Bound::survey, nb::arg("values"), nb::arg("largest"))
@@ -121,7 +121,7 @@ void bind(nb::module_& m, const char* name) {
 
 }  // namespace
 
-void compcoll::bind_summands(nb::module_& m) {
-    bind<float>(m, "Summands32");
-    bind<double>(m, "Summands64");
+void compcoll::bind_integer_quantizer(nb::module_& m) {
+    bind<float>(m, "IntegerQuantizer32");
+    bind<double>(m, "IntegerQuantizer64");
 }
