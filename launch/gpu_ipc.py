@@ -30,7 +30,7 @@ _WARM_UP, _TIMES = 4, 15
 def pair(make: Callable[[], Communicator], x: Any) -> tuple[Communicator, Communicator]:
     """Make a communicator that goes by shared memory if it can, and one that goes by pinned memory."""
     shared, staged = make(), make()
-    staged._on_gpu(x)._together.known = True  # skips the search for NCCL and CUDA IPC
+    staged._on_gpu(x)._gpu_group.known = True  # skips the search for NCCL and CUDA IPC
     return shared, staged
 
 
@@ -97,7 +97,7 @@ def main() -> int:
     results = compare(ways, cupy.asarray, cupy.asnumpy)
     gpu = ways[0]._gpu
     assert gpu is not None
-    why = gpu._together.why
+    why = gpu._gpu_group.why
     for way in ways:
         way.free()
     shared = {result["gpu_transport"] for result in results} == {"CUDA IPC", ""}

@@ -149,7 +149,7 @@ class Collectives(PlannedSteps):
             )
         residual = feedback.prepare(buffers.x.size, plan.plan.call.dtype, self._device.zeros_residual)
         if not self._device.holds(residual):
-            raise InvalidBuffer("feedback holds the losses of arrays on another device: use one feedback a buffer")
+            raise InvalidBuffer("feedback holds the residual of arrays on another device: use one feedback a buffer")
         if sparse:
             return buffers._replace(feedback=feedback)
         return buffers if codec is None else buffers._replace(residual=residual)

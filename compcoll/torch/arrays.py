@@ -61,17 +61,17 @@ class HostArrays(_Arrays):
 
     @staticmethod
     def residual(array: HostArray) -> HostArray:
-        """Wrap the memory that a feedback keeps its losses in."""
+        """Wrap the memory that a feedback keeps its residual in."""
         return array
 
     @staticmethod
     def put(values: HostArray, target: HostArray) -> None:
-        """Copy losses, or what was saved of them."""
+        """Copy residuals, or what was saved of them."""
         target[...] = values
 
     @staticmethod
     def fetched(residual: HostArray) -> HostArray:
-        """Copy losses to host memory."""
+        """Copy residuals to host memory."""
         return residual
 
 
@@ -105,16 +105,16 @@ class GPUArrays(_Arrays):
 
     @staticmethod
     def residual(array: Any) -> Tensor:
-        """Wrap the memory that a feedback keeps its losses in, as a tensor."""
+        """Wrap the memory that a feedback keeps its residual in, as a tensor."""
         return torch.from_dlpack(array)
 
     @staticmethod
     def put(values: Tensor | HostArray, target: Tensor) -> None:
-        """Copy losses, or what was saved of them on the host."""
+        """Copy residuals, or what was saved of them on the host."""
         target.copy_(_tensor_of(values))
 
     def fetched(self, residual: Tensor | HostArray) -> HostArray:
-        """Copy losses to host memory, after all jobs."""
+        """Copy residuals to host memory, after all jobs."""
         with torch.cuda.stream(self._stream):
             copy: HostArray = _tensor_of(residual).cpu().numpy()
         return copy

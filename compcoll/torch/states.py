@@ -49,7 +49,7 @@ def draw_as_begun(feedback: ErrorFeedback | None, communicator: Communicator) ->
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Find the element type of the losses of gradients of a type."""
+    """Find the element type of the residuals of gradients of a type."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -157,7 +157,7 @@ def residuals_of(
                     f"this state has {list(kept.shape)} elements of {name!r}, which is no parameter of that shape"
                 )
             if not bool(torch.isfinite(kept).all()):
-                raise InvalidArgument(f"this state's losses of {name!r} hold NaN or Inf")
+                raise InvalidArgument(f"this state's residual of {name!r} hold NaN or Inf")
             residuals[name] = residuals[name] + kept if name in residuals else kept.clone()
     return residuals
 
@@ -177,7 +177,7 @@ def check_fed_back(residuals: Mapping[str, Tensor], *, feedback: bool) -> None:
 
 
 def added(residuals: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add losses up, by name."""
+    """Add residuals up, by name."""
     both = {name: residuals[name] + more[name] for name in residuals.keys() & more.keys()}
     return {**residuals, **more, **both}
 

@@ -263,9 +263,9 @@ def test_a_buffer_is_averaged_and_knows_what_was_lost() -> None:
     assert buffer.wire.tolist() == [1.0] * 8 + [2.0] * 3 and buffer.own.tolist() == [3.0] * 8 + [6.0] * 3
     assert (buffer.mean_factor(first) == 1).all() and buffer.mean_factor(second).shape == (3, 1)
     assert buffer.lost_factor(first) is None
-    buffer.losses = ErrorFeedback()
+    buffer.feedback = ErrorFeedback()
     assert buffer.lost_factor(first) is None
-    buffer.losses.residual = np.arange(11, dtype=np.float32)
+    buffer.feedback.residual = np.arange(11, dtype=np.float32)
     lost = buffer.lost_factor(second)
     assert lost is not None and lost.tolist() == [[8], [9], [10]]
 
@@ -274,7 +274,7 @@ def test_a_rank_without_a_gradient_takes_part_with_what_it_lost() -> None:
     one = Gradient("weight", torch.Size((6, 5)), torch.float32, CPU, 2, feedback=True)
     draws = torch.Generator().manual_seed(0)
     lost, right, left, own = (torch.randn(shape, generator=draws) for shape in ((6, 5), (2, 5), (6, 2), (6, 5)))
-    one.set_losses(lost)
+    one.set_residual(lost)
     for values, matrix in ((None, lost), (own, own + lost)):
         out = torch.full((6, 2), 7.0)
         one.project_left(values, right, out)
@@ -282,8 +282,8 @@ def test_a_rank_without_a_gradient_takes_part_with_what_it_lost() -> None:
         out = torch.full((2, 5), 7.0)
         one.project_right(values, left, out)
         torch.testing.assert_close(out, left.t() @ matrix)
-    one.set_losses(torch.zeros(()))
-    assert not one.losses().any()
+    one.set_residual(torch.zeros(()))
+    assert not one.residual().any()
 
 
 def test_states_of_more_ranks_are_shared_out() -> None:

@@ -233,10 +233,10 @@ def test_a_failed_average_takes_back_its_losses() -> None:
             back_propagate(model, step, comm.rank)
             inner.step()
         exchange, fragment = diloco._fragments[0].exchange, diloco._fragments[0]
-        kept, outer = exchange.losses.copy(), fragment.outer.clone()
+        kept, outer = exchange.residual.copy(), fragment.outer.clone()
 
         def failing(*_: Any) -> int:
-            exchange.losses[...] = 7
+            exchange.residual[...] = 7
             raise Broken
 
         exchange.mean = failing
@@ -244,7 +244,7 @@ def test_a_failed_average_takes_back_its_losses() -> None:
         with pytest.raises(Broken):
             inner.step()
         assert fragment.under_way is None and torch.equal(fragment.outer, outer)
-        return bool(np.array_equal(exchange.losses, kept))
+        return bool(np.array_equal(exchange.residual, kept))
 
     assert on_ranks(2, run) == [True, True]
 

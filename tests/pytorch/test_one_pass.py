@@ -97,17 +97,17 @@ def test_against_numpy(
             else:
                 sent = found, right
                 assert_close(found, total @ exact(right).T, size @ np.abs(exact(right)).T, computed)
-            before = one.losses()
+            before = one.residual()
             mean = normal(random, one.dtype, rows, rank)
             one.finish(gradient, mean, right, None if step == 2 else sent)
             terms = np.abs(exact(mean)) @ np.abs(exact(right)) + torch.finfo(dtype).smallest_normal
             assert_close(gradient, exact(mean) @ exact(right), terms, max(computed, EPS[dtype] * 2))
             if step == 2:
-                assert torch.equal(one.losses(), before)
+                assert torch.equal(one.residual(), before)
                 continue
             lost = total - exact(sent[0]) @ exact(sent[1])
-            assert_close(one.losses(), lost, size + np.abs(exact(sent[0])) @ np.abs(exact(sent[1])), computed)
-            lost = exact(one.losses())
+            assert_close(one.residual(), lost, size + np.abs(exact(sent[0])) @ np.abs(exact(sent[1])), computed)
+            lost = exact(one.residual())
 
 
 @examples(60)
@@ -129,9 +129,9 @@ def test_same_bits(shape: tuple[int, int], rank: int, dtype: torch.dtype, seed: 
                     right = torch.empty(rank, columns, dtype=one.dtype)
                     one.project_right(gradient, left, right)
                     one.finish(gradient, left, right, (left, right))
-                    seen += [gradient, right, one.losses()]
+                    seen += [gradient, right, one.residual()]
                     if reload:
-                        one.set_losses(one.losses())
+                        one.set_residual(one.residual())
                 results.append(seen)
     for seen in results[1:]:
         for tensor, wanted in zip(seen, results[0], strict=True):
@@ -154,7 +154,7 @@ def test_larger_than_caches(instruction_set: str, threads: int) -> None:
         one.finish(gradient, left, given_right, (left, given_right))
         product = exact(left) @ exact(given_right)
         assert np.allclose(exact(gradient), product, rtol=1e-5, atol=1e-3)
-        assert np.allclose(exact(one.losses()), total - product, rtol=1e-5, atol=1e-3)
+        assert np.allclose(exact(one.residual()), total - product, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -163,8 +163,8 @@ def test_not_finite(bad: float, left_side: bool) -> None:
     """It is in the factor, and losses stay bit by bit."""
     random = np.random.default_rng(3)
     one = made(37, 83, torch.float32, 3)
-    one.set_losses(normal(random, torch.float32, 37, 83))
-    before = one.losses()
+    one.set_residual(normal(random, torch.float32, 37, 83))
+    before = one.residual()
     gradient = normal(random, torch.float32, 37, 83)
     gradient[36, 82] = bad
     left, right = torch.zeros(37, 3), torch.zeros(3, 83)  # zeros, too, do not hide it
@@ -175,7 +175,7 @@ def test_not_finite(bad: float, left_side: bool) -> None:
         one.project_right(gradient, left, right)
         assert not right[:, 82].isfinite().any() and right[:, :82].isfinite().all()
     one.finish(gradient, left, right, None)
-    assert torch.equal(one.losses(), before)
+    assert torch.equal(one.residual(), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -192,7 +192,7 @@ def test_strided_gradients(dtype: torch.dtype) -> None:
         left, right = torch.empty(12, 2), torch.ones(2, 45)
         one.project_left(gradient, right, left)
         one.finish(gradient, left, right, (left, right))
-        results.append((gradient, left, one.losses()))
+        results.append((gradient, left, one.residual()))
     for of_plain, *others in zip(*results, strict=True):
         for other in others:
             assert torch.equal(of_plain, other)

@@ -232,7 +232,7 @@ class GradientCompression:
         return state | {BUCKETS: layout, STEPS: self._steps}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on with the losses of an earlier run.
+        """Go on with the residuals of an earlier run.
 
         With as many ranks as then, the gradients of the next step have the bits that they would have had there, if the
         state is of the second step or a later one: DistributedDataParallel makes its buckets anew after the first. So

@@ -535,7 +535,7 @@ class ShardCompression:
         return state if self.between is None else state | {REPLICAS: self.replicas}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on with the losses of an earlier run; as `GradientCompression.load_state_dict` does, whose states may be
+        """Go on with residuals of an earlier run, as `GradientCompression.load_state_dict` does, whose states may be
         given, too. Of all ranks' states the number of replicas may have been another.
         """
         rank, size = self._place()

@@ -97,7 +97,7 @@ class Averaging(ABC):
         self._draw(0)
         for gradient in self.low:
             if gradient.feedback:
-                gradient.set_losses(torch.zeros(()))
+                gradient.set_residual(torch.zeros(()))
 
     def begin(self) -> Kind:
         """Begin a step, and return what it sends of gradients that have factors."""

@@ -108,7 +108,7 @@ class Gradient:
         assert self._residual is not None
         return self._residual
 
-    def set_losses(self, values: Tensor) -> None:
+    def set_residual(self, values: Tensor) -> None:
         """Replace what was lost."""
         self.residual().copy_(values)
 
@@ -146,7 +146,7 @@ class Gradient:
         left, right : torch.Tensor
             Factors of the mean.
         sent : tuple of torch.Tensor, optional
-            Factors of what this rank's matrix gave to the mean. Without it losses stay as they are.
+            Factors of what this rank's matrix gave to the mean. Without it residuals stay as they are.
         """
         for rows in self._blocks():
             part = gradient[rows]
@@ -212,7 +212,7 @@ class OnePassGradient(Gradient):
         self._pass(None, _NEITHER, None, None, out)
         return out[:, : self.columns]
 
-    def set_losses(self, values: Tensor) -> None:
+    def set_residual(self, values: Tensor) -> None:
         self._kept[:, : self.columns].copy_(values)
         self._sent_left.zero_()
         self._sent_right.zero_()

@@ -67,7 +67,7 @@ class Buffer:
         Sent, and the mean when it was received.
     factors, flags : int
         How many numbers of the wire are factors, and flags.
-    residual : ErrorFeedback or None
+    feedback : ErrorFeedback or None
         What a codec lost of them.
     due : set of str
         Gradients that are still to come before it can be sent.
@@ -92,7 +92,7 @@ class Buffer:
         dtype = gradients[0].dtype
         self.own = torch.zeros(self.factors, dtype=dtype, device=device)
         self.wire = torch.zeros(offset + flags, dtype=dtype, device=device)
-        self.residual: ErrorFeedback | None = None
+        self.feedback: ErrorFeedback | None = None
         self.right: Buffer | None = None
         self.restart()
 
@@ -115,9 +115,9 @@ class Buffer:
 
     def lost_factor(self, gradient: Gradient) -> Tensor | None:
         """Give what a codec lost of this rank's part of the mean, if one took part."""
-        if self.residual is None or self.residual.residual is None:
+        if self.feedback is None or self.feedback.residual is None:
             return None
-        return self._shaped(torch.from_numpy(self.residual.residual), gradient)
+        return self._shaped(torch.from_numpy(self.feedback.residual), gradient)
 
     def put(self, gradient: Gradient, values: Tensor | None, ranks: int) -> None:
         """Put a gradient in as it is, divided by the number of ranks; zeros for None."""
@@ -268,7 +268,7 @@ class Sums:
 class CodedSums(Sums):
     """Sums by compcoll's allreduce, in a thread of its own: factors with a codec, all else exactly.
 
-    What the codec loses of a rank's factors is the buffer's `losses`: it is not fed back here, since it
+    What the codec loses of a rank's factors is the buffer's `feedback`: it is not fed back here, since it
     belongs to this step's other factors.
 
     Parameters
@@ -317,19 +317,19 @@ class CodedSums(Sums):
 
     def start(self, buffer: Buffer, stats: TrainingStats) -> Wait:
         values, factors = array_of(buffer.wire), buffer.factors
-        if self._feedback and buffer.residual is None:
-            buffer.residual = ErrorFeedback()
-        residual = buffer.residual
+        if self._feedback and buffer.feedback is None:
+            buffer.feedback = ErrorFeedback()
+        feedback = buffer.feedback
         least = 2 * (self._communicator.size - 1) / self._communicator.size
 
         def job() -> None:
             if factors:
                 part = values[:factors]
-                draw_as_begun(residual, self._communicator)
-                if residual is not None and residual.residual is not None:
-                    residual.residual[...] = 0
+                draw_as_begun(feedback, self._communicator)
+                if feedback is not None and feedback.residual is not None:
+                    feedback.residual[...] = 0
                 self._communicator.allreduce(
-                    part, out=part, feedback=residual, codec=self._codec, algorithm=self._algorithm
+                    part, out=part, feedback=feedback, codec=self._codec, algorithm=self._algorithm
                 )
                 self._count(stats, least)
             if factors < values.size:

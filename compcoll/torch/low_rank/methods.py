@@ -216,9 +216,9 @@ class LowRank:
         for name, gradient in low.items():
             for factor, kept in zip((gradient.left, gradient.right), first["factors"].get(name, ()), strict=False):
                 factor.copy_(kept)
-            # A rank that got none of the earlier ranks' losses begins with zeros.
+            # A rank that got none of the earlier ranks' residuals begins with zeros.
             if name in residuals:
-                gradient.set_losses(residuals[name].view(gradient.rows, gradient.columns))
+                gradient.set_residual(residuals[name].view(gradient.rows, gradient.columns))
 
     def reset(self) -> None:
         """Forget what was lost, factors, and what was counted. Not during a backward pass."""

@@ -427,7 +427,7 @@ class DiLoCo:
                 fragment.mix(0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what is to be saved: this rank's parameters, the outer ones, both optimizers' states, losses, and
+        """Copy what is to be saved: this rank's parameters, the outer ones, both optimizers' states, residuals, and
         averages under way, for which it waits. By every rank its own, or by `GatheredState` as one.
         """
         for fragment in self._fragments:

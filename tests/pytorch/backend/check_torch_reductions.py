@@ -241,7 +241,7 @@ def check_one_handshake(comm: MPI.Intracomm) -> None:
     """What the communicator reduces, compressed or small, has no other handshake than its own."""
     with world(Options(codec="zfp", rate=8, min_bytes=4096, algorithm="ring")) as group:
         communicator = group.channel.communicator
-        with mock.patch.object(communicator, "handshake", wraps=communicator.handshake) as handshake:
+        with mock.patch.object(communicator, "_agree", wraps=communicator._agree) as handshake:
             dist.all_reduce(torch.ones(1024))
             dist.all_reduce(torch.ones(3))
             dist.all_reduce(torch.ones(32, 64).t())
