@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compcoll.gpu.awareness import gpu_awareness
+from compcoll.transports.library import gpu_awareness
 from compcoll.torch import Options
 from compcoll.torch.backend import gpu
 
