@@ -3,8 +3,8 @@
 >>> import numpy as np, compcoll
 >>> total = compcoll.allreduce(np.random.randn(1 << 20).astype(np.float32), codec="zfp", rate=8)
 
-Lower-case functions here take buffers and never pickle. ``import compcoll`` does not start MPI: the first use of a
-collective's name does.
+Unlike mpi4py's lower-case methods, these functions send buffers and never pickle. ``import compcoll`` does not start
+MPI; the first access to a collective's name does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is first asked for: `import torch` imports this package, see `compcoll.torch`, and must stay fast."""
+    """Import names at first use: `import torch` imports this package (see `compcoll.torch`) and must stay fast."""
     if name in ("errors", "sparse"):
         return import_module(f".{name}", __name__)
     homes = {each: home for home, names in _HOMES.items() for each in names.split()}

@@ -1,4 +1,4 @@
-"""The functions that most programs need, on communicators that are kept with the MPI communicators they belong to."""
+"""Collectives as plain functions. Each MPI communicator gets one `Communicator`, cached as an MPI attribute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .transports.mpi import MPITransport
 
 
 def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
-    """MPI frees the owner, collectively."""
+    """Free the cached communicator when MPI frees its owner, which is collective."""
     _world.clear()
     if not MPI.Is_finalized():
         kept.free()
@@ -24,26 +24,27 @@ def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
 _KEY = MPI.Comm.Create_keyval(delete_fn=_give_back)
 
 _world: list[Communicator] = []
-"""The communicator of MPI.COMM_WORLD, if there is one: MPI takes 0.3 µs to look it up."""
+"""The cached communicator of MPI.COMM_WORLD, if there is one: MPI's attribute lookup takes 0.3 µs."""
 
 
 def get_communicator(comm: MPI.Comm | None = None, timeout: float | None = None) -> Communicator:
-    """The communicator that the functions use for an MPI communicator: made at the first call, collectively, and kept
-    until that is freed.
+    """Return the `Communicator` that these functions use for an MPI communicator.
+
+    The first call creates it, collectively. It lives until the MPI communicator is freed.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        MPI.COMM_WORLD by default.
+        The MPI communicator; MPI.COMM_WORLD by default.
     timeout : float, optional
-        Seconds that each step of making it may last; by default COMPCOLL_TIMEOUT, or 1800.
+        Seconds that each step of the creation may last; by default COMPCOLL_TIMEOUT, or 1800.
 
     Raises
     ------
     InvalidArgument
-        If it is something else; of a `Communicator` call the methods.
+        If ``comm`` is not an intracommunicator. For a `Communicator`, call its methods instead.
     PeerTimeout
-        If not all ranks come in time to make it.
+        If not all ranks take part in the creation in time.
 
     Examples
     --------
@@ -68,7 +69,7 @@ def get_communicator(comm: MPI.Comm | None = None, timeout: float | None = None)
 
 
 def _of(comm: MPI.Comm | None, options: dict[str, Any]) -> Communicator:
-    """Return the communicator that the functions use for a call with these options."""
+    """Return the communicator for a call with these options."""
     return _world[0] if comm is None and _world else get_communicator(comm, options.get("timeout"))
 
 
@@ -88,39 +89,40 @@ def allreduce(
     Parameters
     ----------
     x : numpy.ndarray, torch.Tensor, jax.Array, memoryview, cupy.ndarray …
-        This rank's values: C-contiguous, of any shape. On the host, arrays of NumPy and of whatever has DLPack or the
-        buffer protocol, whose memory is used as it is (what is not aligned is copied); or on a GPU, see docs/gpu.md.
-        Compressed: float16, bfloat16 (ml_dtypes), float32 or float64; halves are added in float32, see
-        docs/algorithms.md. Uncompressed: every type that MPI knows, and halves.
+        This rank's values: C-contiguous, of any shape, in host memory or on a GPU (see docs/gpu.md). Host arrays may
+        come from NumPy or anything with DLPack or the buffer protocol; they are used in place, but copied if not
+        aligned. With a codec: float16, bfloat16 (ml_dtypes), float32 or float64. Without: every type that MPI knows,
+        and both 16-bit floats. 16-bit floats are added in float32, see docs/algorithms.md.
     op : str or mpi4py.MPI.Op
-        ``"sum"`` or ``"mean"``; without a codec also ``"max"``, ``"min"``, ``"prod"``, the logical and bitwise ones
-        and MPI's predefined operations.
+        ``"sum"`` or ``"mean"`` (also ``"avg"``). Without a codec also ``"max"``, ``"min"``, ``"prod"``, the logical
+        and bitwise operations, and MPI's predefined operations.
     codec : str or Codec, optional
-        ``"zfp"``, ``"minmax"``, ``"qsgd"`` … (see `list_codecs`), with its options as further arguments; or a codec
-        such as ``ZFP(rate=8)``. None sends the values as they are; ``"auto"`` with ``tolerance=``, the relative error
-        that the result may have, chooses the codec, too: see docs/model.md. ``"topk"`` and the other sparse ones send
-        few elements, chosen from the whole buffer: see docs/sparse.md.
+        A name such as ``"zfp"``, ``"minmax"`` or ``"qsgd"`` (see `list_codecs`), with the codec's options as further
+        arguments; or a codec such as ``ZFP(rate=8)``. None sends the values uncompressed. ``"auto"`` chooses the codec
+        as well and needs ``tolerance=``, the relative error that the result may have: see docs/model.md. ``"topk"``
+        and the other sparse codecs send a few elements of the whole buffer: see docs/sparse.md.
     algorithm : str
-        ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``; for sparse codecs ``"sparse_ring"``,
-        ``"sparse_native"`` and ``"sparse_direct"``; ``"dissemination"`` (small arrays and wires travel with the call's
-        first messages); uncompressed: ``"native"`` (MPI's own) and ``"shared_memory"`` (in a node); or ``"auto"``,
-        which takes what a cost model predicts to be fastest, also without the codec: `Communicator.stats` tells.
+        ``"auto"`` takes the algorithm that a cost model predicts to be fastest; it may leave the codec out, see
+        `Communicator.stats`. Others: ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``;
+        ``"dissemination"`` (small arrays and wires travel with the call's first messages); for sparse codecs
+        ``"sparse_ring"``, ``"sparse_native"`` and ``"sparse_direct"``; uncompressed ``"native"`` (MPI's own) and
+        ``"shared_memory"`` (inside a node).
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
     out : array, optional
-        Where the result goes: an array like ``x``, or ``x`` itself.
+        Receives the result: an array like ``x``, or ``x`` itself.
     feedback : ErrorFeedback, optional
-        Keeps what compression loses and adds it to the next call's values.
+        Keeps the residual (what compression loses) and adds it to the next call's values.
     **codec_options
-        Configuration of a codec given by name, such as ``rate=8``; and ``timeout=``, seconds without progress after
-        which to give up. For arrays on a GPU also ``stream=``, the caller's stream, by default the current one.
+        Configuration of a codec given by name, such as ``rate=8``. Also ``timeout=``, the seconds without progress
+        after which the call raises. For arrays on a GPU also ``stream=``, by default the current stream.
 
     Returns
     -------
     array
-        The result, of ``x``'s kind (a memoryview of what has the buffer protocol only): ``out`` if given. On a GPU it
-        is there for what is launched on the caller's stream. A `compcoll.sparse.SparseSum` with a sparse codec's
-        ``out_format="sparse"``.
+        The result: ``out`` if given, else a new array of ``x``'s kind (a memoryview if ``x`` only has the buffer
+        protocol). On a GPU, kernels launched later on the caller's stream can use it. A `compcoll.sparse.SparseSum`
+        if a sparse codec has ``out_format="sparse"``.
 
     Raises
     ------
@@ -129,8 +131,8 @@ def allreduce(
 
     Notes
     -----
-    With one rank the result is a copy. An encoding's error enters the result p times with ``"ring"`` (log2 p times
-    with recursive doubling for the sums, twice with direct): see docs/algorithms.md.
+    With one rank the result is a copy. An encoding's error enters the result p times with ``"ring"``, log2 p times
+    with ``"recursive_doubling"`` and twice with ``"direct"``: see docs/algorithms.md.
 
     Examples
     --------
@@ -153,15 +155,15 @@ def iallreduce(
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
 ) -> Request:
-    """Start an `allreduce` and return at once; neither ``x`` nor ``out`` may be touched until it has ended.
+    """Start an `allreduce` and return at once. Do not touch ``x`` or ``out`` until the request completes.
 
-    Several may be in flight. They advance when any of them is waited for or tested, or by themselves on a
-    ``Communicator(comm, progress="thread")``.
+    Several requests may be in flight. They advance whenever one of them is waited for or tested. On a
+    ``Communicator(comm, progress="thread")`` a background thread advances them.
 
     Returns
     -------
     Request
-        With ``wait()``, which returns the result, ``test()`` and ``stats``.
+        ``wait()`` returns the result; see also ``test()`` and ``stats``.
 
     Examples
     --------
@@ -185,7 +187,7 @@ def reduce_scatter(
 ) -> Any:
     """Reduce the arrays of all ranks; rank r keeps block r along the first axis.
 
-    Parameters are those of `allreduce`; the first axis of ``x`` must be a multiple of the number of ranks.
+    Parameters are those of `allreduce`; the length of ``x``'s first axis must be a multiple of the number of ranks.
     Algorithms: ``"ring"``, ``"direct"``, ``"native"``.
 
     Returns
@@ -211,10 +213,10 @@ def allgather(
     out: Any = None,
     **codec_options: Any,
 ) -> Any:
-    """Stack the arrays of all ranks; every rank gets the same bits, also of its own.
+    """Stack the arrays of all ranks; every rank gets the same bits, also for its own array.
 
-    Parameters are those of `allreduce`; all ranks' arrays have the same shape. Algorithms: ``"ring"``, ``"direct"``,
-    ``"native"``.
+    Parameters are those of `allreduce`; all ranks' arrays must have the same shape. Algorithms: ``"ring"``,
+    ``"direct"``, ``"native"``.
 
     Returns
     -------
@@ -238,10 +240,10 @@ def allgatherv(
     comm: MPI.Comm | None = None,
     **codec_options: Any,
 ) -> Any:
-    """Join the arrays of all ranks along the first axis, whose extent may differ from rank to rank.
+    """Concatenate the arrays of all ranks along the first axis, whose length may differ between ranks.
 
-    Parameters are those of `allreduce`. Algorithms: ``"ring"``, ``"direct"``, ``"native"``, in whose
-    place ``"ring"`` takes more elements than MPI counts: 2³¹ - 1 in all.
+    Parameters are those of `allreduce`. Algorithms: ``"ring"``, ``"direct"``, ``"native"``. Above 2³¹ - 1 elements in
+    all, which MPI cannot count, ``"ring"`` replaces ``"native"``.
 
     Returns
     -------
@@ -268,10 +270,10 @@ def bcast(
     out: Any = None,
     **codec_options: Any,
 ) -> Any:
-    """Give every rank the root's array; with a codec the root, too, gets what the others decode.
+    """Broadcast the root's array. With a codec, the root also gets the decoded values, as all other ranks do.
 
-    Parameters are those of `allreduce`; on ranks other than the root ``x`` tells shape and type, and its values are
-    not read: ``out=x`` receives in place. Algorithms: ``"binomial"``, ``"native"``.
+    Parameters are those of `allreduce`. On other ranks than the root only the shape and type of ``x`` are used, not
+    its values; ``out=x`` receives in place. Algorithms: ``"binomial"``, ``"native"``.
 
     Returns
     -------
@@ -297,8 +299,8 @@ def alltoall(
 ) -> Any:
     """Send block k along the first axis to rank k; block r of the result comes from rank r.
 
-    Parameters are those of `allreduce`; the first axis of ``x`` must be a multiple of the number of ranks, and ``out``
-    an array of its own. Algorithms: ``"pairwise"``, ``"native"``.
+    Parameters are those of `allreduce`. The length of ``x``'s first axis must be a multiple of the number of ranks,
+    and ``out`` must not overlap ``x``. Algorithms: ``"pairwise"``, ``"native"``.
 
     Returns
     -------
@@ -325,7 +327,7 @@ def allreduce_init(
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
 ) -> PersistentRequest:
-    """Prepare an `allreduce` that runs again and again on the same arrays. Collective.
+    """Prepare an `allreduce` that runs repeatedly on the same arrays. Collective.
 
     Parameters and errors are those of `allreduce`.
 
@@ -357,7 +359,7 @@ def reduce_scatter_init(
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
 ) -> PersistentRequest:
-    """Prepare a `reduce_scatter` that runs again and again on the same arrays. Collective.
+    """Prepare a `reduce_scatter` that runs repeatedly on the same arrays. Collective.
 
     Parameters and errors are those of `reduce_scatter`.
 
@@ -386,7 +388,7 @@ def allgather_init(
     out: Any = None,
     **codec_options: Any,
 ) -> PersistentRequest:
-    """Prepare an `allgather` that runs again and again on the same arrays. Collective.
+    """Prepare an `allgather` that runs repeatedly on the same arrays. Collective.
 
     Parameters and errors are those of `allgather`.
 
@@ -415,7 +417,7 @@ def bcast_init(
     out: Any = None,
     **codec_options: Any,
 ) -> PersistentRequest:
-    """Prepare a `bcast` that runs again and again on the same arrays. Collective.
+    """Prepare a `bcast` that runs repeatedly on the same arrays. Collective.
 
     Parameters and errors are those of `bcast`.
 
@@ -444,7 +446,7 @@ def alltoall_init(
     out: Any = None,
     **codec_options: Any,
 ) -> PersistentRequest:
-    """Prepare an `alltoall` that runs again and again on the same arrays. Collective.
+    """Prepare an `alltoall` that runs repeatedly on the same arrays. Collective.
 
     Parameters and errors are those of `alltoall`.
 

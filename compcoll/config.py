@@ -1,4 +1,4 @@
-"""Settings read from the environment, each in one place."""
+"""Settings from environment variables."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ NO_PROFILE = "defaults"
 DEFAULT_TIMEOUT = 1800.0
 DEFAULT_SEGMENT = 1 << 20
 DEFAULT_SEGMENT_ON_GPUS = 8 << 20
-DEFAULT_SEGMENT_BETWEEN_NODES = 1 << 19  # a network idles while the first one is encoded and the last one decoded
+DEFAULT_SEGMENT_BETWEEN_NODES = 1 << 19  # small: the network idles while the first segment is encoded and last decoded
 _LONGEST_SEGMENT = 1 << 21
 _LARGEST = 1e15
-_LARGEST_SEGMENT = 1 << 28  # of wires that codecs lengthen, MPI counts the bytes by an int
+_LARGEST_SEGMENT = 1 << 28  # codecs may lengthen wires, and MPI counts bytes by an int
 _MOST_THREADS = 4096
 _MESSAGES_BETWEEN_NODES = (
     1 << 17,
     1 << 18,
-)  # before longer ones MPI asks the receiver, whose answer waits behind its data
-_MESSAGES_OF_GROUPS = (1 << 19, 1 << 20)  # gloo asks before each: few long ones take less time
+)  # for longer messages MPI uses a rendezvous, and the receiver's answer waits behind its own data
+_MESSAGES_OF_GROUPS = (1 << 19, 1 << 20)  # gloo uses a rendezvous for each message, so few long ones are faster
 
 
 def _number(variable: str, default: float, lowest: float, highest: float = _LARGEST) -> float:
@@ -54,7 +54,7 @@ def _number(variable: str, default: float, lowest: float, highest: float = _LARG
 
 
 def timeout(given: float | None = None) -> float:
-    """Seconds that a wait may last: those given, else COMPCOLL_TIMEOUT, else 1800."""
+    """Return the seconds that a wait may last: ``given``, else COMPCOLL_TIMEOUT, else 1800."""
     if given is None:
         given = _number(TIMEOUT, DEFAULT_TIMEOUT, 0.0)
     elif not isinstance(given, int | float) or not given >= 0:
@@ -63,12 +63,12 @@ def timeout(given: float | None = None) -> float:
 
 
 def timeout_is_set() -> bool:
-    """Tell whether the environment has a time-out."""
+    """Return whether COMPCOLL_TIMEOUT is set."""
     return bool(os.environ.get(TIMEOUT))
 
 
 def debug() -> bool:
-    """Tell whether to note where in the program each collective was called (COMPCOLL_DEBUG=1, default no)."""
+    """Return whether to record where in the program each collective was called (COMPCOLL_DEBUG=1, default no)."""
     text = os.environ.get(DEBUG) or "0"
     if text not in ("0", "1"):
         raise InvalidArgument(f"{DEBUG}={text!r} in the environment: 0 or 1 is needed")
@@ -76,15 +76,15 @@ def debug() -> bool:
 
 
 def threads(share: float) -> int:
-    """Threads for each kernel (COMPCOLL_THREADS, else as many as this process's share of the cores has whole ones)."""
+    """Return the threads for each kernel: COMPCOLL_THREADS, else the whole cores in this process's share."""
     return int(_number(THREADS, max(int(share), 1), 1, _MOST_THREADS))
 
 
 def segment_nbytes(nodes: int = 1, ratio: float = 1.0, *, blocks: bool = False) -> int:
-    """Uncompressed bytes of a segment, the unit of overlap.
+    """Return the uncompressed bytes of a segment, the unit of overlap.
 
-    COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB, or what makes a message of at least 128 KiB
-    and at most 256 (512 and 1024 where messages can only be waited for), but no more than 2 MiB.
+    COMPCOLL_SEGMENT; by default 1 MiB inside a node. Between nodes 512 KiB, changed so that a message has 128 to 256
+    KiB (with ``blocks``, for transports without a nonblocking test, 512 to 1024 KiB), but at most 2 MiB.
     """
     shortest, longest = _MESSAGES_OF_GROUPS if blocks else _MESSAGES_BETWEEN_NODES
     between = int(min(max(DEFAULT_SEGMENT_BETWEEN_NODES, ratio * shortest), ratio * longest, _LONGEST_SEGMENT))
@@ -92,7 +92,7 @@ def segment_nbytes(nodes: int = 1, ratio: float = 1.0, *, blocks: bool = False) 
 
 
 def segment_nbytes_on_gpus() -> int:
-    """Uncompressed bytes of a segment where all ranks' arrays are on GPUs.
+    """Return the uncompressed bytes of a segment if all ranks' arrays are on GPUs.
 
     COMPCOLL_SEGMENT; by default 8 MiB, since each segment costs the host launches and copies.
     """
@@ -100,12 +100,12 @@ def segment_nbytes_on_gpus() -> int:
 
 
 def profile() -> str:
-    """A file with a measured profile, or "defaults" (COMPCOLL_PROFILE, default empty: the one that `tune` stored)."""
+    """Return a profile's file, or "defaults" (COMPCOLL_PROFILE, default empty: the profile that `tune` stored)."""
     return os.environ.get(PROFILE, "")
 
 
 def codec() -> tuple[str | None, dict[str, Any]]:
-    """Name and options of the codec for PyTorch's process groups (COMPCOLL_CODEC, COMPCOLL_RATE; default none)."""
+    """Return name and options of the codec for PyTorch's process groups (COMPCOLL_CODEC, COMPCOLL_RATE; or none)."""
     name = os.environ.get(CODEC) or None
     if not os.environ.get(RATE):
         return name, {}
@@ -116,7 +116,7 @@ def codec() -> tuple[str | None, dict[str, Any]]:
 
 
 def algorithm() -> str | None:
-    """Name of the algorithm for PyTorch's process groups (COMPCOLL_ALGORITHM, default "auto")."""
+    """Return the algorithm for PyTorch's process groups (COMPCOLL_ALGORITHM, default None: "auto")."""
     return os.environ.get(ALGORITHM) or None
 
 
@@ -128,22 +128,22 @@ def _switch(variable: str) -> bool | None:
 
 
 def gpu_aware() -> bool | None:
-    """Tell whether MPI takes memory of GPUs (COMPCOLL_GPU_AWARE); None if nobody said so."""
+    """Return whether MPI accepts GPU memory (COMPCOLL_GPU_AWARE); None if the variable is not set."""
     return _switch(GPU_AWARE)
 
 
 def nvtx() -> bool:
-    """Tell whether profiles are to show what runs when (COMPCOLL_NVTX, default no)."""
+    """Return whether to mark steps with NVTX ranges for profilers (COMPCOLL_NVTX, default no)."""
     return bool(_switch(NVTX))
 
 
 def cubins() -> str:
-    """The folder of the CUDA kernels' machine code (COMPCOLL_CUBINS, default empty: one of the user's cache)."""
+    """Return the folder of compiled CUDA kernels (COMPCOLL_CUBINS, default empty: a folder in the user's cache)."""
     return os.environ.get(CUBINS, "")
 
 
 def instruction_set(supported: list[str]) -> str:
-    """Name of the kernels' instruction set (COMPCOLL_INSTRUCTION_SET, default the best that the CPU has)."""
+    """Return the kernels' instruction set (COMPCOLL_INSTRUCTION_SET, default the best that the CPU supports)."""
     name = os.environ.get(INSTRUCTION_SET) or supported[-1]
     if name not in supported:
         raise InvalidArgument(f"{INSTRUCTION_SET}={name!r} in the environment: this CPU can run {', '.join(supported)}")

@@ -1,4 +1,4 @@
-"""Former names, which work until version 0.4 and warn."""
+"""Deprecated names, which work until version 0.4 with a warning."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def warn(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warn that a name has a new one."""
+    """Warn that a name is deprecated, and name the new one."""
     warnings.warn(f"{old} is deprecated and goes in compcoll 0.4: use {new}", DeprecationWarning, stacklevel + 1)
 
 
 def renamed_arguments(**names: str) -> Callable[[Function], Function]:
-    """Accept keyword arguments by their former names.
+    """Return a decorator that accepts keyword arguments by their former names.
 
     Parameters
     ----------
     **names : str
-        The present name of each former one.
+        The new name for each former name.
     """
 
     def decorate(function: Function) -> Function:
@@ -38,7 +38,7 @@ def renamed_arguments(**names: str) -> Callable[[Function], Function]:
 
 
 def renamed_attribute(old: str, new: str) -> Any:
-    """Make a property that stands for an attribute of another name."""
+    """Return a property that reads and writes the attribute by its new name."""
 
     def get(owner: Any) -> Any:
         warn(f".{old}", f".{new}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Element types that can be compressed: the one table of what is known of them."""
+"""The table of element types that can be compressed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class DType(NamedTuple):
     Attributes
     ----------
     name : str
-        As NumPy calls it.
+        NumPy's name.
     numpy : numpy.dtype
-        Of arrays.
+        NumPy's data type.
     precision : int
-        Significant bits, the hidden one included. The kernels know the type by it.
+        Significant bits, including the hidden bit. It identifies the type for kernels.
     smallest : float
-        The smallest number above 0.
+        The smallest positive number.
     """
 
     name: str
@@ -30,7 +30,7 @@ class DType(NamedTuple):
 
     @property
     def is_half(self) -> bool:
-        """Tell whether the type has 16 bits: such values are computed on in float32."""
+        """Whether the type has 16 bits; such values are converted to float32 for computation."""
         return self.numpy.itemsize == 2
 
     @property
@@ -56,14 +56,14 @@ DTYPES = {
 """The element types, by name."""
 
 HALVES = frozenset(name for name, dtype in DTYPES.items() if dtype.is_half)
-"""Names of the types of 16 bits."""
+"""Names of the 16-bit types."""
 
 
 def computed_on(dtype: str) -> DType:
-    """The type that values of another one are computed on in: float64 for float64, else float32."""
+    """Return the type of computation for a type: float64 for float64, else float32."""
     return DTYPES["float64" if dtype == "float64" else "float32"]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy type of that name, bfloat16 included."""
+    """Return the NumPy type for a name, including bfloat16."""
     return DTYPES[name].numpy if name in DTYPES else np.dtype(name)

@@ -1,4 +1,4 @@
-"""A codec without MPI, for those who want to look at it."""
+"""Encode and decode arrays without MPI, to try codecs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
     Parameters
     ----------
     x : array
-        What `compcoll.allreduce` takes, of float16, bfloat16, float32 or float64.
+        An array as for `compcoll.allreduce`, of float16, bfloat16, float32 or float64.
     codec : str or Codec
         A codec or its name.
     **codec_options
@@ -37,8 +37,8 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
     Returns
     -------
     array of uint8
-        The wire, as a collective would send it: of ``x``'s kind, and on a GPU ordered as kernels launched by the
-        caller are.
+        The wire, as a collective would send it, of ``x``'s kind. On a GPU it is ordered like kernels that the caller
+        launches.
 
     Examples
     --------
@@ -61,13 +61,15 @@ def encode(x: Any, codec: str | Codec = "zfp", **codec_options: Any) -> Any:
 def decode(
     wire: Any, shape: int | tuple[int, ...], dtype: Any, /, codec: str | Codec = "zfp", **codec_options: Any
 ) -> Any:
-    """Decode the wire of an array of that shape and element type; ``codec`` as it was for `encode`. The result is in
-    the wire's memory, and on the CPU of its kind; on a GPU a ``torch.Tensor`` of a tensor, else a ``cupy.ndarray``.
+    """Decode a wire that `encode` returned, given the array's shape and element type and the same codec.
+
+    The result is on the wire's device. On the CPU it is an array of the wire's kind; on a GPU it is a ``torch.Tensor``
+    if the wire is one, else a ``cupy.ndarray``.
 
     Raises
     ------
     InvalidBuffer
-        If the wire has not the length that these arguments call for.
+        If the wire's length does not match these arguments.
 
     Examples
     --------
@@ -99,7 +101,7 @@ def _encode_there(x: Any, codec: Codec) -> Any:
     with device.current_stream(caller):
         name, flat = device.view(x, "x")
     coder = _kernels(device, codec, _compressible(name))
-    if coder is None:  # no kernels there: by way of the host
+    if coder is None:  # the codec has no kernels on the GPU, so encode on the host
         host = _host()
         content = _encoded(host, codec.coder(host, name), device.to_host(flat, caller))
         wire = device.empty_like(x, content.shape, caller, "uint8")
@@ -136,7 +138,7 @@ def _host() -> HostDevice:
 
 
 def _kernels(device: Any, codec: Codec, dtype: str) -> Coder | None:
-    """The codec bound to a GPU, if it has kernels there."""
+    """Bind the codec to a GPU; return None if it has no kernels there."""
     coder = None if isinstance(codec, Sparsifier) else codec.coder(device, dtype)
     return coder if device.owns(coder) else None
 

@@ -1,4 +1,4 @@
-"""Everything that compcoll raises on purpose.
+"""The exceptions that compcoll raises.
 
 ::
 
@@ -9,19 +9,19 @@
     ├── InvalidBuffer (ValueError)          not contiguous, read-only, overlapping, or of the wrong shape
     ├── UnsupportedDType (TypeError)        an element type that the codec or operation cannot take
     ├── UnsupportedDevice (RuntimeError)    memory of a device that compcoll cannot reach
-    ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not belong together, or one rank refused its own
-    ├── PeerTimeout (TimeoutError)          a rank did not send what it should have in time
+    ├── CollectiveMismatch (RuntimeError)   the ranks' calls do not match, or a rank rejected its arguments
+    ├── PeerTimeout (TimeoutError)          a rank did not send its message in time
     ├── PeerFailed (RuntimeError)           a rank has died
     ├── CommunicatorBroken (RuntimeError)   used after a collective had failed halfway
-    ├── CollectiveFailed (RuntimeError)     MPI, the system or memory failed this rank: see the error's cause
-    ├── UnsupportedRecovery (RuntimeError)  MPI cannot go on without a rank that has died
+    ├── CollectiveFailed (RuntimeError)     MPI, the system or memory failed on a rank: see the error's cause
+    ├── UnsupportedRecovery (RuntimeError)  MPI cannot continue without a rank that has died
     ├── MPIMissing (RuntimeError)           there is no MPI library
     ├── NotUnderMPI (RuntimeError)          processes are not the ranks of one MPI job
     ├── ThreadsUnavailable (RuntimeError)   MPI was initialised without MPI_THREAD_MULTIPLE
-    ├── HookTaken (RuntimeError)            something else reduces this model's gradients already
+    ├── HookTaken (RuntimeError)            something else already reduces this model's gradients
     ├── GradientsPending (RuntimeError)     gradients are used, or added to, while they are being averaged
     ├── WireCorrupted (ValueError)          received bytes that no encoder writes
-    ├── CodecError (RuntimeError)           a codec of the caller's does not do what collectives need of it
+    ├── CodecError (RuntimeError)           a user's codec breaks a rule that collectives rely on
     └── ProfileError (ValueError)           a stored profile that cannot be read, used or written
 """
 
@@ -68,16 +68,16 @@ class UnsupportedDevice(CompcollError, RuntimeError):
 
 
 class CollectiveMismatch(CompcollError, RuntimeError):
-    """The ranks' calls do not belong together, or some rank refused its own arguments."""
+    """The ranks' calls do not match, or some rank rejected its arguments."""
 
 
 class PeerTimeout(CompcollError, TimeoutError):
-    """A rank did not send what it should have in time.
+    """A rank did not send its message in time.
 
     Attributes
     ----------
     missing : tuple of int
-        Ranks that did not answer when all were asked what they wait for.
+        Ranks that did not answer when every rank was asked what it is waiting for.
     """
 
     def __init__(self, message: str, missing: tuple[int, ...] = ()) -> None:
@@ -86,7 +86,7 @@ class PeerTimeout(CompcollError, TimeoutError):
 
 
 class PeerFailed(CompcollError, RuntimeError):
-    """A rank has died. What survives can go on: see `Communicator.shrink`.
+    """A rank has died. The surviving ranks can continue: see `Communicator.shrink`.
 
     Attributes
     ----------
@@ -104,13 +104,15 @@ class CommunicatorBroken(CompcollError, RuntimeError):
 
 
 class CollectiveFailed(CompcollError, RuntimeError):
-    """MPI, the system or memory failed this rank in a collective: its ``__cause__`` is what they raised. It has none on
-    the other ranks, whose calls this kept from beginning: there it names that rank.
+    """MPI, the system or memory failed on one rank in a collective.
+
+    On that rank ``__cause__`` is the original exception. On the other ranks, whose calls could not begin, there is no
+    cause; the message names the failed rank.
     """
 
 
 class UnsupportedRecovery(CompcollError, RuntimeError):
-    """MPI cannot go on without a rank that has died."""
+    """MPI cannot continue without a rank that has died."""
 
 
 class MPIMissing(CompcollError, RuntimeError):
@@ -126,7 +128,7 @@ class ThreadsUnavailable(CompcollError, RuntimeError):
 
 
 class HookTaken(CompcollError, RuntimeError):
-    """Something else reduces this model's gradients already."""
+    """Something else already reduces this model's gradients."""
 
 
 class GradientsPending(CompcollError, RuntimeError):
@@ -138,12 +140,12 @@ class WireCorrupted(CompcollError, ValueError):
 
 
 class CodecError(CompcollError, RuntimeError):
-    """A codec does not do what collectives need of it: see `compcoll.check_codec`.
+    """A codec breaks a rule that collectives rely on: see `compcoll.check_codec`.
 
     Attributes
     ----------
     broken : mapping of str to str
-        The promises of codecs that it breaks, by name, and what was found; empty if a collective found it out.
+        The name of each broken rule, and the finding; empty if a collective detected the error.
     """
 
     def __init__(self, message: str, broken: Mapping[str, str] | None = None) -> None:

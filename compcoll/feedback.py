@@ -1,4 +1,4 @@
-"""Error feedback: what compression loses in one call is added to the next."""
+"""Error feedback: the residual of one call, which compression lost, is added to the values of the next."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, ClassVar, Protocol
 from .errors import InvalidBuffer
 
 _VERSION = 1
-"""The version of what `ErrorFeedback.state_dict` gives: another one when its meaning changes."""
+"""The version of the format of `ErrorFeedback.state_dict`; it changes with the meaning of the entries."""
 
 
 class Incoming(Protocol):
-    """A call's values, not yet added to anything.
+    """The values that the caller passed to a collective, before they are added to a residual.
 
     Attributes
     ----------
     scale : float
-        What they are multiplied with before they are added: a mean divides by the number of ranks.
+        Factor of the values when they are added: 1/p for a mean over p ranks.
     kernels : Selection
-        Passes over arrays such as the feedback's.
+        Kernels for arrays such as the residual.
     """
 
     @property
@@ -29,28 +29,29 @@ class Incoming(Protocol):
     def kernels(self) -> Any: ...
 
     def add_to(self, target: Any, factor: float = 1.0) -> None:
-        """Add the values, times the scale and a factor, to an array of a residual's type."""
+        """Add the values, times ``scale`` and ``factor``, to an array of the residual's type."""
 
     def norm(self) -> float:
-        """The Euclidean norm of the values that are finite, as the caller gave them."""
+        """Return the Euclidean norm of the finite values, without ``scale``."""
 
 
 class ErrorFeedback:
-    """Keeps what this rank's encodings lose, from call to call. The caller owns it: one a buffer that is summed again
-    and again, such as a gradient.
+    """The state of error feedback for one buffer: keeps what this rank's encodings lose and adds it to the next call.
+
+    Use one object for each buffer that is reduced repeatedly, such as a gradient.
 
     Attributes
     ----------
     conserves : str
-        ``"exact"`` if results and what is kept add up to all that was put in; ``"decay"`` if what is kept changes by
-        itself, too, as momentum does.
+        ``"exact"`` if results and residuals add up to the sum of all inputs; ``"decay"`` if the state also changes by
+        itself, as momentum does.
     arrays : tuple of str
-        The names of the arrays kept, ``residual`` the first of them: all are as long as the buffer.
+        The names of the arrays kept; ``residual`` is the first. All have as many elements as the buffer.
     residual : array or None
-        The loss kept: float64 for float64 buffers, else float32; None before the first call. Losses that are not
-        finite are dropped.
+        The residual: float64 for float64 buffers, else float32; None before the first call. Encoding errors that are
+        not finite are dropped.
     calls : int
-        How many calls it has seen.
+        The number of calls so far.
 
     References
     ----------
@@ -79,13 +80,13 @@ class ErrorFeedback:
         return f"{type(self).__name__}()"
 
     def reset(self) -> None:
-        """Forget everything so far."""
+        """Drop all arrays and set ``calls`` to 0."""
         self.calls = 0
         for name in self.arrays:
             setattr(self, name, None)
 
     def prepare(self, n: int, dtype: str, zeros: Callable[[int, str], Any]) -> Any:
-        """The residual for a buffer of ``n`` elements, made by ``zeros(n, dtype)`` at first.
+        """Return the residual for a buffer of ``n`` elements. The first call makes it with ``zeros(n, dtype)``.
 
         Raises
         ------
@@ -108,7 +109,7 @@ class ErrorFeedback:
         return self.residual
 
     def resize(self, n: int) -> None:
-        """Keep the first ``n`` elements; those beyond the present ones begin at 0."""
+        """Change the number of elements to ``n``: keep the first ones and set new ones to 0."""
         if self.residual is None:
             return
         assert self._zeros is not None
@@ -119,18 +120,18 @@ class ErrorFeedback:
             setattr(self, name, new)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything kept, as copies: what `load_state_dict` takes."""
+        """Return copies of the whole state, for `load_state_dict`."""
         arrays = {name: getattr(self, name) for name in self.arrays}
         copies = {name: None if array is None else array.copy() for name, array in arrays.items()}
         return {"version": _VERSION, "dtype": self._dtype, "calls": self.calls, **copies}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave.
+        """Restore a state returned by `state_dict`.
 
         Raises
         ------
         InvalidBuffer
-            If it is another kind's, of another version, cut, or holds values that are not finite.
+            If the state belongs to another class or version, its arrays differ in shape, or it holds NaN or Inf.
         """
         wanted = {"version", "dtype", "calls", *self.arrays}
         if not isinstance(state, Mapping) or set(state) != wanted:
@@ -150,14 +151,14 @@ class ErrorFeedback:
             setattr(self, name, None if state[name] is None else state[name].copy())
 
     def accumulate(self, incoming: Incoming) -> Any:
-        """Add a call's values, and return the array from which a sparsifier chooses what to send."""
+        """Add a call's values and return the array from which a sparsifier selects elements."""
         incoming.add_to(self.residual)
         return self.residual
 
     def sent(self, kernels: Any, indices: Any, values: Any) -> None:
-        """Take away what a sparsifier has sent."""
+        """Subtract the elements that a sparsifier has sent."""
         kernels.subtract(indices, values, self.residual)
 
     def returned(self, kernels: Any, indices: Any, values: Any) -> None:
-        """Take back what a sum had to leave out."""
+        """Add back elements that a sparse sum left out."""
         kernels.add(indices, values, self.residual)

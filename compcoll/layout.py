@@ -1,4 +1,4 @@
-"""The spread of ranks over nodes, and the cut of a buffer: into chunks (one a rank), those into segments."""
+"""The placement of ranks on nodes, and the division of a buffer into chunks, one per rank, and segments."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from itertools import pairwise, repeat
 from .errors import InvalidArgument
 
 Segment = tuple[int, int]
-"""Begin and end of a run of elements."""
+"""Begin and end of a range of elements."""
 
 Chunk = tuple[Segment, ...]
 
 
 def segments(begin: int, end: int, length: int) -> Chunk:
-    """Cut ``[begin, end)`` into runs of ``length`` elements; none for an empty range."""
+    """Cut ``[begin, end)`` into segments of ``length`` elements; none for an empty range."""
     return tuple(pairwise((*range(begin, end, length), end)))
 
 
 def rounded(length: int, block: int) -> int:
-    """Largest multiple of ``block`` that is at most ``length``, but at least one block."""
+    """Return the largest multiple of ``block`` that is at most ``length``, but at least one block."""
     return max(length // block, 1) * block
 
 
 @lru_cache(maxsize=256)
 def balanced_chunks(n: int, parts: int, block: int, segment: int) -> tuple[Chunk, ...]:
-    """Cut ``n`` elements into ``parts`` chunks whose bounds are multiples of ``block``, as equal as that allows.
+    """Cut ``n`` elements into ``parts`` chunks that begin at multiples of ``block``, as equal as that allows.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def balanced_chunks(n: int, parts: int, block: int, segment: int) -> tuple[Chunk
         The codec's block, in elements. Large buffers are cut at multiples of 64 blocks, so that kernels start on whole
         vectors.
     segment : int
-        Longest segment wanted, in elements.
+        Longest segment, in elements.
     """
     unit = block * 64 if n >= parts * block * 1024 else block
     units = -(-n // unit)
@@ -49,7 +49,7 @@ def balanced_chunks(n: int, parts: int, block: int, segment: int) -> tuple[Chunk
 
 
 def consecutive_chunks(counts: Sequence[int], block: int, segment: int) -> tuple[Chunk, ...]:
-    """One chunk of ``counts[i]`` elements after the other, each cut into segments of whole blocks."""
+    """Return consecutive chunks of ``counts[i]`` elements, each cut into segments of whole blocks."""
     result, begin = [], 0
     for count in counts:
         result.append(segments(begin, begin + count, rounded(segment, block)))
@@ -59,7 +59,7 @@ def consecutive_chunks(counts: Sequence[int], block: int, segment: int) -> tuple
 
 @dataclass(frozen=True)
 class World:
-    """Ranks on nodes.
+    """The number of ranks and their placement on nodes.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class World:
     per_node : int
         Ranks on the fullest node.
     crossing : int
-        Of a node's ranks those whose neighbour above is on another node: 1 where consecutive ranks share nodes.
+        The most ranks of a node whose next rank is on another node: 1 if consecutive ranks share nodes.
     """
 
     size: int
@@ -87,24 +87,24 @@ class World:
 
     @classmethod
     def of(cls, nodes: Sequence[int]) -> World:
-        """The world of ranks on these nodes."""
+        """Return the world for a sequence with each rank's node."""
         leaving = Counter(node for node, above in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if node != above)
         return cls(len(nodes), max(Counter(nodes).values()), max(leaving.values(), default=1))
 
 
 def in_pairs(ranks: int) -> bool:
-    """Tell whether the handshakes of collectives go by exchanges between two ranks."""
+    """Return whether handshakes of collectives are exchanges between pairs of ranks."""
     return ranks & ranks - 1 == 0
 
 
 def shares(ranks: int) -> list[int]:
-    """Tell how many small arrays a rank sends in each round of a handshake: see `compcoll.execute.handshake`."""
+    """Return the small arrays that a rank sends in each round of a handshake: see `compcoll.execute.handshake`."""
     distances = [1 << number for number in range((ranks - 1).bit_length())]
     return [1 if in_pairs(ranks) else min(distance, ranks - distance) for distance in distances]
 
 
 SIGNATURE_NBYTES = 16
-"""The length of the signature with which every message of a handshake begins."""
+"""Bytes of the signature at the start of every handshake message."""
 
 _LONGEST = 16384
 _LONGEST_IN_PAIRS = 1 << 17 | SIGNATURE_NBYTES
@@ -112,7 +112,7 @@ _MOST_RANKS = 16
 
 
 def longest_message(ranks: int) -> int:
-    """Bytes of the longest message of a handshake, with the arrays that travel along."""
+    """Return the bytes of the longest handshake message, including the arrays that it carries."""
     if not 1 < ranks <= _MOST_RANKS:
         return SIGNATURE_NBYTES
     return _LONGEST_IN_PAIRS if in_pairs(ranks) else _LONGEST

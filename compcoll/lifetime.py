@@ -1,4 +1,4 @@
-"""The end of all communicators of a process at once: by a fork, whose child must not touch MPI, or the end of MPI."""
+"""Invalidation of all communicators of a process: in a forked child, which must not call MPI, or when MPI ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FORKED = (
 
 
 class Invalidatable(Protocol):
-    """An object that cannot be used any more after a fork or the end of MPI."""
+    """An object that cannot be used after a fork or the end of MPI."""
 
     def end(self, error: CommunicatorBroken, forked: bool) -> None:
-        """Break it without a call of MPI's; in a forked child no other thread is left, and locks may be held."""
+        """Invalidate the object without calling MPI. A forked child has no other threads, and locks may be held."""
 
 
 _alive: weakref.WeakSet[Invalidatable] = weakref.WeakSet()
@@ -28,34 +28,34 @@ _before_end: list[Callable[[], None]] = []
 
 
 def live(owner: Invalidatable) -> None:
-    """Break this communicator, too, when the time has come."""
+    """Register a communicator for `end_all`."""
     _alive.add(owner)
 
 
 def before_end(work: Callable[[], None]) -> None:
-    """Call this first when all communicators end while MPI still works."""
+    """Register a function that `end_all` calls first while MPI still works."""
     _before_end.append(work)
 
 
 def check_alive() -> None:
-    """Make sure that nothing has ended the communicators.
+    """Check that communicators can still be used.
 
     Raises
     ------
     CommunicatorBroken
-        If something has.
+        If `end_all` was called.
     """
     if _ended:
         raise CommunicatorBroken(_ended)
 
 
 def is_forked() -> bool:
-    """Tell whether this process is the child of one that had started MPI."""
+    """Return whether this process was forked from one that had started MPI."""
     return _ended == _FORKED
 
 
 def end_all(why: str, forked: bool = False) -> None:
-    """End all communicators. Without a fork, collectives under way may end first."""
+    """Invalidate all communicators. Unless forked, functions of `before_end` run first, so collectives may complete."""
     global _ended
     if not forked:
         for work in _before_end:
@@ -66,5 +66,5 @@ def end_all(why: str, forked: bool = False) -> None:
 
 
 def watch_forks() -> None:
-    """End all communicators in children of this process, from now on."""
+    """Invalidate all communicators in children that this process forks from now on."""
     os.register_at_fork(after_in_child=lambda: end_all(_FORKED, forked=True))

@@ -1,4 +1,4 @@
-"""Steps of an algorithm: what they wait for, in which order, and for how long."""
+"""Requests that an algorithm's steps wait for: their order, and how long to spin and sleep."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from .kernels._host import poll, sleeps_within
 
 
 class Pending(Protocol):
-    """Something that an algorithm waits for: a message, or an event of a device."""
+    """A request that an algorithm waits for: a message, or an event of a device."""
 
     def Test(self) -> bool:
-        """Tell whether it has come, without blocking. Not called again once it has."""
+        """Return whether the request has completed, without blocking. Not called again after it returned True."""
 
 
 Steps = Generator[Pending | None, None, Any]
-"""An algorithm: yields what it must wait for (None: nothing on this device), returns the result."""
+"""An algorithm: yields the requests that it waits for (None: nothing on this device), and returns the result."""
 
 
 THREADS = "compcoll-"
-"""The beginning of the names of compcoll's own threads."""
+"""The prefix of the names of compcoll's threads."""
 
 WaitPolicy = tuple[int, int]
-"""The time that a message is waited for before a rank does something else: so many looks, and then so many
-milliseconds of naps, in which others have the core.
+"""How long a rank waits for a message before it does something else: a number of spins, then milliseconds of sleeping,
+in which other processes can use the core.
 """
 
 
 class Peers(Protocol):
-    """The other ranks, when something goes wrong."""
+    """The other ranks, when a collective fails."""
 
     def gave_up(self) -> bool:
-        """Tell whether some other rank has given up."""
+        """Return whether some other rank has given up."""
 
     def ask(self, waiting: str, limit: float) -> CompcollError:
-        """Give up, after so many seconds or since another rank did: tell all others, and find out who is missing."""
+        """Give up, after ``limit`` seconds or because another rank did.
+
+        Inform all other ranks, find the missing ranks, and return the error to raise.
+        """
 
 
 give_way = ctypes.CDLL(None).sched_yield
-"""Lets others have the core, and this rank's other threads the GIL: before Python 3.12 os.sched_yield keeps that."""
+"""Yields the core to other processes, and the GIL to other threads. Before Python 3.12 os.sched_yield keeps the GIL."""
 
 _SPIN_SECONDS, _SPIN_SECONDS_PER_BYTE = 0.1, 1e-7
 _POLLS_AT_ONCE = 16
@@ -51,14 +54,14 @@ _spin_seconds: dict[int, float] = {}
 
 
 class NeedsPolling:
-    """One of MPI's own collectives, which gets on only while somebody looks at it: naps in between would make it wait.
+    """One of MPI's nonblocking collectives, which progresses only while it is polled: sleeping would delay it.
 
     Parameters
     ----------
     started : Pending
-        Tells whether it has ended.
+        The collective's request.
     nbytes : int
-        Of its array. Naps do begin after so long that some rank must have been stopped.
+        Bytes of its array. They set the time after which waits sleep nevertheless, since a rank must have stopped.
     """
 
     __slots__ = ("Test",)
@@ -67,29 +70,29 @@ class NeedsPolling:
         self.Test = partial(poll, started.Test, _POLLS_AT_ONCE, 0)
         _spin_seconds[id(self)] = _SPIN_SECONDS + nbytes * _SPIN_SECONDS_PER_BYTE
 
-    def __del__(self, kept: dict[int, float] = _spin_seconds) -> None:  # there also when the interpreter ends
+    def __del__(self, kept: dict[int, float] = _spin_seconds) -> None:  # a default, since globals vanish at exit
         kept.pop(id(self), None)
 
 
 def spin_seconds() -> float:
-    """Seconds for which no wait naps, since collectives of MPI's own need looks; 0 if there are none."""
+    """Return the seconds for which waits must not sleep because MPI's own collectives need polling; 0 if none run."""
     return max(tuple(_spin_seconds.values()), default=0.0)
 
 
 class OrderingTicket:
-    """A place in a line: what MPI matches by the order of the calls must not depend on what comes first.
+    """A place in a queue. MPI matches collectives by the order of their calls, which must be the same on all ranks.
 
     Parameters
     ----------
     before : OrderingTicket or None
-        The place in front of this one.
+        The ticket in front of this one.
 
     Attributes
     ----------
     before : OrderingTicket or None
-        The same; None once all in front are known to be over.
+        The same; None once all tickets in front are known to be over.
     used : bool
-        Whether the next one may have it; set also when there was nothing to use it for.
+        Whether the next ticket's turn may come; also set if this one was not needed.
     """
 
     __slots__ = ("before", "used")
@@ -106,7 +109,7 @@ class OrderingTicket:
         return self.used and self.Test()
 
     def Test(self) -> bool:
-        """Tell whether all in front are over."""
+        """Return whether all tickets in front are over."""
         if self.before is not None and self.before.over:
             self.before = None
         return self.before is None
@@ -116,12 +119,12 @@ _SPINS = 50
 
 
 def wait_for(pending: Pending, seconds: float, what: str) -> None:
-    """Wait on the host for something that comes soon as a rule, and leave others the core if it does not.
+    """Wait on the host for a request that usually completes soon: spin first, then sleep.
 
     Raises
     ------
     PeerTimeout
-        If it has not come after so many seconds; ``what`` says what that is.
+        If it has not completed after ``seconds``; ``what`` begins the message.
     """
     deadline = time.monotonic() + seconds
     while not poll(pending.Test, _SPINS, sleeps_within(seconds)):
@@ -130,5 +133,5 @@ def wait_for(pending: Pending, seconds: float, what: str) -> None:
 
 
 def keep_forever(thing: Any) -> None:
-    """Never free this, not even when the interpreter ends: MPI may still write to its memory."""
+    """Never free this object, not even when the interpreter exits: MPI may still write to its memory."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

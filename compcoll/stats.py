@@ -1,4 +1,4 @@
-"""The account of a collective: the codec and algorithm that ran, bytes, and seconds."""
+"""Statistics of a collective: the codec and algorithm that ran, bytes, and seconds."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from .deprecated import renamed_attribute
 
 @dataclass(slots=True)
 class Stats:
-    """Account of one collective on this rank.
+    """Statistics of one collective on this rank.
 
     Attributes
     ----------
     collective : str
         The operation, such as ``"allreduce"``.
     codec : str or None
-        The codec that ran, with its configuration; None when the values travelled uncompressed.
+        The codec that ran, with its configuration; None if values were sent uncompressed.
     algorithm : str
         The algorithm that ran.
     raw_nbytes : int
         Bytes of this rank's buffer, uncompressed.
     wire_format : str
-        For sparse wires, how this rank's indices and values travelled.
+        For sparse wires, the formats of this rank's indices and values.
     wire_nbytes : int
-        Bytes that this rank sent; -1 where MPI's own collective moved them and does not tell, but for
-        ``sparse_native`` what a rank sends on average at least.
+        Bytes that this rank sent. -1 if MPI's own collective moved them, since MPI does not report bytes; for
+        ``sparse_native`` the least that a rank sends on average.
     raw_sent_nbytes : int
         Bytes that this rank would have sent without a codec, by the same algorithm.
     device : str
-        Where codecs ran: ``"host"``, or the device's name.
+        The device that ran the codec: ``"host"``, or the GPU's name.
     gpu_transport : str
-        What carried messages from GPU to GPU: ``"NCCL"``, ``"CUDA IPC"``, or nothing.
+        The transport between GPUs: ``"NCCL"``, ``"CUDA IPC"``, or empty.
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float
-        Host time spent encoding, decoding, waiting for other ranks, and from start to end; of a GPU's kernels what
-        launching them took.
+        Host time spent encoding, decoding, waiting for other ranks, and from start to end. For kernels on a GPU, the
+        time of their launches.
 
     Examples
     --------
@@ -62,5 +62,5 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """Raw bytes sent divided by wire bytes sent; 1 where nothing was compressed, or MPI does not tell."""
+        """Raw bytes sent divided by wire bytes sent; 1 if nothing was compressed or the wire bytes are unknown."""
         return self.raw_sent_nbytes / self.wire_nbytes if self.wire_nbytes > 0 else 1.0

@@ -1,7 +1,7 @@
-"""The algorithms: a generator and a record each, in a file of its own, which compcoll knows by the record's line here.
+"""The algorithms. Each has its own file with a generator and a record; listing the record here registers it.
 
-All that names or describes algorithms reads the records: what ``auto`` chooses from, the cost model, estimates and
-bounds of errors, the simulator, `tune`, `doctor`, the benchmark, and the names that calls take.
+The names that calls accept, the choice of ``auto``, the cost model, error estimates and bounds, the simulator, `tune`,
+`doctor` and the benchmark all use these records.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ DENSE: tuple[Algorithm[Job], ...] = (
     dissemination.DISSEMINATION,
     shared_memory.SHARED_MEMORY,
 )
-"""The algorithms of whole buffers, with any codec but a sparsifier."""
+"""The algorithms for whole buffers: for all codecs except sparsifiers."""
 
 SPARSE: tuple[Algorithm[SparseJob], ...] = of_sparsifiers.ALL
-"""The algorithms of sparsifiers, and of nothing else."""
+"""The algorithms for sparsifiers only."""
 
 ALGORITHMS: Mapping[str, Algorithm[Job] | Algorithm[SparseJob]] = {
     **{record.name: record for record in DENSE},

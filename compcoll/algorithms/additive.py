@@ -1,7 +1,7 @@
-"""Sums of numbers that stand for values: any allreduce adds them, and nothing is encoded again.
+"""Allreduces of additive codecs: any allreduce can add their numbers, so nothing is encoded again on the way.
 
-The ranks first agree, by a small allreduce of maxima, on what the numbers of each block stand for. A value is encoded
-once, however far its number travels, and integers are added exactly.
+First a small allreduce of maxima computes the scales that the ranks share. A value is encoded once for any number of
+ranks, and integers are added exactly.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ..gpu.streams import Timeline
 from ..pending import Steps
 
 Reduce = Callable[[Any, str], Steps]
-"""Reduces an array of numbers in place by ``"sum"`` or ``"max"``, over all ranks."""
+"""A function that reduces an array of numbers over all ranks, in place, by ``"sum"`` or ``"max"``."""
 
 Gather = Callable[[Any], Steps]
-"""Fills in the other ranks' rows of an array that has one for each."""
+"""A function that fills in the other ranks' rows of an array with one row for each rank."""
 
 
 def gathered_votes(
@@ -30,22 +30,22 @@ def gathered_votes(
     gather: Gather,
     allocate: Callable[[int], Array],
 ) -> Steps:
-    """Count all ranks' signs from all ranks' bits: where ranks are few, fewer bytes than sums of fields.
+    """Gather all ranks' sign bits and count them. For few ranks this takes fewer bytes than sums of bit fields.
 
     Parameters
     ----------
     x, out : array
-        This rank's values, and where the signs of the sums of votes go.
+        This rank's values, and the memory of the result: the signs of the sums of votes.
     votes : GatheredVotes
-        Values to bits, and back.
+        Encodes values as bits and decodes them.
     rank, ranks : int
-        This one, and how many.
+        This rank, and the number of ranks.
     agree : callable
-        Reduces what ranks agree on.
+        Reduces the marks of blocks by their maximum.
     gather : callable
         Gathers the bits.
     allocate : callable
-        Gives memory, in bytes.
+        Takes a number of bytes and returns memory.
     """
     marks = allocate(votes.marks(x.size))
     votes.survey(x, marks)
@@ -72,19 +72,19 @@ def allreduce(
     Parameters
     ----------
     x, out : array
-        This rank's values, and where the result goes.
+        This rank's values, and the memory of the result.
     scale : float
         Factor of the values.
     residual : array or None
-        What encodings lose, for error feedback.
+        The residual of error feedback.
     quantizer : IntegerQuantizer
-        Values to numbers, and back.
+        Encodes values as numbers and decodes them.
     agree, add : callable
-        Reduce what ranks agree on, and the numbers.
+        Reduce the shared scale by its maximum, and the numbers by their sum.
     allocate : callable
-        Gives memory, in bytes.
+        Takes a number of bytes and returns memory.
     timeline : Timeline or None
-        Of a device whose kernels are done later.
+        For a device that runs kernels asynchronously: orders kernels and messages.
     """
 
     def memory(count: int, dtype: Any) -> Array:

@@ -1,7 +1,7 @@
-"""Binomial tree broadcast: log2 p levels; the root encodes once, and everybody forwards the wire as it came.
+"""Binomial tree broadcast: log2 p levels; the root encodes once, and the other ranks forward the wire unchanged.
 
-Rank distances are taken from the root. A rank receives from the one that lacks its lowest set bit and sends to those
-that have one lower bit more. The root decodes its own wire, like everybody else.
+Let d be a rank's distance from the root. It receives from the rank at d without its lowest set bit, and sends to the
+ranks at d plus one lower bit. The root decodes its own wire, too, so that all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .record import ONE_ENCODING, Algorithm
 
 
 def bcast(job: Job) -> Steps:
-    """Give every rank the root's buffer."""
+    """Send the root's buffer to all ranks."""
     group, p, root = job.group, job.group.size, job.root
     distance = (group.rank - root) % p
     lowest = distance & -distance if distance else 1 << p.bit_length()
@@ -37,13 +37,14 @@ def bcast(job: Job) -> Steps:
 
 
 def _lower_powers(bit: int) -> list[int]:
-    """The powers of two below ``bit``, largest first."""
+    """Return the powers of two below ``bit``, largest first."""
     return [1 << exponent for exponent in reversed(range(bit.bit_length() - 1))]
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """Binomial tree: the root encodes once and sends log2 p times the buffer; a segment reaches the last rank over
-    log2 p hops.
+    """Predict the seconds of a binomial tree.
+
+    The root encodes once and sends the buffer log2 p times. A segment takes log2 p hops to the last rank.
     """
     levels = (c.world.size - 1).bit_length()
     m = c.cut(c.n)

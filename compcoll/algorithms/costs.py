@@ -1,4 +1,4 @@
-"""The constants from which an algorithm's cost is put together; `compcoll.plan.cost` says what the letters mean."""
+"""The constants of the algorithms' cost formulas; `compcoll.plan.cost` explains their letters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..layout import World
 
 @dataclass(frozen=True)
 class Costs:
-    """The constants of one situation: seconds per byte of the caller's values, unless said otherwise.
+    """The constants for one buffer, codec and set of ranks. Times are in seconds per byte of the caller's values.
 
     Attributes
     ----------
@@ -24,17 +24,17 @@ class Costs:
     coded : bool
         Whether a codec runs.
     shrink : float
-        Bytes on the wire for a byte of values.
+        Bytes on the wire per byte of values.
     encode, decode, accumulate, recode : float
-        The codec's.
+        Times of the codec.
     add : float
-        Of adding uncompressed values.
+        Time to add uncompressed values.
     message, latency, inside_latency : float
-        Seconds: host time of a message, α of the slowest link that the ranks use, and of that inside a node.
+        In seconds: host time of a message, α of the slowest link that the ranks use, and α inside a node.
     inside, between : float
-        β inside a node, and between nodes for one rank alone.
+        β inside a node, and between nodes for a single rank.
     among : callable
-        Gives the constants among other ranks of the same nodes, of the codec or of values as they are.
+        Returns the constants for another set of ranks on the same nodes, with the codec or without.
     """
 
     n: float
@@ -55,29 +55,29 @@ class Costs:
     among: Callable[[World, bool], Costs]
 
     def uncompressed(self) -> Costs:
-        """The constants of values as they are."""
+        """Return the constants for uncompressed values."""
         return self.among(self.world, False)
 
     def leaders(self) -> Costs:
-        """The constants among one rank of each node."""
+        """Return the constants for one rank of each node."""
         return self.among(World(self.world.nodes), True)
 
     def cut(self, nbytes: float) -> int:
-        """Segments of a chunk."""
+        """Return the number of segments of a chunk of ``nbytes`` bytes."""
         return max(math.ceil(nbytes / self.segment), 1)
 
     def neighbours(self, nbytes: float) -> tuple[float, float]:
-        """Host and wire seconds of that many bytes of values to the next rank."""
+        """Return the host and wire seconds to send ``nbytes`` bytes of values to the next rank."""
         host = self.inside * nbytes * self.shrink if self.world.per_node > 1 else 0.0
         return host, self.between * nbytes * self.shrink * self.world.crossing
 
     def everybody(self, nbytes: float) -> tuple[float, float]:
-        """Host and wire seconds of that many bytes of values to each other rank, all ranks of a node at once."""
+        """Return the host and wire seconds if all ranks of a node send ``nbytes`` bytes of values to every rank."""
         near, far = self.world.per_node - 1, self.world.size - self.world.per_node
         host = self.inside * near * nbytes * self.shrink
         return host, self.between * far * self.world.per_node * nbytes * self.shrink
 
 
 def overlap(host: float, wire: float, parts: float) -> float:
-    """Overlap two things, in that many parts: the longer one, and one part of the shorter to fill the pipeline."""
+    """Return the seconds of host and wire work that overlap: the longer, plus one part of the shorter."""
     return max(host, wire) + min(host, wire) / max(parts, 1.0)

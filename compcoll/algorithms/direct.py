@@ -1,8 +1,8 @@
 """Direct: scatter-reduce, then allgather, each in one step between all pairs of ranks.
 
-Rank r owns chunk r: the others send it their encoded values at once, it adds them in rank order after its own in one
-pass, and sends the encoded sum to everybody. Each rank sends 2(p-1)/p of the buffer's wire, like the ring, but a value
-is encoded twice whatever p is, and waits for two messages instead of 2(p-1).
+Rank r owns chunk r. All other ranks send it their encoded values at once. In one pass rank r adds them to its own
+values, in rank order, and sends the encoded sum to all ranks. Each rank sends 2(p-1)/p of the buffer's wire, like the
+ring. But a value is encoded twice for every p, and waits for two messages instead of 2(p-1).
 
 Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021 (its scatter-reduce, C_LP_S).
 """
@@ -33,7 +33,7 @@ def allreduce(job: Job) -> Steps:
 
 
 def reduce_scatter(job: Job) -> Steps:
-    """Sum all ranks' buffers; rank r keeps chunk r. Only the others' values are encoded, once."""
+    """Sum all ranks' buffers; rank r keeps chunk r. Values of other ranks are encoded once, its own are not."""
 
     def finish(index: int, segment: Segment, arrived: list[Wire]) -> Steps:
         yield job.decode(segment, arrived, own=True)
@@ -42,16 +42,16 @@ def reduce_scatter(job: Job) -> Steps:
 
 
 def allgather(job: Job) -> Steps:
-    """Give every rank all chunks; rank r has chunk r, and decodes its own wire like everybody else."""
+    """Gather all ranks' chunks; rank r decodes its own wire, too, so that all ranks get the same bits."""
     phase = _Allgather(job)
     yield from job.finish_own(phase.send)
     yield from phase.collect()
 
 
 def _others(job: Job) -> list[int]:
-    """All other ranks, from nearest above on, so that not everybody sends to the same one at once.
+    """Return all other ranks in ascending cyclic order, so that not all ranks send to the same rank at once.
 
-    Ranks of one node begin as far apart as they can, so that they do not all send to the same other node at once.
+    The ranks of a node begin as far apart as possible, so that they do not all send to the same other node at once.
     """
     p, rank = job.group.size, job.group.rank
     nodes = [job.group.transport.nodes[each] for each in job.group.ranks]
@@ -60,7 +60,7 @@ def _others(job: Job) -> list[int]:
 
 
 def _reduce_scatter(job: Job, finish: Callable[[int, Segment, list[Wire]], Steps]) -> Steps:
-    """Send every other rank its chunk, and call ``finish`` on each own segment with everybody's wires for it."""
+    """Send every other rank its chunk, and call ``finish`` on each own segment with the wires of all other ranks."""
     group, rank = job.group, job.group.rank
     own, others = job.chunks[rank], _others(job)
     inboxes = [Inbox(group, source, job.wires(own)) for source in sorted(others)]
@@ -83,7 +83,7 @@ def _reduce_scatter(job: Job, finish: Callable[[int, Segment, list[Wire]], Steps
 
 
 class _Allgather:
-    """The allgather phase. Its receives are posted when it is made, before the phase that leads to it."""
+    """The allgather phase. The constructor posts its receives, before the reduce-scatter phase."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -95,11 +95,11 @@ class _Allgather:
         self._sends: list[Pending] = []
 
     def send(self, segment: Segment, wire: Wire) -> None:
-        """Send an own wire to everybody."""
+        """Send a wire of this rank's chunk to all other ranks."""
         self._sends += [self._job.isend(segment, wire, dest, self._group) for dest in self._others]
 
     def collect(self) -> Steps:
-        """Decode everybody's wires."""
+        """Decode the wires of all other ranks."""
         for index in range(max(len(chunk) for chunk in self._job.chunks)):
             for source, inbox in self._inboxes.items():
                 for segment in self._job.chunks[source][index : index + 1]:
@@ -111,10 +111,10 @@ class _Allgather:
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """Direct: p - 1 messages at once in each of two phases.
+    """Predict the seconds of direct: p - 1 messages at once in each of two phases.
 
-    Phase one encodes all other chunks while they leave; the own chunk's p - 1 wires are decoded, added and encoded,
-    segment by segment, so that only the first one delays phase two, which decodes what arrives.
+    Phase one encodes and sends all other chunks, both at the same time. Then it decodes, adds and encodes the own
+    chunk's p - 1 wires segment by segment, so that only the first segment delays phase two. Phase two decodes.
     """
     p = c.world.size
     others = p - 1
@@ -142,7 +142,7 @@ def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
 
 
 def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
-    """P - 1 single terms are encoded, and of an allreduce the whole sum: ``√((2p - 1) / p)``."""
+    """Return ``√((2p - 1) / p)`` for an allreduce, which encodes p - 1 single terms and the whole sum."""
     p = ranks
     if collective == "allreduce":
         return Growth(math.sqrt((2 * p - 1 + (p - 1) * once**2) / p), (p - 1) / math.sqrt(p) + 1)

@@ -1,4 +1,4 @@
-"""Allreduces of small arrays, which travel with the handshake of the call (`compcoll.execute.handshake`)."""
+"""Allreduces of small arrays, which the messages of the call's handshake carry (`compcoll.execute.handshake`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ _REDUCTION = 0.5e-6  # host seconds for adding one small array to another
 
 
 def largest(ranks: int) -> int:
-    """Bytes of the largest array of each rank that can travel along; 0 if none can."""
+    """Return the bytes of the largest array that the handshake's messages can carry for each rank; 0 if none."""
     return (longest_message(ranks) - SIGNATURE_NBYTES) // max(shares(ranks), default=1)
 
 
 def surely_small(ranks: int) -> int:
-    """Bytes of an array that travels along faster than MPI's own collective reduces it after the handshake, as far as
-    seen: of longer ones that depends.
+    """Return the bytes up to which this was never slower in measurements than MPI's own collective after a handshake.
+
+    For larger arrays it depends.
     """
     return min(largest(ranks), 16384 // max(len(shares(ranks)), 1))
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """Estimate what the arrays add to the handshake: their bytes and their sum."""
+    """Predict the seconds that the arrays add to the handshake: their transfer and their sum."""
     arrays, link = sum(shares(c.world.size)), c.inside if c.world.nodes == 1 else c.between
     return arrays * (_REDUCTION + c.n * link + c.n * c.add)
 

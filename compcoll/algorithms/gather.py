@@ -1,7 +1,7 @@
-"""Gathering bytes: few of every rank, with checksums, or wires whose lengths everybody knows.
+"""Gather bytes: a few of every rank, with checksums; or wires whose lengths all ranks know.
 
 J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS
-8(11), 1997, for the former.
+8(11), 1997, for `gather`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _AHEAD = 8  # receives posted beyond the one waited for
 
 
 def gather(group: Group, own: bytes) -> Steps:
-    """Every rank's bytes, as many of each, in ⌈log2 p⌉ messages that double in length.
+    """Return every rank's bytes, equally many from each, in ⌈log2 p⌉ messages that double in length.
 
-    They tell of lengths that are then believed: so they always carry checksums.
+    They always carry checksums, since ranks rely on the lengths that they announce.
 
     Raises
     ------
     WireCorrupted
-        If they are not what was sent.
+        If a checksum does not match.
     """
     own += zlib.crc32(own).to_bytes(_CHECKSUM_NBYTES, "little")
     p, rank, length = group.size, group.rank, len(own)
@@ -60,24 +60,24 @@ def ring(
     sending: Callable[[int, int], None],
     meanwhile: Callable[[Callable[[], None]], None],
 ) -> Steps:
-    """Fill in the wires of all other ranks; each travels around the ring in blocks, so that a long one keeps nobody
-    waiting for all of it.
+    """Receive the wires of all other ranks. Wires travel around the ring in blocks, so that a long wire delays no rank
+    for its whole length.
 
     Parameters
     ----------
     group : Group
         The ranks.
     wires : sequence of Wire
-        One a rank, of the length that it has; this rank's own holds its bytes.
+        One wire for each rank, with its length; this rank's own wire holds its bytes.
     block : int
         Most bytes of a message.
     arrived : callable
         Called with a rank when its wire is complete.
     sending : callable
-        Called with a rank and the number of bytes of its wire that leave.
+        Called with a rank and the number of bytes of its wire that are being sent.
     meanwhile : callable
-        What else is to be done: called when the own wire is on its way, with what helps that on and is to be called now
-        and then.
+        Other work to do, called once the sends of this rank's wire are posted. Its argument is a function that advances
+        these sends, to be called now and then.
     """
     p, rank = group.size, group.rank
     right, left = (rank + 1) % p, (rank - 1) % p

@@ -1,8 +1,8 @@
 """Hierarchical: uncompressed inside a node, compressed between nodes.
 
-The ranks of a node send their values to the node's first rank, its leader, which adds them; the leaders run another
-algorithm among themselves on the sums; each leader hands the result to its node. Between nodes travels what that
-algorithm sends for as many ranks as there are nodes; a value is encoded as often as there.
+The ranks of a node send their values to the node's first rank, its leader, which adds them. The leaders sum these sums
+with another algorithm. Each leader then sends the result to its node. Bytes between nodes and encodings of a value are
+those of the other algorithm with as many ranks as there are nodes.
 
 ByteGrad in Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021.
 """
@@ -23,12 +23,12 @@ from .ring import RING
 
 
 def _between(nodes: int) -> Algorithm[Job]:
-    """The leaders' algorithm."""
+    """Return the leaders' algorithm."""
     return DIRECT if nodes <= MANY_RANKS else RING
 
 
 def allreduce(job: Job) -> Steps:
-    """Sum all ranks' buffers. The job's coder is that of the leaders."""
+    """Sum all ranks' buffers. The leaders use the job's coder."""
     assert job.raw is not None and job.cut is not None
     nodes = job.group.transport.nodes
     own_node = nodes[job.group.rank]
@@ -42,7 +42,7 @@ def allreduce(job: Job) -> Steps:
     for rank, node in enumerate(nodes):
         first.setdefault(node, rank)
     leaders = list(first.values())
-    # The sum of a node, scaled, is in `out` by then.
+    # When `sums` runs, `out` holds the node's sum, already scaled.
     group = Group(job.group.transport, job.group.tag + 2, leaders)
     between = _between(len(leaders))
     sums = replace(job, group=group, x=job.out, chunks=job.cut(between.parts(len(leaders))), scale=1.0)
@@ -53,10 +53,10 @@ def allreduce(job: Job) -> Steps:
 
 
 def sharded(job: Job) -> Steps:
-    """Sum all ranks' buffers where nodes have equally many ranks, each of which is the leader for a part of the values:
-    reduce-scatter inside the node, the part's allreduce between nodes, allgather inside.
+    """Sum all ranks' buffers if all nodes have equally many ranks; each rank of a node leads for a part of the values.
 
-    Of its phases each has a tag of its own, and all of its messages are known before it begins.
+    The phases are a reduce-scatter inside the node, an allreduce of each part between nodes, and an allgather inside
+    the node. Each phase has its own tag, and all messages are known before the collective begins.
     """
     assert job.raw is not None and job.cut is not None
     nodes = job.group.transport.nodes
@@ -69,7 +69,7 @@ def sharded(job: Job) -> Steps:
     inside = Group(job.group.transport, job.group.tag, members)
     shards = tuple(tuple(segment for chunk in part for segment in chunk) for part in parts)
     plain = replace(job, group=inside, coder=job.raw, residual=None, chunks=shards)
-    # The sum of a node, scaled, is in the own part of `out` by then.
+    # After this the rank's own part of `out` holds the node's sum, already scaled.
     yield from direct.reduce_scatter(plain)
     between = Group(job.group.transport, job.group.tag + 2, peers)
     yield from direct.allreduce(replace(job, group=between, x=job.out, chunks=parts[place], scale=1.0))
@@ -77,7 +77,7 @@ def sharded(job: Job) -> Steps:
 
 
 def _member(job: Job, segments: list[Segment], leader: int) -> Steps:
-    """Hand in the own values and take the result."""
+    """Send this rank's values to the leader and receive the result."""
     arriving = Inbox(job.group, leader, job.wires(segments))
     sends: list[Pending] = []
     for segment, wire in zip(segments, job.wires(segments), strict=True):
@@ -92,7 +92,7 @@ def _member(job: Job, segments: list[Segment], leader: int) -> Steps:
 
 
 def _add_members(job: Job, segments: list[Segment], members: list[int]) -> Steps:
-    """Store the sum of the node's values in ``out``."""
+    """Store the sum of the node's values in the leader's ``out``."""
     inboxes = [Inbox(job.group, member, job.wires(segments)) for member in members]
     for segment in segments:
         arrived: list[Wire] = []
@@ -104,7 +104,7 @@ def _add_members(job: Job, segments: list[Segment], members: list[int]) -> Steps
 
 
 def _tell_members(job: Job, segments: list[Segment], members: list[int]) -> Steps:
-    """Send the result to the node."""
+    """Send the result to the other ranks of the node."""
     if not members:
         return
     sends: list[Pending] = []
@@ -117,10 +117,10 @@ def _tell_members(job: Job, segments: list[Segment], members: list[int]) -> Step
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """Hierarchical: uncompressed to each node's leader, the leaders' allreduce, uncompressed back.
+    """Predict the seconds of sends to each node's leader, the leaders' allreduce, and sends back.
 
-    The leader receives and adds k - 1 whole buffers, ``(k - 1) n (β + γ)``; what it sends back all members take at
-    once.
+    The leader receives and adds k - 1 whole buffers, ``(k - 1) n (β + γ)``. All members receive the result at the same
+    time.
     """
     plain, members, seconds = c.uncompressed(), c.world.per_node - 1, 0.0
     if members:

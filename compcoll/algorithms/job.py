@@ -1,4 +1,4 @@
-"""One collective on one rank: what its algorithm has to work with."""
+"""One collective on one rank: the buffers, codec and communication that its algorithm uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Window:
 
 @dataclass
 class Job:
-    """The means of one collective on one rank.
+    """Everything that an algorithm needs to run one collective on one rank.
 
     Attributes
     ----------
@@ -38,29 +38,29 @@ class Job:
     coder : Coder
         Encodes and decodes.
     x, out : Window
-        This rank's values and where the result goes.
+        This rank's values and the memory of the result.
     chunks : sequence of Chunk
-        The cut of the whole buffer: one chunk a rank, each in segments.
+        The chunks of the whole buffer, one for each rank, each cut into segments.
     scale : float
-        Factor of this rank's values: 1/p for a mean, which a half then holds wherever it holds the values.
+        Factor of this rank's values. It is 1/p for a mean, so that partial sums of 16-bit floats cannot overflow.
     residual : Window or None
-        What encodings lose, for error feedback.
+        The residual of error feedback.
     allocate : callable
-        Gives memory for wires, in bytes.
+        Takes a number of bytes and returns memory for wires.
     stats : Stats
-        Where seconds and bytes are added up.
+        Counts seconds and bytes.
     itemsize : float
         Bytes of an element, uncompressed.
     rng_counter : int
-        For codecs that round at random: the collective's number, in the upper 32 bits, and this rank's.
+        For codecs that round at random: the collective's number in the upper 32 bits, this rank in the lower ones.
     timeline : Timeline or None
-        Of a device whose kernels are done later.
+        For a device that runs kernels asynchronously: orders kernels and messages.
     root : int
-        Of a broadcast.
+        The root of a broadcast.
     raw : Coder or None
-        Moves values as they are, for the parts of an algorithm that do.
+        The coder for uncompressed values, for algorithms that send a part of them uncompressed.
     cut : callable or None
-        Cuts the buffer into that many chunks, for an algorithm among fewer ranks.
+        Cuts the buffer into a number of chunks, for an algorithm that uses another algorithm among fewer ranks.
     """
 
     group: Group
@@ -80,7 +80,7 @@ class Job:
     cut: Callable[[int], tuple[Chunk, ...]] | None = None
 
     def wire(self, segment: Segment) -> Wire:
-        """Memory for the wire of one segment."""
+        """Allocate the wire of one segment."""
         nbytes, exact = self.coder.wire_nbytes(segment[1] - segment[0]), self.coder.fixed_size
         wire = Wire(self.allocate(nbytes), exact=exact)
         if self.timeline is not None and self.timeline.stage is not None:
@@ -88,7 +88,7 @@ class Job:
         return wire
 
     def wires(self, chunk: Iterable[Segment]) -> list[Wire]:
-        """Memory for the wires of some segments."""
+        """Allocate the wires of some segments."""
         return list(map(self.wire, chunk))
 
     def encode(
@@ -102,11 +102,11 @@ class Job:
         share: int = 1,
         team: int = 0,
     ) -> Pending | None:
-        """Encode a segment: ``x`` (if ``own``) plus the decoded ``terms``; on a device, before the wire leaves.
+        """Encode a segment: ``x`` (if ``own``) plus the decoded ``terms``. A device does so before the send starts.
 
-        ``final`` stores the decoded wire in ``out`` as well. ``share`` tells how many ranks make this same encoding
-        of values that are no longer their own: each then feeds back its share of the loss, and all of the ``team``
-        take the same random numbers.
+        ``final`` also stores the decoded wire in ``out``. ``share`` is the number of ranks, the ``team``, that make
+        this same encoding of a partial sum. Each of them keeps 1/``share`` of the residual, and all use the same
+        random numbers.
         """
         rng_counter = self.rng_counter if share == 1 else self.rng_counter >> 32 << 32 | share.bit_length() << 26 | team
         started = perf_counter()
@@ -135,10 +135,10 @@ class Job:
     def finish(
         self, segment: Segment, wire: Wire, send: Callable[[Segment, Wire], None], terms: Sequence[Wire] = ()
     ) -> Steps:
-        """Encode a segment of the result, ``x`` plus ``terms``, send it off, and store in ``out`` what others decode.
+        """Encode a segment of the result, ``x`` plus ``terms``, send it, and store the decoded wire in ``out``.
 
-        Decoding waits until the wire has left, unless encoding knows or must know what that gives, a device has still
-        to do it, or there is no other segment to work on meanwhile.
+        The segment is decoded after its send has started. It is decoded while encoding if the coder computes the
+        decoded values anyway, if there is a residual, on an asynchronous device, or if there is only one segment.
         """
         known = self.coder.knows_decoded or self.residual is not None
         in_one = known or self.timeline is not None or len(self.chunks[self.group.rank]) == 1
@@ -148,14 +148,15 @@ class Job:
             yield self.decode(segment, [wire])
 
     def finish_own(self, send: Callable[[Segment, Wire], None]) -> Steps:
-        """`finish` this rank's chunk of an allgather, which has no terms."""
+        """Call `finish` without terms on each segment of this rank's chunk, for an allgather."""
         own = self.chunks[self.group.rank]
         for segment, wire in zip(own, self.wires(own), strict=True):
             yield from self.finish(segment, wire, send)
 
     def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
-        """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``: on a device some time before the
-        collective's end.
+        """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``.
+
+        A device does so asynchronously, before the collective ends.
         """
         started = perf_counter()
         if self.timeline is not None:
@@ -171,25 +172,25 @@ class Job:
         return None
 
     def isend(self, segment: Segment, wire: Wire, dest: int, group: Group | None = None) -> Pending:
-        """Start sending the wire of a segment, in ``group`` if the job's is not the one."""
+        """Start sending the wire of a segment, in the job's group unless ``group`` is given."""
         self.stats.wire_nbytes += wire.nbytes
         self.stats.raw_sent_nbytes += int((segment[1] - segment[0]) * self.itemsize)
         return (group or self.group).isend(wire, dest)
 
 
 class Inbox:
-    """Wires expected from one rank, in order; receives are posted a window ahead of their use.
+    """Wires that arrive from one rank, in order. Receives are posted ahead of their use.
 
     Parameters
     ----------
     group : Group
-        Receives.
+        The group that receives.
     source : int
         The rank that sends.
     wires : sequence of Wire
-        Where each message goes, in the order of arrival.
+        Memory for each message, in the order of arrival.
     ahead : int, optional
-        How many receives are posted beyond the one waited for; all at once by default.
+        The number of receives to post ahead; by default all are posted at once.
     """
 
     def __init__(self, group: Group, source: int, wires: Sequence[Wire], ahead: int | None = None) -> None:
@@ -206,7 +207,7 @@ class Inbox:
             self._posted.append(self._group.irecv(wire, self._source))
 
     def next(self) -> tuple[Pending, Wire]:
-        """The next message: what to wait for, and its wire."""
+        """Return the next message's receive, to wait for, and its wire."""
         index = self._next
         self._next += 1
         self._post()

@@ -14,14 +14,14 @@ from .job import Job
 from .record import Algorithm
 
 UNKNOWN = -1
-"""Bytes that MPI sent, since it does not tell."""
+"""Bytes that MPI's own collectives sent, which MPI does not report."""
 
 MOST = 2**31 - 1
-"""The most elements of all parts that MPI's own take: it has an int for counts and displacements."""
+"""The most elements in all for MPI's own collectives, whose counts and displacements are ints."""
 
 
 def move(start: Callable[[Array, Array], Pending], x: Array, out: Array, ticket: OrderingTicket, stats: Stats) -> Steps:
-    """Start one of MPI's nonblocking collectives, whose turn it is, and wait for it."""
+    """Start one of MPI's nonblocking collectives when its ticket's turn has come, and wait for it."""
     started = start(x, out)
     ticket.used = True
     stats.wire_nbytes = UNKNOWN
@@ -29,16 +29,16 @@ def move(start: Callable[[Array, Array], Pending], x: Array, out: Array, ticket:
 
 
 class Reduction:
-    """MPI's reduction by one operation of one element type: in float32 for the halves that MPI does not know.
+    """MPI's reduction by one operation of one element type. 16-bit floats that MPI does not know are added in float32.
 
     Parameters
     ----------
     reduce : MPIReduction or Function
-        The blocking reduction of the first argument into the second.
+        The blocking reduction of its first argument into the second.
     start : callable
-        The nonblocking one.
+        Starts the nonblocking reduction.
     device : HostDevice
-        Where the arrays are.
+        The device of the arrays.
     dtype : str
         Their element type.
     scale : float
@@ -47,7 +47,7 @@ class Reduction:
     Attributes
     ----------
     operation : Operation
-        Reduces in one go.
+        The blocking reduction, with conversions and factor.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Reduction:
         self._end(sums, out)
 
     def steps(self, x: Array, out: Array, ticket: OrderingTicket, stats: Stats) -> Steps:
-        """Start the reduction, whose turn it is, and wait for it."""
+        """Start the reduction when its ticket's turn has come, and wait for it."""
         values, sums = self._device.for_mpi(x, out, self._dtype)
         yield from move(self._start, values, sums, ticket, stats)
         self._end(sums, out)
@@ -81,7 +81,7 @@ class Reduction:
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """MPI's own, uncompressed: the faster of what MPI libraries choose from. γ: seconds to add a byte.
+    """Predict the seconds of MPI's own collective: the fastest of the usual algorithms. γ: seconds to add a byte.
 
     Allreduce: recursive doubling, ``log2 p (α + n β + n γ)``, or Rabenseifner's, ``2 log2 p α + 2 (p-1)/p n β +
     (p-1)/p n γ``. Reduce_scatter: half of the latter. Allgather: ``log2 p α + (p-1) n β``. Broadcast: a tree,
@@ -93,7 +93,7 @@ def _cost(c: Costs, collective: str) -> float:
     p, k = c.world.size, c.world.per_node
     levels = (p - 1).bit_length()
     share = (p - 1) / p
-    # In a ring one rank of a node crosses to the next node; in exchanges over a distance all ranks do.
+    # In a ring one rank of a node sends to the next node; in exchanges over a distance all its ranks do.
     beta = max(c.inside if k > 1 or c.world.nodes == 1 else 0.0, c.between * c.world.crossing)
     if collective == "alltoall":
         chunk = c.n / p

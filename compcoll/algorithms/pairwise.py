@@ -1,4 +1,4 @@
-"""Pairwise exchange: every rank sends every other one its chunk, nearest ranks first."""
+"""Pairwise exchange: every rank sends every other rank its chunk, to the nearest ranks first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .record import ONE_ENCODING, Algorithm
 
 
 def alltoall(job: Job) -> Steps:
-    """Chunk k of rank r's ``x`` becomes chunk r of rank k's ``out``. The own chunk is encoded and decoded, too."""
+    """Send chunk k of ``x`` to rank k; chunk r of ``out`` comes from rank r. The own chunk is encoded, too."""
     group, p, rank = job.group, job.group.size, job.group.rank
     sources = [(rank - distance) % p for distance in range(1, p)]
     dests = [(rank + distance) % p for distance in range(1, p)]
@@ -31,7 +31,7 @@ def alltoall(job: Job) -> Steps:
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """Pairwise exchange: p - 1 chunks out and in at once."""
+    """Predict the seconds of a pairwise exchange: p - 1 chunks out and in at once."""
     p = c.world.size
     chunk = c.n / p
     m = c.cut(chunk) * (p - 1)

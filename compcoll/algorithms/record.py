@@ -1,4 +1,4 @@
-"""The record of an algorithm: all that is known of it, beside its generator."""
+"""The record that describes an algorithm: names, cost formula, generators, error growth and limits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..pending import Steps
 from .costs import Costs
 
 MANY_RANKS = 16
-"""The most ranks without rings: above, a rank's neighbours are few there, while direct keeps p-1 messages in flight."""
+"""The most ranks for direct, which keeps p-1 messages in flight. Above, rings are used: a rank has two neighbours."""
 
 J = TypeVar("J")
 
 Symmetry = Literal["none", "rotation", "exclusive"]
-"""The map of a node to any other that does not change what ranks do: none, adding, or exclusive or of ranks."""
+"""How to map a node to any other without changing what ranks do: not at all, by adding to ranks, or by their XOR."""
 
 
 class Encodings(NamedTuple):
@@ -25,9 +25,9 @@ class Encodings(NamedTuple):
     Attributes
     ----------
     levels : int
-        How often a value is on its way, at most.
+        The most encodings of a single value between its rank and the result.
     total : int
-        How many encodings' losses a value of the result may hold.
+        The most encodings whose errors add up in a value of the result.
     """
 
     levels: int
@@ -43,11 +43,11 @@ class Growth(NamedTuple):
     Attributes
     ----------
     independent : float
-        Where encodings' errors are.
+        The factor if the encodings' errors are independent.
     alike : float
-        Where they have the same mean, which adds up: ``Σ √j / √p`` over the encodings.
+        The factor if they have the same mean, which adds up: ``Σ √j / √p`` over the encodings.
     recoded : bool
-        Whether what is encoded was decoded just before.
+        Whether the encoded values have just been decoded.
     """
 
     independent: float
@@ -64,7 +64,7 @@ def _never(collective: str, ranks: int, nodes: int) -> Encodings:
 
 
 def _kept(collective: str, ranks: int, nodes: int, once: float) -> Growth:
-    """The growth of what moves values only: none."""
+    """Return the growth for collectives that only move values: none."""
     return Growth(1.0, 0.0)
 
 
@@ -78,42 +78,44 @@ def _nowhere(nbytes: float, ranks: int) -> bool:
 
 @dataclass(frozen=True)
 class Algorithm(Generic[J]):
-    """An algorithm.
+    """An algorithm and its properties.
 
     Attributes
     ----------
     name : str
-        By which it is asked for.
+        The name that ``algorithm=`` takes.
     collectives : tuple of str
-        Those that it runs.
+        The collectives that it runs.
     cost : callable
-        Seconds of a collective after its handshake.
+        Predicts the seconds of a collective after its handshake.
     steps : mapping
-        Its generator for each collective; empty where it runs by other means than messages of our own.
+        The generator of each collective; empty if the algorithm does not send messages of its own.
     encodings : callable
-        How often a collective's values are encoded, among so many ranks on so many nodes.
+        Returns how often values are encoded, for a collective, a number of ranks and a number of nodes.
     growth : callable
-        The growth of the error there, for a relative error of one encoding that is itself encoded again (else 0).
+        Returns the growth of the error, for the same arguments and the relative error of one encoding. That error is
+        0 if errors are not encoded again.
     chunked : bool
-        Whether it cuts a buffer into one chunk a rank, rather than working on the whole.
+        Whether it cuts a buffer into one chunk for each rank.
     rounds_once : bool
-        Whether uncompressed halves are added in float32 and rounded once, not at every hop.
+        Whether uncompressed 16-bit floats are added in float32 and rounded once, not at every hop.
     restricted : bool
-        Whether it is not for all sizes, element types, ranks or transports.
+        Whether it supports only some sizes, element types, ranks or transports.
     by_mpi : bool
         Whether it starts MPI's own collectives.
     in_turn : bool
-        Whether its calls must begin, or go through the one shared memory, in the same order on all ranks.
+        Whether its calls must begin, or use the shared memory, in the same order on all ranks.
     inside_node : bool
         Whether it needs memory that all ranks share.
     unfit : callable
-        Why ``auto`` does not take it among some ranks; empty if it may.
+        Returns the reason why ``auto`` does not take it among these ranks; empty if it may.
     always_faster : callable
-        Whether so many bytes of each rank's wire, among so many ranks, never took longer than by MPI's own, as seen.
+        Takes the bytes of each rank's wire and the number of ranks. Returns whether the algorithm was never slower
+        than MPI's own collective in measurements.
     cost_proxy : str
-        The algorithm whose measured times correct its formula where it was not measured itself.
+        The algorithm whose measured times correct this formula if this algorithm was not measured.
     symmetry : str
-        How one node may stand for all when it is simulated (see `compcoll.simulation.network`).
+        How a simulation of one node can represent all nodes (see `compcoll.simulation.network`).
     """
 
     name: str
@@ -134,5 +136,5 @@ class Algorithm(Generic[J]):
     symmetry: Symmetry = "none"
 
     def parts(self, ranks: int) -> int:
-        """Tell how many chunks a buffer is cut into."""
+        """Return the number of chunks of a buffer."""
         return ranks if self.chunked else 1

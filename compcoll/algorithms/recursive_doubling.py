@@ -1,11 +1,11 @@
 """Recursive doubling: log2 p exchanges of the whole buffer with partners at distance 1, 2, 4 …
 
-A rank's state between exchanges is its wire alone: both partners decode the two wires, add them in the same order, and
-encode the sum again in one pass. After the last exchange the sum is stored, not encoded, so that a value is encoded
-log2 p times. Each rank sends log2 p wires of the buffer.
+Between exchanges a rank keeps only its wire. Both partners decode the two wires, add them in the same order, and encode
+the sum again, in one pass. After the last exchange the sum is stored without encoding, so a value is encoded log2 p
+times. Each rank sends log2 p wires of the buffer.
 
-When p is not a power of two, r = p - 2^⌊log2 p⌋ even ranks below 2r first hand their wire to the odd rank above, which
-takes part for both and passes the last two wires back: its partner then makes the same sum.
+If p is not a power of two, let r = p - 2^⌊log2 p⌋. The r even ranks below 2r first send their wire to the odd rank
+above. That rank takes part for both and sends the last two wires back, from which the even rank computes the same sum.
 
 R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19, 2005.
 """
@@ -36,7 +36,7 @@ def allreduce(job: Job) -> Steps:
 
 
 def _outside(job: Job, segments: list[Segment], partner: int) -> Steps:
-    """Hand in the own values, and get the two wires of the last exchange."""
+    """Send this rank's values to the partner, and receive and sum the two wires of the last exchange."""
     results = [(job.wire(segment), job.wire(segment)) for segment in segments]
     arriving = Inbox(job.group, partner, [wire for pair in results for wire in pair])
     sends: list[Pending] = []
@@ -53,12 +53,12 @@ def _outside(job: Job, segments: list[Segment], partner: int) -> Steps:
 
 
 def _inside(job: Job, segments: list[Segment], inside: int, power: int, folded: int) -> Steps:
-    """Take part in all exchanges, as number ``inside`` of ``power`` ranks."""
+    """Take part in all exchanges as rank ``inside`` of ``power`` ranks."""
     group = job.group
     partners = [inside ^ distance for distance in _distances(power)]
     ranks = [2 * partner + 1 if partner < folded else partner + folded for partner in partners]
     outsider = group.rank - 1 if inside < folded else None
-    # Every receive is posted before the first encode.
+    # Post every receive before the first encode, since partners may be ahead.
     inboxes = [Inbox(group, rank, job.wires(segments)) for rank in ranks]
     handed = None if outsider is None else Inbox(group, outsider, job.wires(segments))
     wires = job.wires(segments)
@@ -72,7 +72,7 @@ def _inside(job: Job, segments: list[Segment], inside: int, power: int, folded: 
         yield job.encode(segment, wire, terms)
         sends.append(job.isend(segment, wire, ranks[0]))
     for exchange, distance in enumerate(_distances(power)):
-        # Both partners add in the order of their numbers, so that they get the same bits.
+        # Both partners add in the order of `inside`, so that they get the same bits.
         own_first = inside < partners[exchange]
         last = 2 * distance == power
         sums = [] if last else job.wires(segments)
@@ -98,10 +98,11 @@ def _distances(power: int) -> list[int]:
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """Recursive doubling: log2 p exchanges of the whole buffer, ``α + max(h, w)`` and a segment of the shorter.
+    """Predict the seconds of recursive doubling: log2 p exchanges of the whole buffer.
 
-    Exchanges over a distance below k stay inside nodes; in the others all k ranks of a node share its link. Without a
-    power of two the buffer goes to a partner before, and two wires come back after.
+    An exchange takes ``α + max(h, w)`` plus one segment of the shorter of h and w. Exchanges over a distance below k
+    stay inside nodes; in the others all k ranks of a node share its link. If p is not a power of two, the buffer goes
+    to a partner before, and two wires come back after.
 
     R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.
     """
@@ -125,13 +126,13 @@ def _cost(c: Costs, collective: str) -> float:
 
 
 def encodings(collective: str, ranks: int, nodes: int) -> Encodings:
-    """Values are encoded once on each level, by every team of ranks that has the same sum."""
+    """Return the numbers of encodings: one on each level by each team of ranks that has the same partial sum."""
     power = 1 << (ranks.bit_length() - 1)
     return Encodings((ranks - 1).bit_length(), 2 * power - 2 + ranks - power)
 
 
 def growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
-    """The growth of the error: on each of log2 p levels all terms are encoded once, ``√(log2 p)``."""
+    """Return the growth of the error, ``√(log2 p)``: each of log2 p levels encodes all terms once."""
     levels = (ranks - 1).bit_length()
     return Growth(
         math.sqrt(sum((1 + once**2) ** level for level in range(levels))),

@@ -1,9 +1,9 @@
-"""Ring: each rank talks to its two neighbours only.
+"""Ring: each rank exchanges messages only with its two neighbours.
 
-Reduce-scatter, p-1 steps: the partial sum of a chunk travels to the right and each rank adds its own values. Decode,
-add and encode are one pass, and the partial sum is never stored. Allgather, p-1 steps: the owner encodes its finished
-chunk once, and the others forward the wire as it came. Each rank sends 2(p-1)/p of the buffer's wire; a value is
-encoded p times on its way.
+Reduce-scatter, p-1 steps: the partial sum of a chunk travels to the right and each rank adds its own values. One pass
+decodes, adds and encodes, without storing the partial sum. Allgather, p-1 steps: the owner encodes its finished chunk
+once, and the other ranks forward the wire unchanged. Each rank sends 2(p-1)/p of the buffer's wire; a value is encoded
+p times on its way.
 
 P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009;
 Q. Zhou et al., "Accelerating MPI AllReduce Communication with Efficient GPU-Based Compression Schemes on Modern GPU
@@ -37,7 +37,7 @@ def allreduce(job: Job) -> Steps:
 
 
 def reduce_scatter(job: Job) -> Steps:
-    """Sum all ranks' buffers; rank r keeps chunk r, whose last addition is exact."""
+    """Sum all ranks' buffers; rank r keeps chunk r. The last sum is not encoded."""
 
     def finish(index: int, segment: Segment, arrived: Wire) -> Steps:
         yield job.decode(segment, [arrived], own=True)
@@ -46,14 +46,17 @@ def reduce_scatter(job: Job) -> Steps:
 
 
 def allgather(job: Job) -> Steps:
-    """Give every rank all chunks; rank r has chunk r, and decodes its own wire like everybody else."""
+    """Gather all ranks' chunks; rank r decodes its own wire, too, so that all ranks get the same bits."""
     phase = _Allgather(job)
     yield from job.finish_own(phase.send)
     yield from phase.forward()
 
 
 def _reduce_scatter(job: Job, finish: Callable[[int, Segment, Wire], Steps]) -> Steps:
-    """Chunk k starts at rank k+1 and travels right until its owner, rank k, calls ``finish`` on each segment."""
+    """Sum each chunk: chunk k starts at rank k+1 and travels right to its owner, rank k.
+
+    The owner calls ``finish`` on each segment.
+    """
     group, p, rank = job.group, job.group.size, job.group.rank
     right, left = (rank + 1) % p, (rank - 1) % p
     route = [job.chunks[(rank - 2 - step) % p] for step in range(p - 1)]
@@ -78,9 +81,9 @@ def _reduce_scatter(job: Job, finish: Callable[[int, Segment, Wire], Steps]) -> 
 
 
 class _Allgather:
-    """The allgather phase: from the left come chunk r-1, then r-2 and so on.
+    """The allgather phase: rank r receives chunk r-1 from the left, then chunk r-2 and so on.
 
-    Its receives are posted when it is made, before the phase that leads to it: a neighbour may be that far ahead.
+    The constructor posts the receives, before the reduce-scatter phase: the left neighbour may be one phase ahead.
     """
 
     def __init__(self, job: Job) -> None:
@@ -98,7 +101,7 @@ class _Allgather:
         self._sends.append(self._job.isend(segment, wire, self._right, self._group))
 
     def forward(self) -> Steps:
-        """Forward each wire as it came, but not to its owner, and decode it meanwhile."""
+        """Forward each wire unchanged, except to its owner, and decode it while it is sent."""
         for step, chunk in enumerate(self._route):
             for segment in chunk:
                 arrival, wire = self._arriving.next()
@@ -111,12 +114,12 @@ class _Allgather:
 
 
 def _cost(c: Costs, collective: str) -> float:
-    """The ring, p - 1 steps for each phase.
+    """Predict the seconds of the ring: p - 1 steps in each phase.
 
-    A step takes what the chunk's m segments take the slower of host and wire, ``m max(h, w)``, but not less than one
-    segment needs to be worked on and to reach the next rank, ``h + w + α``. Reduce-scatter: h recodes, and the first
-    segment is encoded before. Allgather: what came is forwarded first, so that a segment passes a rank in ``w + α``
-    and its decoding is paid once; the last segment is decoded after.
+    A step takes the time of m segments on the slower of host and wire, ``m max(h, w)``, but at least the time in which
+    one segment is processed and reaches the next rank, ``h + w + α``. Reduce-scatter: h is the time to recode, and the
+    first segment is encoded before. Allgather: a rank forwards a segment before it decodes it. So a segment passes a
+    rank in ``w + α`` and its decoding counts once; the last segment is decoded at the end.
 
     P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
     """
@@ -144,7 +147,7 @@ def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
 
 
 def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
-    """Partial sums of 1 … p terms are encoded, of a reduce_scatter 1 … p - 1: ``√((p + 1) / 2)``."""
+    """Return ``√((p + 1) / 2)``: partial sums of 1 … p terms are encoded (1 … p - 1 for a reduce_scatter)."""
     if collective not in ("allreduce", "reduce_scatter"):
         return Growth(1.0, 0.0)
     encodings = _encodings(collective, ranks, nodes).levels
@@ -152,14 +155,14 @@ def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
 
 
 def _along(encodings: int, terms: int, once: float) -> float:
-    """Factor of the error when partial sums of 1, 2, 3 … terms are encoded one after the other.
+    """Return the factor of the error when partial sums of 1, 2, 3 … terms are encoded one after the other.
 
     Parameters
     ----------
     encodings, terms : int
-        How many encodings, and of how many terms the result is.
+        The number of encodings, and the number of terms of the result.
     once : float
-        ε where errors are encoded again, else 0.
+        ε if errors are encoded again, else 0.
     """
     variance = 0.0  # in units of ε²
     for j in range(1, encodings + 1):

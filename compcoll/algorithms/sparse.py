@@ -1,11 +1,11 @@
-"""Allreduces of sparse contributions: indices and values, a number of them that only who sends them knows.
+"""Allreduces of sparse contributions: indices and values, whose number is different on every rank.
 
-* ``sparse_ring``: every rank's wire goes around a ring (allgatherv), and everybody adds all of them. A rank sends
-  p - 1 wires, so that this is for few ranks.
+* ``sparse_ring``: every rank's wire goes around a ring (allgatherv), and every rank adds all wires. A rank sends p - 1
+  wires, so this is for few ranks.
 * ``sparse_native``: the same by MPI's allgatherv.
-* ``sparse_direct``: the buffer is cut into p regions such that each holds about as many of the elements sent; rank r
-  adds everybody's elements of region r; of all sums the regions keep as many as one rank sends, each its largest ones,
-  in proportion, and these go around the ring. A rank sends about two wires, whatever p is. What is not kept returns to
+* ``sparse_direct``: the buffer is cut into p regions with about equally many of the sent elements. Rank r adds all
+  ranks' elements of region r. All regions together keep as many sums as one rank sends; each region keeps its largest
+  ones, in proportion, and these go around the ring. A rank sends about two wires for any p. The other sums are added to
   the owner's feedback.
 
 S. Li, T. Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022 (Ok-Topk), for the last.
@@ -42,38 +42,38 @@ Part = tuple[Array, Array]
 
 @dataclass
 class SparseJob:
-    """The means of one sparse allreduce on one rank.
+    """Everything that one sparse allreduce needs on one rank.
 
     Attributes
     ----------
     group : Group
         The ranks.
     coder : SparseCoder
-        Chooses, encodes and decodes.
+        Selects, encodes and decodes elements.
     x : array
         This rank's values, flat.
     out : array
-        Where the dense sum goes, flat; may be the same.
+        The memory of the dense sum, flat; may be ``x``.
     scale : float
-        Their factor.
+        Factor of the values.
     feedback : ErrorFeedback or None
         The caller's state.
     allocate : callable
-        Gives memory, in bytes.
+        Takes a number of bytes and returns memory.
     stats : Stats
-        The account to fill.
+        Counts seconds and bytes.
     itemsize : int
         Bytes of an element, uncompressed.
     block : int
         Most bytes of a message.
     start : callable, optional
-        MPI's nonblocking allgatherv: own bytes, everybody's, lengths.
+        Starts MPI's nonblocking allgatherv; takes this rank's bytes, memory for all ranks' bytes, and their lengths.
     ticket : OrderingTicket or None
-        For that one.
+        The ticket of that allgatherv.
     parts : dict
         The elements of each region of the result, or of each rank's contribution, by the rank that sent them.
     zeros : array or None
-        What they are added to, where a dense sum is wanted.
+        The array to which the elements are added, if the result is dense.
     """
 
     group: Group
@@ -93,11 +93,11 @@ class SparseJob:
 
     @property
     def n(self) -> int:
-        """Elements of the buffer."""
+        """The number of elements of the buffer."""
         return int(self.x.size)
 
     def select(self) -> Chosen:
-        """Choose what this rank contributes."""
+        """Select the elements that this rank sends."""
         started = perf_counter()
         chosen = self.coder.select(self.n, self.x, self.scale, self.feedback)
         self.stats.wire_format = chosen.formats
@@ -105,7 +105,7 @@ class SparseJob:
         return chosen
 
     def wire(self, chosen: Chosen) -> Wire:
-        """The wire of a contribution."""
+        """Encode the elements that this rank sends."""
         started = perf_counter()
         wire = Wire(self.allocate(self.coder.nbytes_of(chosen)))
         self.coder.write(chosen, 0, chosen.n, wire.buffer)
@@ -113,33 +113,33 @@ class SparseJob:
         return wire
 
     def settle(self, sent: Part) -> None:
-        """Let the feedback know what this rank has sent."""
+        """Update the feedback with the elements that this rank has sent."""
         started = perf_counter()
         if self.feedback is not None:
             self.coder.settle(self.feedback, *sent)
         self.stats.encode_seconds += perf_counter() - started
 
     def read(self, rank: int, wire: Wire, n: int, offset: int = 0) -> None:
-        """Take the elements that a rank sent of the n from ``offset`` on."""
+        """Decode a rank's wire of the ``n`` elements from ``offset`` on."""
         started = perf_counter()
         indices, values = self.coder.read(wire.content, n)
         self.parts[rank] = (indices + indices.dtype.type(offset) if offset else indices, values)
         self.stats.decode_seconds += perf_counter() - started
 
     def make_room(self, help_on: Callable[[], None]) -> None:
-        """Clear the memory of a dense sum: while contributions travel, there is time for it, but they need help."""
+        """Clear the memory of a dense sum while messages travel, and call ``help_on`` to advance them."""
         started = perf_counter()
         if self.coder.sparsifier.out_format == "dense":
             self.zeros = self.coder.zeros_for(self.out, help_on)
         self.stats.decode_seconds += perf_counter() - started
 
     def account(self, nbytes: int, elements: float) -> None:
-        """Account for bytes that leave, and for how many elements they would be uncompressed."""
+        """Count ``nbytes`` sent bytes, which stand for ``elements`` uncompressed elements."""
         self.stats.wire_nbytes += nbytes
         self.stats.raw_sent_nbytes += int(elements * self.itemsize)
 
     def finish(self) -> list[Part]:
-        """The contributions in the order of the ranks."""
+        """Return the contributions in the order of the ranks."""
         return [self.parts[rank] for rank in range(self.group.size)]
 
 
@@ -149,7 +149,7 @@ def sparse_ring(job: SparseJob) -> Steps:
 
 
 def _around(job: SparseJob, own: Wire, lengths: Sequence[int]) -> Steps:
-    """Sum all ranks' wires, which go around a ring in blocks."""
+    """Send all ranks' wires around a ring in blocks, and decode them."""
     wires = [own if rank == job.group.rank else Wire(job.allocate(nbytes)) for rank, nbytes in enumerate(lengths)]
     yield from ring(
         job.group.next_phase(),
@@ -182,7 +182,7 @@ def sparse_native(job: SparseJob) -> Steps:
     job.ticket.used = True
     if not over:
         yield started
-    # MPI does not tell what a rank sends: every wire must reach p - 1 others, which is this much for each on average.
+    # MPI does not report a rank's bytes. Every wire must reach p - 1 ranks, which is this much per rank on average.
     p = job.group.size
     job.account(round((p - 1) / p * sum(lengths)), (p - 1) * job.n)
     for rank, nbytes in enumerate(lengths):
@@ -192,7 +192,7 @@ def sparse_native(job: SparseJob) -> Steps:
 
 
 def _contribute(job: SparseJob, chosen: Chosen) -> Steps:
-    """The own wire, and the lengths of all."""
+    """Encode this rank's wire, and return it with the lengths of all ranks' wires."""
     own = job.wire(chosen)
     job.read(job.group.rank, own, job.n)
     job.settle(job.parts[job.group.rank])
@@ -201,7 +201,7 @@ def _contribute(job: SparseJob, chosen: Chosen) -> Steps:
 
 
 def _lengths(job: SparseJob, group: Group, own: int, most: Sequence[int]) -> Steps:
-    """The lengths of all ranks' wires; nobody allocates what no encoder writes."""
+    """Gather the lengths of all ranks' wires, and refuse lengths that no encoder writes before memory is allocated."""
     told = yield from gather(group, _LENGTH.pack(own))
     lengths = [_LENGTH.unpack(text)[0] for text in told]
     for rank, (nbytes, longest) in enumerate(zip(lengths, most, strict=True)):
@@ -217,11 +217,11 @@ def sparse_direct(job: SparseJob) -> Steps:
     count = int(chosen.indices.size)
     bounds, counts = yield from _regions(job, chosen)
     lengths = [end - begin for begin, end in bounds]
-    if max(coder.longest(length, max(counts)) for length in lengths) > native.MOST:  # to be one message
+    if max(coder.longest(length, max(counts)) for length in lengths) > native.MOST:  # too long for one message
         job.stats.algorithm = SPARSE_RING
         return (yield from _around(job, *(yield from _contribute(job, chosen))))
 
-    # Every rank's elements of each region to its owner.
+    # Send the elements of each region to its owner.
     parts_group = group.next_phase()
     others = [(rank + distance) % p for distance in range(1, p)]
     arriving = {}
@@ -244,7 +244,7 @@ def sparse_direct(job: SparseJob) -> Steps:
         yield arrival
         job.read(source, wire, lengths[rank])
 
-    # The sum of the own region. All together are cut down to what one rank sends, each region in proportion.
+    # Sum the own region. All regions together keep as many elements as one rank sends, each region in proportion.
     started = perf_counter()
     merged = coder.kernels.merged(job.finish())
     job.stats.decode_seconds += perf_counter() - started
@@ -279,9 +279,9 @@ def sparse_direct(job: SparseJob) -> Steps:
 
 
 def _regions(job: SparseJob, chosen: Chosen) -> Steps:
-    """Regions that hold about as many elements each, the same on all ranks, and how many elements each rank sends.
+    """Return regions with about equally many elements, the same on all ranks, and the number of elements of each rank.
 
-    A rank's own regions would begin at the quantiles of its indices: everybody takes the mean of these.
+    For one rank alone the regions would begin at the quantiles of its indices. All ranks use the mean of these.
     """
     p, n = job.group.size, job.n
     shape = struct.Struct(f"<{p}Q")
@@ -298,11 +298,11 @@ def _regions(job: SparseJob, chosen: Chosen) -> Steps:
 
 
 def _ring_cost(c: Costs, collective: str) -> float:
-    """All ranks' sparse wires around a ring, in blocks, and their sum.
+    """Predict the seconds of all ranks' sparse wires around a ring, in blocks, and their sum.
 
-    Selection, the lengths in log2 p small messages, ``(p - 1) α + p W β``, and the p wires added to zeros: as many
-    bytes as all wires have together pass a link. With wires of W = n / c bytes that is ``2 (p - 1) c / p²`` times as
-    fast as the uncompressed ring, ``2 (p - 1) / p · n β``, where bytes decide.
+    These are the selection, the lengths in log2 p small messages, ``(p - 1) α + p W β`` for the wires, which all pass
+    every link, and the addition of p wires to zeros. If bytes dominate, wires of W = n / c bytes are ``2 (p - 1) c /
+    p²`` times as fast as the uncompressed ring, which takes ``2 (p - 1) / p · n β``.
 
     Y. Tsuzuku et al., "Variance-based Gradient Compression for Efficient Distributed Deep Learning", ICLR 2018
     workshop, section 5.
@@ -313,15 +313,17 @@ def _ring_cost(c: Costs, collective: str) -> float:
 
 
 def _native_cost(c: Costs, collective: str) -> float:
-    """The ring's wires by MPI's allgatherv."""
+    """Predict the seconds of the same wires with MPI's allgatherv."""
     p = c.world.size
     copy, wire = c.neighbours(c.n)
     return _ends(c, p * c.n) + min(p - 1, 2 * (p - 1).bit_length()) * c.latency + (p - 1) * max(copy, wire)
 
 
 def _direct_cost(c: Costs, collective: str) -> float:
-    """Regions: a p-th of the wire to each owner, p - 1 of them merged there, and a p-th of a wire from each around a
-    ring: ``2 (p - 1) / p · W β`` in all.
+    """Predict the seconds of regions: ``2 (p - 1) / p · W β`` in all for the wires.
+
+    A p-th of the wire goes to each owner, which merges p - 1 of them; then a p-th of a wire from each rank goes around
+    a ring.
 
     S. Li, T. Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022.
     """
@@ -334,11 +336,11 @@ def _direct_cost(c: Costs, collective: str) -> float:
     return _ends(c, 2 * c.n) + lengths + scatter + merged + (p - 1) * (c.latency + max(copy + c.message, wire))
 
 
-_MERGED = 20.0  # merging sorted lists, against adding as many bytes of a dense buffer
+_MERGED = 20.0  # time to merge sorted lists, relative to adding as many bytes of a dense buffer
 
 
 def _ends(c: Costs, added: float) -> float:
-    """Selection, the lengths of wires, zeros, and sums of wires of so many bytes of values."""
+    """Return the seconds of selection, lengths, zeros, and sums of wires of ``added`` bytes of values."""
     return (
         c.encode * c.n
         + (c.world.size - 1).bit_length() * (c.latency + c.message)
@@ -367,16 +369,16 @@ _STEPS = {record.name: record.steps["allreduce"] for record in ALL}
 
 
 def allreduce(algorithm: str, job: SparseJob, result: Any) -> Steps:
-    """Run one of the sparse allreduces.
+    """Run one of the sparse allreduces. Return its `SparseSum`, or None if the sum is dense.
 
     Parameters
     ----------
     algorithm : str
-        The name of one of `ALL`.
+        The name of an algorithm in `ALL`.
     job : SparseJob
-        Its means.
+        Buffers, coder and communication.
     result : array
-        Where the dense sum goes, in the caller's shape and element type.
+        The dense result, in the caller's shape and element type.
     """
     parts = yield from _STEPS[algorithm](job)
     started = perf_counter()

@@ -1,7 +1,7 @@
-"""Codecs: compression methods that know nothing of MPI.
+"""Codecs: compression methods, independent of MPI.
 
-To add a codec to compcoll, import its class here. Everything that names codecs reads `ALL`: `get_codec`, command lines,
-the cost model, self-tests, the names in ``compcoll``, and the tests.
+To add a codec to compcoll, import its class here, which adds it to `ALL`. `get_codec`, command lines, the cost model,
+self-tests, the names in ``compcoll`` and the tests all read `ALL`.
 """
 
 from .additive import IntSum as IntSum
@@ -19,7 +19,7 @@ from .zfp import ZFP as ZFP
 
 _IMPORTED = [value for value in tuple(vars().values()) if isinstance(value, type) and issubclass(value, Codec)]
 
-#: The codecs of compcoll's own that are not sparsifiers, by name.
+#: compcoll's own codecs except sparsifiers, sorted by name.
 ALL = tuple(sorted((cls for cls in _IMPORTED if cls not in (Codec, NumpyCodec)), key=lambda cls: cls.name))
 
 __all__ = ["ALL", "Codec", "Coder", "NumpyCodec", *(cls.__name__ for cls in ALL)]

@@ -1,4 +1,4 @@
-"""Codecs whose wires can be summed as they are: integers, added by any allreduce."""
+"""Codecs whose wires can be summed without decoding: integers, which any allreduce can add."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from .base import Codec, Coder, Device, ErrorBound, Example, IntegerQuantizer, S
 from .options import BLOCK, SHORT_BLOCK, OneOf, option
 from .quantization import largest_of, quantizer_bound
 
-_VOTE_BITS = 4.0  # of up to 7 ranks
+_VOTE_BITS = 4.0  # for up to 7 ranks
 
 
 @dataclass(frozen=True)
 class IntSum(Codec):
-    """Send integers, and add those: a value is rounded once, however many ranks there are.
+    """Send integers and add them: a value is rounded once for any number of ranks.
 
-    First all ranks agree on the largest magnitude in each block, by a small allreduce of maxima. It becomes the
-    highest of ``(2**(bits - 1) - 1) // ranks`` levels (cut to 24 significant bits, which float32 holds), so that no
-    sum overflows; values are rounded to the nearest level. The integers then go through any allreduce, MPI's own
-    included. An element's error is at most half a level for each rank.
+    First a small allreduce of maxima finds the largest magnitude of each block on all ranks. It becomes the highest of
+    ``(2**(bits - 1) - 1) // ranks`` levels (cut to 24 significant bits, which float32 holds), so that no sum
+    overflows. Values are rounded to the nearest level, and any allreduce, also MPI's own, adds the integers. An
+    element's error is at most half a level for each rank.
 
     Blocks that hold NaN or Inf on some rank become NaN; blocks whose values are all below 2**-80 (float64: 2**-900)
-    become 0. Only allreduce can use it.
+    become 0. Only allreduce can use this codec.
 
     Parameters
     ----------
     bits : {8, 16, 32}
-        Of an integer.
+        Bits of an integer.
     block : int
         Values that share a scale: a multiple of 8, from 8 to 1048576.
 
@@ -50,7 +50,7 @@ class IntSum(Codec):
 
     name: ClassVar[str] = "intsum"
     additive = True
-    # Adding integers, which is what stands under accumulate and recode, is as fast as memory.
+    # Here accumulate and recode are the speed of adding integers, which memory bandwidth limits.
     speeds = (
         Speed("intsum", 8, 7e9, 15e9, 15e9, 15e9),
         Speed("intsum", 16, 7e9, 12e9, 12e9, 12e9),
@@ -67,12 +67,12 @@ class IntSum(Codec):
         raise InvalidArgument("intsum encodes what all ranks add: only allreduce can use it")
 
     def levels(self, ranks: int) -> int:
-        """The highest level.
+        """Return the highest level.
 
         Raises
         ------
         InvalidArgument
-            If there is none for so many ranks.
+            If sums of that many ranks do not fit the integers.
         """
         highest = ((1 << (self.bits - 1)) - 1) // ranks
         if highest < 1:
@@ -86,7 +86,7 @@ class IntSum(Codec):
         return self.bits
 
     def sum_error(self, ranks: int) -> float:
-        """Each rank rounds once, to steps that the largest of all ranks' values decides."""
+        """Return the error if each rank rounds once, to steps given by the largest of all ranks' values."""
         return largest_of(2 * self.block * ranks) / self.levels(ranks) / math.sqrt(12)
 
 
@@ -94,19 +94,19 @@ class IntSum(Codec):
 class Sign(Codec):
     """Send the sign of each value.
 
-    Without a scale every rank votes, and the result is the sign of the votes' sum: 1, -1, or 0 for a tie; zeros do
-    not vote (the paper's count as 1). By ``"ring"`` and ``"direct"`` on 2 to 15 ranks, each sends one bit a value to
-    all others, in blocks in which some rank has a zero two. Elsewhere votes are counted in fields that
-    hold all ranks' (2 bits a value for one rank, 4 for up to 7, 8 for up to 127) and go through any allreduce, MPI's
-    own included. Blocks that hold NaN or Inf on some rank become NaN. Only allreduce can use it.
+    Without a scale every rank votes with its signs. The result is the sign of the sum of votes: 1, -1, or 0 for a tie.
+    Zeros do not vote (in the paper they count as 1). With ``"ring"`` and ``"direct"`` on 2 to 15 ranks, each rank sends
+    one bit per value to all others, and two bits per value in blocks in which some rank has a zero. In other cases any
+    allreduce, also MPI's own, adds the votes in bit fields: 2 bits per value for one rank, 4 for up to 7, 8 for up to
+    127. Blocks that hold NaN or Inf on some rank become NaN. Only allreduce can use votes.
 
-    With ``scale="mean"`` signs stand for the mean magnitude of their block: one bit a value, to be used with
-    ``feedback=ErrorFeedback()`` (EF-SignSGD), in every collective.
+    With ``scale="mean"`` a sign stands for the mean magnitude of its block: one bit per value, in every collective. Use
+    it with ``feedback=ErrorFeedback()`` (EF-SignSGD).
 
     Parameters
     ----------
     scale : {None, "mean"}
-        What signs stand for.
+        Magnitude of the decoded signs; None for votes.
     block : int
         Values that share a scale: a multiple of 8, from 8 to 65536.
 
@@ -152,7 +152,7 @@ class Sign(Codec):
         return _VOTE_BITS if self.additive else super().wire_bits(device, dtype)
 
     def encoding_error(self, dtype: str) -> float | None:
-        """Give the error of `OneBit`, whose two means are alike for normal values; that of votes is unknown."""
+        """Return the error of `OneBit`, whose two means are equal for normal values; the error of votes is unknown."""
         return None if self.additive else math.sqrt(1 - 2 / math.pi)
 
     def error_bound(self, dtype: str) -> ErrorBound | None:

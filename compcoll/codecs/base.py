@@ -1,4 +1,4 @@
-"""The contract of codecs, and of what binds one to a device and an element type."""
+"""The interfaces of codecs, and of coders: codecs bound to a device and an element type."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ..dtypes import DTYPES
 from ..host.encode_options import PLAIN, EncodeOptions
 from .options import check_options
 
-# A one-dimensional array of the device: NumPy's, CuPy's.
+# A one-dimensional array of the device: a NumPy or CuPy array.
 Array = Any
 
-# Values for which the length of a wire is asked, to know the bits of one.
+# Number of values from whose wire `bits_of` computes the bits per value.
 _MANY = 1 << 16
 
-# Errors of an encoding, at random or not, from which on residuals grow without end: as measured on normal values.
+# By `Codec.stochastic`: encoding errors from which on residuals grow without bound, as measured on normal values.
 _MOST_FED_BACK = {True: 0.7, False: 1.01}
 
 
 class Coder(Protocol):
     """A codec bound to a device and an element type. Arrays and wires are flat memory of that device.
 
-    Both verbs take a sum of terms: an array ``add`` (or None) times ``scale``, and any number of wires, added in this
-    order. Hence one pass encodes (an array), decodes (a wire), accumulates (both), or recodes: decode, add and encode
-    without the sum ever being stored.
+    `encode` and `decode` take a sum of terms: an array ``add`` (or None) times ``scale``, and any number of wires,
+    added in this order. So one pass can encode (an array), decode (a wire), accumulate (both), or recode: decode, add
+    and encode without storing the sum.
 
     Attributes
     ----------
     fixed_size : bool
-        The codec's.
+        As of the codec.
     knows_decoded : bool
-        Whether encoding knows what others will decode: ``decoded`` then costs less than a `decode` of the wire.
+        Whether encoding computes the decoded values anyway: ``decoded`` then costs less than a `decode` of the wire.
 
     Examples
     --------
@@ -50,13 +50,13 @@ class Coder(Protocol):
     def knows_decoded(self) -> bool: ...
 
     def wire_nbytes(self, n: int) -> int:
-        """Bytes of the wire of ``n`` values: exact for codecs of fixed size, else an upper bound."""
+        """Return the bytes of the wire of ``n`` values: exact for codecs of fixed size, else an upper bound."""
 
     def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, how: EncodeOptions = PLAIN) -> int:
         """Write the wire of ``add · scale + D(wires[0]) + …`` and return its length in bytes.
 
-        ``how`` tells the factor ``scale`` and which random numbers to take, and where the coder must store the decoded
-        wire (``how.decoded``) and what encoding loses (``how.residual``), unless they are None.
+        ``how`` holds the factor ``scale`` and the random numbers to use. The coder stores the decoded wire in
+        ``how.decoded`` and the residual in ``how.residual``, unless they are None.
         """
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
@@ -64,26 +64,28 @@ class Coder(Protocol):
 
 
 def bits_of(coder: Coder) -> float:
-    """Bits of a value on the wire of a codec of fixed size."""
+    """Return the bits per value on the wire of a codec of fixed size."""
     return 8 * coder.wire_nbytes(_MANY) / _MANY
 
 
 class IntegerQuantizer(Protocol):
-    """An additive codec bound to a device, an element type and a number of ranks. Values become numbers that any
-    allreduce can add. First the ranks agree, by a maximum, on one item for each block, such as its scale.
+    """An additive codec bound to a device, an element type and a number of ranks.
+
+    It turns values into numbers that any allreduce can add. First the ranks agree, by a maximum, on one item for each
+    block, such as its scale: the shared scale.
 
     Attributes
     ----------
     shared_scale_dtype, number_dtype : numpy.dtype
-        Of what ranks agree on, and of numbers.
+        Element types of the shared scale and of the numbers.
     per_value : float
-        Numbers for each value.
+        Numbers per value.
     feedback : bool
-        Whether what encodings lose can be fed back.
+        Whether error feedback works with it.
     is_sum : bool
-        Whether the result is a sum: if not, an uncompressed one never takes its place.
+        Whether the result is a sum. If not, an uncompressed sum never replaces it.
     gathered : GatheredVotes or None
-        What is sent where gathering from all ranks is shorter than adding.
+        Another encoding, for few ranks: gathering it from all ranks takes fewer bytes than adding numbers.
     """
 
     shared_scale_dtype: Any
@@ -94,47 +96,47 @@ class IntegerQuantizer(Protocol):
     gathered: Any
 
     def shared_scale(self, n: int) -> int:
-        """Return how many items the ranks agree on for ``n`` values."""
+        """Return the number of items of the shared scale of ``n`` values."""
 
     def numbers(self, n: int) -> int:
-        """Return how many numbers represent ``n`` values."""
+        """Return the number of numbers that represent ``n`` values."""
 
     def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
-        """Store this rank's items; the maximum over ranks is then used by all."""
+        """Store this rank's items of the shared scale, of which all ranks then use the maximum."""
 
     def encode(self, add: Array, scale: float, residual: Array | None, shared_scale: Array, numbers: Array) -> None:
         """Store the numbers of ``add · scale`` plus the residual, and update the residual."""
 
     def decode(self, numbers: Array, shared_scale: Array, out: Array) -> None:
-        """Store the values that sums of numbers stand for."""
+        """Store the values that sums of numbers represent."""
 
 
 class Device(Protocol):
     """A device's kernels, for codecs."""
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> IntegerQuantizer:
-        """Values rounded to that many levels on either side of 0, in integers of some bits."""
+        """Return a quantizer that rounds to ``levels`` levels on either side of 0, in integers of ``bits`` bits."""
 
     def votes(self, ranks: int, block: int, dtype: str) -> IntegerQuantizer:
-        """Signs, in fields that count so many."""
+        """Return a quantizer that sends signs, in bit fields that can count up to ``ranks`` of them."""
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Coder:
-        """Bind the kernel of that name and its two parameters to an element type.
+        """Bind a kernel, given by its name and two parameters, to an element type.
 
-        ``variant`` is a choice among the kernel's ways, ``seed`` that of its random numbers.
+        ``variant`` selects one of the kernel's variants, ``seed`` its random numbers.
         """
 
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """A bound of one encoding's error of a value: the sum of three terms.
+    """A bound on the error of one encoding in each value: the sum of three terms.
 
     Attributes
     ----------
     block : int
-        Values that share a bound.
+        Number of consecutive values that share a bound.
     relative, spread, absolute : float
-        Factor of the block's largest magnitude, of its largest less its smallest value, and a constant.
+        Factor of the block's largest magnitude, factor of its largest minus its smallest value, and a constant.
     """
 
     block: int = 1
@@ -144,16 +146,16 @@ class ErrorBound:
 
 
 class Example(NamedTuple):
-    """A configuration that tests take through every promise.
+    """A configuration of a codec for which the tests check every rule that codecs must follow.
 
     Attributes
     ----------
     options : mapping
-        Of the codec.
+        The codec's options.
     digests : str
         Digests by `compcoll.tools.selftest` of its wires of float16, bfloat16, float32 and float64. They must not
-        change unless the codec does: ranks of different versions would not understand each other. Empty if wires may
-        differ from machine to machine.
+        change unless the codec does, or ranks of different versions could not decode each other's wires. Empty if
+        wires may differ between machines.
     """
 
     options: Mapping[str, Any]
@@ -162,14 +164,14 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of one rank's kernels while all ranks of its node are at work: bytes of float32 values per second.
+    """The speed of one rank's kernels while all ranks of its node are busy, in bytes of float32 values per second.
 
     Parameters
     ----------
     codec : str
-        What `Codec.kind` returns.
+        `Codec.kind` of the codec.
     bits : float
-        Bits of a value on the wire.
+        Bits per value on the wire.
     encode, decode, accumulate, recode : float
         Array to wire; wire to array; wire decoded and added to an array; wire decoded, added and encoded again.
     """
@@ -183,30 +185,30 @@ class Speed:
 
 
 class Codec(ABC):
-    """A compression method and its configuration: an immutable, hashable value without buffers or state. Its ``repr``
-    shows the whole configuration and is the same on all ranks. Subclasses are usually frozen dataclasses.
+    """A compression method and its configuration: an immutable, hashable value without buffers or state.
 
+    Its ``repr`` shows the whole configuration and is the same on all ranks. Subclasses are usually frozen dataclasses.
     To write a codec in NumPy, derive it from `NumpyCodec`. A subclass of this class needs a ``name`` and a `coder`
-    method, whose result fulfils `compcoll.codecs.Coder`. `check_codec` checks this.
+    method that returns a `compcoll.codecs.Coder`. `check_codec` checks both.
 
     Attributes
     ----------
     name : str
-        The name by which `get_codec` finds it.
+        The name that `get_codec` takes.
     examples : sequence of Example
-        Configurations to be tested.
+        Configurations for the tests.
     speeds : sequence of Speed
-        Of its kernels on a core with AVX2, for the cost model where nothing was measured.
+        Speeds of its kernels on a core with AVX2, for the cost model when there is no measured profile.
     block : int
-        Elements of a block; bounds of chunks are multiples of it.
+        Elements of a block; chunks begin and end at multiples of it.
     fixed_size : bool
-        Whether the length of a wire depends on the number of values alone.
+        Whether the length of a wire depends only on the number of values.
     additive : bool
-        Whether `allreduce` adds wires as they are.
+        Whether `allreduce` adds wires without decoding them.
     stochastic : bool
         Whether the codec rounds at random, without bias.
     conserves : str
-        ``"exact"`` if, with its usual feedback, results and residuals add up to all that was put in; else ``"none"``.
+        ``"exact"`` if, with its usual feedback, results and residuals add up to the sum of all inputs; else ``"none"``.
 
     Examples
     --------
@@ -228,21 +230,21 @@ class Codec(ABC):
 
     @abstractmethod
     def coder(self, device: Device, dtype: str) -> Coder:
-        """Bind to a device and one of `compcoll.dtypes.DTYPES`.
+        """Bind the codec to a device and an element type, one of `compcoll.dtypes.DTYPES`.
 
         Raises
         ------
         UnsupportedDType, InvalidArgument
-            If the codec cannot take that element type, or not with this configuration.
+            If the codec does not support that element type, or not with this configuration.
         """
 
     def quantizer(self, device: Device, dtype: str, ranks: int) -> IntegerQuantizer | None:
-        """Bind an `additive` codec, whose wires are numbers to be added as they are, to a number of ranks, too."""
+        """Bind an `additive` codec to a device, an element type and a number of ranks; return None for others."""
         return None
 
     @property
     def kind(self) -> str:
-        """The codec's name in profiles of kernels' speeds."""
+        """The codec's name in profiles of kernel speeds."""
         return self.name
 
     @property
@@ -259,13 +261,13 @@ class Codec(ABC):
         return " ".join([self.name, ",".join(given)]).rstrip()
 
     def wire_bits(self, device: Device, dtype: str) -> float:
-        """Return the bits of a value on the wire; half of the value's own if wires vary in size."""
+        """Return the bits per value on the wire; half of the value's own bits if wires vary in size."""
         if not self.fixed_size:
             return 4.0 * DTYPES[dtype].itemsize
         return bits_of(self.coder(device, dtype))
 
     def encoding_error(self, dtype: str) -> float | None:
-        """Return the relative error (root mean square) of one encoding of normal values; None if unknown."""
+        """Return the relative RMS error of one encoding of normally distributed values; None if unknown."""
         return None
 
     def sum_error(self, ranks: int) -> float | None:
@@ -273,25 +275,25 @@ class Codec(ABC):
         return None
 
     def bias(self, *, recoded: bool) -> float:
-        """Return the part of the error that is alike in every encoding, and so adds up.
+        """Return the part of the error that is the same in every encoding, and so adds up.
 
         Parameters
         ----------
         recoded : bool
-            Whether the values were decoded just before.
+            Whether the encoded values have just been decoded.
         """
         return 0.0
 
     def feedback_converges(self, dtype: str) -> bool:
-        """Return whether residuals of error feedback stay bounded: an encoding must lose less than it was given.
+        """Return whether residuals of error feedback stay bounded: the error must be smaller than the values.
 
         This holds for codecs that round to nearest, cut bits off or send means, if 0 stays 0. Stochastic rounding to
-        large steps loses more than the values themselves. Measured on normal values in 512 calls, residuals stay small
-        up to an encoding error of 0.6, and grow without end at 0.9.
+        large steps has an error larger than the values. Measured on normal values in 512 calls, residuals stay small
+        up to an encoding error of 0.6, and grow without bound at 0.9.
         """
         error = self.encoding_error(dtype)
         return error is None or error < _MOST_FED_BACK[self.stochastic]
 
     def error_bound(self, dtype: str) -> ErrorBound | None:
-        """Return a bound of the error of one encoding; None if none is known."""
+        """Return a bound on the error of one encoding; None if none is known."""
         return None

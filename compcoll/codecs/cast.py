@@ -1,4 +1,4 @@
-"""Casts: fewer bits a value by a shorter floating-point format."""
+"""Casts to a shorter floating-point format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import OneOf, option
 
 
 def uncompressed(device: Device, dtype: str) -> Coder:
-    """The coder that leaves values as they are."""
+    """Return the coder that sends values unchanged."""
     return device.coder(("cast", DTYPES[dtype].precision, 0), dtype)
 
 
@@ -25,7 +25,7 @@ class Cast(Codec):
     Parameters
     ----------
     dtype : {"float16", "bfloat16", "float32", "float64"}
-        The format on the wire. It must not be wider than the values'.
+        The format on the wire. It must not be wider than the format of the values.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Cast(Codec):
         return device.coder(("cast", DTYPES[self.dtype].precision, 0), dtype)
 
     def encoding_error(self, dtype: str) -> float:
-        """Half a unit in the last place: the largest error, two or three times the typical one."""
+        """Return half a unit in the last place. This largest error is two or three times the typical one."""
         wire = DTYPES[self.dtype]
         return 0.0 if wire.precision >= DTYPES[dtype].precision else wire.rounding
 

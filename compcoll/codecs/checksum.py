@@ -1,4 +1,4 @@
-"""Wires with checksums: whatever the codec, a changed bit is found out before anything is decoded."""
+"""Wires with checksums, for any codec: a changed bit raises an error before anything is decoded."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..errors import WireCorrupted
 from ..host.encode_options import PLAIN, EncodeOptions
 from .base import Array, Coder
 
-# The bytes by which a checksum lengthens a wire.
+# Bytes of a checksum at the end of a wire.
 NBYTES = 4
 
 
 def opened(device: Any, wire: Array, n: int) -> Array:
-    """A sealed wire of n values, without its checksum.
+    """Check the checksum of a sealed wire of ``n`` values and return the wire without it.
 
     Raises
     ------
     WireCorrupted
-        If the bytes are not those that were sealed.
+        If the checksum does not match.
     """
     if wire.nbytes < NBYTES or not device.sealed(wire):
         raise WireCorrupted(
@@ -29,15 +29,14 @@ def opened(device: Any, wire: Array, n: int) -> Array:
 
 
 class CheckedCoder:
-    """A coder whose wires end with the CRC-32C of what another one writes (the contract is
-    `compcoll.codecs.base.Coder`). Forwarded wires keep theirs.
+    """A `compcoll.codecs.base.Coder` that appends a CRC-32C to another coder's wires. Forwarded wires keep theirs.
 
     Parameters
     ----------
     coder : Coder
-        Of a codec.
+        The codec's coder.
     device : HostDevice or CudaDevice
-        Where its wires are: ``seal(wire)`` stores the CRC-32C in the last 4 bytes, ``sealed(wire)`` checks it.
+        The device of the wires: ``seal(wire)`` stores the CRC-32C in the last 4 bytes, ``sealed(wire)`` checks it.
     """
 
     def __init__(self, coder: Coder, device: Any) -> None:

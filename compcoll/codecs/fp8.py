@@ -1,4 +1,4 @@
-"""Floating point in 8 bits, with a scale for each block."""
+"""8-bit floating point with a scale for each block."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _EXPONENT_BITS = {"e4m3": 4, "e5m2": 5}
 
 @dataclass(frozen=True)
 class FP8(Codec):
-    """Round values to a format of 8 bits, after a division by a power of two that fits the largest of their block.
+    """Round values to an 8-bit floating-point format, after dividing a block by a power of two for its largest value.
 
-    Magnitudes within 2**14 of the block's largest one keep 4 significant bits with e4m3, within 2**29 they keep 3
-    with e5m2; smaller ones lose up to 2**-18 and 2**-32 of the largest.
+    With e4m3, magnitudes within 2**14 of the block's largest keep 4 significant bits; with e5m2, magnitudes within
+    2**29 keep 3. Smaller values have errors of up to 2**-18 and 2**-32 of the largest.
 
     The wire of a block is the exponent of its largest magnitude, 16 bits, then a byte for each value. Blocks that
     hold NaN or Inf decode to NaN; blocks whose values are all below 2**-80 (float64: 2**-900) decode to 0.
@@ -55,9 +55,9 @@ class FP8(Codec):
         return device.coder(("fp8", _EXPONENT_BITS[self.format], self.block), dtype)
 
     def encoding_error(self, dtype: str) -> float:
-        """Give the error measured on normal values."""
+        """Return the error measured on normal values."""
         return {"e4m3": 2.65e-2, "e5m2": 5.29e-2}[self.format]
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """Half a unit in the last place of 4 or 3 significant bits."""
+        """Return half a unit in the last place of 4 or 3 significant bits."""
         return quantizer_bound(self.block, {"e4m3": 2.0**-4, "e5m2": 2.0**-3}[self.format], dtype)

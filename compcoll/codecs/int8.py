@@ -1,4 +1,4 @@
-"""Integers of 8 bits, with a scale for each block."""
+"""8-bit integers with a scale for each block."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .quantization import largest_of, quantizer_bound
 
 @dataclass(frozen=True)
 class Int8(Codec):
-    """Round each value to the nearest of the 255 multiples, from -127 to 127, of its block's scale: symmetric
-    quantization.
+    """Round each value to the nearest multiple, -127 to 127, of its block's scale: symmetric quantization.
 
-    The scale is the block's largest magnitude by 127; 0 stays 0. The error of one encoding is at most half of it.
+    The scale is the block's largest magnitude divided by 127; 0 stays 0. The error of one encoding is at most half a
+    scale.
 
     The wire of a block is its scale, then a byte for each value. Blocks that hold NaN or Inf decode to NaN; blocks
     whose values are all below 2**-80 (float64: 2**-900) decode to 0.
@@ -24,13 +24,13 @@ class Int8(Codec):
     Parameters
     ----------
     block : int
-        Values that share a scale: a multiple of 8, from 8 to 1048576. The length of a matrix's rows gives each row a
-        scale of its own.
+        Values that share a scale: a multiple of 8, from 8 to 1048576. Set it to the row length of a matrix to give
+        each row its own scale.
 
     References
     ----------
-    G. Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023: blocks with
-    a scale each.
+    G. Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, for one scale
+    per block.
 
     Examples
     --------
@@ -52,9 +52,9 @@ class Int8(Codec):
         return device.coder(("int8", 8, self.block), dtype)
 
     def encoding_error(self, dtype: str) -> float:
-        """Rounding to multiples of a scale s loses ``s / √12``."""
+        """Return the RMS error of rounding to multiples of a scale s, ``s / √12``."""
         return largest_of(2 * self.block) / 127 / math.sqrt(12)
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """Half a scale."""
+        """Return half a scale."""
         return quantizer_bound(self.block, 0.5 / 127, dtype)

@@ -52,10 +52,10 @@ class MinMax(Codec):
         return device.coder(("minmax", self.bits, self.block), dtype)
 
     def encoding_error(self, dtype: str) -> float:
-        """Rounding to levels ``s = (max - min) / (2**b - 1)`` apart loses ``s / √12``."""
+        """Return the RMS error of rounding to levels ``s = (max - min) / (2**b - 1)`` apart, ``s / √12``."""
         return min(2 * largest_of(self.block) / ((1 << self.bits) - 1) / math.sqrt(12), 1.0)
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """Half a level, and what the float arithmetic of lo + code · step rounds."""
+        """Return half a level, plus the rounding of ``lo + code · step`` in floating point."""
         levels = (1 << self.bits) - 1
         return ErrorBound(self.block, 4 * computed_on(dtype).rounding, 0.5 * (1 + 2**-10) / levels, 2.0**-126)

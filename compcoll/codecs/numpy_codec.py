@@ -1,4 +1,4 @@
-"""Codecs in plain NumPy: two methods by their author, and around them all that collectives need."""
+"""Codecs in plain NumPy: the author writes two methods, and this module adds all that collectives need."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _HEADER = 1
 
 
 class NumpyCoder:
-    """A coder on host memory (the contract is `compcoll.codecs.base.Coder`) made of two functions of NumPy arrays.
+    """A `compcoll.codecs.base.Coder` for host memory, made of two functions on NumPy arrays.
 
-    The wire is one byte, then what ``encode`` returned (0) or the values themselves (1). Values travel themselves where
-    some are not finite, or where the encoded ones would be longer. The functions never see an empty array.
+    The wire is one byte, then the bytes that ``encode`` returned (0) or the raw values (1). Raw values are sent if some
+    are not finite or if the encoded bytes would be longer. The functions never get an empty array.
 
     Parameters
     ----------
     dtype : str
         Element type of the buffers. The functions get float64 for float64, else float32.
     encode : callable
-        Returns the bytes that stand for an array, which it must not write to.
+        Takes an array, read-only, and `EncodeOptions`, and returns bytes.
     decode : callable
-        Returns the array for these bytes, a number of values and their type.
+        Takes these bytes, a number of values and their type, and returns the array.
     """
 
     fixed_size = False
@@ -108,13 +108,13 @@ class NumpyCoder:
 class NumpyCodec(Codec):
     """Base class of codecs in plain NumPy: derive a frozen dataclass from it, and write `encode` and `decode`.
 
-    Both methods see one segment of a buffer at a time, as a one-dimensional array of float64 for float64 buffers and of
+    Both methods get one segment of a buffer at a time, as a one-dimensional array of float64 for float64 buffers and of
     float32 for all others. The base class does the rest: sums of wires, residuals for error feedback, segments, and
-    wires of any length. Segments that hold NaN or Inf, and those of which the encoded bytes would be longer than the
-    values, travel as they are. Arrays on a GPU go through host memory.
+    wires of any length. Segments that hold NaN or Inf, or whose encoded bytes would be longer than the values, are sent
+    uncompressed. Arrays on a GPU are copied through host memory.
 
-    `check_codec` tells whether a codec is right. ``algorithm="auto"`` compresses only where that is faster: name an
-    algorithm to try a codec.
+    Use `check_codec` to test a codec. ``algorithm="auto"`` compresses only if that is faster, so name an algorithm to
+    try a codec.
 
     Attributes
     ----------
@@ -140,21 +140,21 @@ class NumpyCodec(Codec):
 
     @abstractmethod
     def encode(self, x: npt.NDArray[Any], rng: np.random.Generator) -> bytes:
-        """Return the bytes that stand for an array.
+        """Return the encoded bytes of an array.
 
         Parameters
         ----------
         x : array of float32 or float64
             At least one value, all finite. It is read-only.
         rng : numpy.random.Generator
-            The only source of random numbers for a codec that rounds or selects at random. Its seed is the codec's
-            ``seed``, if there is such an option, with the number of the collective, the rank and the segment. Such a
-            class sets ``stochastic = True`` if its rounding is unbiased.
+            The only source of random numbers that a codec may use. Its seed combines the codec's ``seed`` option, if
+            there is one, with the number of the collective, the rank and the segment. If random rounding is unbiased,
+            set ``stochastic = True`` in the class.
         """
 
     @abstractmethod
     def decode(self, wire: bytes, n: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return the ``n`` values for which these bytes stand.
+        """Return the ``n`` decoded values of a wire.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class NumpyCodec(Codec):
         n : int
             Length of the encoded array.
         dtype : numpy.dtype
-            Type of the encoded array, float32 or float64. An array of another real type is converted to it.
+            Type of the encoded array, float32 or float64. A returned array of another real type is converted to it.
         """
 
     def coder(self, device: Device, dtype: str) -> Coder:

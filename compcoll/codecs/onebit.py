@@ -1,4 +1,4 @@
-"""One bit a value: 1-bit SGD, and signs with a scale."""
+"""One bit per value: 1-bit SGD, and signs with a scale."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .quantization import quantizer_bound
 
 @dataclass(frozen=True)
 class OneBit(Codec):
-    """Send the sign of each value; it stands for the mean of its block's values of that sign.
+    """Send the sign of each value. It decodes to the mean of the block's values of that sign.
 
-    What is lost is about as large as the values: error feedback is part of the method, ``feedback=ErrorFeedback()``.
+    The error is about as large as the values, so the method needs error feedback: ``feedback=ErrorFeedback()``.
 
     The wire of a block is the two means, then the sign bits. Blocks that hold NaN or Inf decode to NaN; blocks whose
     values are all below 2**-80 (float64: 2**-900) decode to 0.
@@ -23,7 +23,7 @@ class OneBit(Codec):
     Parameters
     ----------
     block : int
-        Values that share the means (a column, in the source): a multiple of 8, from 8 to 65536.
+        Values that share the means (in the paper a column): a multiple of 8, from 8 to 65536.
 
     References
     ----------
@@ -50,9 +50,9 @@ class OneBit(Codec):
         return device.coder(("onebit", 2, self.block), dtype)
 
     def encoding_error(self, dtype: str) -> float:
-        """The mean magnitude of both signs is √(2/π)."""
+        """Return the error for normal values, whose mean magnitude is √(2/π) for both signs."""
         return math.sqrt(1 - 2 / math.pi)
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """A mean of magnitudes is at most the largest of them."""
+        """Return the bound that follows from a mean of magnitudes being at most the largest of them."""
         return quantizer_bound(self.block, 1.0, dtype)

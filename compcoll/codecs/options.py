@@ -1,4 +1,4 @@
-"""Options of codecs: what values each takes, and a line about it, kept with the dataclass field that it is."""
+"""Options of codecs: dataclass fields with the allowed values and a short description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from ..errors import InvalidArgument
 
 
 def real(what: str, value: Any) -> float:
-    """A setting's value as a float."""
+    """Convert a setting's value to a float.
+
+    Raises
+    ------
+    InvalidArgument
+        If the value is not a number.
+    """
     try:
         return _number(value)
     except ValueError as error:
@@ -19,7 +25,7 @@ def real(what: str, value: Any) -> float:
 
 
 def _shown(value: Any) -> str:
-    """An option's value for a message; of an integer with thousands of digits Python makes no text."""
+    """Return an option's value as text for a message. Python refuses to print integers of thousands of digits."""
     try:
         return repr(value)
     except ValueError:
@@ -37,10 +43,10 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Integers:
-    """Integers within bounds, multiples of some number.
+    """Integers from ``low`` to ``high`` that are multiples of ``multiple``.
 
-    Like `Reals` and `OneOf`: ``checked`` returns the value as codecs keep it, or raises a `ValueError` that says what
-    is wrong with it; ``str`` describes the values that are allowed.
+    As in `Reals` and `OneOf`, ``checked`` returns the value in the form that codecs store, or raises a `ValueError`
+    with the reason. ``str`` describes the allowed values.
     """
 
     low: int
@@ -64,7 +70,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class Reals:
-    """Finite numbers above one bound, or at it if that is ``closed``, and up to another."""
+    """Finite numbers above ``low`` (``closed``: or equal to it) and up to ``high``."""
 
     low: float
     high: float = math.inf
@@ -84,7 +90,7 @@ class Reals:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of some names or numbers."""
+    """A fixed set of names or numbers."""
 
     values: tuple[Any, ...]
 
@@ -104,7 +110,7 @@ class OneOf:
 # Bits of a code.
 BITS = Integers(1, 8)
 
-# Values of a block: their codes are packed in whole bytes.
+# Values of a block: a multiple of 8, so that packed codes fill whole bytes.
 BLOCK = Integers(8, 1 << 20, 8)
 
 # Values of a block whose sums must be exact.
@@ -115,30 +121,29 @@ SEED = Integers(0, (1 << 64) - 1)
 
 
 def option(default: Any, limits: Integers | Reals | OneOf, text: str, *, on_command_line: bool = True) -> Any:
-    """A field of a codec's dataclass that is checked whenever one is made, and of which command lines know.
+    """Return a field of a codec's dataclass. Its value is checked when a codec is made, and command lines offer it.
 
     Parameters
     ----------
     default
-        The field's; None means that the option may be left out.
+        The default value; None means that the option may be omitted.
     limits : Integers, Reals or OneOf
-        What values it takes.
+        The allowed values.
     text : str
-        For help: what it is, in a few words.
+        A short description for help texts.
     on_command_line : bool
-        Whether command lines have it.
+        Whether command lines offer the option.
     """
     return field(default=default, metadata={"limits": limits, "text": text, "on_command_line": on_command_line})
 
 
 def check_options(codec: Any) -> None:
-    """Check a new codec's options, and keep them as their limits have them: those that are equal look the same on all
-    ranks.
+    """Check a new codec's options and store them in their normal form, so that equal codecs have the same ``repr``.
 
     Raises
     ------
     InvalidArgument
-        If a value is none that the option takes.
+        If a value is not allowed.
     """
     for one in type(codec).__dataclass_fields__.values():
         limits = one.metadata.get("limits")

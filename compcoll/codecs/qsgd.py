@@ -1,4 +1,4 @@
-"""Quantization to evenly spaced levels, up or down at random: QSGD and TernGrad."""
+"""Quantization to evenly spaced levels with stochastic rounding: QSGD and TernGrad."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NEAREST, _EUCLIDEAN = 2, 1
 class QSGD(Codec):
     """Round each value to one of evenly spaced levels between -norm and norm of its block.
 
-    There are ``2**bits - 1`` levels, 0 among them; with 1 bit two, -norm and norm. Stochastic rounding goes to one of
-    the two levels around a value, so that the mean is the value (within 2**-17 of a level's distance, where random
-    bits end). Its random numbers depend on ``seed``, on how many collectives the communicator has begun, on the rank
-    and on the element's place in the buffer, and on nothing else.
+    There are ``2**bits - 1`` levels, one of them 0; with 1 bit there are two, -norm and norm. Stochastic rounding
+    selects one of the two levels around a value so that the expected result is the value (within 2**-17 of the distance
+    between levels, the resolution of the random bits). The random numbers depend only on ``seed``, the number of
+    collectives that the communicator has begun, the rank, and the element's position in the buffer.
 
-    The wire of a block is half the distance of its levels, then the packed codes. Blocks that hold NaN or Inf decode
-    to NaN; blocks whose values are all below 2**-80 (float64: 2**-900) decode to 0.
+    The wire of a block is half the distance between its levels, then the packed codes. Blocks that hold NaN or Inf
+    decode to NaN; blocks whose values are all below 2**-80 (float64: 2**-900) decode to 0.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ class QSGD(Codec):
     block : int
         Values that share a norm (QSGD's bucket): a multiple of 8, from 8 to 1048576.
     norm : {"max", "l2"}
-        The largest magnitude, or the root of the sum of squares: of B values it is up to √B times as large, and so
-        are steps.
+        The largest magnitude, or the root of the sum of squares. For B values the latter is up to √B times as large,
+        and so are the steps between levels.
     rounding : {"stochastic", "nearest"}
-        Without bias, or with half the largest error. Stochastic rounding to steps much larger than the values loses
-        more than there is, and error feedback would add that up without end: it is refused then.
+        Without bias, or with half the largest error. If steps are much larger than the values, the error of stochastic
+        rounding exceeds the values. Error feedback is refused then, since residuals would grow without bound.
     seed : int
-        Of the random numbers, from 0 to 2**64 - 1.
+        Seed of the random numbers, from 0 to 2**64 - 1.
 
     References
     ----------
@@ -81,19 +81,20 @@ class QSGD(Codec):
         return self.rounding == "stochastic"
 
     def _step(self, largest: float) -> float:
-        """The step between levels, where a block's values are at most so large, or have a root mean square of 1."""
+        """Return the step between levels if the largest magnitude is ``largest`` (norm "l2": if the RMS value is 1)."""
         norm = math.sqrt(self.block) if self.norm == "l2" else largest
         return 2 * norm / (1 if self.bits == 1 else (1 << self.bits) - 2)
 
     def encoding_error(self, dtype: str) -> float:
-        """Estimate by `rounding_error`: above 1 where steps are much larger than the values; estimates of results are
-        then too large.
+        """Return an estimate by `rounding_error`.
+
+        It is above 1 if steps are much larger than the values; estimates for results are then too large.
         """
         step = self._step(largest_of(2 * self.block))
         return rounding_error(step, zero=self.bits > 1, stochastic=self.stochastic)
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """A step up or down, or half a step; 2**-16 of it is where random bits end."""
+        """Return one step (half a step for "nearest"), plus 2**-16 of a step for the resolution of random bits."""
         part = (1.0 if self.stochastic else 0.5) + 2.0**-16
         return quantizer_bound(self.block, part * self._step(1.0), dtype)
 
@@ -102,16 +103,15 @@ class QSGD(Codec):
 class TernGrad(Codec):
     """Send each value as -s, 0 or s, where s is its block's largest magnitude.
 
-    x becomes ``sign(x) · s`` with probability ``|x| / s``, else 0, so that the mean is x.
-
-    What `QSGD` does with 2 bits, the largest magnitude for a norm, and stochastic rounding.
+    x becomes ``sign(x) · s`` with probability ``|x| / s``, else 0, so that the expected result is x. This equals `QSGD`
+    with 2 bits, the largest magnitude as norm, and stochastic rounding.
 
     Parameters
     ----------
     block : int
         Values that share a scale: a multiple of 8, from 8 to 1048576.
     seed : int
-        Of the random numbers, from 0 to 2**64 - 1.
+        Seed of the random numbers, from 0 to 2**64 - 1.
 
     References
     ----------
@@ -137,7 +137,7 @@ class TernGrad(Codec):
         return device.coder(("qsgd", 2, self.block), dtype, seed=self.seed)
 
     def encoding_error(self, dtype: str) -> float:
-        """Estimate like `QSGD`."""
+        """Return an estimate, as of `QSGD`."""
         return rounding_error(largest_of(2 * self.block), zero=True, stochastic=True)
 
     def error_bound(self, dtype: str) -> ErrorBound:

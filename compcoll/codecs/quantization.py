@@ -1,4 +1,4 @@
-"""The loss of rounding: what quantizers' estimates and bounds of errors have in common."""
+"""Errors of rounding: formulas shared by the quantizers' error estimates and bounds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from .base import ErrorBound
 
 
 def quantizer_bound(block: int, of_largest: float, dtype: str) -> ErrorBound:
-    """Bound the loss of a quantizer that loses so much of a block's largest magnitude, and sends blocks of tiny values
-    as zeros: 2**-80, or 2**-900 of float64.
+    """Return the error bound of a quantizer with an error of at most ``of_largest`` times a block's largest magnitude.
+
+    Blocks with all values below 2**-80 (float64: 2**-900) are sent as zeros.
     """
     tiny = 2.0**-900 if dtype == "float64" else 2.0**-80
     return ErrorBound(block, of_largest + 4 * computed_on(dtype).rounding, absolute=2 * tiny)
 
 
 def largest_of(n: int) -> float:
-    """The largest of n normally distributed values of variance 1, about: ``Φ⁻¹((n - 3/8) / (n + 1/4))``. The largest of
-    as many magnitudes is that of 2 n values.
+    """Return about the largest of n normal values of variance 1: ``Φ⁻¹((n - 3/8) / (n + 1/4))``.
+
+    For the largest of n magnitudes, pass 2 n.
 
     References
     ----------
@@ -29,20 +31,20 @@ def largest_of(n: int) -> float:
 
 
 def rounding_error(step: float, *, zero: bool, stochastic: bool) -> float:
-    """Root mean square of rounding normal values of variance 1 to multiples of a step.
+    """Return the RMS error of rounding normal values of variance 1 to multiples of a step.
 
-    For a value at the part f of the way between its neighbours, rounding at random has variance ``s² f (1 - f)``,
+    If a value lies at the fraction f between two levels, stochastic rounding has the squared error ``s² f (1 - f)``,
     rounding to nearest ``s² min(f, 1 - f)²``. Their Fourier series in f and the mean ``exp(-2 π² k² / s²)`` of
     ``cos(2 π k x / s)`` over normal x give ``s² (1/6 - Σ …/(π k)²)`` and ``s² (1/12 + Σ (-1)^k …/(π k)²)``.
 
     Parameters
     ----------
     step : float
-        Between neighbouring levels.
+        Distance between neighbouring levels.
     zero : bool
-        Whether 0 is a level; else it is halfway between two.
+        Whether 0 is a level; else it is halfway between two levels.
     stochastic : bool
-        At random without bias, or to nearest.
+        Whether rounding is stochastic and unbiased, else to nearest.
     """
     total = 1 / 6 if stochastic else 1 / 12
     for k in range(1, math.ceil(2 * step) + 2):

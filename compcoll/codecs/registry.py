@@ -20,7 +20,7 @@ _GROUP = "compcoll.codecs"
 
 @lru_cache(maxsize=1)
 def codec_classes() -> dict[str, type[Codec]]:
-    """All codecs by name."""
+    """Return all codec classes by name."""
     others: dict[str, type[Codec]] = {point.name: point.load() for point in entry_points(group=_GROUP)}
     return others | _OWN
 
@@ -31,7 +31,7 @@ def is_own(cls: type[Codec]) -> bool:
 
 
 def list_codecs() -> list[str]:
-    """Names of all codecs: compcoll's own and those that installed packages add by the entry point compcoll.codecs.
+    """Return the names of all codecs: compcoll's own, and those of installed packages' entry points "compcoll.codecs".
 
     Examples
     --------
@@ -42,12 +42,12 @@ def list_codecs() -> list[str]:
 
 
 def get_codec(name: str, **options: Any) -> Codec:
-    """Make the codec of that name.
+    """Create a codec by name.
 
     Parameters
     ----------
     name : str
-        One of `list_codecs`.
+        A name from `list_codecs`.
     **options
         The codec's configuration, such as ``rate=8``.
 
@@ -56,7 +56,7 @@ def get_codec(name: str, **options: Any) -> Codec:
     UnknownCodec
         If there is no codec of that name.
     InvalidArgument
-        If the codec has no such option, or not with that value.
+        If the codec has no such option or does not allow its value.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def get_codec(name: str, **options: Any) -> Codec:
 
 
 def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str = "codec") -> Codec | None:
-    """The codec that a call's argument names, with its options; None for uncompressed."""
+    """Return the codec given by a call's argument and options; None for uncompressed."""
     if isinstance(codec, str):
         return get_codec(codec, **options)
     if options and codec is None:
@@ -95,7 +95,7 @@ def as_codec(codec: str | Codec | None, options: dict[str, Any], argument: str =
 
 
 def needed_codec(codec: str | Codec, options: dict[str, Any]) -> Codec:
-    """The codec that an argument names, where there must be one."""
+    """Return the codec given by an argument and options, which must not be None."""
     found = as_codec(codec, options)
     if found is None:
         raise InvalidArgument("codec=None: a codec is needed here")
@@ -103,13 +103,13 @@ def needed_codec(codec: str | Codec, options: dict[str, Any]) -> Codec:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Suggest a similar name; empty if there is none."""
+    """Return a suggestion of a similar name; empty if there is none."""
     close = get_close_matches(str(name).lower(), known, 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _without_codec(options: Sequence[str], argument: str) -> str:
-    """Say what is wrong with options without a codec: it was forgotten, or they are misspelt."""
+    """Return the error message for options without a codec: the codec is missing, or an option is misspelt."""
     classes = filter(is_dataclass, codec_classes().values())
     known = {field.name for cls in classes for field in fields(cls)}
     for option in options:

@@ -1,4 +1,4 @@
-"""ZFP in one dimension: blocks of four values, fixed rate by our kernels, the other modes by zfpy."""
+"""ZFP in one dimension, in blocks of four values. compcoll's kernels run the fixed rate, zfpy the other modes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .numpy_codec import NumpyCoder, Values
 from .options import Integers, OneOf, Reals, option
 
-# libzfp writes outside its buffers below these rates; we give no stream that it could not read back.
+# Below these rates libzfp writes outside its buffers. compcoll writes no stream that libzfp cannot read.
 _LOWEST_MAXBITS = {"float32": 9, "float64": 12}
 _HIGHEST_RATE = {"float32": 32, "float64": 64}
 _ERROR_AT_RATE_8 = 5.5e-2
@@ -23,23 +23,23 @@ _ERROR_AT_RATE_8 = 5.5e-2
 
 @dataclass(frozen=True, repr=False)
 class ZFP(Codec):
-    """ZFP compression. Exactly one of the four modes holds; without any, ``rate=8``.
+    """ZFP compression in one of four modes; the default is ``rate=8``.
 
-    At a fixed rate the wire is libzfp's stream, byte for byte (without header; blocks whose largest magnitude is
-    below 2**-98, or 2**-962 for float64, are sent as zeros; blocks that hold NaN or Inf decode to NaN). The other
-    modes have wires of variable size and run in zfpy, at zfpy's speed.
+    At a fixed rate the wire is libzfp's stream without header, byte for byte, with two exceptions. Blocks whose largest
+    magnitude is below 2**-98 (float64: 2**-962) are sent as zeros, and blocks that hold NaN or Inf decode to NaN. The
+    other modes have wires of variable size and run in zfpy, at zfpy's speed.
 
     Parameters
     ----------
     rate : float, optional
-        Compressed bits per value: above 2 up to 32 for float32 and halves, 3 to 64 for float64. Rounded to a
+        Compressed bits per value: above 2 up to 32 for float32 and 16-bit floats, 3 to 64 for float64. Rounded to a
         quarter of a bit, since a block of four values takes a whole number of bits.
     tolerance : float, optional
         Largest absolute error of one encoding.
     precision : int, optional
-        Bit planes kept of each block, 1 to 64.
+        Number of bit planes to keep of each block, 1 to 64.
     lossless : bool, optional
-        Decoded values are the encoded ones, bit for bit.
+        Whether to reproduce all values bit for bit.
 
     References
     ----------
@@ -68,7 +68,7 @@ class ZFP(Codec):
         Example({"rate": 8}, "782e58c99b791d81 a0793319dff025bf 91c0ac292fbcf622 639a87cad19a1adf"),
         Example({"rate": 16}, "d2addad3ab73efe4 1f2a237d4b3c92ea f1680e6f9da503a9 60aeb0637a8464d6"),
         Example({"rate": 5.25}, "cf203a9ab3a681cf a1d6640d3222680a 05f31533415d1659 b7f8c7734a73f94a"),
-        # By zfpy, whose versions may write different wires of the same values.
+        # No digests: versions of zfpy may write different wires for the same values.
         Example({"lossless": True}),
         Example({"tolerance": 1e-3}),
         Example({"precision": 16}),
@@ -83,7 +83,7 @@ class ZFP(Codec):
             object.__setattr__(self, "rate", 8.0)
 
     def __repr__(self) -> str:
-        """Show the mode that holds, and no other."""
+        """Show only the mode that is set."""
         mode = next(field.name for field in fields(self) if getattr(self, field.name))
         return f"ZFP({mode}={getattr(self, mode)!r})"
 
@@ -108,9 +108,10 @@ class ZFP(Codec):
         return device.coder(("zfp", maxbits, 0), dtype)
 
     def encoding_error(self, dtype: str) -> float | None:
-        """Give the error measured on normal values at a fixed rate: 5.5e-2 at rate 8, 1.4e-2 at 10, 2.1e-4 at 16, half
-        as much for every bit. A block of float64 spends three bits more on its exponent. With a tolerance the error is
-        absolute.
+        """Return the error measured on normal values at a fixed rate; None with a tolerance or precision.
+
+        It is 5.5e-2 at rate 8, 1.4e-2 at 10 and 2.1e-4 at 16; each bit halves it. A block of float64 needs three more
+        bits for its exponent.
         """
         if self.lossless:
             return 0.0
@@ -120,14 +121,14 @@ class ZFP(Codec):
         return min(max(_ERROR_AT_RATE_8 * math.pow(2.0, 8 - rate), computed_on(dtype).rounding), 1.0)
 
     def bias(self, *, recoded: bool) -> float:
-        """Bit planes are cut off, not rounded: as measured with normal values at rates 8 and 16 on 2 to 128 ranks."""
+        """Return the bias of truncating bit planes, as measured on normal values at rates 8 and 16, 2 to 128 ranks."""
         return 0.3 if recoded else 0.17
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """Bound the loss of bit planes not sent, through the inverse transform.
+        """Return the bound that the bit planes not sent give through the inverse transform.
 
-        A block's k leading bit planes take at most 4k + 3 bits after its exponent. What the others hold of a
-        coefficient is below 2/3 · 2**(32 - k) (negabinary digits), the inverse transform's rows sum to 15/4, and
+        A block's k leading bit planes take at most 4k + 3 bits after its exponent. The other planes contribute less
+        than 2/3 · 2**(32 - k) to a coefficient (negabinary digits). The inverse transform's rows sum to 15/4, and
         integers are scaled by 2**(30 - e) with 2**e at most twice the largest magnitude.
         """
         if self.lossless:
@@ -140,13 +141,13 @@ class ZFP(Codec):
         else:
             assert self.rate is not None
             planes = max((math.floor(4 * self.rate + 0.5) - exponent_bits - 3) // 4, 0)
-        # Nothing but zeros decodes from no planes at all: then the loss is the value itself.
+        # Without any bit plane all values decode to 0, and the error is the value itself.
         return ErrorBound(4, min(2 * 10 * 2.0**-planes, 20.0) + rounded, absolute=flushed)
 
 
 def _zfpy_coder(dtype: str, *, tolerance: float | None, precision: int | None) -> NumpyCoder:
-    """A coder on host memory whose wires hold a zfp stream: within a tolerance, of some bit planes, or lossless."""
-    import zfpy  # takes long to load, and fixed rates do not need it
+    """Return a host coder whose wires are zfp streams: within a tolerance, with some bit planes, or lossless."""
+    import zfpy  # slow to import, and fixed rates do not need it
 
     mode: dict[str, float] = {}
     if tolerance is not None:
@@ -161,7 +162,7 @@ def _zfpy_coder(dtype: str, *, tolerance: float | None, precision: int | None) -
     def decode(stream: bytes, n: int, computed: np.dtype[Any]) -> Values:
         if not stream:
             raise WireCorrupted(f"a zfp stream of 0 bytes for {n} values")
-        # libzfp reads on past the end of a short stream: give it zeros to read.
+        # libzfp reads past the end of a short stream, so append zeros.
         padded = stream + bytes(n * computed.itemsize + 64)
         return np.asarray(zfpy._decompress(padded, zfpy.dtype_to_ztype(computed), (n,), **mode))
 

@@ -1,4 +1,4 @@
-"""The test whether MPI takes device memory: asked in an order in which the surest answer comes first."""
+"""The test whether MPI accepts device memory. The most reliable source is asked first."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ assert (sent == received).all()
 
 
 class Awareness(NamedTuple):
-    """The answer whether MPI takes device memory.
+    """Whether MPI accepts device memory, and how that is known.
 
     Attributes
     ----------
     aware : bool
-        The answer.
+        Whether it does.
     how : str
-        How it is known.
+        The source of the answer.
     """
 
     aware: bool
@@ -43,9 +43,10 @@ class Awareness(NamedTuple):
 
 @lru_cache(maxsize=1)
 def ask(memory_kinds: str | None) -> Awareness:
-    """Tell whether device memory may be handed to MPI: by COMPCOLL_GPU_AWARE, if set; what MPI says by its info key
-    mpi_memory_alloc_kinds (MPI-4.1, section 11.4.3) and by the functions MPIX_Query_cuda_support and
-    MPIX_GPU_query_support; else whether a child process can send it. MPI has been started.
+    """Return whether device memory may be passed to MPI, which must be initialized.
+
+    The sources are, in this order: COMPCOLL_GPU_AWARE; MPI's info key mpi_memory_alloc_kinds (MPI-4.1, section 11.4.3);
+    the functions MPIX_Query_cuda_support and MPIX_GPU_query_support; a child process that sends device memory.
     """
     told = config.gpu_aware()
     if told is not None:
@@ -57,7 +58,7 @@ def ask(memory_kinds: str | None) -> Awareness:
 
 
 def _asked_library() -> Awareness | None:
-    """Return what the extensions of Open MPI and MPICH say."""
+    """Return the answer of Open MPI's or MPICH's extension; None if there is none."""
     for path in mapped_files():
         if not Path(path).name.startswith(_LIBRARIES):
             continue
@@ -72,7 +73,7 @@ def _asked_library() -> Awareness | None:
 
 
 def mapped_files() -> list[str]:
-    """Libraries that this process has loaded."""
+    """Return the paths of the libraries that this process has loaded."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -81,7 +82,7 @@ def mapped_files() -> list[str]:
 
 
 def _self_test() -> Awareness:
-    """Tell whether a process of its own, which may crash, can send device memory to itself."""
+    """Return whether a child process, since it may crash, can send device memory to itself."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
     try:
         ended = subprocess.run(

@@ -13,20 +13,20 @@ Array = Any
 
 
 class Launcher(Protocol):
-    """A device that runs kernels, in order. Nothing here needs a GPU or CuPy."""
+    """A device that runs kernels in order. Implementations need neither a GPU nor CuPy."""
 
     def address(self, array: Array | None) -> int:
-        """Tell where an array begins in the device's memory; 0 for none."""
+        """Return the address of an array in device memory; 0 for None."""
 
     def scratch(self, nbytes: int) -> int:
-        """Tell where so much memory for the next kernels begins."""
+        """Return the address of scratch memory for the next kernels."""
 
     def launch(self, program: Program, launches: Sequence[Launch]) -> None:
-        """Run kernels one after the other."""
+        """Launch kernels, which run one after the other."""
 
 
 class DeviceCoder:
-    """Encodes and decodes by kernels (the contract is `compcoll.codecs.base.Coder`)."""
+    """A coder that runs kernels (the contract is `compcoll.codecs.base.Coder`)."""
 
     fixed_size = True
     knows_decoded = False

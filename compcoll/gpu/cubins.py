@@ -1,6 +1,6 @@
-"""Machine code of the CUDA programs: compiled by one rank of a node, kept in a folder, and loaded by all.
+"""Machine code of the CUDA programs. One rank of a node compiles it to a folder, and all ranks load it.
 
-Nothing here needs a GPU or CuPy: `python -m compcoll cubins` compiles ahead of time, for GPUs that are elsewhere.
+This module needs neither a GPU nor CuPy: `python -m compcoll cubins` compiles ahead of time, for GPUs elsewhere.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ..errors import UnsupportedDevice
 from .programs import Program
 
 ARCHITECTURES = ("80", "90", "100")
-"""Compute capabilities of A100, H100 and B200: code for one runs on all of the same major version, from it on."""
+"""Compute capabilities of A100, H100 and B200. Code also runs on later minor versions of the same major version."""
 
 OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """The options that CuPy compiles with."""
 
-_SECONDS_TO_COMPILE = 120.0  # that a rank waits for another one's; then it compiles for itself
+_SECONDS_TO_COMPILE = 120.0  # that a rank waits for another rank's compilation, before it compiles itself
 _SECONDS_BETWEEN_POLLS = 0.02
 _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 
 class NVRTC:
-    """CUDA's run-time compiler.
+    """The CUDA runtime compiler.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class NVRTC:
 
     def __init__(self, library: str) -> None:
         if os.sep in library:
-            # The wheel of NVRTC 13.0 does not look for its builtins in its own folder; it finds them once loaded.
+            # NVRTC 13.0's wheel does not search its own folder for its builtins, but uses them once they are loaded.
             for builtins in Path(library).parent.glob("libnvrtc-builtins.so.*"):
                 ctypes.CDLL(str(builtins))
         self._library = ctypes.CDLL(library)
@@ -57,12 +57,12 @@ class NVRTC:
         self.version = f"{major.value}.{minor.value}"
 
     def compile(self, source: str, options: Sequence[str]) -> tuple[bytes, str]:
-        """Compile a program; return its machine code for the architecture that the options name, and what was said.
+        """Compile a program; return its machine code for the options' architecture, and the compiler's log.
 
         Raises
         ------
         UnsupportedDevice
-            If it cannot be compiled.
+            If compilation fails.
         """
         made = ctypes.c_void_p()
         create = self._library.nvrtcCreateProgram
@@ -88,13 +88,13 @@ class NVRTC:
 
 @functools.cache
 def nvrtc() -> NVRTC | None:
-    """The compiler: of the packages of NVIDIA's that are installed, else of the system; None if there is none."""
+    """Return the newest NVRTC of installed NVIDIA packages, else the system's; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ()) if spec] if spec else []
     found = [path for folder in folders for path in folder.glob("*/lib/libnvrtc.so.*")]
     newest = sorted(found, key=_version, reverse=True)
     for library in (*map(str, newest), *_LIBRARIES):
-        with contextlib.suppress(OSError, AttributeError):  # not there, or too old to tell its version
+        with contextlib.suppress(OSError, AttributeError):  # absent, or too old to have the version function
             return NVRTC(library)
     return None
 
@@ -104,7 +104,7 @@ def _version(library: Path) -> list[int]:
 
 
 def folder() -> Path:
-    """Tell where machine code is kept: COMPCOLL_CUBINS, or the user's cache."""
+    """Return the folder of machine code: COMPCOLL_CUBINS, or one in the user's cache."""
     if given := config.cubins():
         return Path(given)
     from platformdirs import user_cache_path
@@ -113,8 +113,8 @@ def folder() -> Path:
 
 
 def _stem(program: Program, arch: str) -> str:
-    """The name of a program's machine code: by its source, with all that it includes, and how it is compiled."""
-    told = [option for option in program.options if not option.startswith("-I")]  # a digest covers what is there
+    """Return a file name that depends on the program's sources and compiler options."""
+    told = [option for option in program.options if not option.startswith("-I")]  # the digest covers the included files
     return f"{blake2b(repr((program.source, told, OPTIONS)).encode(), digest_size=12).hexdigest()}-sm_{arch}"
 
 
@@ -123,7 +123,9 @@ def _path(program: Program, arch: str, compiler: NVRTC) -> Path:
 
 
 def kept(program: Program, arch: str) -> list[Path]:
-    """List the files of a program's machine code that there are: that of the compiler here first.
+    """Return the existing files of a program's machine code that runs on a GPU.
+
+    Higher compute capabilities come first, and within each the file of this machine's compiler.
 
     Parameters
     ----------
@@ -141,22 +143,22 @@ def kept(program: Program, arch: str) -> list[Path]:
 
 
 def _runs_on(built: str, arch: str) -> bool:
-    """Tell whether code for one compute capability runs on another."""
+    """Return whether code for one compute capability runs on another."""
     return built[:-1] == arch[:-1] and int(built) <= int(arch)
 
 
 def make(program: Program, arch: str) -> Path | None:
-    """Compile a program, once for all ranks that use this folder: the others wait, and find it there.
+    """Compile a program once for all ranks that share the folder. Other ranks wait for the file.
 
     Returns
     -------
     Path or None
-        None if there is no compiler, or no folder to write to.
+        The file; None if there is no compiler or no writable folder.
 
     Raises
     ------
     UnsupportedDevice
-        If it cannot be compiled.
+        If compilation fails.
     """
     compiler = nvrtc()
     if compiler is None:
@@ -174,7 +176,7 @@ def make(program: Program, arch: str) -> Path | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
     number, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(number, "wb") as file:
@@ -189,7 +191,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep others that use this file out, but not for ever: who holds it may hang, and two who compile do no harm."""
+    """Hold a file lock. After a time limit, go on without it: its holder may hang, and compiling twice is harmless."""
     with open(path, "w") as lock:
         until = time.monotonic() + _SECONDS_TO_COMPILE
         while time.monotonic() < until:
@@ -198,6 +200,6 @@ def _alone(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 time.sleep(_SECONDS_BETWEEN_POLLS)
-            except OSError:  # a file system that has no locks
+            except OSError:  # the file system has no locks
                 break
         yield

@@ -1,4 +1,4 @@
-"""GPU memory: CuPy arrays and what DLPack or the CUDA Array Interface can hand over, and the CUDA kernels."""
+"""Memory and kernels of a CUDA GPU, for CuPy arrays and others with DLPack or the CUDA Array Interface."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Array = Any
 Coding = TypeVar("Coding")
 
 _DEFAULT_STREAMS = {0: cupy.cuda.Stream.null, 1: cupy.cuda.Stream.null, 2: cupy.cuda.Stream.ptds}
-"""The default streams, by CUDA's handles for them."""
+"""CuPy's default streams, by CUDA handle."""
 
 
 class _Handle:
-    """A stream of somebody else's."""
+    """A CUDA stream of the caller, for CuPy."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -46,7 +46,7 @@ class _Handle:
 
 
 def _ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that shows as a range of that name in a profile."""
+    """Wrap a function so that its calls appear as NVTX ranges in profiles."""
 
     @wraps(function)
     def shown(*args: Any, **options: Any) -> Any:
@@ -60,7 +60,7 @@ def _ranged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_profiles(coder: Coding, *names: str) -> Coding:
-    """A coder, or what has other methods, with its work as ranges in profiles if these were asked for."""
+    """Wrap the named methods as NVTX ranges if these are enabled, and return the object."""
     if config.nvtx():
         for name in names or ("encode", "decode"):
             setattr(coder, name, _ranged(name, getattr(coder, name)))
@@ -78,7 +78,7 @@ class CudaDevice:
     Attributes
     ----------
     name : str
-        What it is.
+        ``"cuda "`` and the GPU's name.
     """
 
     def __init__(self, index: int) -> None:
@@ -93,11 +93,11 @@ class CudaDevice:
         self._launching = threading.Lock()
 
     def bootstrap(self) -> NCCL:
-        """The way in which this GPU joins those of other ranks."""
+        """Return the NCCL bootstrap that connects this GPU with those of other ranks."""
         return NCCL(self.runtime)
 
     def sharing(self) -> CudaIPC:
-        """What processes of one machine share of this GPU."""
+        """Return the CUDA IPC by which processes of one machine share this GPU's memory and events."""
         return CudaIPC(self.runtime)
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
@@ -114,25 +114,25 @@ class CudaDevice:
         return _in_profiles(DeviceVotes(self.runtime, ranks, block, dtype))
 
     def passes(self, dtype: str) -> SelectionKernels:
-        """Give the kernels of sparsification, over values that are computed on as float32 or float64."""
+        """Return the kernels of sparsification, which compute in float32 or float64."""
         return _in_profiles(SelectionKernels(self.runtime, dtype), "find", "take", "add", "subtract")
 
     def number_coder(self, numbers: Array, op: str) -> DeviceNumberCoder:
-        """Moves and combines numbers such as these, by ``"sum"`` or ``"max"``."""
+        """Return a coder that moves numbers of the dtype of ``numbers`` and combines them by ``"sum"`` or ``"max"``."""
         return _in_profiles(DeviceNumberCoder(self.runtime, numbers.dtype, op))
 
     def caller(self, x: Any, stream: Any) -> cupy.cuda.Stream:
-        """The stream named by the caller, or the one on which whoever made ``x`` launches at present.
+        """Return the stream given by the caller, or else the current stream of PyTorch or CuPy, by the type of ``x``.
 
         Raises
         ------
         InvalidArgument
-            If ``stream`` is none, or captures a graph.
+            If ``stream`` is no CUDA stream, or captures a graph.
         """
         found = self._stream_of(x, stream)
         try:
             capturing = found.is_capturing()
-        except api.CUDARuntimeError:  # of the default stream, while one that waits for it captures
+        except api.CUDARuntimeError:  # the default stream, while a stream that waits for it captures
             capturing = True
         if capturing:
             raise InvalidArgument(
@@ -162,12 +162,12 @@ class CudaDevice:
             return cupy.cuda.Stream.from_external(_Handle(handle))
 
     def view(self, x: Any, what: str) -> tuple[str, Array]:
-        """The element type of an array on this GPU, and its memory as a CuPy array of one axis; nothing is copied.
+        """Return the element type of an array on this GPU and its memory as a flat CuPy array, without a copy.
 
         Raises
         ------
         InvalidBuffer, UnsupportedDevice, UnsupportedDType
-            If it is on the host or on another GPU, managed, not C-contiguous, or not of numbers.
+            If the array is on the host or another GPU, in managed memory, not C-contiguous, or not of numbers.
         """
         if not gpu_memory(x):
             raise InvalidBuffer(
@@ -192,12 +192,12 @@ class CudaDevice:
         return dtype, flat.view(np.uint16) if dtype in HALVES else flat
 
     def flat_out(self, out: Any, x: Any, flat: Array, shape: tuple[int, ...]) -> Array:
-        """The memory of a result buffer; that of ``x`` itself, if it is the same.
+        """Return the memory of a result buffer as a flat array; ``flat`` itself if it is the same memory.
 
         Raises
         ------
         InvalidBuffer, UnsupportedDevice
-            If it does not fit, is on another device, or half overlaps the input.
+            If the buffer has another shape or type, is on another device, or partly overlaps the input.
         """
         dtype, memory = self.view(out, "out")
         if tuple(out.shape) != shape or out.dtype != x.dtype:
@@ -209,7 +209,7 @@ class CudaDevice:
         return memory
 
     def empty_like(self, x: Any, shape: tuple[int, ...], caller: cupy.cuda.Stream, dtype: str | None = None) -> Any:
-        """A new array of x's kind, where there is a way to make one, else CuPy's: of x's element type or another."""
+        """Return a new array, PyTorch's if ``x`` is, else CuPy's, with the element type of ``x`` or ``dtype``."""
         if is_torch(x):
             torch = sys.modules["torch"]
             kind = x.dtype if dtype is None else getattr(torch, dtype)
@@ -221,8 +221,9 @@ class CudaDevice:
             return cupy.empty(shape, x.dtype if dtype is None else numpy_dtype(dtype))
 
     def given_back(self, result: Any, x: Any, caller: cupy.cuda.Stream) -> Any:
-        """A result as an array of x's kind: those of JAX and numba are made of CuPy's, without a copy, after the
-        caller's work.
+        """Return a result as an array of x's library.
+
+        CuPy arrays become JAX's or numba's without a copy, ordered after the caller's work.
         """
         kind = type(x).__module__.partition(".")[0]
         with self.current_stream(caller):
@@ -234,34 +235,34 @@ class CudaDevice:
 
     @staticmethod
     def is_of_one_thread(stream: cupy.cuda.Stream) -> bool:
-        """Tell whether a stream is another one in each thread: CUDA's per-thread default stream."""
+        """Return whether a stream is CUDA's per-thread default stream, a different one in each thread."""
         return stream is cupy.cuda.Stream.ptds
 
     @contextmanager
     def current_stream(self, stream: cupy.cuda.Stream) -> Iterator[None]:
-        """Let a stream be CuPy's, by one thread: what DLPack hands over is ordered after its maker's work there."""
+        """Make a stream CuPy's current one in this thread. DLPack orders imports on it after the exporter's work."""
         with self.runtime.current, stream:
             yield
 
     @contextmanager
     def launching_on(self, stream: cupy.cuda.Stream) -> Iterator[None]:
-        """Let kernels be launched on a stream, by one thread at a time."""
+        """Launch the kernels of this block on a stream, one thread at a time."""
         with self._launching:
             self.runtime.launching = stream
             yield
 
     def to_host(self, x: Array, stream: cupy.cuda.Stream) -> Array:
-        """A copy in host memory, of what is there after the work on a stream."""
+        """Copy to host memory, after the work on a stream."""
         with self.runtime.current:
             return x.get(stream=stream)
 
     def from_host(self, source: Array, target: Array, stream: cupy.cuda.Stream) -> None:
-        """Copy from host memory, in a stream's order."""
+        """Copy from host memory, in stream order."""
         with self.runtime.current:
             target.set(source, stream=stream)
 
     def zeros_residual(self, n: int, dtype: str) -> Array:
-        """A residual for ``n`` values: float64 for float64, else float32."""
+        """Return a zero residual for ``n`` values: float64 for float64, else float32."""
         with self.runtime.current:
             zeros = cupy.zeros(n, computed_on(dtype).numpy)
             cupy.cuda.get_current_stream().synchronize()
@@ -269,24 +270,24 @@ class CudaDevice:
 
     @staticmethod
     def owns(coder: Any) -> bool:
-        """Tell whether a coder's kernels are this device's."""
+        """Return whether a coder runs on a GPU."""
         return isinstance(coder, DeviceCoder)
 
     @staticmethod
     def holds(array: Any) -> bool:
-        """Tell whether an array is in a GPU's memory."""
+        """Return whether an array is in GPU memory."""
         return isinstance(array, cupy.ndarray)
 
     @staticmethod
     def shown(transport: Any) -> Any:
-        """The transport, with its sends as ranges in profiles if these were asked for."""
+        """Wrap a transport's sends as NVTX ranges if these are enabled, and return it."""
         if config.nvtx():
             transport.isend = _ranged("send", transport.isend)
         return transport
 
 
 def _as_cupy(x: Any, what: str) -> tuple[Array, str]:
-    """An array as CuPy's, and the name of its element type. Of PyTorch's bfloat16 the bits come as integers."""
+    """Return an array as CuPy's and the name of its element type. PyTorch's bfloat16 becomes int16 bits."""
     if isinstance(x, cupy.ndarray):
         array = x
     else:
@@ -306,7 +307,7 @@ def _as_cupy(x: Any, what: str) -> tuple[Array, str]:
 
 
 def names() -> list[str]:
-    """List the names of the GPUs here.
+    """Return the names of this machine's GPUs.
 
     Raises
     ------
@@ -320,7 +321,7 @@ def names() -> list[str]:
 
 
 def device_of(x: Any, *, shared: bool = False) -> CudaDevice:
-    """The device on which an array is: one of its own, or that which all who say so share.
+    """Return an array's device: a new object, or with ``shared`` the process's common one.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Arrays of the caller's on a device, as collectives ask for them, and the memory of a collective there."""
+"""Access to the caller's arrays on a device, and a collective's memory there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..pending import Pending
 
 
 class DeviceBuffers:
-    """The buffers of a device as `Collectives` asks for them, for the arrays of one call at a time.
+    """Device buffers with the interface that `Collectives` needs, for the arrays of one call at a time.
 
     Attributes
     ----------
     caller : Stream
-        Of the call.
+        The stream of the call.
     """
 
     def __init__(self, device: Any) -> None:
@@ -26,11 +26,11 @@ class DeviceBuffers:
 
     @staticmethod
     def seal(wire: Any) -> None:
-        """Do nothing: `DeviceTransport` does it, in pinned memory."""
+        """Do nothing: `DeviceTransport` seals wires in pinned memory."""
 
     @staticmethod
     def sealed(wire: Any) -> bool:
-        """Tell whether a wire that has come to the device is whole: others do not come there."""
+        """Return True: only intact wires are copied to the device."""
         return True
 
     def check_readable(self, x: Any, what: str) -> None:
@@ -46,7 +46,7 @@ class DeviceBuffers:
         return self.device.empty_like(x, shape, self.caller)
 
     def buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Any, Any, Any]:
-        """Prepare like `HostDevice.buffers`."""
+        """Prepare the buffers of a call, as `HostDevice.buffers` does."""
         dtype, flat = self.device.view(x, "x")
         shape = tuple(x.shape) if shape is None else shape
         if out is not None:
@@ -56,18 +56,18 @@ class DeviceBuffers:
 
 
 _PAGE = 1 << 21
-"""CUDA shares whole pages with other processes, whatever else is on them: so slabs are whole pages."""
+"""Slabs are whole pages: CUDA shares whole pages with other processes, with all that is on them."""
 
 
 class DeviceMemory:
-    """A collective's wires on the device and in pinned host memory, kept for the next one.
+    """Memory for a collective's wires, on the device and pinned on the host, kept for the next collective.
 
     Attributes
     ----------
     guards : list of Pending
-        What must be done before it is used again.
+        The requests to wait for before the memory is used again.
     shared : bool
-        Whether other processes have the slabs on the device, which therefore stay.
+        Whether other processes have opened the device's slabs, which then must stay.
     """
 
     def __init__(self, runtime: Any) -> None:

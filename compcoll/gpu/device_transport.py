@@ -1,4 +1,4 @@
-"""Wires in device memory: sent when the kernels that write them are done, by way of pinned host memory if need be."""
+"""Messages of wires in device memory, sent when their kernels are done, through pinned host memory if needed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .streams import Timeline
 
 
 class Sealing(Protocol):
-    """The host as checksums need it."""
+    """The host's checksum functions."""
 
     def seal(self, wire: Any) -> None:
-        """Store in the last 4 bytes the CRC-32C of those before."""
+        """Store in the last 4 bytes the CRC-32C of the bytes before."""
 
     def sealed(self, wire: Any) -> bool:
-        """Tell whether the last 4 bytes still are the CRC-32C of those before."""
+        """Return whether the last 4 bytes are the CRC-32C of the bytes before."""
 
 
 class _Departure:
-    """A wire that leaves when its bytes are there."""
+    """A wire to send when its bytes are there."""
 
     __slots__ = ("_before", "_dest", "_message", "_tag", "_transport", "_wire")
 
@@ -36,7 +36,7 @@ class _Departure:
         self._message: Pending | None = None
 
     def leave(self, host: Transport) -> bool:
-        """Send the wire, if it can be; tell whether it was."""
+        """Send the wire if its bytes are there; return whether it was sent."""
         if self._before is not None:
             if not self._before.Test():
                 return False
@@ -51,7 +51,7 @@ class _Departure:
 
 
 class _Arriving:
-    """A wire on its way to this rank."""
+    """A wire that this rank receives."""
 
     __slots__ = ("_arrival", "_transport", "_wire")
 
@@ -61,7 +61,7 @@ class _Arriving:
         self._arrival = arrival
 
     def Test(self) -> bool:
-        """Tell whether it has come to this process. Kernels, not the host, wait for the copy to the device."""
+        """Return whether the wire has arrived. Kernels, not the host, wait for the copy to the device."""
         self._transport.depart()
         if not self._arrival.Test():
             return False
@@ -75,20 +75,20 @@ class _Arriving:
 class DeviceTransport:
     """One collective's messages from and to device memory.
 
-    A wire is sent when the event behind its encoding has come, or behind its copy to pinned memory; until then the
-    collective goes on, so that a segment is encoded while the one before it is copied and sent. Whatever the collective
-    waits for lets wires leave that can. They leave in the order in which they were sent. A wire that is passed on goes
-    out from where it came in.
+    A wire is sent when the event after its encoding, or after its copy to pinned memory, has completed. Until then the
+    collective goes on, so that a segment is encoded while the previous one is copied and sent. Every test of a request
+    also sends the wires that are ready, in the order of their `isend`. A forwarded wire is sent from the memory that
+    received it.
 
     Parameters
     ----------
     host : Transport
-        Carries host memory; device memory too, if the timeline stages nothing.
+        Carries host memory, and device memory if the timeline does not stage.
     timeline : Timeline
-        Of the collective.
+        The collective's timeline.
     sealing : Sealing, optional
-        For wires that end with a checksum, all of which must be staged: it is stored when a wire has come from the
-        device, and looked at before one is taken there. What is passed on keeps its own.
+        For wires that end with a checksum, which must all be staged. The checksum is stored after the copy from the
+        device, and checked before the copy to the device. Forwarded wires keep their checksum.
     """
 
     def __init__(self, host: Transport, timeline: Timeline, sealing: Sealing | None = None) -> None:
@@ -103,23 +103,23 @@ class DeviceTransport:
         self.nodes: Sequence[int] = host.nodes
 
     def depart(self) -> None:
-        """Send the wires that can leave."""
+        """Send the wires that are ready, in order."""
         while self._departures and self._departures[0].leave(self._host):
             self._departures.popleft()
 
     def depart_all(self) -> None:
-        """Send all wires: each waits for kernels and a copy, but for no other rank."""
+        """Send all wires. This waits for kernels and copies, but for no other rank."""
         while self._departures:
             self.depart()
 
     def seal(self, wire: Wire) -> None:
-        """Complete a wire that has come from the device: once, however often it leaves."""
+        """Store the checksum of a wire that was copied from the device, once for all its sends."""
         if self._sealing is not None and wire.ready is not None:
             self._sealing.seal(wire.content)
             wire.ready = None
 
     def land(self, wire: Wire) -> None:
-        """Take a wire that has come to its pinned memory to the device."""
+        """Check a wire that has arrived in pinned memory, and copy it to the device."""
         if wire.staging is None:
             return
         if self._sealing is not None and not self._sealing.sealed(wire.staging.content):
@@ -139,10 +139,10 @@ class DeviceTransport:
         return self._host.send_init(wire, dest, tag)
 
     def forget(self, message: Persistent) -> None:
-        """Give nothing back."""
+        """Do nothing."""
 
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
         return self._host.recv_init(wire, source, tag)
 
     def free(self) -> None:
-        """The host's transport belongs to somebody else."""
+        """Do nothing: the host's transport belongs to its creator."""

@@ -1,4 +1,4 @@
-"""The GPUs of this process, and the one that has an array. CuPy is imported when it is first needed."""
+"""The GPUs of this process, and the GPU of an array. CuPy is imported when it is first needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gpus() -> tuple[list[str], str]:
-    """The names of the GPUs here, and why there are none."""
+    """Return the names of this machine's GPUs, and the reason if there are none."""
     try:
         from . import device as cuda
     except ImportError as error:
@@ -24,14 +24,14 @@ def gpus() -> tuple[list[str], str]:
 
 
 def first_gpu() -> CudaDevice:
-    """The first GPU, as a device of its own."""
+    """Return a new device for the first GPU."""
     from . import device as cuda
 
     return cuda.CudaDevice(0)
 
 
 def cuda_device(x: Any, *, shared: bool = False) -> CudaDevice:
-    """The device of an array in GPU memory: one of its own, or that which all who say so share.
+    """Return the device of an array in GPU memory: a new object, or with ``shared`` the process's common one.
 
     Raises
     ------

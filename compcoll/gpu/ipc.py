@@ -1,4 +1,4 @@
-"""Memory and events of a GPU that the processes of one machine share: CUDA's interprocess communication, by CuPy."""
+"""GPU memory and events shared by the processes of one machine: CUDA's interprocess communication, by CuPy."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Array = Any
 
 
 class _Opened:
-    """An event of another process's."""
+    """Another process's event."""
 
     def __init__(self, pointer: int) -> None:
         self.ptr = pointer
 
 
 class CudaIPC:
-    """One rank's memory and events, and those of others (the contract is `compcoll.gpu.ipc_transport.Sharing`).
+    """Interprocess memory and events of one GPU (the contract is `compcoll.gpu.ipc_transport.Sharing`).
 
     Parameters
     ----------
     runtime : CudaRuntime
-        Of this rank's GPU.
+        The runtime of this rank's GPU.
     """
 
     name = "CUDA IPC"

@@ -1,8 +1,8 @@
-"""Wires between GPUs of one machine: the receiver copies them from the sender's memory, which both processes have.
+"""Messages between GPUs of one machine: the receiver copies wires from the sender's memory, which both have open.
 
-An event of another process can be waited for only once it was recorded there. So a notice on the host tells of each
-wire where it lies and after which event its bytes are there; streams, not hosts, wait for that. At a collective's end
-each rank tells those whose wires it has taken after which event it takes no more.
+A process can wait for another one's event only after it was recorded there. So the sender's host sends a notice for
+each wire, with its place in memory and the event after which its bytes are there. Streams, not hosts, wait for the
+event. At a collective's end each rank sends the ranks whose wires it read the event after which it reads no more.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ Array = Any
 Event = Any
 
 _NOTICE = Struct("<QQQ64s64s")
-"""Bytes of the memory, the wire's place in it and its bytes; CUDA's handles of the memory and of the event."""
+"""Bytes of the memory; the wire's offset and bytes; CUDA's handles of the memory and of the event."""
 
 _HANDLE_NBYTES = 64
 _PROOF_NBYTES = 64
 _EVENTS, _ENDS = 32, 4
-"""Events of a rank, of wires and of calls' ends, that are recorded in turn, always on the same stream: who comes late
-to one waits for a later record of it, and so for more than it has to, but never for less.
+"""Events of a rank for wires and for calls' ends. They are recorded cyclically, always on the same stream. A rank that
+waits late for an event may wait for a later record of it: for more than needed, but never for less.
 """
 
 _END = 3
-"""From a collective's tag to one of its own that algorithms among the ranks of one node do not use."""
+"""Offset to a tag of the collective that algorithms inside a node do not use."""
 
 UNIQUE_ID_NBYTES = _PROOF_NBYTES + _NOTICE.size
-"""Bytes of an invitation."""
+"""Bytes of a unique id."""
 
 _alive: set[Links] = set()
-"""Those whose memory other processes may have: it stays, whoever forgets the communicator."""
+"""Links whose memory other processes may have open. It stays, even if the communicator is dropped."""
 
 
 class Sharing(Protocol):
-    """Memory and events of one GPU, as the processes of a machine share them.
+    """Interprocess memory and events of one GPU.
 
     Attributes
     ----------
     name : str
-        Of the way.
+        The mechanism's name.
     """
 
     name: str
 
     def memory_handle(self, memory: Array) -> bytes:
-        """64 bytes by which other processes open memory that was allocated in one piece."""
+        """Return 64 bytes by which other processes open memory, which was allocated in one piece."""
 
     def event(self) -> tuple[Event, bytes]:
-        """Make an event of several processes, and 64 bytes by which others open it."""
+        """Create an interprocess event; return it with the 64 bytes by which other processes open it."""
 
     def open_memory(self, handle: bytes, nbytes: int) -> Array:
         """Open another process's memory."""
@@ -71,12 +71,12 @@ class Sharing(Protocol):
 
 
 class Slabs(Protocol):
-    """Memory for wires on a GPU: what `compcoll.host.arena.Arena` is.
+    """Memory for wires on a GPU: the part of `compcoll.host.arena.Arena` that is needed here.
 
     Attributes
     ----------
     slabs : sequence of array
-        Each was allocated in one piece, and stays.
+        Allocations, each in one piece. They stay.
     """
 
     @property
@@ -86,22 +86,21 @@ class Slabs(Protocol):
 
 
 class Links:
-    """The memory and events that a rank has in common with others of its machine.
+    """The memory and events that a rank shares with other ranks of its machine.
 
-    What another rank says of its memory is not believed: a wire must lie within the memory, and memory that was opened
-    has the size with which it was.
+    Notices of other ranks are checked: a wire must lie within its memory, and opened memory must keep its size.
 
     Parameters
     ----------
     sharing : Sharing
-        Of this rank's GPU.
+        The sharing of this rank's GPU.
     streams : Streams
-        Of the communicator on it.
+        The communicator's streams on this GPU.
 
     Attributes
     ----------
     name : str
-        Of the way.
+        The mechanism's name.
     """
 
     def __init__(self, sharing: Sharing, streams: Streams) -> None:
@@ -122,15 +121,15 @@ class Links:
         _alive.add(self)
 
     def leaving(self) -> tuple[Event, bytes]:
-        """An event for a wire that leaves, and its handle."""
+        """Return an event for a wire to send, and its handle."""
         return next(self._leaving)
 
     def end(self) -> tuple[Event, bytes]:
-        """An event for the end of what this rank takes, and its handle."""
+        """Return an event for the end of this rank's reads, and its handle."""
         return next(self._ends)
 
     def notice(self, array: Array, slabs: Sequence[Array], event: bytes) -> bytes | None:
-        """Tell where bytes lie, and after which event; None if it is not in memory that can be shared."""
+        """Return the notice of an array and an event; None if the array is not in memory that can be shared."""
         begin = self._runtime.address(array)
         for slab in slabs:
             first = self._runtime.address(slab)
@@ -141,12 +140,12 @@ class Links:
         return None
 
     def source(self, notice: bytes, rank: int, wire: Wire) -> tuple[Array, Event]:
-        """The bytes of another rank that a notice tells of, for that wire, and the event after which they are there.
+        """Return the bytes of another rank's notice, for a wire, and the event after which they are there.
 
         Raises
         ------
         WireCorrupted
-            If they cannot be what is expected.
+            If the notice does not match the wire or the memory.
         """
         size, offset, nbytes, handle, event = _NOTICE.unpack(notice)
         most = wire.buffer.nbytes
@@ -164,13 +163,13 @@ class Links:
         return memory[offset : offset + nbytes], self.event(event, rank)
 
     def event(self, handle: bytes, rank: int) -> Event:
-        """An event of another rank's."""
+        """Return another rank's event by its handle, opened once."""
         if (rank, handle) not in self._events:
             self._events[rank, handle] = self._sharing.open_event(handle)
         return self._events[rank, handle]
 
     def unique_id(self) -> bytes:
-        """Bytes that this rank's GPU will write to shared memory, and the notice of these."""
+        """Write proof bytes to this GPU's shared memory; return them with their notice."""
         streams, (event, handle) = self._streams, self.leaving()
         self._runtime.copy(self._proof, self._probe.buffer, _PROOF_NBYTES, streams.encode)
         self._probe.ready = self._runtime.record(streams.encode)
@@ -180,7 +179,7 @@ class Links:
         return bytes(self._proof) + notice
 
     def accept(self, unique_ids: Sequence[bytes], own: int) -> list[Pending]:
-        """Take what the other ranks' GPUs write, to host memory; return what must be waited for."""
+        """Copy the other ranks' proof bytes to host memory; return the requests to wait for."""
         timeline = self._timeline()
         for rank, unique_id in enumerate(unique_ids):
             if rank != own:
@@ -189,12 +188,12 @@ class Links:
         return [self._runtime.pending(wire.ready) for wire in self._seen.values()]
 
     def check(self, unique_ids: Sequence[bytes]) -> None:
-        """Compare what was taken with what the others say that they write.
+        """Compare the copied proof bytes with those in the unique ids.
 
         Raises
         ------
         WireCorrupted
-            If it is something else.
+            If they differ.
         """
         for rank, wire in self._seen.items():
             if wire.buffer.tobytes() != unique_ids[rank][:_PROOF_NBYTES]:
@@ -205,23 +204,23 @@ class Links:
         return Timeline(self._streams, stream, self._runtime.record(stream), None)
 
     def idle(self) -> Pending:
-        """What must be waited for before others' memory is closed."""
+        """Return the request to wait for before other ranks' memory is closed."""
         return self._runtime.pending(self._runtime.record(self._streams.inward))
 
     def close(self) -> None:
-        """Close what others share. They may free it once all ranks have done so."""
+        """Close other ranks' memory and events. They may free these once all ranks have closed them."""
         self._memory.clear()
         self._events.clear()
         self._sharing.close()
 
     def forget(self) -> None:
-        """Let this rank's memory go: the others have closed it."""
+        """Release this rank's memory. All other ranks must have closed it."""
         self._shared.clear()
         _alive.discard(self)
 
 
 class _Arriving:
-    """A wire that this rank takes from another's memory when it is told where it is."""
+    """A wire that this rank copies from another's memory when its notice arrives."""
 
     __slots__ = ("_notice", "_take", "_told")
 
@@ -231,7 +230,7 @@ class _Arriving:
         self._take = allocate
 
     def Test(self) -> bool:
-        """Tell whether the notice has come. Kernels, not the host, wait for the copy."""
+        """Return whether the notice has arrived. Kernels, not the host, wait for the copy."""
         if not self._told.Test():
             return False
         self._take(self._notice.buffer.tobytes())
@@ -242,23 +241,22 @@ class _Arriving:
 
 
 class IPCTransport:
-    """One collective's messages between GPUs of one machine, without a wait of the host's for any of them.
+    """One collective's messages between GPUs of one machine. The host does not wait for their bytes.
 
-    A wire that was sent must not be written again in the same collective, as algorithms do not. Those that are not in
-    memory for wires are copied there.
+    Algorithms must not write a wire again in the collective that sent it. Wires outside ``memory`` are copied there.
 
     Parameters
     ----------
     links : Links
-        With the other ranks.
+        The memory and events shared with the other ranks.
     host : Transport
-        Carries notices.
+        Carries the notices.
     timeline : Timeline
-        Of the collective.
+        The collective's timeline.
     memory : Slabs
-        Its memory for wires on the GPU.
+        The collective's memory for wires on the GPU.
     pinned : callable
-        Gives it host memory, in bytes, that stays until the next use of the same memory.
+        Returns host memory of the given bytes, valid until the collective's memory is used again.
     """
 
     def __init__(
@@ -278,13 +276,13 @@ class IPCTransport:
         self.nodes: Sequence[int] = host.nodes
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
-        if wire is not self._latest:  # of what goes to several ranks all are told the same
+        if wire is not self._latest:  # a wire sent to several ranks needs one notice
             self._latest, self._notice = wire, self._noted(wire)
         self._dests.add(dest)
         return self._tell(self._notice, dest, tag)
 
     def _noted(self, wire: Wire) -> bytes:
-        """Let others take a wire, and return the notice of it."""
+        """Make a wire readable by other ranks, and return its notice."""
         event, handle = self._links.leaving()
         copy = None
         notice = self._links.notice(wire.content, self._memory.slabs, handle)
@@ -309,8 +307,9 @@ class IPCTransport:
         return self._host.isend(message, dest, tag)
 
     def finish(self, tag: int) -> Steps:
-        """End the collective that has this tag: tell whose wires are taken, and hear who has taken this rank's, whose
-        memory is used again after that only.
+        """End the collective with this tag: exchange the events after which each rank reads no more.
+
+        This rank's memory for wires is used again only after the other ranks' events.
         """
         tag += _END
         event, handle = self._links.end()
@@ -330,7 +329,7 @@ class IPCTransport:
     recv_init = send_init
 
     def forget(self, message: Persistent) -> None:
-        """Give nothing back."""
+        """Do nothing."""
 
     def free(self) -> None:
-        """The host's transport and the links belong to somebody else."""
+        """Do nothing: the host's transport and the links belong to their creators."""

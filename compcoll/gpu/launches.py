@@ -1,6 +1,6 @@
-"""The launches of the CUDA programs: which kernel runs on which memory with which parameters.
+"""Descriptions of kernel launches: the kernel, its grid and its parameters.
 
-Nothing here needs a GPU or CuPy: pointers are integers, and whoever can launch CUDA kernels runs what is described.
+This module needs neither a GPU nor CuPy: pointers are integers, and a `compcoll.gpu.coder.Launcher` runs the launches.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ..kernels import _host
 from .programs import TILE, configuration, kernel_names, program
 
 MOST_WIRES = 16
-"""Wires that one launch adds up; sums of more take several launches, and `CodecLaunches.scratch_nbytes` bytes."""
+"""Most wires that one launch adds. Sums of more take several launches and `CodecLaunches.scratch_nbytes` bytes."""
 
 TILE_VALUES = 2048
-"""Values of which a thread block finds those that are wanted."""
+"""Values that a thread block of a selection searches."""
 
 CAST_TILE = 1024
-"""The same, of casts."""
+"""Values that a warp takes at a time in casts, instead of `TILE`."""
 
 _NO_WIRES = (0,) * MOST_WIRES
-_THREADS = 256  # of a thread block, where teams do not ask for fewer
-_TILE_THREADS = 128  # of a thread block whose warps take a tile each: small arrays need many
-_MOST_TABLE_BLOCKS = 2112  # thread blocks of kernels that first copy a table: enough for 132 processors
+_THREADS = 256  # of a thread block, unless it is one smaller team
+_TILE_THREADS = 128  # of a thread block whose warps take a tile each: few, so that small arrays make many blocks
+_MOST_TABLE_BLOCKS = 2112  # thread blocks of kernels that first copy a table: enough for 132 multiprocessors
 _MOST_BLOCKS = 2**31 - 1  # of a grid
 
 _PARAMETERS = struct.Struct(f"=qqQdQQdQQQQ8i{MOST_WIRES}Q")
-"""`Parameters` of kernels/device.h: nothing is padded."""
+"""`Parameters` of kernels/device.h, without padding."""
 
-_AS_BYTES = np.dtype(f"V{_PARAMETERS.size}")  # CuPy has NumPy describe arguments: of fields that takes 13 us a launch
+_AS_BYTES = np.dtype(f"V{_PARAMETERS.size}")  # opaque: CuPy describes arguments by NumPy, which for fields takes 13 us
 
 
 def parameters(
@@ -59,7 +59,7 @@ def parameters(
     wires: Sequence[int] = (),
     team: int = 0,
 ) -> Any:
-    """A kernel's argument."""
+    """Pack a kernel's argument, the structure `Parameters` of kernels/device.h."""
     packed = _PARAMETERS.pack(
         *(
             n,
@@ -90,11 +90,11 @@ class Launch(NamedTuple):
     function : str
         The kernel's name in its program.
     grid, block : int
-        Thread blocks, and threads of each.
+        Thread blocks, and threads of a block.
     shared_nbytes : int
         Dynamic shared memory of a thread block.
     arguments : tuple
-        Passed by value: one structure, a zero-dimensional array of NumPy's.
+        Arguments passed by value: one structure, as a zero-dimensional NumPy array.
     """
 
     function: str
@@ -105,7 +105,7 @@ class Launch(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """``add · scale + D(wires[0]) + …``, and how ``add`` is stored."""
+    """The sum ``add · scale + D(wires[0]) + …``, and the element type of ``add``."""
 
     add: int
     scale: float
@@ -118,49 +118,48 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def grid_of_eights(n: int) -> tuple[int, int]:
-    """Thread blocks, and threads of each, where a thread takes eight values."""
+    """Return the thread blocks and their threads if a thread takes eight values."""
     return min(_ceil_div(n, 8 * _THREADS), _MOST_BLOCKS), _THREADS
 
 
 def grid_of(n: int) -> tuple[int, int]:
-    """Thread blocks, and threads of each, where a thread takes one element after the other."""
+    """Return the thread blocks and their threads if a thread takes one element at a time."""
     return min(_ceil_div(n, _THREADS), _MOST_BLOCKS), _THREADS
 
 
 def team_of(block: int) -> int:
-    """Threads that work together on a block of so many values."""
+    """Return the number of threads in the team that works on a block of ``block`` values."""
     return min(_THREADS, 1 << (block // 8 - 1).bit_length())
 
 
 def grid_of_teams(n: int, block: int) -> tuple[int, int, int]:
-    """Thread blocks, threads of each, and the logarithm of a team, where teams take a block of values each."""
+    """Return the thread blocks, their threads, and log2 of a team's threads if a team takes a block of values."""
     team = team_of(block)
     threads = team if team > 32 else _THREADS
     return min(_ceil_div(n, block * (threads // team)), _MOST_BLOCKS), threads, team.bit_length() - 1
 
 
 class CodecLaunches:
-    """The launches of a codec bound to an element type: `compcoll.codecs.base.Coder` on integer device pointers, where
-    0 is none.
+    """Launches of a codec bound to an element type: `compcoll.codecs.base.Coder` on integer device pointers (0: none).
 
-    Pointers may have any alignment that their elements have; where arrays and wires begin at multiples of 16 bytes, as
-    what is allocated does, kernels run at full speed. A wire that is written must not overlap one that is read.
+    Pointers need only their elements' alignment. Kernels run at full speed if arrays and wires begin at multiples of 16
+    bytes, as allocated memory does. A wire that is written must not overlap a wire that is read.
 
     Parameters
     ----------
     kernel : tuple of str, int, int
         The codec and its two parameters.
     dtype : {"float16", "bfloat16", "float32", "float64"}
-        Elements of arrays. Residuals are float64 for float64, else float32.
+        Element type of arrays. Residuals are float64 for float64, else float32.
     variant, seed : int
-        The choice among a codec's ways, and that of its random numbers.
+        The codec's variant, and the seed of its random numbers.
     known : bool
-        Whether to take the program of this configuration alone, where there is one.
+        Whether to use the program of this configuration only, if there is one.
 
     Attributes
     ----------
     program : Program
-        That holds the kernels.
+        The program with the kernels.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class CodecLaunches:
         self._codec, self._first, self._second = kernel
         self._storage = DTYPES[dtype].precision
         self._computed = computed_on(dtype).name
-        # Host and device have one wire: its length, and what configurations there are, is written down once.
+        # Host and device share the wire format: only the host's code computes its length and checks parameters.
         coder = _host.Coder(self._codec, self._first, self._second, variant, seed, self._storage, 0)
         self.wire_nbytes = coder.wire_nbytes
         bits = coder.wire_nbytes(self._second) - coder.wire_nbytes(max(self._second - 8, 0))  # of 8 values, in bytes
@@ -177,14 +176,14 @@ class CodecLaunches:
         self._tile = 0 if alone is None or self._codec == "zfp" else CAST_TILE if self._codec == "cast" else TILE
         self.program = program(self._codec, self._computed, alone)
         self._block = {"cast": 1, "zfp": 4}.get(self._codec, self._second)
-        # Threads that work on one block of a codec that needs something of all its values.
+        # Blocked codecs first reduce all values of a block, which takes a team of threads.
         self._team = team_of(self._block) if self._block >= 8 else 1
         names = kernel_names(self._codec, self._computed)
         self._name = names[(self._first > 32) + (self._first > 64)] if self._codec == "zfp" else names[0]
         self._variant, self._seed = variant, seed
 
     def scratch_nbytes(self, n: int, wire_count: int) -> int:
-        """Bytes of scratch memory that a sum over so many wires needs."""
+        """Return the bytes of scratch memory for a sum over ``wire_count`` wires."""
         return n * DTYPES[self._computed].itemsize if wire_count > MOST_WIRES else 0
 
     def encode(
@@ -203,12 +202,12 @@ class CodecLaunches:
         *,
         scratch: int = 0,
     ) -> list[Launch]:
-        """Launches, in order, that write the wire of ``add · scale + D(wires[0]) + …``.
+        """Return the launches, in order, that write the wire of ``add · scale + D(wires[0]) + …``.
 
         Raises
         ------
         InvalidArgument
-            If there is nothing to sum, or no scratch memory where it is needed.
+            If there is nothing to sum, or required scratch memory is missing.
         """
         if n == 0:
             return []
@@ -223,7 +222,7 @@ class CodecLaunches:
     def decode(
         self, n: int, add: int, scale: float, wires: Sequence[int], out: int, *, scratch: int = 0
     ) -> list[Launch]:
-        """Launches, in order, that store ``add · scale + D(wires[0]) + …`` in ``out``, which may be ``add``."""
+        """Return the launches that store ``add · scale + D(wires[0]) + …`` in ``out``, which may be ``add``."""
         if n == 0:
             return []
         launches, terms = self._sum_of_many(n, add, scale, wires, scratch)
@@ -232,7 +231,7 @@ class CodecLaunches:
     def _sum_of_many(
         self, n: int, add: int, scale: float, wires: Sequence[int], scratch: int
     ) -> tuple[list[Launch], _Terms]:
-        """Launches that leave at most `MOST_WIRES` wires, and the terms that are then left."""
+        """Return launches that add all but `MOST_WIRES` wires, and the terms that remain."""
         if not add and not wires:
             raise InvalidArgument("nothing to sum: give an array or a wire")
         if len(wires) > MOST_WIRES and not scratch:
@@ -299,7 +298,7 @@ class CodecLaunches:
         return grid_of_teams(n, self._block)[:2]
 
     def _decode_grid(self, n: int) -> tuple[int, int]:
-        """Thread blocks, where a warp takes a tile, or each thread four values of ZFP, or eight of another codec."""
+        """Return the grid: a warp takes a tile, or a thread takes four values of ZFP or eight of another codec."""
         if self._tile:
             return min(_ceil_div(n, self._tile * _TILE_THREADS // 32), _MOST_BLOCKS), _TILE_THREADS
         if self._codec == "zfp":

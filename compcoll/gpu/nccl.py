@@ -1,4 +1,4 @@
-"""NCCL, by CuPy: bytes from GPU to GPU in a stream's order."""
+"""NCCL, by CuPy: messages from GPU to GPU in stream order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .watchdog import NCCLBase
 Array = Any
 Message = tuple[Array, int]
 
-with warnings.catch_warnings():  # CuPy's advice where there is none
+with warnings.catch_warnings():  # CuPy warns if NCCL is absent
     warnings.simplefilter("ignore")
     from cupy.cuda import nccl
 
 _OLDEST = 21000
-"""The version that averages and sends single messages: 2.10."""
+"""The oldest version with averages, 2.10. It also has point-to-point messages."""
 
 
 class NCCLTransport(NCCLBase):
@@ -27,9 +27,9 @@ class NCCLTransport(NCCLBase):
     Parameters
     ----------
     runtime : CudaRuntime
-        Of this rank's GPU.
+        The runtime of this rank's GPU.
     communicator : cupy.cuda.nccl.NcclCommunicator
-        Of all ranks.
+        The communicator of all ranks.
     """
 
     _runtime: CudaRuntime
@@ -73,12 +73,12 @@ class NCCLTransport(NCCLBase):
 
 
 class NCCL:
-    """The way in which a GPU joins others by NCCL (the contract is `compcoll.gpu.stream_transport.Bootstrap`).
+    """Creates NCCL communicators (the contract is `compcoll.gpu.stream_transport.Bootstrap`).
 
     Parameters
     ----------
     runtime : CudaRuntime
-        Of this rank's GPU.
+        The runtime of this rank's GPU.
     """
 
     name = "NCCL"

@@ -1,4 +1,4 @@
-"""The CUDA programs: their source, and how it is compiled. Nothing here needs a GPU, CuPy or a compiler."""
+"""The CUDA programs: their sources and compiler options. This module needs neither a GPU, CuPy nor a compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KERNELS = Path(__file__).parent.parent / "kernels"
 
 COMPUTED = ("float32", "float64")
 PROGRAMS = (*_host.codecs(), "integer_quantizer", "sparse")
-"""The programs compiled one by one: each codec's kernels, those of numbers added as they are, of sparsification."""
+"""The programs, which are compiled separately: each codec's kernels, integer quantizers, and sparsification."""
 
 _FUNCTIONS = {
     "integer_quantizer": (
@@ -27,19 +27,19 @@ _FUNCTIONS = {
     ),
 }
 TILE = 2048
-"""Values that a warp keeps in its registers, in programs of one configuration."""
+"""Values that a warp keeps in its registers, in programs for one configuration."""
 
 
 class Program(NamedTuple):
-    """CUDA C++ source and how to compile it, with NVRTC or nvcc.
+    """CUDA C++ source and its options for NVRTC or nvcc.
 
     Attributes
     ----------
     source : str
         The text of ``kernels/device.cu``, which includes headers.
     options : tuple of str
-        Include path, language, floating-point rules, a digest of all sources (a cache that knows the text and the
-        options alone stays right), and which codecs and types are wanted.
+        Include path, language standard, floating-point rules, codecs, types, and a digest of all sources. The digest
+        keeps caches correct that compare only text and options.
     functions : tuple of str
         Names of the kernels, ``extern "C"``.
     """
@@ -50,14 +50,14 @@ class Program(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """Parameters that a program may be compiled for, rather than told at each launch: those of kernels/device.h.
+    """Parameters of kernels/device.h that can be constants of a program rather than arguments of each launch.
 
     Attributes
     ----------
     first, second, variant, storage : int
-        The codec's parameters, its choice, and the element type of arrays; 0 where launches tell that.
+        The codec's parameters and variant, and the element type of arrays; storage 0 if launches pass that type.
     bits : int
-        Of a code.
+        Bits of a code.
     """
 
     first: int
@@ -68,10 +68,12 @@ class Configuration(NamedTuple):
 
 
 def configuration(codec: str, first: int, second: int, bits: int, variant: int, dtype: str) -> Configuration | None:
-    """Tell what to compile a codec's program for: nothing where a warp cannot hold its blocks, a round of 128 values
-    at a time, and eight rounds of codes of one bit, two of those with random numbers. ``bits`` is the length of a code.
+    """Return the configuration to compile a codec's program for; None if a warp cannot hold its blocks.
+
+    A warp works in rounds of 128 values. A block needs at least one round, two with codes of 2 or 4 bits or with random
+    numbers, or eight with codes of 1 bit. ``bits`` is the length of a code.
     """
-    # Sums of many wires hand on float32, whatever the elements are.
+    # Sums of many wires take several launches, which pass on float32 even if the elements are halves.
     storage = DTYPES[dtype].precision if dtype == "float32" else 0
     if computed_on(dtype).name != "float32":
         return None
@@ -84,7 +86,7 @@ def configuration(codec: str, first: int, second: int, bits: int, variant: int, 
 
 
 def kernel_names(codec: str, computed: str) -> list[str]:
-    """List the names of a codec's kernels: those of ZFP by how many bits a block may have."""
+    """Return the names of a codec's kernels; ZFP has one for each maximum of a block's bits."""
     if codec != "zfp":
         return [codec]
     return ["zfp32", "zfp64", "zfp128" if computed == "float32" else "zfp256"]
@@ -92,7 +94,7 @@ def kernel_names(codec: str, computed: str) -> list[str]:
 
 @functools.cache
 def _source() -> tuple[str, str]:
-    """The program's text, and a digest of all that it may include."""
+    """Return the program's text, and a digest of it and all headers."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(KERNELS.glob("*.h")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -103,12 +105,12 @@ def _source() -> tuple[str, str]:
 
 @functools.cache
 def program(codec: str | None = None, computed: str | None = None, known: Configuration | None = None) -> Program:
-    """The CUDA program of one of `PROGRAMS` and one of `COMPUTED`, or of all; or that of one configuration.
+    """Return the CUDA program of one of `PROGRAMS` and one of `COMPUTED`, by default of all; or of one configuration.
 
-    A program of all kernels takes a minute to compile; one of a codec and a type takes seconds.
+    A program of all kernels takes a minute to compile; a program of one codec and type takes seconds.
     """
     codecs = PROGRAMS if codec is None else (codec,)
-    own = ("cast", "zfp", *_FUNCTIONS)  # the others have blocks, and their kernels are alike
+    own = ("cast", "zfp", *_FUNCTIONS)  # the other codecs have blocks and share their kernels
     part = [] if codec is None else [f"-DCOMPCOLL_{codec.upper()}" if codec in own else f"-DCOMPCOLL_BLOCKS={codec}"]
     types = COMPUTED if computed is None else (computed,)
     source, digest = _source()

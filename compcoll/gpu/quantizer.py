@@ -1,6 +1,6 @@
-"""Values as numbers that any allreduce adds, by CUDA kernels (the contract is `compcoll.codecs.base.IntegerQuantizer`).
+"""Integer quantizers by CUDA kernels (the contract is `compcoll.codecs.base.IntegerQuantizer`).
 
-Nothing here needs a GPU or CuPy: a `Launcher` runs what is described.
+This module needs neither a GPU nor CuPy: a `Launcher` runs the launches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = Any
 
 
 class _OnDevice(Blocks):
-    """The part of an integer quantizer that kernels do."""
+    """The kernels of an integer quantizer."""
 
     def _bind(self, launcher: Launcher, kind: str, first: int, size: int, dtype: str) -> None:
         self._launcher, self._kind = launcher, kind
@@ -64,7 +64,7 @@ class _OnDevice(Blocks):
 
 
 class DeviceIntegers(InIntegers, _OnDevice):
-    """Values as integers on a device, as `compcoll.host.quantizer.Integers` makes them."""
+    """Quantizer of values to integers on a device, as `compcoll.host.quantizer.Integers`."""
 
     def __init__(self, launcher: Launcher, bits: int, levels: int, block: int, dtype: str) -> None:
         super().__init__(bits, levels, block, dtype)
@@ -72,7 +72,7 @@ class DeviceIntegers(InIntegers, _OnDevice):
 
 
 class DeviceVotes(InVotes, _OnDevice):
-    """Signs as counting numbers on a device, as `compcoll.host.quantizer.Votes` makes them."""
+    """Quantizer of values to votes (signs) on a device, as `compcoll.host.quantizer.Votes`."""
 
     def __init__(self, launcher: Launcher, ranks: int, block: int, dtype: str) -> None:
         super().__init__(ranks, block, dtype)
@@ -80,7 +80,7 @@ class DeviceVotes(InVotes, _OnDevice):
 
 
 class DeviceNumberCoder:
-    """Moves numbers and combines them: as `compcoll.host.quantizer.NumberCoder`."""
+    """Coder that moves and combines numbers on a device, as `compcoll.host.quantizer.NumberCoder`."""
 
     fixed_size = True
     knows_decoded = False

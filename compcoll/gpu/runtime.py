@@ -23,15 +23,15 @@ from .programs import Program
 Array = Any
 
 _NOT_READY = 600
-"""CUDA's cudaErrorNotReady: of an event that is still to come."""
+"""CUDA's cudaErrorNotReady: the event is not complete."""
 
 
 _FIRST = -5
-"""The highest priority of a stream that any GPU has; CUDA makes of it the highest that this one has."""
+"""The highest stream priority of any GPU. CUDA clamps it to this GPU's range."""
 
 
 class _Done:
-    """An event as something that the host waits for."""
+    """An event as a request on which the host waits."""
 
     __slots__ = ("_event",)
 
@@ -42,10 +42,10 @@ class _Done:
         use_thread_local_capture_mode()
         status = api.eventQuery(self._event.ptr)
         try:
-            # This resets CUDA's last error, which PyTorch would raise where it shares CuPy's libcudart.
+            # This resets CUDA's last error. PyTorch would raise it if it shares libcudart with CuPy.
             api.check_status(status)
         except api.CUDARuntimeError:
-            if status != _NOT_READY:  # of a kernel that has failed: `Event.done` would be False for ever
+            if status != _NOT_READY:  # a kernel has failed: `Event.done` would be False for ever
                 raise
             return False
         return True
@@ -55,11 +55,11 @@ class _Done:
 
 
 _warned: set[str] = set()
-"""The GPU architectures for which a warning has said why no program was compiled for all ranks of the node."""
+"""The GPU architectures for which a failed compilation was already warned of."""
 
 
 def _made(program: Program, arch: str) -> list[Path]:
-    """Get what some rank of the node compiles; nothing where it cannot: CuPy's compiler may be newer."""
+    """Compile a program once for the node. Return no path if this fails: CuPy's compiler may be newer."""
     try:
         path = cubins.make(program, arch)
     except UnsupportedDevice as error:
@@ -75,10 +75,10 @@ def _address(array: Array) -> int:
 
 
 class _Current:
-    """Makes a GPU the thread's current one, inside a block.
+    """Context manager that makes a GPU the thread's current one.
 
-    Afterwards it is again the one before, but not in a thread of compcoll's: to go back to a GPU that nobody here has
-    used makes a context there, of hundreds of megabytes (https://github.com/pytorch/pytorch/issues/94864).
+    The previous GPU is restored at exit, except in compcoll's own threads: selecting an unused GPU creates a context of
+    hundreds of megabytes there (https://github.com/pytorch/pytorch/issues/94864).
     """
 
     def __init__(self, index: int) -> None:
@@ -117,7 +117,7 @@ class CudaRuntime:
         self.launching = self.stream()
 
     def place(self) -> bytes:
-        """16 bytes that tell this GPU from all others, of other machines, too."""
+        """Return 16 bytes that identify this GPU among those of all machines."""
         # CuPy returns the UUID, a char[16], as a C string, which ends at the first zero byte.
         uuid = api.getDeviceProperties(self.device.id)["uuid"]
         return blake2b(uuid + api.deviceGetPCIBusId(self.device.id).encode(), digest_size=16).digest()
@@ -145,24 +145,24 @@ class CudaRuntime:
                 api.memcpyAsync(_address(target), _address(source), nbytes, api.memcpyDefault, stream.ptr)
 
     def device_bytes(self, nbytes: int) -> Array:
-        """Memory by cudaMalloc itself: MPI cannot share between processes what comes from pools."""
+        """Allocate by cudaMalloc: MPI cannot share memory of pools between processes."""
         with self.current:
             memory = cupy.cuda.Memory(max(nbytes, 1))
             return cupy.ndarray(nbytes, np.uint8, cupy.cuda.MemoryPointer(memory, 0))
 
     def pinned_bytes(self, nbytes: int) -> Array:
-        """Host memory that the GPU copies from and to by itself."""
+        """Allocate pinned host memory."""
         with self.current:
             memory = cupy.cuda.PinnedMemory(max(nbytes, 1))
             return np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
 
     @staticmethod
     def address(array: Array | None) -> int:
-        """Tell where an array in GPU memory begins; 0 for none."""
+        """Return the address of an array in GPU memory; 0 for None."""
         return 0 if array is None else int(array.data.ptr)
 
     def scratch(self, nbytes: int) -> int:
-        """Memory for kernels on the stream of the moment, which use it one after the other."""
+        """Return the address of scratch memory of the current stream. Its kernels use it one after the other."""
         if not nbytes:
             return 0
         held = self._scratch.get(self.launching.ptr)
@@ -184,8 +184,9 @@ class CudaRuntime:
         return self._functions[key]
 
     def _load(self, program: Program) -> cupy.RawModule:
-        """Load machine code that is kept; else what one rank of the node compiles, or, without a compiler or a folder
-        of our own, what CuPy does.
+        """Load a program's cached machine code, or compile it once for the node.
+
+        Without a compiler or a writable folder, CuPy compiles it in each rank.
         """
         arch = self.device.compute_capability
         for paths in (cubins.kept, _made):
@@ -193,7 +194,7 @@ class CudaRuntime:
                 module = cupy.RawModule(path=str(path))
                 try:
                     module.compile()
-                except (cupy.cuda.driver.CUDADriverError, OSError):  # of a compiler newer than the driver
+                except (cupy.cuda.driver.CUDADriverError, OSError):  # built by a compiler newer than the driver
                     continue
                 return module
         return cupy.RawModule(code=program.source, options=program.options)

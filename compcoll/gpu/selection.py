@@ -1,7 +1,7 @@
-"""Sparsification of values in a device's memory (the contract is `compcoll.codecs.sparse.sparsifier.Selection`).
+"""Sparsification of values in device memory (the contract is `compcoll.codecs.sparse.sparsifier.Selection`).
 
-Passes over a whole buffer are kernels. What they find, and what others send, is little: indices and values are in host
-memory, where wires are written and read as those of the host's own arrays.
+Kernels make the passes over whole buffers. The few selected indices and values are in host memory, and so are those
+received from other ranks; wires are written and read there as for host arrays.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ Array = Any
 HostArray = npt.NDArray[Any]
 
 _INDEX = np.dtype(np.uint32)
-_LANES_NBYTES, _BLOCK_NBYTES = 256, 65536  # of values: `moment_lanes` and `moment_values` of kernels/sparse.h
+_LANES_NBYTES, _BLOCK_NBYTES = 256, 65536  # bytes of values: `moment_lanes` and `moment_values` of kernels/sparse.h
 
 
 class Passes(Protocol):
-    """A device's kernels for float32 or float64, on arrays of its own: what they do is done later."""
+    """A device's asynchronous kernels on its arrays of float32 or float64."""
 
     def moments(self, values: Array, sums: Array) -> None:
-        """Compute, for each lane of each block, of the finite values: sum, sum of magnitudes, of squares, largest."""
+        """Compute for each lane of each block, of the finite values: sum, absolute sum, sum of squares, largest."""
 
     def sample(self, values: Array, sampled: Array) -> None: ...
 
     def find(
         self, values: Array, threshold: float, variances: Array | None, alpha: float, indices: Array, count: Array
     ) -> None:
-        """The first indices of what is above a threshold, or unambiguous, too, and how many there are."""
+        """Store the first indices of values above a threshold (with ``variances``: unambiguous ones), and the count."""
 
     def take(self, values: Array, indices: Array, taken: Array) -> None: ...
 
     def put(self, indices: Array | None, values: Array | None, out: Array) -> None:
-        """Store ``out[indices] = values``; all of them, where no indices, and 0, where no values are given."""
+        """Store ``out[indices] = values``; without indices in all of ``out``, without values 0."""
 
     def add(self, indices: Array, values: Array, out: Array) -> None: ...
 
@@ -53,7 +53,7 @@ class Passes(Protocol):
 
 
 class SelectionKernels:
-    """`Passes` by CUDA kernels. Nothing here needs a GPU or CuPy."""
+    """`Passes` by CUDA kernels. This class needs neither a GPU nor CuPy."""
 
     def __init__(self, launcher: Launcher, dtype: str) -> None:
         self._launcher = launcher
@@ -74,7 +74,7 @@ class SelectionKernels:
         tiles = -(-values.size // TILE_VALUES)
         grid = tiles, TILE_VALUES // 8
         counts = self._launcher.scratch(4 * tiles + tiles * TILE_VALUES // 8)
-        met = counts + 4 * tiles  # a byte for each thread: its values are read once
+        met = counts + 4 * tiles  # a byte for each thread, so that values are read only once
         told: dict[str, Any] = {
             "add": values,
             "residual": variances,
@@ -131,16 +131,16 @@ class SelectionKernels:
 
 
 class Exchange:
-    """Memory of one collective on a device, and what goes to and from the host in that collective's order.
+    """Device memory of one collective, and its copies to and from the host, in the collective's order.
 
     Parameters
     ----------
     timeline : Timeline
-        Of the collective.
+        The collective's timeline.
     take, pinned : callable
-        Give memory of the device, and host memory that it copies from and to, in bytes.
+        Return device memory, and pinned host memory, of the given bytes.
     seconds : float
-        What is launched on the device may take so long.
+        Time limit of what is launched on the device.
     """
 
     def __init__(
@@ -152,19 +152,19 @@ class Exchange:
         self._seconds = seconds
 
     def launching(self) -> None:
-        """Let the next kernels come after the caller's work, and after each other."""
+        """Order the next kernels after the caller's work and after each other."""
         self._timeline.encoding((), of_result=False)
 
     def room(self, n: int, dtype: npt.DTypeLike) -> Array:
         return self._take(n * np.dtype(dtype).itemsize).view(dtype)
 
     def download(self, array: Array) -> HostArray:
-        """Wait for the kernels before, which are this collective's and short.
+        """Wait for the collective's preceding kernels, which are short, and copy an array to the host.
 
         Raises
         ------
         PeerTimeout
-            If they do not end in time.
+            If the kernels do not end in time.
         """
         copy: HostArray = self._pinned(array.nbytes).view(array.dtype)
         if copy.size:
@@ -180,19 +180,18 @@ class Exchange:
 
 
 class DeviceSelection:
-    """The passes over buffers on a device, for one collective; over samples and the like, which are on the host, the
-    host's.
+    """Selection in device buffers, for one collective. Samples and other small arrays are on the host and use its code.
 
     Parameters
     ----------
     host : HostSelection
-        For values of the same type.
+        Selection on the host, for values of the same type.
     passes : Passes
-        The device's.
+        The device's kernels.
     cast : Coder
-        Of the values to what they are: multiplies and adds.
+        Cast of the values to their own type, which multiplies and adds.
     exchange : Exchange
-        Of the collective.
+        The collective's memory and copies.
     """
 
     def __init__(self, host: HostSelection, passes: Passes, cast: Any, exchange: Exchange) -> None:
@@ -263,7 +262,7 @@ class DeviceSelection:
         self._launching().find(values, threshold, variances, alpha, indices, count)
         return indices, int(self._exchange.download(count)[0])
 
-    # Where no threshold can be found, and of buffers shorter than a sample, the choice is made on the host.
+    # The host selects from buffers shorter than a sample, and if no threshold can be found.
 
     def kth_largest(self, values: Array, k: int) -> float:
         return self._host.kth_largest(self._fetched(values), k)
@@ -317,16 +316,16 @@ class DeviceSelection:
 
 
 class SparseDevice:
-    """A device as sparsifiers need it, for one collective.
+    """Device for sparsifiers, for one collective.
 
     Parameters
     ----------
     device : CudaDevice
-        Where buffers are.
+        Holds the buffers.
     host : HostDevice
-        Where wires are.
+        Holds the wires.
     exchange : Exchange
-        Of the collective.
+        The collective's memory and copies.
     """
 
     def __init__(self, device: Any, host: Any, exchange: Exchange) -> None:
@@ -346,8 +345,9 @@ class SparseDevice:
 
 
 class _InOrder:
-    """A device's coder, launched in a collective's order. A wire that is written may be one that is added: of casts
-    each thread reads what it writes.
+    """A device's coder, launched in a collective's order.
+
+    An encode may write a wire that it also adds: in casts each thread reads what it writes.
     """
 
     def __init__(self, coder: Any, exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""Wires that go from GPU to GPU in the order of a stream, so that no host waits for them: by NCCL, for one."""
+"""Messages from GPU to GPU in stream order, for which no host waits, for example by NCCL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Array = Any
 Stream = Any
 Event = Any
 Message = tuple[Array, int]
-"""Bytes in a GPU's memory, and the other rank."""
+"""Bytes in GPU memory, and the other rank."""
 
 
 class GpuTransport(Protocol):
-    """Carries bytes between the GPUs of some ranks. All ranks give it the same work in the same order.
+    """Transport between the GPUs of some ranks. All ranks start the same operations in the same order.
 
     Attributes
     ----------
@@ -29,58 +29,58 @@ class GpuTransport(Protocol):
     name: str
 
     def exchange(self, leaving: Sequence[Message], arriving: Sequence[Message], stream: Stream) -> None:
-        """Put messages on a stream, all at once; those between two ranks come in the order in which they are sent."""
+        """Put messages on a stream as one group. Messages between two ranks match in the order given."""
 
     def allreduce(self, x: Array, out: Array, dtype: str, *, mean: bool, stream: Stream) -> None:
-        """Put its own allreduce on a stream; ``out`` may be ``x``."""
+        """Put the library's own allreduce on a stream; ``out`` may be ``x``."""
 
     def watch(self, event: Event, what: str, seconds: float) -> None:
-        """See to it that the event comes in so many seconds; if not, end all that is under way, and keep the error."""
+        """Abort all pending work and keep an error if the event does not complete within ``seconds``."""
 
     def check(self) -> None:
-        """Raise the error that was kept, if there is one."""
+        """Raise the kept error, if there is one."""
 
     def free(self, seconds: float) -> None:
-        """Give back what it has, together with the other ranks; without them, if they do not come in time."""
+        """Release all resources together with the other ranks, or alone if these do not arrive within ``seconds``."""
 
 
 class Bootstrap(Protocol):
-    """The way in which one rank's GPU joins others.
+    """Creates the transport between one rank's GPU and those of other ranks.
 
     Attributes
     ----------
     name : str
-        Of what carries.
+        The transport's name.
     """
 
     name: str
 
     def identity(self) -> tuple[int, bytes]:
-        """The version of what carries, and 16 bytes that tell this GPU from all others.
+        """Return the library's version, and 16 bytes that identify this GPU.
 
         Raises
         ------
         UnsupportedDevice
-            If it cannot be used here.
+            If the library cannot be used here.
         """
 
     def unique_id(self) -> bytes:
-        """128 bytes, made by one rank, with which all join."""
+        """Create the 128 bytes with which all ranks join; one rank calls this."""
 
     def join(self, ranks: int, unique_id: bytes, rank: int) -> GpuTransport:
-        """Join; returns when all ranks have."""
+        """Join the other ranks; return when all have joined."""
 
 
 @runtime_checkable
 class HasBootstrap(Protocol):
-    """A transport whose ranks' GPUs join each other in a way of its own."""
+    """A transport with its own bootstrap between GPUs."""
 
     def bootstrap(self, device: Any) -> Bootstrap:
-        """The way of one rank's GPU, which `compcoll.devices` has as a device."""
+        """Return the bootstrap of this rank's GPU, a `compcoll.gpu.device.CudaDevice`."""
 
 
 class _Message:
-    """A message of a phase, all of which go at once when the first is asked for."""
+    """A message of a phase. The first test of any of them starts all."""
 
     __slots__ = ("_go",)
 
@@ -88,25 +88,25 @@ class _Message:
         self._go = go
 
     def Test(self) -> bool:
-        """Put the phase on the stream: kernels, not the host, wait for it."""
+        """Put the phase on the stream and return True: kernels, not the host, wait for it."""
         self._go()
         return True
 
 
 class StreamTransport:
-    """One collective's messages in the order of a stream, for algorithms whose phases have a tag each.
+    """One collective's messages in stream order, for algorithms that use one tag for each phase.
 
-    What is sent and received under one tag is put on the stream at once, when an algorithm asks for the first of it.
-    So all of a phase must be started before any of it is waited for, as `compcoll.algorithms.direct` does.
+    All messages with one tag are put on the stream together when the first of them is tested. So an algorithm must
+    start all messages of a phase before it waits for any of them, as `compcoll.algorithms.direct` does.
 
     Parameters
     ----------
     gpu_transport : GpuTransport
-        Between the ranks' GPUs.
+        The transport between the ranks' GPUs.
     timeline : Timeline
-        Of the collective.
+        The collective's timeline.
     rank, size, nodes
-        As of `Transport`.
+        As in `Transport`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class StreamTransport:
     recv_init = send_init
 
     def forget(self, message: Persistent) -> None:
-        """Give nothing back."""
+        """Do nothing."""
 
     def free(self) -> None:
-        """The carrier belongs to somebody else."""
+        """Do nothing: the GPU transport belongs to its creator."""

@@ -1,10 +1,10 @@
-"""The order of kernels and copies on a device whose work is done later: each one's stream, and what it waits for.
+"""The order of kernels and copies on an asynchronous device: the stream of each, and the events it waits for.
 
-Kernels that encode, and those that add, go to one stream: decode, add and encode again need no wait between them.
-Finished chunks are decoded on several others, and what goes from GPU to GPU has one. With staging, wires are copied to
-and from pinned host memory on two more streams, while kernels go on.
+Kernels that encode or add share one stream, so that decode, add and encode again need no wait between them. Finished
+chunks are decoded on several other streams, and messages from GPU to GPU have one. With staging, two more streams copy
+wires to and from pinned host memory while kernels run.
 
-Nothing here knows the hardware: `Runtime` does, of which `compcoll.gpu.runtime` has one.
+This module is independent of the hardware, which a `Runtime` implements (`compcoll.gpu.runtime`).
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ _DECODE_STREAMS = 3
 
 
 class Runtime(Protocol):
-    """A device's streams and events. What is put on a stream is done in that order, at some later time.
+    """A device's streams and events. Work on a stream runs asynchronously and in order.
 
     Attributes
     ----------
     launching : Stream
-        Where the device's coders launch their kernels.
+        The stream on which the device's coders launch kernels.
     """
 
     launching: Stream
 
     def stream(self) -> Stream:
-        """A new stream, in no order with others, whose work comes before that of the caller's own streams."""
+        """Create a stream, independent of others and with a higher priority than the caller's streams."""
 
     def record(self, stream: Stream, event: Event | None = None) -> Event:
-        """Record an event, a new one or that one again: it tells that everything put on a stream so far is done."""
+        """Record an event, a new one by default: it completes when all work put on the stream so far is done."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Let what is put on a stream from now on be done after the event. The host goes on."""
+        """Make later work on a stream wait for the event. The host does not wait."""
 
     def pending(self, event: Event) -> Pending:
-        """The event as something that the host waits for."""
+        """Return the event as a request on which the host can wait."""
 
     def copy(self, source: Array, target: Array, nbytes: int, stream: Stream) -> None:
-        """Copy bytes, between memory of the device and pinned host memory, when the stream's turn comes."""
+        """Copy bytes between device memory and pinned host memory, in stream order."""
 
     def address(self, array: Array) -> int:
-        """Tell where an array on the device begins."""
+        """Return the address of an array on the device."""
 
     def device_bytes(self, nbytes: int) -> Array:
-        """Allocate memory of the device, in one piece."""
+        """Allocate device memory, in one piece."""
 
     def pinned_bytes(self, nbytes: int) -> Array:
-        """Allocate host memory that the device copies from and to by itself."""
+        """Allocate pinned host memory."""
 
 
 class Landing(Protocol):
-    """A wire as seen from here: what `compcoll.transports.base.Wire` is.
+    """The attributes of `compcoll.transports.base.Wire` that streams need.
 
     Attributes
     ----------
     staging : Landing or None
-        The wire in pinned host memory by which this one in device memory travels.
+        The pinned host memory through which this wire in device memory travels.
     ready : Event or None
-        After which the bytes are there; None: they are.
+        The event after which the bytes are there; None if they already are.
     """
 
     buffer: Array
@@ -81,7 +81,7 @@ class Streams:
     Parameters
     ----------
     runtime : Runtime
-        Of the device.
+        The device's runtime.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -94,22 +94,22 @@ class Streams:
 
 
 class Ending:
-    """The end of a collective, after which streams of the caller's shall come.
+    """The end of a collective, for which the caller's streams wait.
 
-    The stream of the call comes after it in any case, since the memory of the arrays may be used again in its order.
+    The stream of the call waits in any case, since the arrays' memory may be used again in its order.
 
     Parameters
     ----------
     runtime : Runtime
-        Of the device.
+        The device's runtime.
     caller : Stream
-        Of the call.
+        The stream of the call.
     events : tuple of Event
-        All that must have come.
+        The events that end the collective.
     arrays : tuple of array
-        What the collective reads and writes, kept until then.
+        The arrays that the collective reads and writes, kept alive until then.
     last : Event or None
-        After the last messages from GPU to GPU.
+        The event after the last messages from GPU to GPU.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Ending:
         self.last: Event | None = None
 
     def order(self, *streams: Stream) -> None:
-        """Let what is put from now on on the caller's stream, and on these, be done afterwards."""
+        """Make later work on the caller's stream, and on these streams, wait for the end."""
         caller, self._caller = self._caller, None
         for stream in streams if caller is None or caller in streams else (caller, *streams):
             for event in self._events:
@@ -130,24 +130,24 @@ class Ending:
         self._arrays = ()
 
     def __del__(self) -> None:
-        if self._caller is not None:  # nobody waited
-            with contextlib.suppress(Exception):  # at the interpreter's end
+        if self._caller is not None:  # the request was dropped without a wait
+            with contextlib.suppress(Exception):  # at interpreter shutdown
                 self.order()
 
 
 class Timeline:
-    """The order of one collective's kernels and copies among themselves and in the caller's stream.
+    """The order of one collective's kernels and copies, among themselves and with the caller's stream.
 
     Parameters
     ----------
     streams : Streams
-        Of the communicator.
+        The communicator's streams.
     caller : Stream
-        The caller's, at the call.
+        The caller's stream.
     before : Event
-        What comes before it.
+        The event after the caller's preceding work.
     stage : callable, optional
-        Gives pinned host memory, in bytes: for transports that cannot send the device's.
+        Returns pinned host memory of the given bytes; for transports that cannot send device memory.
     """
 
     def __init__(self, streams: Streams, caller: Stream, before: Event, stage: Callable[[int], Array] | None) -> None:
@@ -162,7 +162,7 @@ class Timeline:
         self._last_messages: Event | None = None
 
     def _enter(self, stream: Stream, terms: Sequence[Landing]) -> None:
-        """Let the next kernel be launched on a stream, after the caller's work and the arrival of some wires."""
+        """Launch the next kernels on a stream, after the caller's work and the arrival of some wires."""
         if stream not in self._used:
             self._used.append(stream)
             self._runtime.wait(stream, self._before)
@@ -172,7 +172,7 @@ class Timeline:
         self._runtime.launching = stream
 
     def encoding(self, terms: Sequence[Landing], *, of_result: bool) -> None:
-        """Prepare for an encode of some wires' sum; ``of_result``: and of values that may have been decoded."""
+        """Prepare to encode the sum of some wires; ``of_result``: and of values that other streams may have decoded."""
         encode = self._streams.encode
         self._enter(encode, terms)
         if of_result:
@@ -181,7 +181,7 @@ class Timeline:
                     self._runtime.wait(encode, self._runtime.record(stream))
 
     def encoded(self, wire: Landing) -> None:
-        """End an encode: with staging, copy what it wrote to pinned memory."""
+        """Mark the end of an encode; with staging, copy its wire to pinned memory."""
         runtime = self._runtime
         wire.ready = runtime.record(self._streams.encode)
         if wire.staging is not None:
@@ -192,12 +192,12 @@ class Timeline:
             self._last_read = wire.staging.ready
 
     def departing(self, wire: Landing) -> Pending | None:
-        """Return what the host waits for before it sends a wire; None: its bytes are there."""
+        """Return the event on which the host waits before it sends a wire; None if the bytes are already there."""
         event = wire.ready if wire.staging is None else wire.staging.ready
         return None if event is None else self._runtime.pending(event)
 
     def decoding(self, terms: Sequence[Landing], *, adding: bool) -> None:
-        """Prepare for a decode; ``adding``: to this rank's values."""
+        """Prepare to decode some wires; ``adding``: and add them to this rank's values."""
         if adding:
             self._enter(self._streams.encode, terms)
             return
@@ -205,25 +205,25 @@ class Timeline:
         self._enter(self._streams.decode[self._ticket % _DECODE_STREAMS], terms)
 
     def arrived(self, wire: Landing) -> None:
-        """Take a wire that has come to its pinned memory to the device."""
+        """Copy a wire that has arrived in its pinned memory to the device."""
         inward = self._streams.inward
         wire.nbytes = wire.staging.nbytes
         self._runtime.copy(wire.staging.buffer, wire.buffer, wire.nbytes, inward)
         wire.ready = self._runtime.record(inward)
 
     def exchanging(self, leaving: Sequence[Landing] = ()) -> Stream:
-        """Give the stream of what goes from GPU to GPU, for messages that come after the encoding of these wires."""
+        """Return the stream of messages from GPU to GPU, ordered after the encoding of these wires."""
         self._enter(self._streams.between, leaving)
         return self._streams.between
 
     def exchanged(self, arriving: Sequence[Landing]) -> None:
-        """End messages: whoever decodes these wires waits for them, and not the host."""
+        """Mark the end of messages. Kernels that decode these wires wait for them; the host does not."""
         event = self._last_messages = self._runtime.record(self._streams.between)
         for wire in arriving:
             wire.ready = event
 
     def leaving(self, wire: Landing, event: Event, copy: Array | None = None) -> None:
-        """Record an event of several processes, after which others may take a wire, or a copy of it."""
+        """Record an interprocess event, after which other ranks may read a wire, or its copy."""
         outward = self._streams.outward
         if copy is not None:
             self._enter(outward, (wire,))
@@ -233,7 +233,7 @@ class Timeline:
         self._runtime.record(outward, event)
 
     def take(self, wire: Landing, source: Array, event: Event) -> None:
-        """Copy a wire from memory of another process, after that one's event."""
+        """Copy a wire from another process's memory, after that process's event."""
         inward = self._streams.inward
         self._runtime.wait(inward, event)
         wire.nbytes = source.nbytes
@@ -241,42 +241,40 @@ class Timeline:
         wire.ready = self._runtime.record(inward)
 
     def taken(self, event: Event) -> None:
-        """Record an event of several processes, after which nothing is taken from others any more."""
+        """Record an interprocess event, after which this rank no longer reads other ranks' memory."""
         self._runtime.record(self._streams.inward, event)
 
     def given(self, event: Event) -> None:
-        """Keep the wires' memory until another process's event, after which it takes none of them any more."""
+        """Keep the wires' memory until another process's event, after which that process no longer reads it."""
         between = self._streams.between
         self._runtime.wait(between, event)
         self._last_read = self._runtime.record(between)
 
     def fetch(self, source: Array, target: Array) -> Pending:
-        """Copy an array of the caller's to pinned memory."""
+        """Copy one of the caller's arrays to pinned memory."""
         stream = self._streams.encode
         self._enter(stream, ())
         self._runtime.copy(source, target, target.nbytes, stream)
         return self._runtime.pending(self._runtime.record(stream))
 
     def store(self, source: Array, target: Array) -> None:
-        """Copy pinned memory, or another array, to an array of the caller's."""
+        """Copy pinned memory, or another array, to one of the caller's arrays."""
         stream = self._streams.encode
         self._enter(stream, ())
         self._runtime.copy(source, target, source.nbytes, stream)
 
     def allocated(self, allocate: Callable[[Stream], Array]) -> Array:
-        """Memory from the caller's stream, after what was done there with that memory before."""
+        """Allocate memory on the caller's stream, and order later work after the memory's previous use there."""
         memory = allocate(self._caller)
         self._before = self._runtime.record(self._caller)
         self._used.clear()
         return memory
 
     def end(self, *arrays: Array) -> tuple[Ending, list[Pending]]:
-        """The end of everything, on arrays of the caller's; and what must be done before the wires' memory is used
-        again.
-        """
+        """Return the collective's end, and the requests to wait for before the wires' memory is used again."""
         events = [self._runtime.record(stream) for stream in self._used]
         ending = Ending(self._runtime, self._caller, tuple(events), arrays)
         ending.last = self._last_messages
-        if self._last_read is not None:  # of a wire that was not sent, perhaps
+        if self._last_read is not None:  # the wire was perhaps not sent, so nothing else waited for the copy
             events.append(self._last_read)
         return ending, [self._runtime.pending(event) for event in events]

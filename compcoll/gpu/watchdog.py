@@ -1,4 +1,4 @@
-"""A watch over a GPU's stream, for which no wait of the host stands, and over what carries bytes between GPUs."""
+"""Watchdogs over GPU streams for which no host waits, and over the transport between GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..pending import THREADS, Pending
 
 Event = Any
 _SECONDS_BETWEEN_POLLS = 0.02
-_SECONDS_WITHOUT_WORK = 10.0  # after which the thread ends, until there is some again
+_SECONDS_WITHOUT_WORK = 10.0  # after which the thread ends, until work is added again
 
 
 class _Watched(NamedTuple):
@@ -25,23 +25,23 @@ class _Watched(NamedTuple):
 
 
 class Watchdog:
-    """A thread that looks after work of a stream, which ends in order, and ends what does not end by itself.
+    """A thread that polls the work of a stream, which completes in order, and aborts it after a time limit.
 
     Parameters
     ----------
     name : str
-        Who works, for errors.
+        The library that works, for errors.
     look : callable
-        Raises the error of whoever works, if there is one.
+        Raises the library's error, if there is one.
     abort : callable
-        Ends all that was given to it.
+        Aborts all work.
     entered : callable
-        Makes what the thread needs, for as long as it runs.
+        Returns a context manager, entered while the thread runs.
 
     Attributes
     ----------
     error : CompcollError or None
-        What went wrong. Nothing more must be given to it then.
+        The first error. No more work must be added then.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Watchdog:
         self.error: CompcollError | None = None
 
     def add(self, done: Pending, what: str, seconds: float) -> None:
-        """Look after work whose end ``done`` tells; it may take so many seconds from when all before it has ended."""
+        """Watch work that ends with ``done``, within ``seconds`` after all earlier work has ended."""
         with self._lock:
             self._under_way.append(_Watched(done, what, seconds))
             if self._running:
@@ -68,19 +68,19 @@ class Watchdog:
             self._running = True
         try:
             threading.Thread(target=self._run, name=f"{THREADS}watch", daemon=True).start()
-        except RuntimeError:  # the system gives no more: nobody looks
+        except RuntimeError:  # the system has no more threads
             self._running = False
             raise
 
     def finish(self, seconds: float) -> bool:
-        """Wait until nothing is under way and nobody looks any more, for so many seconds; tell whether that is so."""
+        """Wait up to ``seconds`` until all work and the thread have ended; return whether they have."""
         with self._lock:
             self._ending = True
             self._lock.notify_all()
             return self._lock.wait_for(lambda: not self._running, seconds)
 
     def check(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the first error, if there is one."""
         if self.error is not None:
             raise self.error
 
@@ -130,7 +130,7 @@ class Watchdog:
 
 
 class Watched(Protocol):
-    """A GPU, as far as it is watched.
+    """The part of a GPU's runtime that watchdogs need.
 
     Attributes
     ----------
@@ -142,16 +142,16 @@ class Watched(Protocol):
     def current(self) -> AbstractContextManager[object]: ...
 
     def pending(self, event: Event) -> Pending:
-        """The event as something that the host looks at."""
+        """Return the event as a request that the host can test."""
 
 
 class NCCLBase(ABC):
-    """One rank's part of NCCL, whoever calls it: errors, and how it ends.
+    """Errors and shutdown of one rank's NCCL communicator, whichever library calls NCCL.
 
     Parameters
     ----------
     runtime : Watched
-        Of this rank's GPU.
+        The runtime of this rank's GPU.
     """
 
     name = "NCCL"
@@ -167,18 +167,18 @@ class NCCLBase(ABC):
 
     @abstractmethod
     def _abort(self) -> None:
-        """End all that is under way, without the other ranks."""
+        """Abort all pending work, without the other ranks."""
 
     @abstractmethod
     def _leave(self) -> None:
-        """Give the communicator back, together with the other ranks."""
+        """Destroy the communicator, together with the other ranks."""
 
     def watch(self, event: Event, what: str, seconds: float) -> None:
-        """See to it that an event comes (the contract is `compcoll.gpu.stream_transport.GpuTransport`)."""
+        """Watch an event (the contract is `compcoll.gpu.stream_transport.GpuTransport`)."""
         self._watch.add(self._runtime.pending(event), what, seconds)
 
     def free(self, seconds: float) -> None:
-        """Leave the others. NCCL bears one end alone: an abort, or a destruction, which waits for the other ranks."""
+        """End the communicator, once: NCCL allows either an abort or a destruction, which waits for the other ranks."""
         ended = self._watch.finish(seconds)
         if self._watch.error is not None:
             return
@@ -188,11 +188,11 @@ class NCCLBase(ABC):
         leaving = threading.Thread(target=self._at_the_end, args=(self._leave,), name=f"{THREADS}free", daemon=True)
         try:
             leaving.start()
-        except RuntimeError:  # the system gives no more
+        except RuntimeError:  # the system has no more threads
             self._at_the_end(self._abort)
             return
         leaving.join(seconds)
 
     def _at_the_end(self, work: Any) -> None:
-        with self._runtime.current, suppress(Exception):  # of NCCL's: nobody is left to be told
+        with self._runtime.current, suppress(Exception):  # an error of NCCL has no caller any more
             work()

@@ -1,4 +1,4 @@
-"""Memory for wires, kept from one collective to the next."""
+"""Memory for wires that is reused from one collective to the next."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ _ALIGNMENT = 64
 
 
 class Arena:
-    """Slabs cut from front to back, each as large as all before it: large pieces of memory come in large pages.
+    """An allocator that cuts memory from large slabs. Each new slab is at least as large as all before it together.
+
+    The operating system gives large pages to large slabs.
+
+    Parameters
+    ----------
+    allocate : callable
+        Takes a number of bytes and returns new memory.
 
     Attributes
     ----------
     slabs : list of array
-        The pieces.
+        The slabs.
     """
 
     def __init__(self, allocate: Callable[[int], Any]) -> None:
         self._allocate = allocate
-        self.slabs: list[Any] = []  # kernels may need memory longer than who took it
+        self.slabs: list[Any] = []  # public, since kernels may use memory longer than its owner exists
         self._taken: list[int] = []
         self._nbytes = 0
 
     def allocate(self, nbytes: int) -> Any:
-        """Memory of ``nbytes`` bytes, until `rewind` or `reset`."""
+        """Allocate ``nbytes`` bytes, valid until `rewind` or `reset`."""
         length = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         for index, slab in enumerate(self.slabs):
             if self._taken[index] + length <= slab.nbytes:
@@ -39,11 +46,11 @@ class Arena:
         return self.slabs[index][begin : begin + nbytes]
 
     def rewind(self) -> None:
-        """Everything taken may be taken again."""
+        """Free everything that was allocated."""
         self._taken = [0] * len(self.slabs)
 
     def reset(self) -> None:
-        """Everything taken is free again; as much fits into one slab from now on."""
+        """Free everything that was allocated, and replace several slabs by one in which as much memory fits."""
         if len(self.slabs) > 1:
             self.slabs = [self._allocate(sum(self._taken))]
             self._nbytes = self.slabs[0].nbytes

@@ -1,4 +1,4 @@
-"""Half-precision host memory, kept as uint16, to and from the type that is computed with."""
+"""Conversion of host memory, where 16-bit floats are stored as uint16, to and from the type of computation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..dtypes import DTYPES, computed_on
 
 
 def load(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.floating]:
-    """Values of stored memory, in float64 for float64 and else in float32."""
+    """Return the stored values: as float64 for float64, else as float32."""
     return array.view(DTYPES[dtype].numpy).astype(computed_on(dtype).numpy, copy=False)
 
 
 def store(values: npt.NDArray[np.floating], out: npt.NDArray[Any], dtype: str) -> None:
-    """Write values to stored memory, rounded to its type."""
+    """Store values in memory of type ``dtype``, rounded to it."""
     with np.errstate(over="ignore"):
         out.view(DTYPES[dtype].numpy)[:] = values

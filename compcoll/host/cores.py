@@ -1,4 +1,4 @@
-"""The cores that a process may use: where it may run, what control groups leave of their time, and who shares them."""
+"""The cores that a process may use: its affinity, the quotas of its control groups, and other processes' shares."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 
 class Quota(NamedTuple):
-    """A control group's share of the machine's time.
+    """The quota of CPU time of a control group.
 
     Attributes
     ----------
     group : str
-        Which group: the same string for all processes in it, whatever path each sees.
+        An identifier of the group: the same string for all its processes, even if they see different paths.
     cores : float
-        So much time as this many cores have.
+        The CPU time, in cores.
     """
 
     group: str
@@ -33,11 +33,11 @@ class Cores:
     Attributes
     ----------
     kernel : str
-        The running kernel: the same for all containers, and network or host name spaces, of a machine.
+        An identifier of the running kernel: the same in all containers and name spaces of a machine.
     allowed : frozenset of int
         The cores that the process may run on.
     quotas : tuple of Quota
-        Of its control group, and of those around it.
+        The quotas of its control group and of the groups around it.
     """
 
     kernel: str
@@ -46,37 +46,37 @@ class Cores:
 
     @classmethod
     def of(cls, kernel: str, allowed: Sequence[int], quotas: Sequence[tuple[str, float]]) -> Cores:
-        """The cores that another process tells of, by `parts`."""
+        """Create another process's cores from its `parts`."""
         return cls(kernel, frozenset(allowed), tuple(Quota(*each) for each in quotas))
 
     @property
     def parts(self) -> tuple[str, list[int], tuple[Quota, ...]]:
-        """The numbers and texts from which `of` makes them."""
+        """The attributes as numbers and strings, for `of`."""
         return self.kernel, sorted(self.allowed), self.quotas
 
     @property
     def count(self) -> float:
-        """The number of cores that the process can keep busy at once, at least a part of one."""
+        """The number of cores that the process can keep busy at once; quotas make it a fraction."""
         return min([float(len(self.allowed)), *(quota.cores for quota in self.quotas)])
 
     def share(self, processes: Sequence[Cores]) -> float:
-        """The part of the cores that is left when some processes, this one among them, take as much each."""
+        """Return this process's share of the cores, in cores, if these processes, itself included, use equally many."""
         beside = [each for each in processes if each.kernel == self.kernel]
         alone = sum(1 / sum(core in each.allowed for each in beside) for core in self.allowed)
         groups = [{quota.group for quota in each.quotas} for each in beside]
         limited = [quota.cores / sum(quota.group in each for each in groups) for quota in self.quotas]
-        return round(min([alone, *limited]), 6)  # seven sevenths of a core are one
+        return round(min([alone, *limited]), 6)  # so that seven sevenths of a core are exactly one
 
 
 def affinity() -> list[int]:
-    """The numbers of the cores that this process may run on; all where the system does not tell which (macOS)."""
+    """Return the numbers of the cores that this process may run on; all cores if the system cannot tell (macOS)."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def own_cores() -> Cores:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return Cores(_kernel(), frozenset(affinity()), tuple(quotas()))
 
 
@@ -87,8 +87,9 @@ def _kernel() -> str:
 
 
 def quotas(root: Path = Path("/")) -> list[Quota]:
-    """The quotas of this process's control group and of those around it (``cpu.max`` of version 2, ``cpu.cfs_quota_us``
-    of version 1); those that set no limit are left out. None where the system has no control groups.
+    """Return the quotas of this process's control group and of the groups around it, without those that set no limit.
+
+    They are in ``cpu.max`` (version 2) and ``cpu.cfs_quota_us`` (version 1). Without control groups the list is empty.
 
     References
     ----------
@@ -104,7 +105,7 @@ def quotas(root: Path = Path("/")) -> list[Quota]:
 
 
 def _paths(text: str) -> Iterator[tuple[str, str]]:
-    """The version that limits cores, and this process's group there."""
+    """Yield each version of control groups that limits cores, and this process's group in it."""
     for line in text.splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -114,7 +115,7 @@ def _paths(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(text: str) -> Iterator[tuple[str, str, str]]:
-    """Find where the groups of each version are to be seen: version, the group that is at the top, and its folder."""
+    """Yield where the groups of each version are mounted: version, the group at the top, and its folder."""
     for line in text.splitlines():
         mount, _, system = line.partition(" - ")
         kind, _, options = system.split(" ", 2)
@@ -124,7 +125,7 @@ def _mounts(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _below(path: str, mounted: str) -> str:
-    """The path of a group from the one that is at the top; that one, if it is elsewhere."""
+    """Return the path of a group relative to the group at the top; empty if it is not below it."""
     if mounted == "/":
         return path
     return path[len(mounted) :] if path == mounted or path.startswith(mounted + "/") else ""
@@ -132,7 +133,7 @@ def _below(path: str, mounted: str) -> str:
 
 def _around(kind: str, top: Path, path: str) -> Iterator[Quota]:
     parts = [part for part in path.split("/") if part]
-    if ".." in parts:  # outside what this process may see
+    if ".." in parts:  # outside of the groups that this process can see
         parts = []
     for depth in range(len(parts), -1, -1):
         folder = top.joinpath(*parts[:depth])
@@ -151,5 +152,5 @@ def _limit(kind: str, folder: Path) -> float | None:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may use at once, by its affinity and its control groups' quotas: at least 1."""
+    """Return the number of cores that this process may use at once, by affinity and control groups: at least 1."""
     return max(int(own_cores().count), 1)

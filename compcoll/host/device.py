@@ -1,4 +1,4 @@
-"""Host memory: NumPy arrays and the C++ kernels. Everything is done when a call returns."""
+"""The host device: NumPy arrays and the C++ kernels. All calls are synchronous."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 
 
 class HostCoder:
-    """A codec's kernels bound to an element type (the contract is `compcoll.codecs.base.Coder`)."""
+    """A codec's kernels bound to an element type; implements `compcoll.codecs.base.Coder`."""
 
     __slots__ = ("bound", "knows_decoded", "threads", "wire_nbytes")
 
@@ -64,12 +64,12 @@ class HostCoder:
         self.bound.decode(n, add, scale, wires, out, self.threads)
 
     def noted(self, program: _host.Program) -> HostCoder:
-        """A coder like this, whose work is not done but becomes part of a program."""
+        """Return a coder whose calls are not executed but recorded in a program."""
         return HostCoder(_NotedKernels(program, self.bound), self.threads)
 
 
 class _NotedKernels:
-    """A stand-in for a coder's kernels: calls of it become a program's."""
+    """A replacement for a coder's kernels that records calls in a program."""
 
     def __init__(self, program: _host.Program, coder: _host.Coder) -> None:
         self.wire_nbytes, self.knows_decoded = coder.wire_nbytes, coder.knows_decoded
@@ -78,7 +78,7 @@ class _NotedKernels:
 
 
 def _apart(x: Array, y: Array) -> bool:
-    """Tell whether two arrays surely share no memory, without NumPy's slower search: different ones own it."""
+    """Return True if two arrays surely share no memory, since different arrays own it. NumPy's search is slower."""
     owner, other = (x if x.base is None else x.base), (y if y.base is None else y.base)
     return owner is not other and type(owner) is type(other) is ndarray and owner.base is other.base is None
 
@@ -91,14 +91,14 @@ class HostDevice:
     threads : int
         Threads for each kernel.
     instruction_set : str, optional
-        One of `instruction_sets`; the best by default.
+        A name from `instruction_sets`; the best by default.
     """
 
     def __init__(self, threads: int = 1, instruction_set: str | None = None) -> None:
         self.threads = threads
         sets = self.instruction_sets()
         self.instruction_set = instruction_set or config.instruction_set(sets)
-        self._set = sets.index(self.instruction_set)  # as kernels know it
+        self._set = sets.index(self.instruction_set)  # the kernels take the index
         self._coders: dict[tuple[str, int, int, int, int, str], HostCoder] = {}
         self._names: dict[np.dtype[Any], str] = {dtype.numpy: name for name, dtype in DTYPES.items()}
 
@@ -109,7 +109,7 @@ class HostDevice:
 
     @staticmethod
     def instruction_sets() -> list[str]:
-        """List the instruction sets that this CPU can run, slowest first."""
+        """Return the instruction sets that this CPU can run, slowest first."""
         return _host.instruction_sets()
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> HostCoder:
@@ -121,22 +121,22 @@ class HostDevice:
         return self._coders[key]
 
     def selection(self, dtype: str) -> HostSelection:
-        """The passes of sparsification over values that are computed on as float32 or float64."""
+        """Return the kernels of sparsification for values in float32 or float64."""
         return HostSelection(dtype == "float64", self._set)
 
     @staticmethod
     def as_bytes(x: Array) -> Array:
-        """The memory of a one-dimensional array as bytes."""
+        """View the memory of a one-dimensional array as bytes."""
         return x.view(np.uint8)
 
     @staticmethod
     def seal(wire: Array) -> None:
-        """Store in the last 4 bytes of a wire the CRC-32C of those before."""
+        """Store the CRC-32C of a wire in its last 4 bytes."""
         _CHECKSUM.pack_into(wire.data, wire.nbytes - _CHECKSUM.size, _host.crc32c(wire[: -_CHECKSUM.size]))
 
     @staticmethod
     def sealed(wire: Array) -> bool:
-        """Tell whether the last 4 bytes still are the CRC-32C of those before."""
+        """Return whether the last 4 bytes of a wire are the CRC-32C of the bytes before."""
         told: tuple[int] = _CHECKSUM.unpack_from(wire.data, wire.nbytes - _CHECKSUM.size)
         return told[0] == _host.crc32c(wire[: -_CHECKSUM.size])
 
@@ -148,29 +148,30 @@ class HostDevice:
 
     @staticmethod
     def number_coder(numbers: Array, op: str) -> NumberCoder:
-        """Moves and combines numbers such as these, by ``"sum"`` or ``"max"``."""
+        """Return a coder for numbers of this type that combines them by ``"sum"`` or ``"max"``."""
         return NumberCoder(numbers.dtype, op)
 
     @staticmethod
     def gathers(dtype: str, op: str) -> bool:
-        """Tell whether `gathered` takes that element type and operation."""
+        """Return whether `gathered` supports an element type and operation."""
         return _host.Gathered.reducible(dtype, op)
 
     @staticmethod
     def gathered(memory: bytearray, ranks: int, places: tuple[int, int], n: int, dtype: str, op: str) -> _host.Gathered:
-        """A small array of each rank, in the places that the handshake gives them, and their reduction:
-        the same bits everywhere.
+        """Return the reduction of small arrays, one of each rank, that a handshake has gathered in ``memory``.
+
+        All ranks get the same bits.
         """
         return _host.Gathered(memory, ranks, *places, n, dtype, op)
 
     def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str, scale: float) -> _host.SharedSum:
-        """A rank's end of sums through memory that all ranks share, of values times a scale."""
+        """Return this rank's part of a sum through shared memory, of values times a scale."""
         raw = self.coder(("cast", DTYPES[dtype].precision, 0), dtype)
         return _host.SharedSum(memory, rank, ranks, raw.bound, scale)
 
     @staticmethod
     def check_readable(x: Any, what: str) -> None:
-        """Refuse what is not a C-contiguous NumPy array in native byte order."""
+        """Raise `InvalidBuffer` unless ``x`` is a C-contiguous NumPy array in native byte order."""
         if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray | np.matrix):
             name = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
             kinds = "a numpy.ndarray is needed, or an array with DLPack or the buffer protocol"
@@ -184,9 +185,10 @@ class HostDevice:
             raise InvalidBuffer(f"{what} has byte order {x.dtype.byteorder!r}: this machine's native one is needed")
 
     def buffers(self, x: Any, shape: tuple[int, ...] | None, out: Any) -> tuple[str, Array, Array, Array]:
-        """The element type, the flat input, the result and the flat result of a collective, whose result has ``shape``
-        (x's if None); the flat result is the flat input where they share memory, and the flat ones are copies where
-        arrays are not aligned.
+        """Return the element type, flat input, result and flat result of a collective.
+
+        The result has ``shape``, or the input's shape if that is None. If both share memory, the flat result is the
+        flat input. Arrays that are not aligned have copies as flat arrays.
         """
         dtype = self._names.get(x.dtype) if type(x) is ndarray and x.flags.c_contiguous else None
         if dtype is None:
@@ -207,7 +209,7 @@ class HostDevice:
 
     @staticmethod
     def fits(out: Any, x: Array, shape: tuple[int, ...]) -> bool:
-        """Tell whether a result buffer surely fits: `check_writable` tells it of all others."""
+        """Return True if a result buffer surely fits; `check_writable` decides in all other cases."""
         return (
             type(out) is ndarray
             and out.dtype is x.dtype
@@ -218,7 +220,7 @@ class HostDevice:
 
     @classmethod
     def check_writable(cls, out: Any, x: Array, shape: tuple[int, ...]) -> None:
-        """Refuse a result buffer that does not fit, cannot be written, or half overlaps the input."""
+        """Raise `InvalidBuffer` if a result buffer does not fit, is read-only, or partly overlaps the input."""
         cls.check_readable(out, "out")
         if out.shape != shape or out.dtype != x.dtype:
             raise InvalidBuffer(f"out is {out.dtype}{list(out.shape)}, but the result is {x.dtype}{list(shape)}")
@@ -228,7 +230,7 @@ class HostDevice:
             raise InvalidBuffer("out overlaps x without being x: give memory of its own")
 
     def dtype_name(self, x: Array) -> str:
-        """The element type's name: "float32", "bfloat16", "int64" …"""
+        """Return the element type's name: "float32", "bfloat16", "int64" …"""
         name = self._names.get(x.dtype)
         if name is None:
             if x.dtype.kind not in "biufcV" or (x.dtype.kind == "V" and x.dtype != DTYPES["bfloat16"].numpy):
@@ -238,10 +240,11 @@ class HostDevice:
 
     @staticmethod
     def flat(x: Array, dtype: str) -> Array:
-        """The memory of an array, one-dimensional, as kernels take it: halves as uint16; a copy, if it is not
-        aligned, since MPI does not take that.
+        """Return an array's memory as kernels take it: one-dimensional, 16-bit floats as uint16.
+
+        An array that is not aligned is copied, since MPI does not accept it.
         """
-        flat = x if x.ndim == 1 else x.ravel()  # a view, as reshape is: three times as fast
+        flat = x if x.ndim == 1 else x.ravel()  # a view, as from reshape, but three times as fast
         if not flat.flags.aligned:
             flat = flat.copy()
         return flat.view(np.uint16) if dtype in HALVES else flat
@@ -252,15 +255,15 @@ class HostDevice:
 
     @staticmethod
     def holds(array: Any) -> bool:
-        """Tell whether an array is in host memory."""
+        """Return whether an array is in host memory."""
         return isinstance(array, np.ndarray)
 
     empty_bytes: Callable[[int], Array] = staticmethod(partial(np.empty, dtype=np.uint8))
-    """Gives memory of so many bytes."""
+    """Allocates a number of bytes."""
 
     @staticmethod
     def zeros_residual(n: int, dtype: str) -> Array:
-        """A residual for ``n`` values: float64 for float64, else float32."""
+        """Allocate a zero residual for ``n`` values: float64 for float64, else float32."""
         return np.zeros(n, computed_on(dtype).numpy)
 
     @staticmethod
@@ -271,17 +274,17 @@ class HostDevice:
 
     @staticmethod
     def known_to_mpi(dtype: str) -> bool:
-        """Tell whether MPI can reduce such elements."""
+        """Return whether MPI can reduce elements of this type."""
         return dtype not in HALVES
 
     @staticmethod
     def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:
-        """Values and memory for their sum whose elements MPI can reduce: for halves in float32."""
+        """Return values and memory for their sum in a type that MPI can reduce: float32 for 16-bit floats."""
         return (load(x, dtype), np.empty(out.size, np.float32)) if dtype in HALVES else (x, out)
 
     @staticmethod
     def from_mpi(sums: Array, out: Array, dtype: str) -> None:
-        """Store in ``out`` what was reduced in memory of `for_mpi`."""
+        """Store a sum in the memory from `for_mpi` in ``out``."""
         if sums is not out:
             store(sums, out, dtype)
 

@@ -1,4 +1,4 @@
-"""The options of an encoding, which every device's coders take."""
+"""The options of an encoding, for coders on all devices."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Any, NamedTuple
 
 
 class EncodeOptions(NamedTuple):
-    """The rest of what an encoding does, beside the values that it adds and the wire that it writes.
+    """Options of an encoding, besides the terms that it adds and the wire that it writes.
 
     Attributes
     ----------
     residual : array or None
-        Receives the loss of this encoding, times ``residual_scale``, for a later call.
+        Receives the compression error of this encoding, times ``residual_scale``, for a later call.
     feed : bool
-        Whether what the residual held is first added to the values; if not, the loss is added to the residual.
+        Whether the old residual is added to the values and then replaced. If not, the error is added to the residual.
     residual_scale : float
-        This rank's share of the loss.
+        This rank's share of the error.
     decoded : array or None
         Receives the decoded wire.
     scale : float
-        The factor of the values, but not of the wires that are added.
+        Factor of the values, but not of the wires that are added.
     rng_counter : int
-        Below 2**64: the random numbers that a codec takes which rounds at random.
+        Counter for the random numbers of codecs that round at random, below 2**64.
     position : int
-        Where in the whole buffer the values begin.
+        Index of the first value in the whole buffer.
     """
 
     residual: Any = None
@@ -36,4 +36,4 @@ class EncodeOptions(NamedTuple):
 
 
 PLAIN = EncodeOptions()
-"""The values as they are, and nothing but the wire written."""
+"""The default options: values unscaled, and only the wire is written."""

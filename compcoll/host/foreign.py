@@ -1,4 +1,4 @@
-"""Arrays of other libraries: where their memory is, and host arrays seen as NumPy's, without a copy."""
+"""Arrays of other libraries: the kind of their memory, and NumPy views of host arrays without a copy."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from ..errors import InvalidBuffer
 Array = npt.NDArray[Any]
 
 _GPU = {2: "CUDA", 13: "CUDA managed"}
-"""DLPack's DLDeviceType of memory that kernels can read."""
+"""DLPack's DLDeviceType of memory that GPU kernels can read."""
 
 _HOST = (1, 3)
-"""DLPack's DLDeviceType of memory that the host reads: its own, and pinned."""
+"""DLPack's DLDeviceType of memory that the host can read: host memory, and pinned memory."""
 
 BFLOAT16 = "torch.bfloat16"
-"""PyTorch's name of it: its tensors show NumPy its bits only."""
+"""PyTorch's name of bfloat16, whose tensors NumPy can only view as integers."""
 
 
 def gpu_memory(x: Any) -> str:
-    """Name the kind of GPU memory that an object tells that it is; empty for everything else."""
+    """Return the kind of GPU memory that an object reports; empty for everything else."""
     try:
         if hasattr(x, "__dlpack_device__"):
             return _GPU.get(int(x.__dlpack_device__()[0]), "")
         return "CUDA" if hasattr(x, "__cuda_array_interface__") else ""
-    except Exception:  # what cannot even tell where it is will be refused as a host array
+    except Exception:  # an object that cannot report its device is refused later as a host array
         return ""
 
 
 def is_torch(x: Any) -> bool:
-    """Tell whether an object is a tensor of PyTorch's, which is not imported for it."""
+    """Return whether an object is a PyTorch tensor, without importing PyTorch."""
     return "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor)
 
 
 def is_foreign(x: Any) -> bool:
-    """Tell whether an object is an array in host memory, but none of NumPy's."""
+    """Return whether an object is an array in host memory, but not a NumPy array."""
     if isinstance(x, np.ndarray | np.generic) or _is_mpi_constant(x):
         return False
     try:
         if hasattr(x, "__dlpack_device__"):
             return int(x.__dlpack_device__()[0]) in _HOST
         memoryview(x)
-    except Exception:  # what cannot even tell where it is will be refused as no array
+    except Exception:  # an object that cannot report its device is refused later
         return False
     return True
 
 
 def _is_mpi_constant(x: Any) -> bool:
-    """Tell whether an object is MPI.IN_PLACE or the like, which show a buffer of nothing."""
+    """Return whether an object is MPI.IN_PLACE or a similar constant, which shows an empty buffer."""
     return type(x).__module__ == "mpi4py.MPI" and hasattr(x, "__int__")
 
 
 def remedy(x: Any) -> str:
-    """Say what to give instead of something that is no array; empty where nobody knows."""
+    """Return advice for an argument that is not an array, for an error message; empty if there is none."""
     if _is_mpi_constant(x):
         return "; to have the result in place of x, give x as out, too"
     if x is None:
@@ -73,17 +73,17 @@ def remedy(x: Any) -> str:
 
 
 def as_numpy(x: Any, what: str) -> Array:
-    """An array in host memory, as NumPy's: the same memory.
+    """View an array in host memory as a NumPy array.
 
     Raises
     ------
     InvalidBuffer
-        If it does not let others see its memory.
+        If it does not export its memory.
     """
     try:
         if is_torch(x):
             x = x.detach()
-            if str(x.dtype) == BFLOAT16:  # which NumPy does not take by DLPack
+            if str(x.dtype) == BFLOAT16:  # NumPy does not support it in DLPack
                 return np.from_dlpack(x.view(sys.modules["torch"].int16)).view(DTYPES["bfloat16"].numpy)
         if not hasattr(x, "__dlpack__"):
             return np.asarray(memoryview(x))
@@ -95,9 +95,9 @@ def as_numpy(x: Any, what: str) -> Array:
 
 
 def like(result: Any, x: Any) -> Any:
-    """A result as an array of x's kind: a tensor of a tensor, a memoryview of what has only the buffer protocol.
+    """Convert a result to x's kind: a tensor for a tensor, a memoryview if x only has the buffer protocol.
 
-    What is no array is returned as it is.
+    Results that are not arrays are returned unchanged.
     """
     if not isinstance(result, np.ndarray):
         return result

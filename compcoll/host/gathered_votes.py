@@ -1,4 +1,4 @@
-"""Signs of all ranks, gathered and counted: a bit a value of each rank, in host memory."""
+"""Sign bits of all ranks, gathered and counted in host memory: one bit per value of each rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from .arrays import load
 Array = npt.NDArray[Any]
 
 MOST_RANKS = 15
-"""The most ranks that gather votes: with more, a value's field of 8 bits that any allreduce adds is no longer,
-2 (p - 1) / p · 8 bits against p - 1.
+"""The most ranks that gather votes. With more, adding 8-bit fields by an allreduce takes no more bits per value:
+2 (p - 1) / p · 8 against p - 1.
 """
 
-_ZEROS, _NOT_FINITE = 1, 2  # marks of a block, or 0: ranks agree on the largest
+_ZEROS, _NOT_FINITE = 1, 2  # marks of a block, or 0; all ranks use the largest mark of any rank
 
 
 class GatheredVotes:
-    """One bit a value says that it is negative, and in blocks in which some rank has a zero another that it is none.
+    """Encodes signs as bits: one if a value is negative, and a second one if it is nonzero.
+
+    Only blocks in which some rank has a zero have the second bit.
 
     Parameters
     ----------
@@ -30,7 +32,7 @@ class GatheredVotes:
     dtype : str
         Element type.
     from_bits : callable
-        Stores the signs of the sums of all ranks' votes: of a row of bits for each, and the marks.
+        Takes a row of bits for each rank, the marks and an array, and stores the signs of the sums of all votes.
     """
 
     marks_dtype = np.dtype("uint8")
@@ -43,14 +45,14 @@ class GatheredVotes:
         return -(-n // self._block)
 
     def survey(self, x: Array, marks: Array) -> None:
-        """Store what each block of this rank's values holds; the ranks' maximum is what all will use."""
+        """Store the mark of each block of this rank's values; all ranks then use the maximum over ranks."""
         values, begins = load(x, self._dtype), np.arange(0, x.size, self._block)
         if values.size:
             marks[:] = np.maximum.reduceat((values == 0).view(np.uint8), begins)
             marks[np.logical_or.reduceat(~np.isfinite(values), begins)] = _NOT_FINITE
 
     def nbytes(self, n: int, marks: Array) -> int:
-        """Length of one rank's wire."""
+        """Return the bytes of one rank's wire."""
         return -(-n // 8) + -(-int(np.count_nonzero(self._masked(n, marks))) // 8)
 
     def encode(self, x: Array, marks: Array, wire: Array) -> None:

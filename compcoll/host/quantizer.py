@@ -1,4 +1,7 @@
-"""Values as integers in host memory, which any allreduce adds (see `compcoll.codecs.base.IntegerQuantizer`)."""
+"""Quantizers in host memory: values as integers that any allreduce can add.
+
+See `compcoll.codecs.base.IntegerQuantizer`.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ Array = npt.NDArray[Any]
 
 
 def integer_levels(levels: int, dtype: str) -> int:
-    """Return so many levels, or as many as the type that is computed with holds exactly: more would overflow sums."""
+    """Round levels down to a number that the type of computation holds exactly, so that sums cannot overflow."""
     spare = max(levels.bit_length() - computed_on(dtype).precision, 0)
     return levels >> spare << spare
 
 
 def field_bits(ranks: int) -> int:
-    """Width of a field that holds the votes of so many ranks."""
+    """Return the bits of a field that can hold the sum of all ranks' votes."""
     return next(width for width in (2, 4, 8, 16, 32) if 2 * ranks < 1 << width)
 
 
 class Blocks:
-    """Values in blocks, the last one of which may be shorter, on any device: the ranks agree on one number for each."""
+    """Base of quantizers on any device: the ranks share one number for each block, of which the last may be shorter."""
 
     gathered: GatheredVotes | None = None
 
@@ -43,7 +46,7 @@ class Blocks:
 
 
 class InIntegers(Blocks):
-    """An integer for each value."""
+    """Quantizers with one integer for each value."""
 
     per_value = 1.0
     feedback = True
@@ -60,7 +63,7 @@ class InIntegers(Blocks):
 
 
 class InVotes(Blocks):
-    """A field of a number for each value."""
+    """Quantizers with a bit field for each value, several in a number."""
 
     feedback = False
     is_sum = False
@@ -78,7 +81,7 @@ class InVotes(Blocks):
 
 
 class _OnHost(Blocks):
-    """The part of an integer quantizer that the CPU's kernels do."""
+    """The part of an integer quantizer that uses the CPU's kernels."""
 
     def _bind(self, dtype: str, instruction_set: int) -> None:
         self._dtype = dtype
@@ -93,7 +96,7 @@ class _OnHost(Blocks):
         return fed
 
     def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
-        """The bits of the largest magnitude of each block: those of NaN are larger than those of Inf."""
+        """Store the bits of each block's largest magnitude. As integers, NaN is larger than Inf."""
         self._passes.survey(self._values(add, scale, residual), shared_scale)
 
     def _decode(self, out: Array, decode: Callable[[Array], None]) -> None:
@@ -104,20 +107,20 @@ class _OnHost(Blocks):
 
 
 class Integers(InIntegers, _OnHost):
-    """Values as integers: multiples of a step that the ranks agreed on.
+    """Encodes values as integer multiples of a step that the ranks share.
 
     Parameters
     ----------
     bits : int
-        Of an integer.
+        Bits of an integer.
     levels : int
-        The integer that the largest magnitude of all ranks becomes.
+        The integer for the largest magnitude of all ranks.
     block : int
         Values that share a step.
     dtype : str
         Element type.
     instruction_set : int
-        Index of one of the device's.
+        Index of one of the device's instruction sets.
     """
 
     def __init__(self, bits: int, levels: int, block: int, dtype: str, instruction_set: int) -> None:
@@ -134,18 +137,18 @@ class Integers(InIntegers, _OnHost):
 
 
 class Votes(InVotes, _OnHost):
-    """Signs as numbers that count: 0 against, 1 for neither, 2 in favour, in fields as wide as all ranks' sum needs.
+    """Encodes signs as votes: 0 for negative, 1 for zero, 2 for positive, in bit fields that hold all ranks' sum.
 
     Parameters
     ----------
     ranks : int
-        That vote.
+        Number of ranks that vote.
     block : int
-        Values that share a mark for what is not finite.
+        Values that share a mark for NaN and Inf.
     dtype : str
         Element type.
     instruction_set : int
-        Index of one of the device's.
+        Index of one of the device's instruction sets.
     """
 
     def __init__(self, ranks: int, block: int, dtype: str, instruction_set: int) -> None:
@@ -165,14 +168,14 @@ class Votes(InVotes, _OnHost):
 
 
 class NumberCoder:
-    """Moves numbers and combines them (the contract is `compcoll.codecs.base.Coder`).
+    """A coder that sends numbers unchanged and combines them; implements `compcoll.codecs.base.Coder`.
 
     Parameters
     ----------
     dtype : numpy.dtype
-        Of the numbers.
+        Element type of the numbers.
     op : {"sum", "max"}
-        How they are combined.
+        The operation that combines them.
     """
 
     fixed_size = True

@@ -1,4 +1,4 @@
-"""Selection and sparse wires on NumPy memory (the contract is `compcoll.codecs.sparse.sparsifier.Selection`)."""
+"""Selection and sparse wires in host memory; implements `compcoll.codecs.sparse.sparsifier.Selection`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from ..kernels import _host
 Array = npt.NDArray[Any]
 
 Search = tuple[int, int, float, float, float, float]
-"""The search: from k to most values above a threshold, or a higher one below the tail, which is first tried where
-an exponential tail of a scale would have as many as aimed at. In this order: k, most, threshold, tail, scale, aim.
+"""A search for k to ``most`` values: (k, most, threshold, tail, scale, aim).
+
+If more than ``most`` are above ``threshold``, a higher threshold below ``tail`` is searched. The first trial is where
+an exponential tail with ``scale`` would have ``aim`` values.
 """
 
-_SLACK = 128  # beyond a stride and a vector, so that the fast path writes in place
+_SLACK = 128  # more than a stride and a vector, so that the fast path can write in place
 
 
 class HostSelection:
-    """The passes over a buffer of float32 or float64.
+    """The CPU's kernels for buffers of float32 or float64.
 
     Parameters
     ----------
     wide : bool
         Whether values are float64.
     instruction_set : int
-        Index of one of the device's.
+        Index of one of the device's instruction sets.
     """
 
     def __init__(self, wide: bool, instruction_set: int) -> None:

@@ -1,4 +1,4 @@
-// What the loops of codecs have in common that cut values into blocks, each with a header and packed codes.
+// Common parts of the loops of codecs whose blocks have a header and packed codes.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,7 @@
 namespace compcoll {
 namespace {
 
-constexpr size_t slice = 512;  // codes held one a byte between the arithmetic and the packing; a multiple of 8
+constexpr size_t slice = 512;  // codes, one per byte, between arithmetic and packing; a multiple of 8
 
 COMPCOLL_HD size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -46,7 +46,7 @@ COMPCOLL_HD uint64_t load_bytes(const uint8_t* from) {
     return value;
 }
 
-// n <= slice codes; `codes` is overwritten, and is readable and writable up to a multiple of 8.
+// n <= slice; `codes` is overwritten, and must be accessible up to a multiple of 8.
 template <int bits>
 void pack(uint8_t* __restrict codes, size_t n, uint8_t* __restrict wire) {
     const size_t groups = n / 8, rest = n % 8;
@@ -82,14 +82,14 @@ void fill(T value, size_t n, const T* base, T* values) {
     SAME_OR_APART for (size_t i = 0; i < n; ++i) put<add>(values + i, base + i, value);
 }
 
-constexpr size_t prefetched_nbytes = 32768;  // of longer blocks little would be left in the first-level cache
+constexpr size_t prefetched_nbytes = 32768;  // little of longer blocks would be left in the first-level cache
 
-// The largest magnitude among n values, at least one. Compared by their bits, which any order of comparisons and any
-// machine does alike: NaN is larger than Inf.
+// The largest magnitude of n values, n >= 1. Comparing bits gives the same result in any order and on any machine: NaN is larger
+// than Inf.
 template <class T>
 T largest_magnitude(const T* values, size_t n) {
     using Bits = typename FloatFormat<T>::Bits;
-    using Signed = std::make_signed_t<Bits>;  // whose comparisons every vector unit has
+    using Signed = std::make_signed_t<Bits>;  // every vector unit can compare these
     Signed largest = 0;
     for (size_t i = 0; i < n; ++i) {
         const auto magnitude = static_cast<Signed>(load<Bits>(values + i) & (~Bits(0) >> 1));

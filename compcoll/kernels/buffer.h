@@ -8,14 +8,14 @@
 
 namespace compcoll {
 
-// The memory of a Python object, by the buffer protocol: any C-contiguous one.
+// The memory of a Python object with the buffer protocol; it must be C-contiguous.
 class Buffer {
 public:
-    Buffer() = default;  // none
+    Buffer() = default;  // no memory
     Buffer(nanobind::handle owner, int flags) : there_(PyObject_GetBuffer(owner.ptr(), &view_, flags) == 0) {
         if (!there_) throw nanobind::python_error();
     }
-    // None, if Python does not give it.
+    // No memory if the object does not provide it.
     Buffer(nanobind::handle owner, int flags, std::nothrow_t) : there_(PyObject_GetBuffer(owner.ptr(), &view_, flags) == 0) {
         if (!there_) PyErr_Clear();
     }

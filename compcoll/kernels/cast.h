@@ -1,26 +1,26 @@
 // The cast codec's arithmetic: one value to a shorter floating-point format, and back.
 //
-// Rounding is to nearest, ties to even, once; what is too large becomes Inf, and NaN stays NaN (quiet, with the upper
-// bits of its payload). Subnormal numbers are kept, also on a GPU that is told to flush them: float16 is done on the
-// bits, or by one addition or subtraction of normal numbers; bfloat16 on the bits alone.
+// Rounding is to nearest, ties to even, once. Values that are too large become Inf, and NaN stays NaN (quiet, with the upper
+// bits of its payload). Subnormal numbers are kept, even on a GPU that flushes them: float16 uses the bits, or one addition or
+// subtraction of normal numbers; bfloat16 uses the bits only.
 #pragma once
 
 #include "portable.h"
 
 namespace compcoll {
 
-// condition ? a : b, for an a that floating-point arithmetic gives: a branch around that keeps loops from being vectorized.
+// condition ? a : b, where floating-point arithmetic gives a: a branch around it would prevent vectorization.
 COMPCOLL_HD uint32_t chosen(bool condition, uint32_t a, uint32_t b) {
     return b ^ ((a ^ b) & (0u - static_cast<uint32_t>(condition)));
 }
 
-// Each format: bits of a float rounded to it, and the float that such bits stand for. Magnitudes (bits without the
-// sign) are held in int32_t, whose comparisons every vector unit has.
+// For each format: round a float to its bits, and convert its bits to a float. Magnitudes (bits without the sign) are int32_t,
+// which every vector unit can compare.
 struct Float16 {
     COMPCOLL_HD static uint16_t narrowed(float value) {
         constexpr int32_t float_infinity = 0x7f800000, overflow = 0x47800000 /* 2^16 */, smallest_normal = 0x38800000 /* 2^-14 */;
         constexpr int32_t rebias = (127 - 15) << 23;
-        constexpr uint32_t half = 0x3f000000;  // 1/2: its neighbours are as far apart as float16's subnormal numbers
+        constexpr uint32_t half = 0x3f000000;  // 1/2: adjacent floats there are as far apart as float16's subnormal numbers
         const uint32_t bits = bits_as<uint32_t>(value);
         const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffff);
         const int32_t bounded = magnitude < overflow ? magnitude : overflow;
@@ -45,7 +45,7 @@ struct Float16 {
 struct BFloat16 {
     COMPCOLL_HD static uint16_t narrowed(float value) {
         const uint32_t bits = bits_as<uint32_t>(value);
-        const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);  // may carry into the exponent, as far as infinity's
+        const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);  // may carry into the exponent, up to infinity's
         const uint32_t nan = bits | 0x00400000;
         return static_cast<uint16_t>((static_cast<int32_t>(bits & 0x7fffffff) > 0x7f800000 ? nan : rounded) >> 16);
     }
@@ -53,7 +53,7 @@ struct BFloat16 {
     COMPCOLL_HD static float widened(uint16_t bits) { return bits_as<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
-// Plain conversions, exempt from a GPU's flush-to-zero option.
+// Conversions that are exempt from a GPU's flush-to-zero option.
 COMPCOLL_HD float float_of(double value) {
 #if defined(__CUDA_ARCH__)
     float result;
@@ -74,8 +74,8 @@ COMPCOLL_HD double double_of(float value) {
 #endif
 }
 
-// A float that rounds to float16 and bfloat16 as `value` itself does. It keeps 16 significant bits, the last of them set
-// when any bit is dropped: more than either format has, and few enough to be exact down to half of bfloat16's smallest.
+// A float that rounds to float16 and bfloat16 as `value` does. It keeps 16 significant bits and sets the last one if any bit is
+// dropped. That is more than either format has, and still exact down to half of bfloat16's smallest number.
 COMPCOLL_HD float float_to_round_further(double value) {
     constexpr uint64_t dropped = (uint64_t(1) << 37) - 1;
     const uint64_t bits = bits_as<uint64_t>(value);

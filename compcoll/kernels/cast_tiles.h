@@ -1,5 +1,5 @@
-// The cast codec's loops. Each instruction set compiles them: everything here is in an unnamed
-// namespace, so that the linker never takes one set's function for another's.
+// The cast codec's loops. Each instruction set compiles them. Everything here is in an unnamed namespace, so that the linker never
+// mixes functions of two sets.
 #pragma once
 
 #include "cast.h"
@@ -44,7 +44,7 @@ struct HalfInstructions {
 #endif
 
 #if defined(__F16C__)
-// True where HalfInstructions serve; the last values, fewer than its lanes, take the general loop to the same bytes.
+// Whether HalfInstructions apply. The last values, fewer than its lanes, use the general loop with the same result.
 template <class Wire>
 constexpr bool has_instructions = false;
 template <>
@@ -74,9 +74,9 @@ void decode_as(const uint8_t* __restrict wire, size_t n, const float* base, floa
     SAME_OR_APART for (; i < n; ++i) put<add>(values + i, base + i, Wire::widened(load<uint16_t>(wire + 2 * i)));
 }
 
-// ---- double to half precision and back, by way of floats ----
+// ---- double to half precision and back, via floats ----
 
-constexpr size_t slice = 512;  // floats held in the first-level cache between the two steps
+constexpr size_t slice = 512;  // floats in the first-level cache between the two steps
 
 template <class Wire>
 void encode_as(const double* __restrict values, size_t n, uint8_t* __restrict wire) {
@@ -120,7 +120,7 @@ void decode_copy(const uint8_t* __restrict wire, size_t n, const T* base, T* val
     SAME_OR_APART for (size_t i = 0; i < n; ++i) put<add>(values + i, base + i, load<T>(wire + i * sizeof(T)));
 }
 
-// ---- tiles; callers see to it that the wire's type is at most as wide as the values' ----
+// ---- tiles; the caller ensures that the wire's type is at most as wide as the values' ----
 
 template <class T>
 void encode(const T* values, size_t n, uint8_t* wire, Config config) {

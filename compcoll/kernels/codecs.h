@@ -1,20 +1,20 @@
-// The codecs that have kernels, a line each; CMake and Python read their names here, too.
+// The codecs that have kernels, one line each. CMake and Python also read the names here.
 //
-// A line of a codec whose blocks, `second` values each, have a header and packed codes:  its name, and that of its struct;
-// the least and the largest `first` of its configuration, and the largest `variant`;  bytes of the header, from `first` and
-// `value_size`, bytes of a value as it is computed on;  bits of a code.
+// A line of a codec with blocks of `second` values, a header and packed codes each:  the name, and the name of its struct;
+// the smallest and largest `first` of its configuration, and the largest `variant`;  the size of the header in bytes, from `first` and
+// `value_size`, the size in bytes of a value in computations;  the bits of a code.
 #pragma once
 
 #include "fp8.h"
 #include "int8.h"
 
-// By a scale, which the largest magnitude of a block decides; a byte a value: the struct is what scaled.h asks for.
+// Scaled by the largest magnitude of a block, with one byte per value; scaled_tiles.h has their loops.
 //   fp8: first = exponent bits;  int8: first = bits of a code
 #define COMPCOLL_EACH_SCALED_CODEC(X)   \
     X(fp8, FP8, 4, 5, 0, 2, 8)          \
     X(int8, Int8, 8, 8, 0, value_size, 8)
 
-// By loops of their own.
+// With their own loops.
 //   minmax, qsgd: first = bits of a code;  onebit: first = values that a block's signs stand for
 #define COMPCOLL_EACH_BLOCK_CODEC(X)                  \
     X(minmax, MinMax, 1, 8, 0, 2 * value_size, first) \
@@ -45,7 +45,7 @@ struct Range {
     int least, largest;
 };
 
-// Of `first`. Of casts, whose values are names, no more than that.
+// The range of `first`. For casts, whose `first` identifies a type, not every number in it is valid.
 COMPCOLL_HD constexpr Range range_of_first(Codec codec, bool wide) {
     switch (codec) {
         case Codec::cast: return {8, wide ? 53 : 24};

@@ -9,12 +9,12 @@ namespace compcoll {
 
 namespace {
 
-constexpr size_t tile_nbytes = 4096;              // small: decoding a tile then overlaps encoding the one before
-constexpr size_t feedback_tile_nbytes = 2048;     // of which feedback makes many passes
-constexpr size_t piece = 256;                     // values: few enough cache lines that all may be under way at once
-constexpr size_t pieces_of_all = 64;              // that threads take, unless these are
-constexpr size_t shortest_piece_nbytes = 65536;   // too short to be worth taking, or
-constexpr size_t longest_piece_nbytes = 1 << 19;  // too long to wait for
+constexpr size_t tile_nbytes = 4096;              // small, so that decoding a tile overlaps encoding the previous one
+constexpr size_t feedback_tile_nbytes = 2048;     // smaller, because feedback makes many passes over a tile
+constexpr size_t piece = 256;                     // values: few enough cache lines to prefetch all at once
+constexpr size_t pieces_of_all = 64;              // pieces of a buffer that threads share, within the limits below
+constexpr size_t shortest_piece_nbytes = 65536;   // a shorter piece is not worth handing to a thread
+constexpr size_t longest_piece_nbytes = 1 << 19;  // a longer piece makes the caller wait too long for a helper
 
 template <class T>
 constexpr Storage storage_of = sizeof(T) == 8 ? Storage::float64 : Storage::float32;
@@ -33,7 +33,7 @@ size_t tile_length(const Coder& coder, size_t nbytes) {
     return std::max(block, length / block * block);
 }
 
-// The loop state of one tile: where its values and its wires lie.
+// The loop state of one tile: the positions of its values and wires.
 template <class T>
 class Tile {
 public:
@@ -74,7 +74,7 @@ public:
         }
     }
 
-    // `decoded`, unless null, gets what the others will.
+    // Unless `decoded` is null, it gets the values that the other ranks will decode.
     void encode(const T* values, uint8_t* wire, RngPosition rng_counter, T* decoded) const {
         Config config = coder_.config;
         config.rng_counter = rng_counter.number;
@@ -91,7 +91,7 @@ public:
         if (static_cast<T>(scale) != T(1)) sums_.multiply(values, n_, static_cast<T>(scale));
     }
 
-    // Adds the terms to what was lost before.
+    // Add the terms to the residual.
     void add_terms(T* kept, T* scratch) const {
         if (stored_as_computed() && terms_.scale == 1.0 && terms_.wires.empty()) {
             const T* array = reinterpret_cast<const T*>(array_at(terms_.add));
@@ -108,8 +108,8 @@ public:
     }
 
 private:
-    // Works on a tile in pieces, and has the next tile of an array sent here meanwhile: of feedback's passes only the first
-    // reads memory, which would be idle during the others.
+    // Process a tile in pieces, and prefetch the next tile of the array meanwhile: only the first of feedback's passes reads main
+    // memory, which would be idle during the rest.
     template <class Body>
     void in_pieces(const T* array, Body body) const {
         for (size_t i = 0, n; i < n_; i += n) {
@@ -128,12 +128,12 @@ private:
     size_t begin_, n_, offset_;
 };
 
-// Runs body(begin, length, scratch) over all tiles.
+// Call body(begin, length, scratch) for each tile.
 template <class T, class Body>
 void for_each_tile(size_t length, size_t n, int threads, Body body) {
     const auto run = [&](size_t first, size_t end) {
         thread_local std::vector<T> scratch;
-        if (scratch.size() < 2 * length) scratch.resize(2 * length);  // kept: to grow again would write zeros again
+        if (scratch.size() < 2 * length) scratch.resize(2 * length);  // kept between calls, because growing it again would write zeros again
         for (size_t begin = first; begin < end; begin += length) body(begin, std::min(length, end - begin), scratch.data());
     };
     const int team = team_size(n * sizeof(T), threads);
@@ -150,12 +150,12 @@ void encode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
     T* kept = reinterpret_cast<T*>(residual.values);
     const bool as_it_is = terms.wires.empty() && kept == nullptr && terms.scale == 1.0 && storage == storage_of<T>;
     const bool at_once = decoded == nullptr || knows_decoded(coder, storage);
-    const bool one_pass = as_it_is && at_once;  // longer tiles make fewer calls
+    const bool one_pass = as_it_is && at_once;  // longer tiles then make fewer calls
     const size_t nbytes = one_pass ? 16 * tile_nbytes : kept != nullptr ? feedback_tile_nbytes : tile_nbytes;
     const size_t length = tile_length<T>(coder, nbytes);
     for_each_tile<T>(length, n, threads, [&](size_t begin, size_t m, T* scratch) {
         const Tile<T> tile(coder, storage, terms, begin, m);
-        // What is fed back becomes the values, and in the end their loss, where it is: that is memory to be written anyway.
+        // With feedback, the sum and at the end the new residual are stored in place: that memory is written anyway.
         T* values = kept != nullptr && residual.feed ? kept + begin : scratch;
         const bool in_place = decoded != nullptr && tile.stored_as_computed();
         T* got = in_place ? reinterpret_cast<T*>(tile.array_at(decoded)) : scratch + length;
@@ -191,7 +191,7 @@ void decode_as(const Coder& coder, Storage storage, size_t n, const Terms& terms
 
 size_t wire_nbytes(Codec codec, Config config, size_t n, size_t value_size) {
     const size_t first = static_cast<size_t>(config.first), block = static_cast<size_t>(config.second);
-    // Blocks of a header and packed codes; the last one may be shorter.
+    // The size of blocks of a header and packed codes; the last block may be shorter.
     const auto blocks = [=](size_t header, size_t bits) {
         const size_t rest = n % block;
         return n / block * (header + block * bits / 8) + (rest ? header + (rest * bits + 7) / 8 : 0);

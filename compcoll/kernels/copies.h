@@ -1,6 +1,7 @@
-// Copies into memory that another core reads next. A line that it has read is written once it has given it up: at once where the two
-// cores have a cache in common; where they have not (two sockets; virtual machines move from one to the other) at 2.4 GB/s. Written
-// past this core's caches, into main memory, lines need not be asked for (25 GB/s), but cores with a common cache read them later.
+// Copies into memory that another core reads next. A core can write a line that another core has read only once that core gives it
+// up. This is fast where both cores share a cache. Where they do not (two sockets; virtual machines may move between them), it runs
+// at 2.4 GB/s. Non-temporal stores to main memory do not request the lines (25 GB/s), but a reader with a common cache gets them
+// later.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace compcoll {
 template <class Clock = std::chrono::steady_clock>
 class CopiesForAnotherCore {
 public:
-    // All of it is seen before what is stored later. `to` is the beginning of a cache line.
+    // All bytes are visible before later stores. `to` must be aligned to a cache line.
     void copy(uint8_t* to, const uint8_t* from, size_t nbytes) const {
 #if defined(__SSE2__)
         if (far_ > limit && nbytes >= worth_it) {
@@ -33,20 +34,20 @@ public:
         std::memcpy(to, from, nbytes);
     }
 
-    // Stores a number that the other core looks at, and learns from how long that takes where it is.
+    // Store a number that the other core polls, and infer from the duration whether that core is near.
     void store(std::atomic<uint64_t>& number, uint64_t value) {
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // what was copied is not counted
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // excludes the copies from the measured time
         const auto begun = Clock::now();
         number.store(value);
         const bool late = Clock::now() - begun > near;
-        far_ = late ? std::min(far_ + 3, 4 * limit) : std::max(far_ - 1, 0);  // the line has come back by itself at times
+        far_ = late ? std::min(far_ + 3, 4 * limit) : std::max(far_ - 1, 0);  // counts down slowly, as the line may have come back by itself
     }
 
 private:
     static constexpr size_t line = 64;
-    static constexpr size_t worth_it = 8 * 1024;  // fewer are read sooner out of a cache than out of main memory
-    static constexpr std::chrono::nanoseconds near{90};  // seen: 130 to 170 apart; by far less with a common cache
-    static constexpr int limit = 8;  // more than an interrupted store now and then
+    static constexpr size_t worth_it = 8 * 1024;  // shorter copies are read faster from a cache than from main memory
+    static constexpr std::chrono::nanoseconds near{90};  // measured: 130 to 170 ns across sockets, far less with a common cache
+    static constexpr int limit = 8;  // above what an occasional interrupted store adds
 
     int far_ = 0;
 };

@@ -13,7 +13,7 @@ namespace compcoll {
 namespace {
 
 constexpr uint32_t polynomial = 0x82f63b78;  // reflected
-constexpr uint32_t ends = 0xffffffff;        // the register begins with it, and is inverted at the end
+constexpr uint32_t ends = 0xffffffff;        // initial value of the register, and its final XOR
 
 // table[k][b]: the register after byte b and k zero bytes.
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
@@ -34,8 +34,8 @@ constexpr Tables tables = make_tables();
 
 uint32_t one_byte(uint32_t crc, uint8_t byte) { return crc >> 8 ^ tables[0][(crc ^ byte) & 255]; }
 
-// Eight bytes at a time, one table look-up for each. M. Kounavis, F. Berry, "A Systematic Approach to Building High
-// Performance Software-Based CRC Generators", ISCC 2005.
+// Eight bytes at a time, one table look-up for each. M. Kounavis, F. Berry, "A Systematic Approach to Building High Performance
+// Software-Based CRC Generators", ISCC 2005.
 uint32_t portable(uint32_t crc, const uint8_t* at, size_t n) {
     for (; n >= 8; at += 8, n -= 8) {
         const uint64_t word = load<uint64_t>(at) ^ crc;
@@ -48,9 +48,9 @@ uint32_t portable(uint32_t crc, const uint8_t* at, size_t n) {
 
 #if defined(COMPCOLL_X86)
 
-constexpr size_t stretch = 1024;  // bytes of each of the streams that hide the instruction's latency
+constexpr size_t stretch = 1024;  // bytes of each of three streams, which hide the instruction's latency
 
-// What `stretch` zero bytes make of a register: linear, so a table for each of its bytes.
+// How `stretch` zero bytes change a register. The map is linear, so each of its bytes has a table.
 using Shift = std::array<std::array<uint32_t, 256>, 4>;
 
 constexpr Shift make_shift() {

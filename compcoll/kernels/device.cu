@@ -1,12 +1,13 @@
-// The CUDA program: three kernels for each codec and each type that is computed with.
+// The CUDA program, with three kernels for each codec and computing type:
 //
-//   encode   an array as it is
+//   encode   an array without further terms
 //   recode   any sum of terms, with or without a residual and the decoded result
 //   decode   any sum of terms
 //
-// With COMPCOLL_FIRST and such, of `Parameters`, COMPCOLL_BITS of a code and COMPCOLL_STORAGE of arrays it is that of one
-// configuration, and a warp has its values in registers. COMPCOLL_CAST, COMPCOLL_ZFP, COMPCOLL_INTEGER_QUANTIZER, COMPCOLL_SPARSE and COMPCOLL_BLOCKS=NAME, a codec's of codecs.h, ask for a part of
-// it; without any, all is there. COMPCOLL_TYPES is a mask of what is computed on: 1 for float, 2 for double.
+// COMPCOLL_FIRST etc. (of `Parameters`), COMPCOLL_BITS (of a code) and COMPCOLL_STORAGE (of arrays) make it the program of one
+// configuration, in which a warp has its values in registers. COMPCOLL_CAST, COMPCOLL_ZFP, COMPCOLL_INTEGER_QUANTIZER,
+// COMPCOLL_SPARSE and COMPCOLL_BLOCKS=NAME (a codec of codecs.h) select a part of it; without any of these, all is compiled.
+// COMPCOLL_TYPES is a mask of computing types: 1 for float, 2 for double.
 #include "device_codecs.h"
 #include "device_sparse.h"
 #include "device_integer_quantizer.h"
@@ -41,7 +42,7 @@ struct CastCode {
 };
 
 #if defined(COMPCOLL_FIRST)
-// A warp takes a tile of `cast_rounds` rounds (device_warps.h).
+// A warp processes a tile of `cast_rounds` rounds (device_warps.h).
 constexpr int cast_rounds = 8;
 
 template <bool plain, class T>
@@ -49,7 +50,7 @@ __device__ __forceinline__ void sum_cast(const Parameters& p, int64_t begin, T (
     if (plain || p.add != nullptr) {
         const RoundsOf<T> add(p.add, add_storage_of(p), begin);
         COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) add.load(r, x[r]);
-    } else {  // as it is: which NaN it is stays
+    } else {  // copied rather than added, so that a NaN keeps its payload
         const RoundsOf<T> wire(p.wires[0], first_of(p), begin);
         COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) wire.load(r, x[r]);
     }
@@ -70,7 +71,7 @@ __device__ __forceinline__ void sum_cast(const Parameters& p, int64_t begin, T (
     }
 }
 
-// work(begin) for whole tiles; rest(i, count) for eight values and fewer after them.
+// Call work(begin) for whole tiles, and rest(i, count) for at most eight values each after them.
 template <class Work, class Rest>
 __device__ __forceinline__ void for_cast_tiles(const Parameters& p, const Work& work, const Rest& rest) {
     constexpr int64_t tile = cast_rounds * round_values;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void encode_eight(const Parameters& p, const CastCode
     if constexpr (!plain) {
         if (p.residual == nullptr && p.decoded == nullptr) return;
         T got[many];
-        code.decode(p.out, i, count, got);  // what this thread has just written
+        code.decode(p.out, i, count, got);  // this thread has just written it
         conclude(p, i, count, x, got);
     }
 }
@@ -155,10 +156,10 @@ using compcoll::Parameters;
 using compcoll::zfp::table_entries;
 
 #define COMPCOLL_KERNEL extern "C" __global__ void __launch_bounds__(256)
-#define COMPCOLL_LARGE_KERNEL extern "C" __global__ void __launch_bounds__(256, 1)  // registers rather than more at once
+#define COMPCOLL_LARGE_KERNEL extern "C" __global__ void __launch_bounds__(256, 1)  // more registers per thread, at the cost of occupancy
 
 #if defined(COMPCOLL_FIRST)
-#define COMPCOLL_TILE_KERNEL extern "C" __global__ void __launch_bounds__(128, 2)  // a tile's values are registers
+#define COMPCOLL_TILE_KERNEL extern "C" __global__ void __launch_bounds__(128, 2)  // a tile's values are in registers
 #endif
 
 #define COMPCOLL_CAST_KERNELS(type, T)                                                                                        \
@@ -243,7 +244,7 @@ COMPCOLL_ZFP_KERNELS(zfp256, float64, double, 4, false)
 #define COMPCOLL_BLOCK_KERNELS_OF(codec, ...)           \
     COMPCOLL_BLOCK_KERNELS_32(codec, codec##_code)      \
     COMPCOLL_BLOCK_KERNELS_64(codec, codec##_code)
-#define COMPCOLL_BLOCK_KERNELS_OF_THE(codec) COMPCOLL_BLOCK_KERNELS_OF(codec)  // a macro's value, rather than its name
+#define COMPCOLL_BLOCK_KERNELS_OF_THE(codec) COMPCOLL_BLOCK_KERNELS_OF(codec)  // expands the macro in the argument
 
 #if defined(COMPCOLL_ALL_BLOCKS)
 COMPCOLL_EACH_BLOCK_CODEC(COMPCOLL_BLOCK_KERNELS_OF)

@@ -1,7 +1,7 @@
-// What CUDA kernels share: their parameters, memory of any alignment, and the sums of terms that each thread encodes or stores.
+// Shared by all CUDA kernels: parameters, access to memory of any alignment, and the sums of terms that each thread encodes or stores.
 //
-// A thread works on `many` consecutive values, the unit in which codes are packed and random numbers come: eight, or ZFP's
-// four. Which of the values exist is told by a count; what does not exist is neither read nor written.
+// A thread processes `many` consecutive values, the unit of packed codes and of random numbers: eight, or four for ZFP.
+// `count` of them exist; a thread neither reads nor writes beyond them.
 #pragma once
 
 #include "cast.h"
@@ -17,28 +17,28 @@
 
 namespace compcoll {
 
-constexpr int most_wires = 16;  // of one launch
+constexpr int most_wires = 16;  // wires per launch
 
-// All that a launch is told; `_PARAMETERS` of devices/launches.py.
+// The parameters of a launch, as packed by `_PARAMETERS` in gpu/launches.py.
 struct Parameters {
-    int64_t n, blocks;   // values, and the codec's blocks of them
-    const uint8_t* add;  // or null
+    int64_t n, blocks;   // values, and blocks of the codec
+    const uint8_t* add;  // may be null
     double scale;        // of `add`
     uint8_t* out;        // the wire, or the decoded sum
-    uint8_t* residual;   // or null: of the type that is computed with
+    uint8_t* residual;   // may be null; has the computing type
     double residual_scale;
-    uint8_t* decoded;  // or null
+    uint8_t* decoded;  // may be null
     uint64_t seed, rng_counter, position;
     int32_t first, second, variant;
     int32_t feed;
     int32_t add_storage, out_storage;
     int32_t wire_count;
-    int32_t team;  // log2 of how many threads encode one block; more than 32 are a thread block
+    int32_t team;  // log2 of the number of threads that encode a block; more than 32 threads are a thread block
     const uint8_t* wires[most_wires];
 };
 static_assert(sizeof(Parameters) == 120 + 8 * most_wires, "launches.py knows another layout");
 
-// What a program of one configuration knows when it is compiled; COMPCOLL_STORAGE of 0 is told at each launch as in others.
+// Constants of a program for one configuration. A COMPCOLL_STORAGE of 0 means that each launch passes the element types.
 #if defined(COMPCOLL_FIRST)
 COMPCOLL_HD constexpr int first_of(const Parameters&) { return COMPCOLL_FIRST; }
 COMPCOLL_HD constexpr int second_of(const Parameters&) { return COMPCOLL_SECOND; }
@@ -52,7 +52,7 @@ COMPCOLL_HD int variant_of(const Parameters& p) { return p.variant; }
 COMPCOLL_HD int add_storage_of(const Parameters& p) { return COMPCOLL_STORAGE != 0 ? COMPCOLL_STORAGE : p.add_storage; }
 COMPCOLL_HD int out_storage_of(const Parameters& p) { return COMPCOLL_STORAGE != 0 ? COMPCOLL_STORAGE : p.out_storage; }
 
-// Which element types there are; the numbers are those of tile.h.
+// The element types, numbered as in tile.h.
 constexpr int float16_storage = 11, bfloat16_storage = 8, float32_storage = 24;
 template <class T>
 constexpr int computed_storage = sizeof(T) == 8 ? 53 : 24;
@@ -68,7 +68,7 @@ __device__ __forceinline__ bool is_aligned(const void* at, int nbytes) {
     return (reinterpret_cast<size_t>(at) & static_cast<size_t>(nbytes - 1)) == 0;
 }
 
-// 1 to 8 bytes, zeros above: in one piece where that is possible, else in the largest pieces that are aligned.
+// Load 1 to 8 bytes, zeros above: in one access if possible, else in the largest aligned ones.
 __device__ __forceinline__ uint64_t load_bytes(const uint8_t* from, int count) {
     if (count == 4 && is_aligned(from, 4)) return *reinterpret_cast<const uint32_t*>(from);
     if (count == 8 && is_aligned(from, 8)) return *reinterpret_cast<const uint64_t*>(from);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void store_value(uint8_t* to, T value) {
     store_bytes(to, bits_as<typename FloatFormat<T>::Bits>(value), sizeof(T));
 }
 
-// 8, 16, 32 … bytes at once: four bytes a word, 16 bytes an instruction.
+// 8, 16, 32 … bytes at once, with four bytes per word and 16 bytes per instruction.
 template <int words>
 __device__ __forceinline__ void load_words(const uint8_t* from, uint32_t (&to)[words]) {
     if constexpr (words == 2) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void store_words(uint8_t* to, const uint32_t (&from)[
     }
 }
 
-// `count` of `many` elements as bits, zeros for the others. Elements are aligned as such.
+// Load `count` of `many` elements as bits, zeros for the rest. Each element is aligned to its size.
 template <class E, int many>
 __device__ __forceinline__ void load_elements(const uint8_t* from, int count, E (&to)[many]) {
     constexpr int nbytes = many * sizeof(E), words = nbytes / 4, per_word = sizeof(E) < 4 ? 4 / sizeof(E) : 1, bits = 8 * sizeof(E);
@@ -171,7 +171,7 @@ __device__ __forceinline__ void store_elements(uint8_t* to, int count, const E (
 
 // ---- values in memory of an element type ------------------------------------------------------------------------------------
 
-// Shorter formats of values that are computed on as T.
+// 16-bit formats of values that are computed on as T.
 template <class Half>
 COMPCOLL_HD uint16_t narrowed(float value) { return Half::narrowed(value); }
 template <class Half>
@@ -194,7 +194,7 @@ __device__ __forceinline__ void store_halves(uint8_t* to, int count, const T (&x
     store_elements(to, count, bits);
 }
 
-// `count` of `many` values from the i-th on, as T; zeros for the others.
+// Load `count` of `many` values from the i-th on, as T; zeros for the rest.
 template <class T, int many>
 __device__ __forceinline__ void load_values(const uint8_t* array, int storage, int64_t i, int count, T (&x)[many]) {
     using Bits = typename FloatFormat<T>::Bits;
@@ -234,7 +234,7 @@ __device__ __forceinline__ void store_values(uint8_t* array, int storage, int64_
 
 // ---- sums of terms ----------------------------------------------------------------------------------------------------------
 
-// x = add · scale + D(wires[0]) + …, the `count` values from the i-th on.
+// x = add · scale + D(wires[0]) + …, for the `count` values from the i-th on.
 template <class Code, class T, int many>
 __device__ __forceinline__ void sum_terms(const Parameters& p, const Code& code, int64_t i, int count, T (&x)[many]) {
     COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = T(0);
@@ -253,7 +253,7 @@ __device__ __forceinline__ void sum_terms(const Parameters& p, const Code& code,
     }
 }
 
-// What is to be encoded, and zeros after it. `plain`: an array as it is.
+// Compute the values to encode, with zeros beyond `count`. `plain`: an array without further terms.
 template <bool plain, class Code, class T, int many>
 __device__ __forceinline__ void wanted(const Parameters& p, const Code& code, int64_t i, int count, T (&x)[many]) {
     if constexpr (plain) {
@@ -269,7 +269,7 @@ __device__ __forceinline__ void wanted(const Parameters& p, const Code& code, in
     }
 }
 
-// Keeps what the encoding lost, and stores what others will decode.
+// Update the residual, and store the values that other ranks decode.
 template <class T, int many>
 __device__ __forceinline__ void conclude(const Parameters& p, int64_t i, int count, const T (&x)[many], const T (&got)[many]) {
     if (p.residual != nullptr) {
@@ -285,7 +285,7 @@ __device__ __forceinline__ void conclude(const Parameters& p, int64_t i, int cou
     if (p.decoded != nullptr) store_values(p.decoded, out_storage_of(p), i, count, got);
 }
 
-// out = terms
+// out = terms, for all values
 template <class Code>
 __device__ __forceinline__ void decode_all(const Parameters& p, const Code& code) {
     constexpr int many = Code::many;

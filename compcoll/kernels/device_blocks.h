@@ -1,7 +1,7 @@
-// Codecs whose blocks have a header, on a GPU: a team of threads encodes a block, eight values a thread at a time. What decides
-// the header are maxima and integer sums, which come out the same in whatever order a team takes them.
+// Codecs whose blocks have a header, on a GPU: a team of threads encodes a block, with eight values per thread at a time. Headers
+// depend on maxima and integer sums only, whose results do not depend on the order within a team.
 //
-// Values of blocks of up to eight a thread are read once and stay in registers; those of larger blocks are read again.
+// In blocks of up to eight values per thread, values are read once and stay in registers. In larger blocks they are read again.
 #pragma once
 
 #include "device_rounds.h"
@@ -9,7 +9,7 @@
 
 namespace compcoll {
 
-// Numbers as far as they go in 64 bits, the same for a float's 32.
+// The signed integer as wide as T.
 template <class T>
 struct SignedBits;
 template <>
@@ -21,7 +21,7 @@ struct SignedBits<double> { using type = int64_t; };
 
 struct Team {
     int log_size, size, rank;
-    uint32_t lanes;  // of the warp, that belong to it
+    uint32_t lanes;  // mask of the warp's lanes in this team
     int turn = 0;
 
     __device__ __forceinline__ explicit Team(int log_size) : log_size(log_size), size(1 << log_size), rank(static_cast<int>(threadIdx.x) & (size - 1)) {
@@ -32,7 +32,7 @@ struct Team {
     __device__ __forceinline__ int64_t index() const { return first_thread() >> log_size; }
     __device__ __forceinline__ int64_t count() const { return all_threads() >> log_size; }
 
-    // Every thread gets combine(…) of what all have; combine is associative and commutative.
+    // Each thread gets combine(…) of all threads' numbers; combine is associative and commutative.
     template <class Number, int many, class Combine>
     __device__ __forceinline__ void reduce(Number (&number)[many], Combine combine) {
         for (int distance = (size < warp_threads ? size : warp_threads) / 2; distance > 0; distance /= 2) {
@@ -40,7 +40,7 @@ struct Team {
                 number[k] = combine(number[k], __shfl_xor_sync(lanes, number[k], distance));
         }
         if (size <= warp_threads) return;
-        // Two buffers by turns: when one is written again, all have passed a barrier since they read it.
+        // Two alternating buffers: before one is written again, all threads have passed a barrier after reading it.
         __shared__ Number of_warps[2][most_warps][many];
         Number(&partial)[most_warps][many] = of_warps[turn];
         turn ^= 1;
@@ -68,17 +68,17 @@ struct Sum {
 // ---- where blocks lie in a wire ---------------------------------------------------------------------------------------------
 
 struct Layout {
-    int block;  // values
+    int block;  // number of values
     int bits;   // of a code
     int header_nbytes;
-    uint32_t eights;  // of a block
+    uint32_t eights;  // eights of values in a block
 
     __device__ __forceinline__ Layout(int block, int bits, int header_nbytes)
         : block(block), bits(bits), header_nbytes(header_nbytes), eights(static_cast<uint32_t>(block) / 8) {}
 
     __device__ __forceinline__ int64_t record(int64_t index) const { return index * (header_nbytes + int64_t(eights) * bits); }
 
-    // The record that holds the i-th value, a multiple of 8, and that value's eight in it.
+    // Return the record that holds the i-th value (i is a multiple of 8), and in `eight` the index of its eight in the record.
     __device__ __forceinline__ int64_t record_of(int64_t i, int& eight) const {
         const int64_t all = i / 8;
         if (all >> 32 == 0) {  // 64-bit divisions are slow
@@ -102,15 +102,15 @@ struct Layout {
     }
 };
 
-// ---- codecs: what `encode_blocks`, `decode_all` and device_warps.h ask of them ------------------------------------------------
-//   Header                       what a record begins with
-//   survey(x, count, maxima)     into maxima, from which `header` comes, perhaps by way of sums
-//   with_encoder(header, use)    calls use(encoder), where encoder.code(x), with_random encoder.code(x, random), is a value's code
-//   with_decoder(header, use)    calls use(decoder), where decoder.value(code) is a code's value
+// ---- codecs: the interface for `encode_blocks`, `decode_all` and device_warps.h -----------------------------------------------
+//   Header                       the beginning of a record
+//   survey(x, count, maxima)     updates maxima, from which (perhaps with sums) `header` follows
+//   with_encoder(header, use)    calls use(encoder); encoder.code(x), or with_random encoder.code(x, random), is a value's code
+//   with_decoder(header, use)    calls use(decoder); decoder.value(code) is a code's value
 
 COMPCOLL_HD uint8_t code_in(uint64_t codes, int k) { return static_cast<uint8_t>(codes >> 8 * k); }
 
-// Of blocks whose values are all alike.
+// For blocks of equal values.
 template <class T>
 struct OneValue {
     T only;
@@ -123,7 +123,7 @@ struct NoCode {
     COMPCOLL_HD uint8_t code(T, uint16_t) const { return 0; }
 };
 
-// Four values' codes, one a byte, and back.
+// Encode four values as one word with one byte per code, and decode it.
 template <class Encoder, class T>
 __device__ __forceinline__ uint32_t four_codes(const Encoder& encoder, const T (&x)[4]) {
     uint32_t word = 0;
@@ -139,12 +139,12 @@ template <class Code>
 struct BlockCodec {
     static constexpr int many = 8;
     static constexpr bool with_random = false;
-    static constexpr int staged_header = 0;  // bytes of a header that leaves codes off alignment, which device_records.h is for
+    static constexpr int staged_header = 0;  // bytes of a header that misaligns codes, which need device_records.h
     Layout layout;
 
     __device__ __forceinline__ explicit BlockCodec(const Layout& layout) : layout(layout) {}
 
-    // One a byte, zeros where no value is.
+    // One byte per code, zeros beyond `count`.
     template <class Header, class T>
     __device__ __forceinline__ uint64_t codes(const Header& header, const T (&x)[8], int count, int64_t i) const {
         const Code& code = static_cast<const Code&>(*this);
@@ -180,10 +180,10 @@ struct BlockCodec {
     }
 };
 
-// Codecs that need maxima only.
+// Codecs whose headers depend on maxima only.
 template <class Code>
 struct SurveyedCodec : BlockCodec<Code> {
-    static constexpr int sums_count = 1;  // and that one unused
+    static constexpr int sums_count = 1;  // unused
     using BlockCodec<Code>::BlockCodec;
 
     template <class Maxima>
@@ -212,7 +212,7 @@ __device__ __forceinline__ void encode_block(const Parameters& p, const Code& co
     int64_t sums[Code::sums_count] = {};
     typename Code::Header header{};
     const auto run = [&](int pass) {
-        if (pass == sums_pass && !code.needs_sums(maxima)) return;  // the whole team agrees
+        if (pass == sums_pass && !code.needs_sums(maxima)) return;  // uniform over the team
         COMPCOLL_ROLLED for (int eight = team.rank; eight < eights; eight += team.size) {
             const int64_t i = begin + 8 * eight;
             const int count = length - 8 * eight < 8 ? length - 8 * eight : 8;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void encode_block(const Parameters& p, const Code& co
         run(survey_pass);
         run(sums_pass);
         run(code_pass);
-    } else {  // `wanted`, by far the largest part of such a kernel, is there once
+    } else {  // instantiates `wanted`, by far the largest part of such a kernel, once
         COMPCOLL_ROLLED for (int pass = survey_pass; pass <= code_pass; ++pass) run(pass);
     }
     if (team.rank == 0) code.store_header(record, header);

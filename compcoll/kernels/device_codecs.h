@@ -1,4 +1,4 @@
-// The codecs whose blocks have a header, as device_blocks.h asks for them.
+// The codecs whose blocks have a header, with the interface of device_blocks.h.
 #pragma once
 
 #include "codecs.h"
@@ -10,7 +10,7 @@
 
 namespace compcoll {
 
-// The largest magnitude by its bits: NaN is larger than Inf.
+// The largest magnitude, compared by its bits: NaN is larger than Inf.
 template <class T, int many>
 __device__ __forceinline__ void survey_magnitudes(const T (&x)[many], typename SignedBits<T>::type (&maxima)[1]) {
     using Signed = typename SignedBits<T>::type;
@@ -40,7 +40,7 @@ struct MinMaxCode : SurveyedCodec<MinMaxCode<T>> {
     __device__ __forceinline__ explicit MinMaxCode(const Parameters& p)
         : SurveyedCodec<MinMaxCode>(Layout(second_of(p), first_of(p), 2 * sizeof(T))), levels((1 << first_of(p)) - 1) {}
 
-    // In the order of numbers, -0 below +0, and NaN beyond the infinities; its own inverse.
+    // Map bits to an order of numbers, with -0 below +0 and NaN beyond the infinities. It is its own inverse.
     __device__ __forceinline__ static Signed ordered(Signed bits) {
         return bits ^ (bits >> (8 * sizeof(T) - 1) & static_cast<Signed>(~typename FloatFormat<T>::Bits(0) >> 1));
     }
@@ -86,7 +86,7 @@ template <class T>
 struct QSGDCode : BlockCodec<QSGDCode<T>> {
     static constexpr bool with_random = true;
     using Value = T;
-    using Header = T;  // half the distance of levels
+    using Header = T;  // half the distance between levels
     using Signed = typename SignedBits<T>::type;
     static constexpr int maxima_count = 1, sums_count = 1, staged_header = sizeof(T);
     static constexpr Signed least = 0;
@@ -121,7 +121,7 @@ struct QSGDCode : BlockCodec<QSGDCode<T>> {
     }
     __device__ __forceinline__ static void store_header(uint8_t* record, T h) { store_value(record, h); }
     __device__ __forceinline__ static T load_header(const uint8_t* record) { return load_value<T>(record); }
-    // Of the eight values from the i-th on, 16 bits each.
+    // 16 random bits for each of the eight values from the i-th on.
     __device__ __forceinline__ Halves random_at(int64_t i) const {
         if (variant & qsgd_nearest) return {{0x80008000, 0x80008000, 0x80008000, 0x80008000}};
         const RandomBlock block(seed, rng_counter, (position + static_cast<uint64_t>(i)) / 8);
@@ -153,7 +153,7 @@ struct OneBitCode : BlockCodec<OneBitCode<T>> {
     using Signed = typename SignedBits<T>::type;
     using Bits = typename FloatFormat<T>::Bits;
     static constexpr int maxima_count = 1, sums_count = 2;
-    static constexpr int positive_bits = 42;  // of 2^20 values below 2^21; how many are negative stands above
+    static constexpr int positive_bits = 42;  // for 2^20 values below 2^21; the number of negative values is in the bits above
     static constexpr Signed least = 0;
     int reconstructions;
 
@@ -173,7 +173,7 @@ struct OneBitCode : BlockCodec<OneBitCode<T>> {
         static_assert(many <= 256, "the sums of a thread are kept in 32 bits");
         const FixedPoint<T> fixed(bits_as<T>(maxima[0]));
         int32_t all = 0, positive = 0, negatives = 0;
-        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) {  // what does not exist is +0
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) {  // missing values are +0
             const int32_t q = fixed.of(x[k]);
             all += q;
             positive += q > 0 ? q : 0;
@@ -204,7 +204,7 @@ struct OneBitCode : BlockCodec<OneBitCode<T>> {
         Header by_sign;
         COMPCOLL_HD T value(uint8_t code) const { return code ? by_sign.negative : by_sign.positive; }
     };
-    // Blocks without a mean have no signs.
+    // Blocks without a mean store no signs.
     template <class Use>
     __device__ __forceinline__ void with_encoder(Header by_sign, Use use) const {
         const bool tiny = bits_as<Bits>(by_sign.positive) << 1 == 0 && bits_as<Bits>(by_sign.negative) << 1 == 0;
@@ -219,7 +219,7 @@ struct OneBitCode : BlockCodec<OneBitCode<T>> {
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// fp8 by the processor's conversions, which give what Float8 gives: of numbers that no code of the format is too small for.
+// fp8 by the GPU's conversions, whose results equal those of Float8 for numbers that are not below the smallest code.
 __device__ __forceinline__ uint32_t narrowed_pair(E4M3, float low, float high) {
     uint16_t pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -262,7 +262,7 @@ __device__ __forceinline__ void four_values(const FP8<float>::Decoder<Format>& d
 }
 #endif
 
-// A codec's struct as scaled_tiles.h describes it.
+// A codec's struct, as described in scaled_tiles.h.
 template <class Codec>
 struct ScaledCode : SurveyedCodec<ScaledCode<Codec>> {
     using Value = typename Codec::Value;
@@ -305,7 +305,7 @@ struct ScaledCode : SurveyedCodec<ScaledCode<Codec>> {
 COMPCOLL_EACH_SCALED_CODEC(COMPCOLL_CODE)
 #undef COMPCOLL_CODE
 
-// By the names of codecs.
+// Aliases by the names of codecs.
 #define COMPCOLL_CODE(codec, Name, ...) \
     template <class T>                  \
     using codec##_code = Name##Code<T>;

@@ -1,11 +1,11 @@
-// Codecs whose numbers are added as they are, on a GPU. Of `Parameters` they use
+// Codecs whose integers are summed without decoding, on a GPU. They use these `Parameters`:
 //
-//   survey     add · scale + residual → out: the bits of each block's largest magnitude
-//   encode     the same, and what was agreed on in wires[0] → out: numbers; residual: what they lose
-//   decode     wires[0] agreed, wires[1] numbers → out
-//   combine    add, or nothing, and wires → out, and decoded if there is one; first: 0 adds, 1 takes the maximum
+//   survey     add · scale + residual → out: bits of each block's largest magnitude
+//   encode     the same sum, shared scales in wires[0] → out: integers; residual: what encoding loses
+//   decode     wires[0]: shared scales, wires[1]: integers → out
+//   combine    add (or null) and wires → out, and decoded unless null; first: 0 adds, 1 takes the maximum
 //
-// with blocks of `second` values, `first` levels or ranks, and numbers of `variant` bytes, or votes of as many bits.
+// with blocks of `second` values, `first` levels or ranks, and integers of `variant` bytes or votes of `variant` bits.
 #pragma once
 
 #include "device_blocks.h"
@@ -52,7 +52,7 @@ __device__ __forceinline__ T agreed_on(const Parameters& p, int64_t i) {
     return load_value<T>(p.wires[0] + b * static_cast<int64_t>(sizeof(T)));
 }
 
-// work(i, count) for each eight values.
+// Call work(i, count) for each eight values.
 template <class Work>
 __device__ __forceinline__ void for_eights(const Parameters& p, const Work& work) {
     for (int64_t i = first_thread() * 8; i < p.n; i += all_threads() * 8)
@@ -88,7 +88,7 @@ __device__ __forceinline__ void decode_integers(const Parameters& p) {
     });
 }
 
-// Eight fields of at most 8 bits are so many bytes.
+// Eight fields of at most 8 bits fill whole bytes.
 template <class T>
 __device__ __forceinline__ void encode_votes(const Parameters& p) {
     const int width = p.variant;

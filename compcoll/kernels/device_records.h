@@ -1,12 +1,12 @@
-// Records of a tile by way of shared memory, for codecs whose headers of 2 or 4 bytes leave codes off alignment: global memory is
-// read and written 16 bytes a lane, contiguous over the warp.
+// Records of a tile in shared memory, for codecs whose headers of 2 or 4 bytes misalign codes. A warp accesses global memory
+// contiguously, with 16 bytes per lane.
 #pragma once
 
 #include "device_rounds.h"
 
 namespace compcoll {
 
-constexpr int tile_warps = 4;  // of a thread block whose warps take a tile each
+constexpr int tile_warps = 4;  // per thread block, with one tile each
 
 template <class E>
 __device__ __forceinline__ void copy_by_warp(const uint8_t* from, uint8_t* to, int nbytes) {
@@ -15,7 +15,7 @@ __device__ __forceinline__ void copy_by_warp(const uint8_t* from, uint8_t* to, i
         reinterpret_cast<E*>(to)[i] = reinterpret_cast<const E*>(from)[i];
 }
 
-// So many bytes between memory of a wire and shared memory, which begins at a multiple of 16.
+// Copy `nbytes` bytes between a wire in global memory and shared memory, which is aligned to 16 bytes.
 template <int nbytes>
 __device__ __forceinline__ void copy_by_warp(const uint8_t* from, uint8_t* to, const uint8_t* wire) {
     if (nbytes % 16 == 0 && is_aligned(wire, 16)) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy_by_warp(const uint8_t* from, uint8_t* to, c
     }
 }
 
-// A warp's own room for so many bytes.
+// A warp's buffer of `nbytes` bytes in shared memory.
 template <int nbytes>
 struct WarpRecords {
     static constexpr int room = (nbytes + 15) / 16 * 16;
@@ -44,7 +44,7 @@ struct WarpRecords {
         alignas(16) __shared__ uint8_t of_warps[tile_warps][room];
         return of_warps[threadIdx.x / warp_threads];
     }
-    // use() may read what the wire holds.
+    // Copy the records from the wire, then call use(), which reads them.
     template <class Use>
     __device__ __forceinline__ static void read(const uint8_t* wire, const Use& use) {
         copy_by_warp<nbytes>(wire, at(), wire);
@@ -52,13 +52,13 @@ struct WarpRecords {
         use();
         __syncwarp();
     }
-    // What make() writes goes to the wire.
+    // Call make(), which writes the records, then copy them to the wire.
     template <class Make>
     __device__ __forceinline__ static void write(uint8_t* wire, const Make& make) {
         make();
         __syncwarp();
         copy_by_warp<nbytes>(at(), wire, wire);
-        __syncwarp();  // before make() writes again: it shuffles first, which orders no memory
+        __syncwarp();  // before make() writes again; its shuffles do not order memory accesses
     }
 };
 

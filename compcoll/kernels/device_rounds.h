@@ -1,5 +1,5 @@
-// Arrays as a warp reads and writes them: rounds of 128 values, each one access that is contiguous over the warp. A lane has four
-// neighbouring values of a round.
+// Arrays as a warp accesses them: in rounds of 128 values, with one access each that is contiguous over the warp. Each lane has
+// four adjacent values of a round.
 #pragma once
 
 #include "device.h"
@@ -10,7 +10,7 @@ constexpr int warp_threads = 32, most_warps = 8, round_values = 4 * warp_threads
 
 __device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x) % warp_threads; }
 
-// A round of elements in memory that is aligned for no more than one: by way of shared memory, so that accesses stay contiguous.
+// A round of elements in memory that is aligned only to one element. Shared memory keeps the accesses contiguous.
 template <class E>
 __device__ __forceinline__ E (&round_in_shared_memory())[round_values] {
     __shared__ E of_warps[most_warps][round_values];
@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_round_of_any(uint8_t* to, const E (&from)[
 
 __device__ __forceinline__ bool any_nan(const float (&x)[4]) { return x[0] != x[0] || x[1] != x[1] || x[2] != x[2] || x[3] != x[3]; }
 
-// Four halves: by the processor's conversions where they give the same bits, which of numbers other than NaN they do.
+// Four halves, by the GPU's conversions where these give the same bits, that is for all numbers except NaN.
 __device__ __forceinline__ void widen_float16(const uint16_t (&bits)[4], float (&x)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) asm("cvt.f32.f16 %0, %1;" : "=f"(x[k]) : "h"(bits[k]));
@@ -76,7 +76,7 @@ __device__ __forceinline__ void narrow_bfloat16(const float (&x)[4], uint16_t (&
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = BFloat16::narrowed(x[k]);
 }
 
-// An array that a warp reads and writes a round at a time, from a value on.
+// An array from some value on, which a warp accesses a round at a time.
 template <class T>
 struct RoundsOf {
     uint8_t* at;
@@ -111,7 +111,7 @@ struct RoundsOf {
     }
 
     __device__ __forceinline__ void load(int r, T (&x)[4]) const {
-        if (sizeof(T) == 8 || storage == computed_storage<T>) {  // arrays of doubles are what doubles come from
+        if (sizeof(T) == 8 || storage == computed_storage<T>) {  // doubles come only from arrays of doubles
             typename FloatFormat<T>::Bits bits[4];
             load_bits(r, bits);
             COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = bits_as<T>(bits[k]);
@@ -122,7 +122,7 @@ struct RoundsOf {
             COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = BFloat16::widened(bits[k]);
         }
     }
-    // What is read again where x is stored.
+    // The values that a load after store(x) returns.
     __device__ __forceinline__ void rounded(const T (&x)[4], T (&got)[4]) const {
         if (sizeof(T) == 8 || storage == computed_storage<T>) {
             COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) got[k] = x[k];
@@ -150,7 +150,7 @@ struct RoundsOf {
     }
 };
 
-// Adds what a residual has of a round.
+// Add the residual of a round.
 template <class T>
 __device__ __forceinline__ void feed_round(const RoundsOf<T>& residual, int r, T (&x)[4]) {
     T kept[4];
@@ -158,7 +158,7 @@ __device__ __forceinline__ void feed_round(const RoundsOf<T>& residual, int r, T
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_sum(x[k], kept[k]);
 }
 
-// Of a round: keeps what the encoding lost, and stores what others will decode.
+// Update the residual of a round, and store the values that other ranks decode.
 template <class T>
 __device__ __forceinline__ void conclude_round(const Parameters& p, const RoundsOf<T>& residual, const RoundsOf<T>& decoded, int r,
                                                const T (&x)[4], const T (&got)[4]) {

@@ -1,20 +1,21 @@
-// Sparsification on a GPU: the passes over a whole buffer, from and to which few elements are taken and added. Of `Parameters`
-// they use
+// Sparsification on a GPU: passes over a whole buffer, and passes over the few elements taken from it or added to it. They use
+// these `Parameters`:
 //
-//   moments   add: values → out: for each `moment_values` of them and each lane sum, sum of magnitudes, of squares, the largest
-//   sample    add: values → out: runs of `sample_run`, n values in all; `position`: how many there are
+//   moments   add: values → out: for each `moment_values` values and lane: sum, sum of magnitudes, sum of squares, largest magnitude
+//   sample    add: `position` values → out: runs of `sample_run` values, n in all
 //   count     add: values, seed: bits of the threshold; residual: second moments or null, residual_scale: alpha
-//             → out: for each tile how many elements meet the condition; decoded: for each thread one bit for each of its values,
-//             which are four of each of its warp's rounds (device_rounds.h)
-//   place     n tiles; out: those counts → how many come before each tile; decoded: how many there are
-//   compact   wires[0]: how many come before each tile, wires[1]: those bits → out: indices, ascending, as far as `position` of
-//             them: values are read once
+//             → out: for each tile the number of elements that meet the condition; decoded: for each thread one bit per value,
+//             for four values of each of its warp's rounds (device_rounds.h)
+//   place     n tiles; out: those counts → number of elements before each tile; decoded: the total
+//   compact   wires[0]: number of elements before each tile, wires[1]: those bits → out: ascending indices, at most `position`;
+//             reads no values
 //   take      add: values, wires[0]: n indices → out
 //   put       add: n values or null for zeros, wires[0]: n indices or null for all → out
-//   add       add: n values, wires[0]: n indices → out: added to
-//   subtract  the same → out: what is left
+//   add       add: n values, wires[0]: n indices → out, incremented by them
+//   subtract  the same → out, the remainder
 //
-// A tile is what a thread block of 256 threads takes, eight values each, a warp two rounds. Whoever adds or subtracts gives each index once.
+// A thread block of 256 threads processes a tile, with eight values per thread and two rounds per warp.
+// In add and subtract, an index must occur only once.
 #pragma once
 
 #include "device_rounds.h"
@@ -24,11 +25,11 @@ namespace compcoll {
 
 constexpr int tile_threads = 256, tile_values = 8 * tile_threads, moment_loads = 16;
 
-// How many come before this thread's, and how many there are in the thread block: once a kernel.
+// Return the sum of `count` over earlier threads of the thread block, and in `all` over all its threads. Call it once per kernel.
 __device__ __forceinline__ uint32_t before_thread(uint32_t count, uint32_t& all) {
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
     uint32_t below = 0;
-    for (int distance = 1; distance < 32; distance *= 2) {  // count: of as many neighbours
+    for (int distance = 1; distance < 32; distance *= 2) {  // `count` is the sum over `distance` adjacent threads
         const uint32_t other = __shfl_xor_sync(0xffffffffu, count, distance);
         if (thread & distance) below += other;
         count += other;
@@ -44,7 +45,7 @@ __device__ __forceinline__ uint32_t before_thread(uint32_t count, uint32_t& all)
     return below;
 }
 
-// One bit for each of this thread's eight values that meets the condition: neighbouring four of each of its warp's two rounds.
+// One bit for each of this thread's eight values that meets the condition: four adjacent values in each of its warp's two rounds.
 template <class T>
 __device__ __forceinline__ uint32_t met(const Parameters& p, uint32_t& how_many) {
     const auto threshold = static_cast<typename FloatBits<T>::Bits>(p.seed);
@@ -79,7 +80,7 @@ __device__ __forceinline__ void count_elements(const Parameters& p) {
     if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(p.out)[blockIdx.x] = all;
 }
 
-// One thread block, each thread of which takes as many neighbouring tiles.
+// Run by one thread block, whose threads each take an equal number of adjacent tiles.
 __device__ __forceinline__ void place_tiles(const Parameters& p) {
     uint32_t* counts = reinterpret_cast<uint32_t*>(p.out);
     const int64_t share = (p.n + tile_threads - 1) / tile_threads, begin = share * static_cast<int>(threadIdx.x);
@@ -98,7 +99,7 @@ __device__ __forceinline__ void place_tiles(const Parameters& p) {
 __device__ __forceinline__ void compact_elements(const Parameters& p) {
     const int lane = lane_of_warp();
     const int64_t warp = int64_t(blockIdx.x) * tile_threads + (static_cast<int>(threadIdx.x) - lane), first = 8 * (warp + lane);
-    // Its eight neighbouring values are four and four of one round, of two lanes that counted.
+    // Its eight adjacent values are four and four of one round, counted by two lanes.
     const uint32_t pair = reinterpret_cast<const uint16_t*>(p.wires[1] + warp)[lane % 16], of_round = pair >> lane / 16 * 4;
     const uint32_t bits = (of_round & 15) | (of_round >> 4 & 0xf0);
     uint32_t own = 0, all;
@@ -130,7 +131,7 @@ __device__ __forceinline__ void add_up_lanes(const Parameters& p) {
             square = exact_sum(square, exact_product(value, value));
             largest = magnitude > largest ? magnitude : largest;
         };
-        // Threads are few: each has many values on their way from memory, which it then adds in their order.
+        // There are few threads: each has many loads in flight, and then adds the values in order.
         int64_t at = begin + i % moment_lanes<T>;
         for (; at + (moment_loads - 1) * moment_lanes<T> < end; at += moment_loads * moment_lanes<T>) {
             T loaded[moment_loads];
@@ -142,7 +143,7 @@ __device__ __forceinline__ void add_up_lanes(const Parameters& p) {
     }
 }
 
-// work(i) for each of n elements.
+// Call work(i) for each of n elements.
 template <class Work>
 __device__ __forceinline__ void for_each_element(const Parameters& p, const Work& work) {
     for (int64_t i = first_thread(); i < p.n; i += all_threads()) work(i);
@@ -175,7 +176,7 @@ __device__ __forceinline__ void put_elements(const Parameters& p) {
     for_each_element(p, [&](int64_t i) { out[indices == nullptr ? i : indices[i]] = values == nullptr ? T(0) : values[i]; });
 }
 
-// combine(element, value) for those that the indices name.
+// Apply combine(element, value) to the elements at the indices.
 template <class T, class Combine>
 __device__ __forceinline__ void combine_elements(const Parameters& p, const Combine& combine) {
     const T* values = reinterpret_cast<const T*>(p.add);

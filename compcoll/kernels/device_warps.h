@@ -1,7 +1,7 @@
-// Codecs with blocks of 128, 256 … 2048 values, known when the kernel is compiled: a warp takes a tile of 2048 values, which stay
-// in its registers: sixteen rounds of device_rounds.h.
+// Codecs with blocks of 128, 256 … 2048 values, known at compile time: a warp processes a tile of 2048 values in its registers,
+// sixteen rounds of device_rounds.h.
 //
-// Blocks that are cut short, and all others, are those of device_blocks.h.
+// The last, short block and all other block sizes use device_blocks.h.
 #pragma once
 
 #include "device_blocks.h"
@@ -12,10 +12,10 @@ namespace compcoll {
 constexpr int tile_rounds = 16, lane_values = 4 * tile_rounds;
 
 // ---- codes ------------------------------------------------------------------------------------------------------------------
-// Four codes of a lane are a word, one a byte; in the wire a round's are `4·bits` bytes for each eight lanes.
+// A lane has four codes in a word, one per byte. In the wire, a round has `4·bits` bytes for each eight lanes.
 
-// Eight lanes hold a nibble of each of eight rounds, that of round r in bits 4r …; then each has one round's, that of lane s in
-// bits 4s …. Its own inverse.
+// Transpose nibbles: each of eight lanes has a nibble of each of eight rounds, that of round r in bits 4r …. It gets all nibbles of
+// one round, that of lane s in bits 4s …. It is its own inverse.
 __device__ __forceinline__ uint32_t transposed_nibbles(uint32_t mine) {
     const int lane = lane_of_warp();
     const auto step = [&](int distance, uint32_t low, int shift) {
@@ -28,8 +28,8 @@ __device__ __forceinline__ uint32_t transposed_nibbles(uint32_t mine) {
     return mine;
 }
 
-// Words of two rounds: an even lane gets its neighbour's of the first round for its own of the second, and an odd lane the other
-// way around, so that each has eight codes in a row. Its own inverse.
+// Exchange words of two rounds, so that each lane has eight adjacent codes: an even lane gives its word of the second round for its
+// neighbour's word of the first round, and an odd lane the reverse. It is its own inverse.
 __device__ __forceinline__ void swap_with_neighbour(uint32_t (&pair)[2]) {
     const bool is_odd = lane_of_warp() % 2 != 0;
     const uint32_t theirs = __shfl_xor_sync(0xffffffffu, is_odd ? pair[0] : pair[1], 1);
@@ -37,10 +37,11 @@ __device__ __forceinline__ void swap_with_neighbour(uint32_t (&pair)[2]) {
     else pair[1] = theirs;
 }
 
-// Where a lane has them: a warp's accesses are 256 bytes, which touch one sector more than they must off alignment, and not two.
+// The offset of a lane's eight codes: a warp's access of 256 bytes then touches at most one extra sector if misaligned, rather than
+// two.
 __device__ __forceinline__ int place_of_eight() { return round_values * (lane_of_warp() % 2) + 8 * (lane_of_warp() / 2); }
 
-// `place`: has the lowest bits of the codes' address, which the compiler knows of those in shared memory (`staged`).
+// `place` has the lowest bits of the codes' address. For codes in shared memory (`staged`), the compiler knows them.
 template <int bits, bool staged, int rounds>
 __device__ __forceinline__ void store_rounds(uint8_t* codes, size_t place, const uint32_t (&word)[rounds]) {
     const int lane = lane_of_warp();
@@ -115,7 +116,7 @@ __device__ __forceinline__ void load_rounds(const uint8_t* codes, size_t place, 
 
 // ---- a tile -----------------------------------------------------------------------------------------------------------------
 
-// Every lane gets combine(…) of what all of the warp have.
+// Each lane gets combine(…) of the numbers of all lanes in the warp.
 template <class Number, int many, class Combine>
 __device__ __forceinline__ void reduce_warp(Number (&number)[many], Combine combine) {
     COMPCOLL_UNROLL for (int distance = warp_threads / 2; distance > 0; distance /= 2) {
@@ -130,7 +131,7 @@ __device__ __forceinline__ void reduce_warp(int32_t (&number)[many], Larger) {
 }
 #endif
 
-// The lane's values of one block of a tile, and how a codec sees them.
+// A lane's values of one block of a tile, and the codec's view of them.
 template <class Code, int bits, int block>
 struct WarpBlock {
     using T = typename Code::Value;
@@ -142,15 +143,15 @@ struct WarpBlock {
         code.survey(x, many, maxima);
         reduce_warp(maxima, Larger());
         int64_t sums[Code::sums_count] = {};
-        if (code.needs_sums(maxima)) {  // the whole warp agrees
+        if (code.needs_sums(maxima)) {  // uniform over the warp
             code.add_up(x, maxima, sums);
             reduce_warp(sums, Sum());
         }
         return code.header(maxima, sums, block);
     }
 
-    // The random words of eight values each are made once: by even lanes those of even rounds, by odd lanes those of odd ones,
-    // and each gets from its neighbour what it lacks.
+    // The random words of each eight values are computed once, by even lanes for even rounds and by odd lanes for odd rounds.
+    // Adjacent lanes then exchange halves.
     __device__ __forceinline__ static void random_of(const Code& code, int64_t begin, int r, uint32_t (&even)[2], uint32_t (&odd)[2]) {
         const int lane = lane_of_warp();
         const bool is_odd = lane % 2 != 0;
@@ -186,14 +187,14 @@ struct WarpBlock {
     }
 };
 
-// Records of a tile in shared memory: their headers are aligned.
+// Records of a tile in shared memory; headers are aligned.
 template <class Code, int bits, int block>
 struct TileRecords : WarpRecords<tile_rounds * round_values / block * (Code::staged_header + block / 8 * bits)> {
     using Header = typename Code::Header;
     static_assert(Code::staged_header == 0 || block / 8 * bits % sizeof(Header) == 0, "headers are aligned");
 };
 
-// x += D(wire): the tile's blocks from the b-th on.
+// x += D(wire), for the tile's blocks from the b-th on.
 template <class Code, int bits, int block>
 __device__ __forceinline__ void add_tile(const Code& code, const uint8_t* wire, int64_t b, typename Code::Value (&x)[lane_values]) {
     using T = typename Code::Value;
@@ -234,7 +235,7 @@ __device__ __forceinline__ void sum_tile(const Parameters& p, const Code& code, 
         const RoundsOf<T> add(p.add, add_storage_of(p), b * block);
         COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r) add.load(r, *reinterpret_cast<T(*)[4]>(&x[4 * r]));
     } else {
-        COMPCOLL_UNROLL for (int k = 0; k < lane_values; ++k) x[k] = -T(0);  // which any number can be added to
+        COMPCOLL_UNROLL for (int k = 0; k < lane_values; ++k) x[k] = -T(0);  // the neutral element of addition
     }
     if constexpr (!plain) {
         const T scale = static_cast<T>(p.scale);
@@ -274,7 +275,7 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
         if constexpr (!plain) {
             if (p.residual == nullptr && p.decoded == nullptr) return;
             const RoundsOf<T> residual(p.residual, computed_storage<T>, index * block), decoded(p.decoded, out_storage_of(p), index * block);
-            constexpr int few = Block::rounds < 4 ? Block::rounds : 4;  // as many as registers are left for
+            constexpr int few = Block::rounds < 4 ? Block::rounds : 4;  // limited by the free registers
             COMPCOLL_UNROLL for (int begin = 0; begin < Block::rounds; begin += few) {
                 T got[few][4];
                 code.with_decoder(header, [&](auto decoder) {
@@ -302,7 +303,7 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
 
 // ---- all of an array --------------------------------------------------------------------------------------------------------
 
-// work(first block) for whole tiles; rest(block) for the blocks after them.
+// Call work(first block) for whole tiles, and rest(block) for the blocks after them.
 template <int block, class Work, class Rest>
 __device__ __forceinline__ void for_tiles(const Parameters& p, const Work& work, const Rest& rest) {
     constexpr int blocks = tile_rounds * round_values / block;

@@ -1,5 +1,5 @@
-// ZFP on a GPU: a block of four values by one thread, the tables in shared memory. A warp's 32 blocks fill maxbits words of 32
-// bits, whatever maxbits is: warps never share a word of the wire, so that nothing has to be cleared or written atomically there.
+// ZFP on a GPU, with one thread per block of four values and the tables in shared memory. A warp's 32 blocks fill exactly maxbits
+// words of 32 bits. So warps never share a word of the wire, and no clearing or atomic writes are needed there.
 #pragma once
 
 #include "device_rounds.h"
@@ -10,19 +10,19 @@ namespace compcoll {
 alignas(128) __device__ constexpr Table encode_table_source = make_encode_table();
 alignas(128) __device__ constexpr Table decode_table_source = make_decode_table();
 
-// By all 256 threads of a block, which may then use it.
+// Copy a table to shared memory, by all 256 threads of a thread block.
 __device__ __forceinline__ void copy_table(const Table& from, uint32_t (&to)[zfp::table_entries]) {
     COMPCOLL_UNROLL for (int i = 0; i < zfp::table_entries; i += 256) to[i + threadIdx.x] = from.entry[i + threadIdx.x];
     __syncthreads();
 }
 
-// Blocks of at most 64·W bits; with `half` of at most 32.
+// Codes of at most 64·W bits; with `half`, of at most 32.
 template <class T, int W, bool half>
 struct ZFPCode {
     static constexpr bool one_word = W == 1;
     int maxbits;
-    int plain_nbytes;  // of a block's code, where it is 16, 32 or 64 bits; else 0
-    int64_t blocks, wire_words;  // of 32 bits
+    int plain_nbytes;  // bytes of a block's code if it has 16, 32 or 64 bits; else 0
+    int64_t blocks, wire_words;  // words of 32 bits
     const uint32_t* decode_table;
 
     __device__ __forceinline__ ZFPCode(const Parameters& p, const uint32_t* decode_table)
@@ -48,7 +48,7 @@ struct ZFPCode {
         return code;
     }
 
-    // `plain`: blocks are aligned memory of plain_nbytes.
+    // `plain`: blocks are aligned and have plain_nbytes each.
     template <bool plain>
     __device__ __forceinline__ void decode(const uint8_t* wire, int64_t block, T (&x)[4]) const {
         zfp::Bits<W> code;
@@ -66,7 +66,7 @@ struct ZFPCode {
         else reinterpret_cast<uint16_t*>(wire)[block] = static_cast<uint16_t>(code.word[0]);
     }
 
-    // All lanes of a warp come here together, each with a block of its own, in order.
+    // All lanes of a warp call this together, with consecutive blocks.
     __device__ __forceinline__ void store_any(uint8_t* wire, int64_t block, const zfp::Bits<W>& code) const {
         if (plain_nbytes != 0) {
             if (block * plain_nbytes < wire_words * 4) store_bytes(wire + block * plain_nbytes, code.word[0], plain_nbytes);
@@ -85,19 +85,19 @@ struct ZFPCode {
         }
         __syncwarp();
         const int64_t first = (block - lane) / 32 * maxbits;
-        // The last warp writes the wire's end, too: a word more than its own where all are odd in number.
+        // The last warp also writes the wire's padding: one word if the number of words is odd.
         const int count = block - lane + 32 < blocks ? maxbits : static_cast<int>(wire_words - first);
         for (int w = lane; w < count; w += 32) store_bytes(wire + 4 * (first + w), w < maxbits ? words[w] : 0, 4);
     }
 };
 
-// A lane's block in one of a warp's rounds of an array, which may be its end.
+// A lane's block in a warp's round of an array; the round may be cut short by the end of the array.
 template <class T>
 struct AnyRound {
     static constexpr bool plain = false;
-    int64_t i, block;  // value and block
-    int count;         // of its values
-    bool whole;        // all values of the round exist
+    int64_t i, block;  // indices of the first value and of the block
+    int count;         // of existing values in the block
+    bool whole;        // whether all values of the round exist
 
     __device__ __forceinline__ AnyRound(const Parameters& p, int64_t i)
         : i(i), block(i >> 2), count(p.n - i >= 4 ? 4 : p.n > i ? static_cast<int>(p.n - i) : 0), whole(i - 4 * lane_of_warp() + round_values <= p.n) {}
@@ -112,7 +112,7 @@ struct AnyRound {
     }
 };
 
-// The same of whole rounds, in arrays of T and wires of plain blocks that are all aligned: nothing is asked again.
+// A whole round, with aligned arrays of T and aligned wires of plain blocks: it needs no further checks.
 template <class T>
 struct AlignedRound {
     static constexpr bool plain = true;
@@ -143,7 +143,7 @@ struct AlignedRound {
 // x = add · scale + D(wires[0]) + …
 template <bool plain, class T, class Code, class Round>
 __device__ __forceinline__ void sum_round(const Parameters& p, const Code& code, const Round& round, T (&x)[4]) {
-    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = -T(0);  // which any number can be added to
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = -T(0);  // the neutral element of addition
     if (plain || p.add != nullptr) round.load(p.add, add_storage_of(p), x);
     if constexpr (!plain) {
         const T scale = static_cast<T>(p.scale);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void sum_round(const Parameters& p, const Code& code,
     }
 }
 
-// work(round) for all rounds; `wire` is written.
+// Call work(round) for all rounds; `wire` is the wire to write.
 template <class T, class Code, class Work>
 __device__ __forceinline__ void for_rounds(const Parameters& p, const Code& code, const uint8_t* out, const uint8_t* wire, const Work& work) {
     int64_t i = first_thread() * zfp::block_size;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void encode_zfp(const Parameters& p, const ZFPCode<T,
     });
 }
 
-// out = terms
+// out = terms, for all values
 template <class T, int W, bool half>
 __device__ __forceinline__ void decode_zfp(const Parameters& p, const ZFPCode<T, W, half>& code) {
     for_rounds<T>(p, code, p.out, nullptr, [&](auto round) {

@@ -1,5 +1,5 @@
-// Floating-point numbers by their bits: what every quantizer asks of them, without arithmetic that flushing subnormals
-// would change.
+// Operations on floating-point numbers by their bits, as quantizers need them, without arithmetic that flushing subnormals would
+// change.
 #pragma once
 
 #include "portable.h"
@@ -49,14 +49,14 @@ COMPCOLL_HD T greatest_finite() {
     return bits_as<T>(static_cast<Bits>((static_cast<Bits>(2 * Format::bias + 1) << Format::fraction_bits) - 1));
 }
 
-// +0 for zeros and subnormal numbers, by the bits.
+// +0 for zeros and subnormal numbers, by their bits.
 template <class T>
 COMPCOLL_HD T without_subnormals(T value) {
     return biased_exponent(value) == 0 ? T(0) : value;
 }
 
-// Sums and products that keep subnormal numbers, also on a GPU whose compiler is told to flush them: for values that no
-// codec has brought into a normal range.
+// Sums and products that keep subnormal numbers, even on a GPU whose compiler flushes them: for values that no codec has brought
+// into a normal range.
 COMPCOLL_HD double exact_sum(double a, double b) { return a + b; }
 COMPCOLL_HD double exact_product(double a, double b) { return a * b; }
 
@@ -80,8 +80,8 @@ COMPCOLL_HD float exact_product(float a, float b) {
 #endif
 }
 
-// What an encoding lost, times a factor. A loss that is not finite (NaN, Inf or an overflowed cast) cannot be made up for
-// later: it is dropped.
+// The compression error times a factor; 0 if it is not finite (NaN, Inf or an overflowed cast), since later calls cannot make up
+// for that.
 template <class T>
 COMPCOLL_HD T finite_loss(T wanted, T got, T factor) {
     const T loss = exact_product(exact_sum(wanted, -got), factor);

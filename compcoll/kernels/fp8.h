@@ -4,12 +4,12 @@
 // reaches 57344. Rounding is to nearest, ties to even.
 //
 // Record of a block of m values:  16 bits, the biased exponent of the largest magnitude M (little endian);  m bytes, each the
-// format's bits of x·2^(top-e), where 2^e <= M < 2^(e+1) and top = 7 for e4m3, 14 for e5m2: what is rounded up stays finite.
+// format's bits of x·2^(top-e), where 2^e <= M < 2^(e+1) and top = 7 for e4m3, 14 for e5m2: values that are rounded up stay finite.
 //
 //   block                       exponent on the wire                          bytes
 //   holds NaN or Inf            that of NaN: all ones                         0; every value is NaN
 //   largest magnitude is tiny   0                                             0; every value is +0
-//   e is the largest exponent   as otherwise                                  of less than 2·2^top, which would decode to infinity
+//   e is the largest exponent   as otherwise                                  below 2·2^top, which would decode to infinity
 #pragma once
 
 #include "cast.h"
@@ -17,7 +17,7 @@
 
 namespace compcoll {
 
-// A format of 8 bits by its number of fraction bits.
+// A format of 8 bits, by its number of fraction bits.
 template <int fraction_bits_>
 struct Float8 {
     static constexpr int fraction_bits = fraction_bits_, exponent_bits = 7 - fraction_bits;
@@ -25,11 +25,11 @@ struct Float8 {
     static constexpr int top = exponent_bits == 4 ? 7 : 14;
     static constexpr uint8_t below_overflow = static_cast<uint8_t>(((top + bias + 1) << fraction_bits) - 1);
 
-    // Of a float below 2^(top+1); `most` bounds the magnitude's bits.
+    // Round a float below 2^(top+1); `most` bounds the bits of the magnitude.
     COMPCOLL_HD static uint8_t narrowed(float value, int32_t most) {
         constexpr int dropped = 23 - fraction_bits;
         constexpr int32_t rebias = (127 - bias) << 23, smallest_normal = (127 - bias + 1) << 23;
-        // Its neighbours are as far apart as the format's subnormal numbers.
+        // Adjacent floats there are as far apart as the format's subnormal numbers.
         constexpr uint32_t coarse = static_cast<uint32_t>(127 + 1 - bias - fraction_bits + 23) << 23;
         const uint32_t bits = bits_as<uint32_t>(value);
         const int32_t magnitude = static_cast<int32_t>(bits & 0x7fffffff);
@@ -51,14 +51,14 @@ struct Float8 {
 using E4M3 = Float8<3>;
 using E5M2 = Float8<2>;
 
-// A float that rounds as the value itself does.
+// A float that rounds to the format as the value does.
 COMPCOLL_HD float to_round_further(float value) { return value; }
 COMPCOLL_HD float to_round_further(double value) { return float_to_round_further(value); }
 
 COMPCOLL_HD float widened_as(float value, float) { return value; }
 COMPCOLL_HD double widened_as(float value, double) { return double_of(value); }
 
-// The codec, as scaled.h asks for it.
+// The codec, with the interface of scaled_tiles.h.
 template <class T>
 struct FP8 {
     using Value = T;

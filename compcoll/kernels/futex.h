@@ -1,5 +1,5 @@
-// Sleep until a word of memory changes, and wake who sleeps so: what Linux has for it, since C++'s own (std::atomic::wait) has no
-// time-out and does not reach beyond the process.
+// Sleep until a word of memory changes, and wake sleepers, by Linux's futex: std::atomic::wait has no timeout and does not work
+// between processes.
 #pragma once
 
 #include <linux/futex.h>
@@ -17,23 +17,23 @@ namespace compcoll {
 using Word = std::atomic<uint32_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == sizeof(uint32_t), "the kernel looks at it");
 
-// Of threads of one process, or of any that have the memory in common.
+// Who shares the word: threads of one process, or processes with common memory.
 enum class Among : int { threads = FUTEX_PRIVATE_FLAG, processes = 0 };
 
-// Sleeps while the word has this value: until it is woken, a signal comes, or so much time is over; forever if that is zero.
+// Sleep while the word has this value: until woken, a signal, or a timeout of `most` (zero: no timeout).
 inline void sleep_while(Word& word, uint32_t value, Among among, std::chrono::nanoseconds most = {}) {
     const timespec time{static_cast<time_t>(most.count() / 1'000'000'000), static_cast<long>(most.count() % 1'000'000'000)};
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT | static_cast<int>(among), value,
             most.count() ? &time : nullptr, nullptr, 0);
 }
 
-// Wakes at most so many that sleep on the word.
+// Wake at most `most` sleepers on the word.
 inline void wake(Word& word, Among among, int most = INT_MAX) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE | static_cast<int>(among), most, nullptr, nullptr, 0);
 }
 
-// Sleeps on a word of memory that processes share unless it is ready, and says meanwhile what it waits for, so that others wake only
-// who sleeps. They make it ready, then look whether it sleeps, then change the word and wake it.
+// Sleep on a word shared by processes, unless ready(). `asleep` holds `wanted` meanwhile, so that other processes wake only a
+// sleeper. They must make it ready, then check `asleep`, then change the word and wake.
 template <class Wanted, class Ready>
 void sleep_unless(Ready ready, Word& word, std::atomic<Wanted>& asleep, Wanted wanted, std::chrono::nanoseconds most) {
     const uint32_t before = word.load();
@@ -42,7 +42,7 @@ void sleep_unless(Ready ready, Word& word, std::atomic<Wanted>& asleep, Wanted w
     asleep.store(0);
 }
 
-// Between two looks at memory that another core will write.
+// Pause between two polls of memory that another core will write.
 inline void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

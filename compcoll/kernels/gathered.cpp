@@ -32,13 +32,13 @@ struct Prod {
         if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
         else return a * b;
     }
-    template <class T>  // as it is defined, without the search for infinities of C++'s
+    template <class T>  // the plain formula; the operator of C++ also treats infinities
     static std::complex<T> of(std::complex<T> a, std::complex<T> b) {
         return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
     }
 };
 
-// Of a NaN and anything else: the NaN.
+// A NaN and any other value give the NaN.
 struct Max {
     template <class T>
     static T of(T a, T b) { return a >= b || a != a ? a : b; }
@@ -61,7 +61,7 @@ void multiply(uint8_t* out, size_t n, double factor) {
     for (size_t i = 0; i < n * sizeof(T); i += sizeof(T)) store(out + i, load<T>(out + i) * static_cast<T>(factor));
 }
 
-// How elements of a type are reduced; null for what is not defined.
+// The reductions of an element type; null where undefined.
 struct Type {
     size_t size;
     Combine sum, prod, max, min;
@@ -72,7 +72,7 @@ template <class T>
 constexpr Type whole{sizeof(T), combine<T, Sum>, combine<T, Prod>, combine<T, Max>, combine<T, Min>, nullptr};
 template <class T>
 constexpr Type real{sizeof(T), combine<T, Sum>, combine<T, Prod>, combine<T, Max>, combine<T, Min>, multiply<T>};
-template <class T>  // a complex number is multiplied as its two parts
+template <class T>  // the factor is real: scale both parts
 const Type complex{2 * sizeof(T), combine<std::complex<T>, Sum>, combine<std::complex<T>, Prod>, nullptr, nullptr,
                    [](uint8_t* out, size_t n, double factor) { multiply<T>(out, 2 * n, factor); }};
 
@@ -83,7 +83,7 @@ const std::map<std::string, Type, std::less<>> types{
     {"float64", real<double>},         {"complex64", complex<float>},      {"complex128", complex<double>},
 };
 
-// The reduction of an operation by name, null if there is none; and whether the result is divided by the number of ranks.
+// The reduction by name, or null if it is undefined. "mean" uses the sum; its result must be divided by the number of ranks.
 Combine combination_of(const std::string& dtype, const std::string& op) {
     const auto found = types.find(dtype);
     if (found == types.end()) return nullptr;
@@ -125,13 +125,13 @@ void Gathered::begin(nb::handle, nb::handle result, nb::handle, uint64_t) {
 }
 
 Account Gathered::account() const {
-    // In pairs of ranks one array a round, by dissemination every rank's but one.
+    // In one row, each round sends one array; by dissemination, a rank sends the arrays of all ranks but one.
     const auto sent = static_cast<int64_t>(nbytes_ * (rows_ == 1 ? std::bit_width(ranks_ - 1) : ranks_ - 1));
     return {sent, sent};
 }
 
 void Gathered::take(const uint8_t* others, bool before) {
-    uint8_t* own = memory_.at();  // sums of two have no order, but the larger of two zeros or NaNs has
+    uint8_t* own = memory_.at();  // the order matters only for the max or min of two zeros or NaNs
     before ? combine_(others, own, n_, own) : combine_(own, others, n_, own);
 }
 

@@ -11,29 +11,29 @@
 
 namespace compcoll {
 
-// One small array of each rank on its way through a handshake, and their reduction. Memory has room for all ranks' arrays, side
-// by side in the ranks' order, around its end; or for one, to which what comes is added at once. Small enough that what counts
-// is the way here and back.
+// A reduction of one small array per rank, which travels with a handshake. The memory has one row: each array is added to it on
+// arrival. Or it has a row for each rank, in rank order, wrapping around at its end. Arrays are small enough that latency
+// dominates.
 class Gathered final : public PiggybackReduction {
 public:
-    // Of so many `rows`, this rank's array is the one at the beginning, and rank 0's the one at `first`.
+    // Of the `rows`, this rank's array is the first in memory, and rank 0's is row `first`.
     Gathered(nanobind::handle memory, size_t ranks, size_t rows, size_t first, size_t n, const std::string& dtype,
              const std::string& op);
 
     size_t nbytes() const override { return nbytes_; }
 
-    // Put this rank's array in its place.
+    // Copy this rank's array to its row.
     void load(nanobind::handle x) override;
 
-    // Reduce all arrays into a result.
+    // Reduce all arrays into `out`.
     void begin(nanobind::handle x, nanobind::handle out, nanobind::handle residual, uint64_t number) override;
 
     Account account() const override;
 
-    // For the one row.
+    // Only for a single row.
     void take(const uint8_t* others, bool before) override;
 
-    // of(a, b, n, out): may work in place.
+    // combine(a, b, n, out); `out` may be a or b.
     using Combine = void (*)(const uint8_t*, const uint8_t*, size_t, uint8_t*);
 
 private:

@@ -1,4 +1,4 @@
-// compcoll.kernels._host: the kernels as Python functions on NumPy memory. The GIL is released while they run.
+// compcoll.kernels._host: the kernels as Python functions on NumPy memory. They release the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -29,7 +29,7 @@ using namespace compcoll;
 
 NB_MODULE(_host, m) {
     m.doc() = "Codec kernels on host memory.";
-    // Communicators kept as attributes of MPI's live on when the interpreter ends: no leak.
+    // Communicators cached as attributes of MPI communicators outlive the interpreter; nanobind would report a leak.
     nb::set_leak_warnings(false);
     m.def("instruction_sets", [] {
         std::vector<std::string> names;

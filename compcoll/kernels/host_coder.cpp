@@ -1,4 +1,4 @@
-// compcoll.kernels._host.Coder: see host_coder.h. The GIL is released while kernels run.
+// compcoll.kernels._host.Coder: see host_coder.h. Kernels run without the GIL.
 #include "host_coder.h"
 
 #include <nanobind/stl/optional.h>

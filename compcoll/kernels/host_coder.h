@@ -1,4 +1,4 @@
-// One codec configuration on one element type: what a device calls.
+// A codec configuration for one element type, as the host backend calls it.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// Which instruction sets there are, which of them this CPU can run, and the functions for each.
+// The instruction sets, a check whether this CPU supports them, and the functions for each.
 #pragma once
 
 #include "low_rank_passes.h"

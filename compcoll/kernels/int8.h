@@ -1,7 +1,7 @@
-// The int8 codec's arithmetic: symmetric quantization, each value as the nearest of 255 multiples of its block's scale.
+// The int8 codec's arithmetic: symmetric quantization, each value to the nearest of 255 multiples of its block's scale.
 //
 // Record of a block of m values:  s = M / 127 (little endian), where M is the largest magnitude;  m bytes, each the integer x / s
-// rounded to nearest, ties to even, from -127 to 127 in two's complement. Division and product are the IEEE ones.
+// rounded to nearest, ties to even, from -127 to 127 in two's complement. Division and product are the IEEE operations.
 //
 //   block                       s on the wire                                 bytes
 //   holds NaN or Inf            NaN                                           0; every value is NaN
@@ -13,7 +13,7 @@
 
 namespace compcoll {
 
-// The codec, as scaled_tiles.h asks for it.
+// The codec, with the interface of scaled_tiles.h.
 template <class T>
 struct Int8 {
     using Value = T;
@@ -35,7 +35,7 @@ struct Int8 {
     struct Encoder {
         T scale;
 
-        // Sums of this size have no fraction, and their lowest bits are the integer's.
+        // Sums of this size have no fraction bits, and their lowest bits are those of the integer.
         COMPCOLL_HD uint8_t code(T x) const {
             constexpr T whole = T(3) * T(uint64_t(1) << (FloatFormat<T>::fraction_bits - 1));
             return static_cast<uint8_t>(bits_as<typename FloatFormat<T>::Bits>(x / scale + whole));

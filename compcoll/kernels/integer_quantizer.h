@@ -1,5 +1,5 @@
-// Values as numbers that any allreduce adds. Integers: multiples of a step, which the ranks agreed on for each block. Votes: 0
-// against, 1 for neither and 2 in favour, in fields as wide as all ranks' sum needs.
+// Values as integers that any allreduce can sum. Levels are multiples of a step, from a scale that all ranks share for each block.
+// Votes are 0 against, 1 for neither and 2 in favour, in fields as wide as the sum of all ranks needs.
 #pragma once
 
 #include "magnitude.h"
@@ -18,7 +18,7 @@ COMPCOLL_HD float exact_quotient(float a, float b) {
 #endif
 }
 
-// To the nearest integer, ties to even.
+// Round to the nearest integer, ties to even.
 #if defined(__CUDACC__)
 COMPCOLL_HD float to_integer(float x) { return rintf(x); }
 COMPCOLL_HD double to_integer(double x) { return rint(x); }
@@ -31,7 +31,7 @@ template <class T>
 struct IntegerSteps {
     T levels, step, inverse;
 
-    // Of a block with that largest magnitude on all ranks: NaN where something is not finite, 0 where all is tiny.
+    // `largest` is the block's largest magnitude on all ranks. The step is NaN if any value is not finite, and 0 if all are tiny.
     COMPCOLL_HD IntegerSteps(T largest, int32_t levels)
         : levels(static_cast<T>(levels)),
           step(!is_finite(largest) ? quiet_nan<T>() : is_tiny(largest) ? T(0) : exact_quotient(largest, this->levels)),
@@ -53,7 +53,7 @@ COMPCOLL_HD uint32_t vote(T x) {
 
 template <class T>
 COMPCOLL_HD T verdict(uint32_t votes, uint32_t ranks) {
-    // No branches: votes are as good as random.
+    // No branches, as votes are unpredictable.
     return static_cast<T>(static_cast<int>(votes > ranks) - static_cast<int>(votes < ranks));
 }
 

@@ -1,4 +1,4 @@
-// compcoll.kernels._host.IntegerQuantizer32 and IntegerQuantizer64: values as numbers that any allreduce adds, on NumPy memory.
+// compcoll.kernels._host.IntegerQuantizer32 and IntegerQuantizer64: values as integers that any allreduce can sum, on NumPy memory.
 #include "integer_quantizer_host.h"
 
 #include <nanobind/ndarray.h>

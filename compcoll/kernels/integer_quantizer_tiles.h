@@ -1,5 +1,5 @@
-// The passes of integer_quantizer_passes.h. Each instruction set compiles them: everything here is in an unnamed
-// namespace, so that the linker never takes one set's function for another's.
+// The passes of integer_quantizer_passes.h. Each instruction set compiles them. Everything here is in an unnamed namespace, so that
+// the linker never mixes functions of two sets.
 #pragma once
 
 #include "integer_quantizer_passes.h"
@@ -9,7 +9,7 @@
 namespace compcoll {
 namespace {
 
-// work(begin, end, b) for each block.
+// Call work(begin, end, b) for each block.
 template <class Work>
 void for_blocks(size_t n, size_t block, const Work& work) {
     for (size_t begin = 0, b = 0; begin < n; begin += block, ++b) work(begin, n - begin < block ? n : begin + block, b);
@@ -104,13 +104,13 @@ void from_votes(
              [&](size_t i) { return uint32_t(numbers[i * w / 8]) >> i * w % 8 & ((1u << w) - 1); });
 }
 
-// How many of some rows of bytes have each bit: eight counts of a byte for each.
+// For each bit of a row, count the rows in which it is set: eight one-byte counts per byte of a row.
 inline void count_bits(const uint8_t* rows, size_t ranks, size_t stride, size_t nbytes, uint64_t* counts) {
     for (size_t i = 0; i < nbytes; ++i) counts[i] = 0;
     for (size_t rank = 0; rank < ranks; ++rank)
         for (size_t i = 0; i < nbytes; ++i) {
             const uint64_t byte = rows[rank * stride + i];
-            // Seven copies, each seven bits further on, bring seven bits to where a byte begins; no two meet.
+            // Seven copies, each shifted by seven more bits, move seven bits to the beginnings of bytes without overlap.
             counts[i] += ((byte & 0x7f) * 0x0002040810204081u & 0x0101010101010101u) + (byte >> 7 << 56);
         }
 }

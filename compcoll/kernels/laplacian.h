@@ -1,4 +1,4 @@
-// A distribution with the moments of some values, for the threshold above which a part of them lies.
+// A distribution fitted to the moments of values, to estimate the threshold that a given share of the values exceeds.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +8,17 @@
 
 namespace compcoll {
 
-// The estimate of the threshold; |μ|; the largest magnitude of the values; in which length the tail falls to 1/e there; and the
-// other distribution's estimate.
+// The estimated threshold; |μ|; the largest magnitude of the values; the length in which the tail falls to 1/e there; and the
+// estimate of the other distribution.
 struct Fit {
     double threshold, mean, largest, scale, second;
 };
 
-// b · ln(cosh(μ/b) / η) of a Laplacian distribution, or the threshold of a normal one without mean, whose quantile for that density
-// is told, where the mean magnitude says that the tail is lighter.
+// Estimate the threshold as b · ln(cosh(μ/b) / η) of a Laplacian distribution. If the mean magnitude indicates a lighter tail, use
+// that of a zero-mean normal distribution, whose quantile for this density is `quantile`.
 inline Fit fit(const Moments& moments, double n, double density, double quantile) {
-    constexpr double light = 0.753;  // mean magnitude by standard deviation: √½ of a Laplacian distribution, √(2/π) of a normal one
+    constexpr double light = 0.753;  // mean magnitude / standard deviation: √½ for a Laplacian distribution, √(2/π) for a normal
+                                     // one
     const double largest = moments.largest, signed_mean = moments.sum / n, power = moments.square / n;
     const double b = std::sqrt(std::max(power - signed_mean * signed_mean, 0.0) / 2);
     const double mean = std::min(std::abs(signed_mean), largest);

@@ -1,4 +1,4 @@
-// compcoll.kernels._host.LowRank32 and LowRank64: factors of a gradient of one shape, on memory that is given by its address.
+// compcoll.kernels._host.LowRank32 and LowRank64: low-rank factors of gradients of one shape, on memory given by its address.
 #include "low_rank_host.h"
 
 #include <nanobind/stl/pair.h>
@@ -37,7 +37,7 @@ public:
         const auto chosen = static_cast<Side>(side);
         const nb::gil_scoped_release released;
         if (chosen != Side::neither) std::fill_n(at<T>(factor), rank_ * (chosen == Side::left ? rows_ : columns_), T(0));
-        // Sums along columns are divided by columns: no thread adds to another's.
+        // Sums along columns are split by columns, so that each thread has its own results.
         for_parts(chosen == Side::right, threads, [&](Part part) {
             std::vector<T> sums(sums_nbytes / sizeof(T) * rank_);
             pass_->project(summed, columns_, rank_, part, past_caches_, chosen, at<const T>(given), at<T>(factor), sums.data());
@@ -65,7 +65,7 @@ private:
         return static_cast<Storage>(storage);
     }
 
-    // work(part) for parts of the rows, or of the columns, a few for each thread.
+    // Call work(part) for parts of the rows, or of the columns, a few per thread.
     template <class Work>
     void for_parts(bool by_columns, int threads, const Work& work) const {
         constexpr size_t parts_each = 4;

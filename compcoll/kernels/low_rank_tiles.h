@@ -1,7 +1,7 @@
-// The passes of low_rank_passes.h. Each instruction set compiles them: everything here is in an unnamed
-// namespace, so that the linker never takes one set's function for another's.
+// The passes of low_rank_passes.h. Each instruction set compiles them. Everything here is in an unnamed namespace, so that the
+// linker never mixes functions of two sets.
 //
-// A tile is a few rows of some columns that fit the first-level cache: memory is read once, whatever the rank.
+// A tile is a few rows of some columns, and fits the first-level cache. So memory is read once, whatever the rank.
 #pragma once
 
 #include "cast_tiles.h"
@@ -17,8 +17,8 @@ namespace {
 
 constexpr size_t tile_rows = 4;
 constexpr size_t tile_columns = 128;
-constexpr size_t chunk = 4;                 // columns of a left factor that are worked on together
-constexpr size_t factor_nbytes = 32 << 10;  // of a right factor, which stay in the nearest caches from one tile's rows to the next
+constexpr size_t chunk = 4;                 // columns of a left factor processed together
+constexpr size_t factor_nbytes = 32 << 10;  // part of a right factor that stays in the nearest caches between the tiles of a strip
 
 template <class T>
 constexpr size_t lanes = vector_nbytes / sizeof(T);
@@ -33,7 +33,7 @@ struct Count {
     static constexpr size_t value = n;
 };
 
-// work(k, Count<m>()) for m columns of a left factor from k on.
+// Call work(k, Count<m>()) for m columns of a left factor from k on.
 template <class Work>
 void for_chunks(size_t rank, const Work& work) {
     size_t k = 0;
@@ -43,7 +43,7 @@ void for_chunks(size_t rank, const Work& work) {
     if (rank - k == 3) work(k, Count<3>());
 }
 
-// work(row, Count<m>()) for m rows from there on: a tile's, or one.
+// Call work(row, Count<m>()) for m rows from `row` on: those of a tile, or one.
 template <class Work>
 void for_rows(Part part, const Work& work) {
     size_t row = part.row;
@@ -51,7 +51,7 @@ void for_rows(Part part, const Work& work) {
     for (; row < part.end_row; ++row) work(row, Count<1>());
 }
 
-// work(part) for parts of so many columns that a right factor's stay in a cache.
+// Call work(part) for strips of columns for which a right factor stays in a cache.
 template <class T, class Work>
 void for_strips(Part whole, size_t rank, const Work& work) {
     const size_t fitting = factor_nbytes / (rank * sizeof(T)) / tile_columns * tile_columns;
@@ -64,7 +64,7 @@ void for_strips(Part whole, size_t rank, const Work& work) {
 
 #define ALWAYS_INLINE __attribute__((always_inline))
 
-// work(j, V()) for n values from j on: as many as a V has, which is a vector, a shorter one at the end, or a value.
+// Call work(j, V()) for n values from j on, as many as V has: a vector, shorter ones at the end, or a single value.
 template <class T, size_t nbytes = vector_nbytes, class Work>
 COMPCOLL_HD void for_vectors(size_t n, const Work& work, size_t j = 0) {
     if constexpr (nbytes == sizeof(T)) {
@@ -88,7 +88,7 @@ T sum_of(const T* values) {
     }
 }
 
-// Some rows' elements of a left factor: copies, which no store can change.
+// Copies of some rows' elements of a left factor, which cannot alias stores.
 template <class T, size_t height, size_t count>
 struct Weights {
     T at[height][count];
@@ -98,7 +98,7 @@ struct Weights {
     }
 };
 
-// less[r] = base[r] - the sum of weights[r][k] · right[k]
+// less[r] = base[r] - Σ weights[r][k] · right[k]
 template <size_t height, size_t count, class T>
 void subtract(const T* base, size_t stride, const Weights<T, height, count> weights, const T* right, size_t columns, size_t n,
               T* less) {
@@ -113,7 +113,7 @@ void subtract(const T* base, size_t stride, const Weights<T, height, count> weig
     });
 }
 
-// sums[r][k] += rows[r][j] · right[k][j], by lanes
+// sums[r][k] += rows[r][j] · right[k][j], separately in each lane
 template <size_t height, size_t count, class T>
 void add_dots(const T* rows, const T* right, size_t columns, size_t n, T* sums, size_t rank) {
     using Vector = typename VectorOf<T>::Values;
@@ -134,7 +134,7 @@ void add_dots(const T* rows, const T* right, size_t columns, size_t n, T* sums, 
         }
 }
 
-// right[k] += the sum of weights[r][k] · rows[r]
+// right[k] += Σ weights[r][k] · rows[r]
 template <size_t height, size_t count, class T>
 void add_rows(const T* rows, const Weights<T, height, count> weights, size_t n, T* right, size_t columns) {
     for_vectors<T>(n, [&]<class V>(size_t j, V) ALWAYS_INLINE {
@@ -148,7 +148,7 @@ void add_rows(const T* rows, const Weights<T, height, count> weights, size_t n, 
     });
 }
 
-// sum, or with `more` what it was and, the sum of weights[k] · right[k]
+// sum = Σ weights[k] · right[k]; with `more`, sum += the same
 template <size_t count, bool more, class T>
 void combine(const Weights<T, 1, count> weights, const T* right, size_t columns, size_t n, T* sum) {
     for_vectors<T>(n, [&]<class V>(size_t j, V) ALWAYS_INLINE {
@@ -159,7 +159,7 @@ void combine(const Weights<T, 1, count> weights, const T* right, size_t columns,
     });
 }
 
-// Stores values; past the caches, if what they belong to is too large for them: memory is then written without being read.
+// Store values. With `past_caches`, for arrays too large for the caches, memory is written without being read.
 template <class T>
 void store_values(const T* values, size_t n, T* to, bool past_caches) {
     size_t i = 0;
@@ -181,7 +181,7 @@ void store_values(const T* values, size_t n, T* to, bool past_caches) {
     for (; i < n; ++i) to[i] = values[i];
 }
 
-// Makes values that went past the caches visible to other threads.
+// Make non-temporal stores visible to other threads.
 void publish() {
 #if defined(__SSE2__)
     _mm_sfence();
@@ -238,7 +238,7 @@ void multiply(const T* left, const T* right, size_t columns, size_t rank, Part w
         for (size_t row = strip.row; row < strip.end_row; ++row)
             for (size_t column = strip.column, n; column < strip.end_column; column += n) {
                 uint8_t* const to = product + (row * columns + column) * storage_size(storage);
-                // All but the first begin with a cache line.
+                // All tiles but the first begin at a cache line.
                 n = tile_columns - reinterpret_cast<uintptr_t>(to) % 64 / storage_size(storage);
                 if (n > strip.end_column - column) n = strip.end_column - column;
                 for_chunks(rank, [&](size_t k, auto count) {

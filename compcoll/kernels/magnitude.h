@@ -1,12 +1,12 @@
-// Blocks of values by their largest magnitude M, 2^e <= M < 2^(e+1): fixed-point numbers, whose sums no order of additions
-// changes.
+// Values of a block relative to its largest magnitude M, 2^e <= M < 2^(e+1): fixed-point numbers, whose sums do not depend on the
+// order of additions.
 #pragma once
 
 #include "floats.h"
 
 namespace compcoll {
 
-// Blocks below are sent as zeros: nothing that is left can become subnormal.
+// Blocks with a smaller magnitude are encoded as zeros. In all other blocks, no result can become subnormal.
 template <class T>
 struct TinyMagnitude;
 template <>
@@ -28,7 +28,7 @@ COMPCOLL_HD bool is_tiny(T magnitude) {
     return exponent_of(magnitude) < TinyMagnitude<T>::exponent;
 }
 
-// M / 2^e, exactly.
+// Return M / 2^e, exactly.
 template <class T>
 COMPCOLL_HD double mantissa_of(T value) {
     using Bits = typename FloatFormat<T>::Bits;
@@ -44,7 +44,7 @@ struct FixedPoint {
 
     COMPCOLL_HD explicit FixedPoint(T largest) : factor(power_of_two<T>(fraction_bits - exponent_of(largest))) {}
 
-    // Rounded towards zero.
+    // Rounded toward zero.
     COMPCOLL_HD int32_t of(T x) const { return static_cast<int32_t>(x * factor); }
     COMPCOLL_HD uint64_t square(T x) const {
         const int32_t q = of(x);

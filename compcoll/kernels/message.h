@@ -1,4 +1,4 @@
-// A message that is sent or received again and again, wherever it goes: through memory, by MPI, or by an object of Python's.
+// A persistent message, sent or received repeatedly: through shared memory, by MPI, or by a Python object.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -35,10 +35,10 @@ public:
         return mpi_ ? mpi_->wait(policy) : policy.ask([&] { return is_true(test_); });
     }
 
-    // Python is needed for none of this, unless a function of Python's lets other messages advance: then after a while.
+    // Whether all calls work without Python. Only a Python `progress` of a shared message is called after a while.
     bool without_python() const { return shared_ || mpi_; }
 
-    // What it is, if it is one of these.
+    // The message as one of these types, or null.
     SharedMessage* shared() const { return shared_; }
     MPIMessage* mpi() const { return mpi_; }
 

@@ -1,5 +1,5 @@
-// The minmax codec's arithmetic: each value is rounded to the nearest of 2^bits levels between its block's smallest and
-// largest value, both included. (ByteGrad, of BAGUA, is this with 8 bits.)
+// The minmax codec's arithmetic: each value is rounded to the nearest of 2^bits levels between its block's smallest and largest
+// value, both included. (ByteGrad, of BAGUA, is this codec with 8 bits.)
 //
 // Record of a block of m values:  lo, hi (little endian);  m codes of `bits` bits, first code in the lowest bits,
 // ceil(m·bits/8) bytes, unused bits zero.
@@ -11,7 +11,7 @@
 //   hi - lo is huge or Inf      lo, hi                        the same on x/8, lo/8, hi/8       8·min(value, hi/8)
 //
 // where r = hi - lo and levels = 2^bits - 1. "Tiny" is chosen so that no subnormal x or result can change a code, and
-// "huge" so that neither levels/r nor a decoded value leaves the normal range: the bytes are the same on machines that
+// "huge" so that neither levels/r nor a decoded value leaves the normal range. So the bytes are the same on machines that
 // flush subnormals to zero. For the same reason a bound that is -0 or subnormal is sent as +0.
 #pragma once
 
@@ -34,7 +34,7 @@ struct MinMaxLimits<double> {
     static constexpr int huge_from = 2044;  // 2^1021
 };
 
-// The bounds of a block as its record holds them.
+// The bounds of a block as stored in its record.
 template <class T>
 struct Bounds {
     T lo, hi;
@@ -47,7 +47,7 @@ struct Bounds {
     COMPCOLL_HD bool huge() const { return biased_exponent(hi - lo) >= MinMaxLimits<T>::huge_from; }
 };
 
-// From a block's smallest and largest value, which do not matter unless all values are finite.
+// From a block's smallest and largest value, which are ignored unless all values are finite.
 template <class T>
 COMPCOLL_HD Bounds<T> bounds_on_wire(T smallest, T largest, bool all_finite) {
     if (!all_finite) return {quiet_nan<T>(), quiet_nan<T>()};
@@ -74,7 +74,7 @@ struct Quantizer {
     }
 };
 
-// Values of codes; bounds that no encoder sends give numbers without a meaning.
+// Values of codes. Bounds that no encoder sends give meaningless numbers.
 template <class T, bool huge>
 struct Dequantizer {
     T origin, step, top;

@@ -1,5 +1,5 @@
-// The minmax codec's loops, written for the compiler's vectorizer. Each instruction set compiles them:
-// everything here is in an unnamed namespace, so that the linker never takes one set's function for another's.
+// The minmax codec's loops, written for the compiler's vectorizer. Each instruction set compiles them. Everything here is in an
+// unnamed namespace, so that the linker never mixes functions of two sets.
 #pragma once
 
 #include "blocks.h"
@@ -10,7 +10,7 @@ namespace {
 
 // ---- one block ----
 
-// Smallest and largest of some values, and whether all are finite. A Value is a T or a vector of them.
+// The smallest and largest of some values, and whether all are finite. A Value is a T or a vector of T.
 template <class Value, class Bits>
 struct Extremes {
     Value smallest, largest;
@@ -20,7 +20,7 @@ struct Extremes {
 
     COMPCOLL_HD void take(Value x) { merge(Extremes(x)); }
 
-    COMPCOLL_HD void merge(const Extremes& other) {  // comparisons and selections in the order of minps and maxps
+    COMPCOLL_HD void merge(const Extremes& other) {  // with the operand order of minps and maxps
         smallest = other.smallest < smallest ? other.smallest : smallest;
         largest = other.largest > largest ? other.largest : largest;
         not_finite |= other.not_finite;

@@ -37,7 +37,7 @@ bool MPIMessage::wait(WaitPolicy& policy) {
     return policy.watch([this] { return test(); });
 }
 
-// MPI_Get_count takes a datatype by its value.
+// MPI_Get_count takes the datatype by value, so its type depends on the library.
 size_t MPIMessage::came() const {
     int count = 0;
     library_.check(library_.with_handles([&](auto handle) {

@@ -1,4 +1,4 @@
-// MPI's persistent messages without Python in between (see mpi_library.h), on mpi4py's own handles.
+// MPI's persistent messages, without Python in between (see mpi_library.h), on mpi4py's handles.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,26 +13,26 @@
 
 namespace compcoll {
 
-// One end of a message that is sent or received again and again (MPI-4.1, section 3.9).
+// One end of a persistent message (MPI-4.1, section 3.9).
 class MPIMessage {
 public:
-    // `address` is that of the request's handle, which mpi4py's object holds. Of a message that comes: from which rank, and, if it
-    // must be all of them, how many bytes.
+    // `address` is the address of the request's handle inside mpi4py's object. A receive also has the rank of its `source`, and in
+    // `expected` its size in bytes if that is fixed.
     MPIMessage(const MPILibrary& library, nanobind::object request, uintptr_t address, std::optional<int> source,
                std::optional<size_t> expected);
 
     void start();
 
-    // Whether it has come, or was sent. With or without the GIL.
+    // Return whether the message has arrived or was sent. With or without the GIL.
     bool test();
 
-    // The same, with patience. Without the GIL, but for the first look.
+    // Wait for the message as the policy allows. Without the GIL, except for the first test.
     bool wait(WaitPolicy& policy);
 
-    // How many bytes came.
+    // The number of bytes received.
     size_t nbytes() const { return nbytes_; }
 
-    // Gives it back to MPI.
+    // Free the MPI request.
     void free() { request_.attr("Free")(); }
 
 private:

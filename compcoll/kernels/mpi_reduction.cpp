@@ -1,5 +1,5 @@
-// compcoll.kernels._host.MPIReduction: MPI's own allreduce, or reduce_scatter of equal blocks. By mpi4py it would let the GIL go and
-// take it back in the middle of a call, which beside a thread that computes in Python takes 5 ms.
+// compcoll.kernels._host.MPIReduction: MPI's own allreduce, or reduce_scatter of equal blocks. mpi4py would release and take back
+// the GIL within a call, which takes 5 ms beside a thread that computes in Python.
 #include "mpi_reduction.h"
 
 #include <climits>
@@ -20,8 +20,9 @@ namespace {
 
 class MPIReduction final : public Operation {
 public:
-    // MPI's function at an address and its arguments, the datatype by the buffer's format; the input has so many blocks as long as
-    // the result. `by_python` reduces what this cannot: more elements than an int counts, and other memory.
+    // `function` is the address of MPI's function. The buffer's format decides the datatype. The input has `blocks` times the size
+    // of the result. `by_python` reduces arrays that this class cannot: with more elements than an int counts, or not as a
+    // contiguous buffer of a known format.
     MPIReduction(const MPILibrary& library, uintptr_t function, uint64_t comm, uint64_t op, size_t blocks, nb::object by_python)
         : library_(library), function_(reinterpret_cast<void*>(function)), comm_(comm), op_(op), blocks_(blocks), by_python_(by_python) {}
 
@@ -41,7 +42,7 @@ public:
             const Released released;
             code_ = reduce();
         }
-        if (without_gil) return by_address;  // the rest when it is advanced once more
+        if (without_gil) return by_address;  // the rest follows in the next `advance`, with the GIL
         running_ = false;
         const nb::object others = std::move(others_);
         const int code = code_.value_or(0);
@@ -70,7 +71,7 @@ public:
     Account account() const override { return {-1}; }
 
 private:
-    // Whether MPI can be called on these.
+    // Return whether MPI can reduce these arrays.
     bool take(nb::handle x, nb::handle out) {
         constexpr int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
         x_.emplace(x, flags, std::nothrow);
@@ -105,12 +106,12 @@ private:
     void* function_;
     uint64_t comm_, op_;
     size_t blocks_;
-    nb::object by_python_, others_;  // the arrays that it reduces
+    nb::object by_python_, others_;  // `others_` holds the arrays that `by_python_` reduces
     std::optional<Buffer> x_, out_;
     uint64_t datatype_ = 0;
     int n_ = 0;
     bool running_ = false;
-    std::optional<int> code_;  // MPI's, once it has reduced
+    std::optional<int> code_;  // MPI's error code, once it has reduced
 };
 
 }  // namespace

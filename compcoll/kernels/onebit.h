@@ -1,7 +1,7 @@
-// The onebit codec's arithmetic: of each value its sign, of each block what its signs stand for.
+// The onebit codec's arithmetic: the sign of each value, and for each block the values that its signs stand for.
 //
-// Record of a block of m values:  the value that positive signs stand for, the one of negative signs (little endian; with
-// one magnitude for both signs, that alone);  m sign bits, 1 for negative, first value in the lowest bit, unused bits zero.
+// Record of a block of m values:  the value of positive signs, the value of negative signs (little endian; with
+// one magnitude for both signs, only that);  m sign bits, 1 for negative, first value in the lowest bit, unused bits zero.
 //
 //   block                       positive, negative                                    signs
 //   holds NaN or Inf            NaN, NaN                                              0
@@ -12,31 +12,31 @@
 // Distributed Training of Speech DNNs", Interspeech 2014. One, the mean magnitude: S. P. Karimireddy et al., "Error
 // Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
 //
-// Means are made of integers, so that no order of additions matters: with 2^e <= M < 2^(e+1) for the largest magnitude M,
-// a mean is (Σ q / count)·2^(e-20), where q = x·2^(20-e) rounded towards zero.
+// Means are computed from integers, so that the order of additions does not matter: with 2^e <= M < 2^(e+1) for the largest
+// magnitude M, a mean is (Σ q / count)·2^(e-20), where q = x·2^(20-e) rounded toward zero.
 #pragma once
 
 #include "magnitude.h"
 
 namespace compcoll {
 
-// Of the values of one sign, or of all, in the fixed point of their block.
+// The mean of the values of one sign, or of all values, from a sum of the block's fixed-point numbers.
 template <class T>
 COMPCOLL_HD T mean_of(int64_t sum, int64_t count, T largest) {
     const double mean = count > 0 ? static_cast<double>(sum) / static_cast<double>(count) : 0.0;
     return static_cast<T>(mean) * power_of_two<T>(exponent_of(largest) - FixedPoint<T>::fraction_bits);
 }
 
-// What the signs of a block stand for.
+// The values of a block's signs.
 template <class T>
 struct Reconstruction {
     T positive, negative;
 };
 
-// What is known of a block of finite values, not all tiny.
+// Sums over a block of finite values, not all of them tiny.
 struct SignedSums {
-    int64_t positive, negative;  // of the fixed-point numbers
-    int64_t negatives;           // how many values are negative
+    int64_t positive, negative;  // sums of the fixed-point numbers
+    int64_t negatives;           // number of negative values
 
     template <class T>
     COMPCOLL_HD Reconstruction<T> of_each_sign(int64_t n, T largest) const {

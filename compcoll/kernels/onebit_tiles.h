@@ -1,5 +1,5 @@
-// The onebit codec's loops. Each instruction set compiles them: everything here is in an unnamed
-// namespace, so that the linker never takes one set's function for another's.
+// The onebit codec's loops. Each instruction set compiles them. Everything here is in an unnamed namespace, so that the linker
+// never mixes functions of two sets.
 #pragma once
 
 #include "blocks.h"
@@ -14,8 +14,8 @@ namespace {
 
 // ---- sign bits, and values by sign bits ----
 
-// Of `count` values at once: their sign bits, with the largest magnitude so far as an integer, and the choice between two
-// values by bits. The last values of a block, fewer than that, take the general way to the same result.
+// For `count` values at once: extract the sign bits and update the largest magnitude as an integer; choose between two values by
+// bits. Fewer values at the end of a block use the general loop with the same result.
 #if defined(__AVX512F__)
 template <class T>
 struct SignVector;
@@ -102,7 +102,7 @@ uint8_t sign_bit(const T* value) {
     return static_cast<uint8_t>(load<Bits>(value) >> (8 * sizeof(T) - 1));
 }
 
-// Writes the signs, and tells the largest magnitude.
+// Write the signs, and return the largest magnitude.
 template <class T>
 T write_signs(const T* values, size_t n, uint8_t* wire) {
     size_t i = 0;

@@ -5,7 +5,7 @@
 
 namespace compcoll {
 
-// Eight codes, one a byte, to 8·bits adjacent bits: pairs, then fours, then all eight are pushed together.
+// Pack eight codes, one per byte, into 8·bits adjacent bits: first into pairs, then into fours, then all eight.
 COMPCOLL_HD uint64_t packed(uint64_t codes, int bits) {
     const int gap = 8 - bits;
     codes = (codes & 0x00ff00ff00ff00ffu) | ((codes & 0xff00ff00ff00ff00u) >> gap);
@@ -13,7 +13,7 @@ COMPCOLL_HD uint64_t packed(uint64_t codes, int bits) {
     return (codes & 0x00000000ffffffffu) | ((codes & 0xffffffff00000000u) >> (4 * gap));
 }
 
-// The inverse of packed, whatever lies above the 8·bits bits.
+// The inverse of packed; it ignores bits above the lowest 8·bits.
 COMPCOLL_HD uint64_t unpacked(uint64_t word, int bits) {
     const int gap = 8 - bits;
     const uint64_t one = (uint64_t(1) << bits) - 1, two = (uint64_t(1) << (2 * bits)) - 1, four = (uint64_t(1) << (4 * bits)) - 1;

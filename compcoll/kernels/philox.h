@@ -1,11 +1,10 @@
-// Random numbers by counting: Philox4x32-10, four 32-bit words for each counter and key.
+// A counter-based random number generator: Philox4x32-10, four 32-bit words for each counter and key.
 //
 // J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 //
-// Stochastic rounding takes 16 bits for a value. Those of value i of a buffer are half word i mod 8 (lower half of the
-// first word first) of the block whose key is the codec's seed and whose counter is ⌊i/8⌋ in the lower 64 bits and the
-// draw's number in the upper ones. Hence they depend neither on the machine nor on how the buffer is cut, and a thread of a
-// GPU makes all that it needs for eight values at once.
+// Stochastic rounding takes 16 bits per value. Value i of a buffer has half word i mod 8 (lower half of the first word first) of
+// a block. The block's key is the codec's seed. Its counter is ⌊i/8⌋ in the lower 64 bits and the rng counter in the upper ones.
+// So the bits depend neither on the machine nor on how the buffer is split, and a GPU thread computes them for eight values at once.
 #pragma once
 
 #include "portable.h"
@@ -15,7 +14,7 @@ namespace compcoll {
 struct Philox {
     static constexpr int rounds = 10;
     static constexpr uint32_t first_factor = 0xd2511f53, second_factor = 0xcd9e8d57;
-    static constexpr uint32_t first_step = 0x9e3779b9, second_step = 0xbb67ae85;  // of the key, each round
+    static constexpr uint32_t first_step = 0x9e3779b9, second_step = 0xbb67ae85;  // added to the key each round
 };
 
 struct RandomBlock {

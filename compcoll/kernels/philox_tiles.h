@@ -1,4 +1,4 @@
-// Philox on vectors: the same numbers, a block in each lane.
+// Philox on vectors: the same numbers, with one block per lane.
 #pragma once
 
 #include "blocks.h"
@@ -13,7 +13,7 @@ namespace {
 
 #if defined(__SSE2__)
 
-// 64-bit lanes whose lower halves are multiplied; what the upper halves held does not matter.
+// 64-bit lanes whose lower halves are multiplied; the upper halves are ignored.
 #if defined(__AVX512F__)
 struct Lanes {
     using Vector = __m512i;
@@ -64,7 +64,7 @@ struct Lanes {
 };
 #endif
 
-// The keys of all rounds, as lanes hold them.
+// The keys of all rounds, for use in lanes.
 struct Keys {
     uint64_t first[Philox::rounds], second[Philox::rounds];
 
@@ -81,7 +81,7 @@ struct Keys {
 
 constexpr size_t blocks_at_once = 2 * Lanes::count;  // two vectors hide each other's latency
 
-// Blocks in order. Lanes are counted so that one interleaving puts them so.
+// Store blocks in order. The lanes are numbered so that one interleaving yields this order.
 COMPCOLL_HD void random_blocks(const Keys& keys, uint64_t rng_counter, uint64_t index, uint8_t* out) {
     using Vector = Lanes::Vector;
     const Vector lower = Lanes::same(0xffffffff);
@@ -129,12 +129,12 @@ COMPCOLL_HD void random_blocks(const Keys& keys, uint64_t rng_counter, uint64_t 
 
 constexpr size_t random_at_once = 8 * blocks_at_once;
 
-// Where the random numbers of some values come from.
+// The source of random numbers for some values.
 struct Draws {
     Keys keys;
     uint64_t rng_counter, position;
 
-    // 16 bits for each of n values from the i-th on; n is rounded up to a multiple of random_at_once.
+    // Store 16 bits for each of n values from the i-th on; n is rounded up to a multiple of random_at_once.
     void fill(size_t i, size_t n, uint16_t* out) const {
         for (size_t j = 0; j < n; j += random_at_once)
             random_blocks(keys, rng_counter, (position + i) / 8 + j / 8, reinterpret_cast<uint8_t*>(out + j));

@@ -1,4 +1,4 @@
-// What every kernel header may rely on, whichever compiler reads it: g++, clang++, nvcc or NVRTC.
+// Basics of every kernel header, for all compilers: g++, clang++, nvcc and NVRTC.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -36,7 +36,7 @@ COMPCOLL_HD To bits_as(const From& value) {
     return result;
 }
 
-// Zeros below the lowest one bit of a number that is not 0.
+// The number of zeros below the lowest one bit; `bits` is not 0.
 COMPCOLL_HD int trailing_zeros(uint64_t bits) {
 #if defined(__CUDA_ARCH__)
     return __ffsll(static_cast<long long>(bits)) - 1;
@@ -53,7 +53,7 @@ COMPCOLL_HD int trailing_zeros(uint32_t bits) {
 #endif
 }
 
-// Zeros above the highest one bit of a number that is not 0.
+// The number of zeros above the highest one bit; `bits` is not 0.
 COMPCOLL_HD int leading_zeros(uint64_t bits) {
 #if defined(__CUDA_ARCH__)
     return __clzll(static_cast<long long>(bits));

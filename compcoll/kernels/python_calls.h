@@ -1,4 +1,4 @@
-// From kernels to Python and back: calls of messages' own functions, which take no arguments, and work beside other threads.
+// Calls between kernels and Python: functions of messages without arguments, and work without the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,11 +16,11 @@ inline nanobind::object call(const nanobind::object& function) {
 
 inline bool is_true(const nanobind::object& test) { return call(test).ptr() == Py_True; }
 
-// Whether this thread let the GIL go by `Released`: what Python's stable ABI cannot tell.
+// Whether this thread released the GIL by `Released`: Python's stable ABI does not report it.
 inline constinit thread_local bool without_gil = false;
 
-// Lets other threads of Python's run meanwhile, unless this thread let them already. To take the GIL back beside one that computes
-// takes a switch interval, 5 ms: a call shall do that once.
+// Releases the GIL in its scope, unless it is released already. Beside a thread that computes, taking the GIL back costs a switch
+// interval, 5 ms, so a call should do that once.
 class Released {
 public:
     Released() {
@@ -37,7 +37,7 @@ private:
     std::optional<nanobind::gil_scoped_release> released_;
 };
 
-// Has the GIL for a while, wherever `Released` let it go.
+// Holds the GIL in its scope, also where `Released` has released it.
 class Acquired {
 public:
     Acquired() { without_gil = false; }
@@ -48,7 +48,7 @@ private:
     const nanobind::gil_scoped_acquire acquired_;
 };
 
-// Does some work on so many bytes: without the GIL, unless it takes less time than to release that.
+// Run work on `nbytes` bytes without the GIL, unless the work takes less time than to release it.
 template <class Work>
 void beside_python(size_t nbytes, Work work) {
     constexpr size_t worth_the_lock = 4096;

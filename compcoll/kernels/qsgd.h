@@ -1,6 +1,5 @@
-// The qsgd codec's arithmetic: each value is rounded to one of evenly spaced levels between -norm and norm of its block, up
-// or down at random so that its mean is the value, or to the nearest. (TernGrad is this with 2 bits and the largest
-// magnitude for a norm.)
+// The qsgd codec's arithmetic: each value is rounded to one of evenly spaced levels between -norm and norm of its block, at random
+// so that the mean is the value, or to the nearest. (TernGrad is this codec with 2 bits and the largest magnitude as norm.)
 //
 // Record of a block of m values:  h (little endian);  m codes of `bits` bits, first code in the lowest bits,
 // ceil(m·bits/8) bytes, unused bits zero. A code c stands for (2c - levels)·h, where levels = 2^bits - 2, so that one code
@@ -12,8 +11,9 @@
 //   otherwise                   norm/levels, or a bit less where    ⌊(t + u) / 2^16⌋ with t = ⌊x·(2^15/h) + 2^15·levels + 1/2⌋
 //                               levels·h would be infinite          between 0 and 2^16·levels, u: 16 random bits, or 2^15
 //
-// norm = the largest magnitude M; or the root of the sum of squares, made of integers so that no order of additions matters:
-// with 2^e <= M < 2^(e+1) and q = ⌊|x|·2^(20-e)⌋ it is max(√(Σ q²)·2^-20, M/2^e)·2^e. Any norm of at least M keeps the mean.
+// norm is the largest magnitude M, or the root of the sum of squares. That sum uses integers, so that the order of additions does
+// not matter: with 2^e <= M < 2^(e+1) and q = ⌊|x|·2^(20-e)⌋ the norm is max(√(Σ q²)·2^-20, M/2^e)·2^e. Any norm of at least M
+// keeps the mean.
 #pragma once
 
 #include "magnitude.h"
@@ -29,7 +29,7 @@ constexpr int qsgd_euclidean = 1, qsgd_nearest = 2;
 
 COMPCOLL_HD constexpr int qsgd_levels(int bits) { return bits == 1 ? 1 : (1 << bits) - 2; }
 
-// h of a block with that largest magnitude, which is finite and not tiny, and that norm / 2^e of it.
+// Return h of a block with this largest magnitude, which is finite and not tiny; `norm` is given divided by 2^e.
 template <class T>
 COMPCOLL_HD T qsgd_half_step(T largest, double norm, int levels) {
     using Bits = typename FloatFormat<T>::Bits;

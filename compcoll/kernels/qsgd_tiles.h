@@ -1,5 +1,5 @@
-// The qsgd codec's loops. Each instruction set compiles them: everything here is in an unnamed
-// namespace, so that the linker never takes one set's function for another's.
+// The qsgd codec's loops. Each instruction set compiles them. Everything here is in an unnamed namespace, so that the linker never
+// mixes functions of two sets.
 #pragma once
 
 #include "philox_tiles.h"
@@ -30,7 +30,7 @@ uint64_t sum_of_squares(const T* values, size_t n, FixedPoint<T> fixed) {
     return sum;
 }
 
-// h as the record holds it.
+// Return h as stored in the record.
 template <class T>
 T half_step_of(const T* values, size_t n, int levels, bool euclidean) {
     const T largest = largest_magnitude(values, n);

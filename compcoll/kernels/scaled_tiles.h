@@ -1,15 +1,14 @@
-// Loops of codecs that divide the values of a block by a scale and send a byte for each, written for the compiler's vectorizer.
-// Each instruction set compiles them: everything here is in an unnamed namespace, so that the linker never takes one set's
-// function for another's.
+// Loops of codecs that divide the values of a block by a scale and send one byte per value, written for the compiler's vectorizer.
+// Each instruction set compiles them. Everything here is in an unnamed namespace, so that the linker never mixes functions of two
+// sets.
 //
-// Of such a codec's struct they ask, for values of type T:
-//   Value, Header                     T, and what a block's record begins with
-//   Codec(first)                      from the configuration
+// They require of a codec's struct, for values of type T (as does device_codecs.h):
+//   Value, Header                     T, and the beginning of a block's record
+//   Codec(first)                      constructs it from the configuration
 //   header(largest)                   from the block's largest magnitude, which may be NaN or Inf
-//   is_nan(header), is_zero(header)   whether the block has no codes (they are 0), since all its values are NaN, or +0
-//   with_encoder(header, use)         calls use(encoder), where encoder.code(x) is the byte of a value
-//   with_decoder(header, use)         calls use(decoder), where decoder.value(code) is the value of a byte
-// device_codecs.h asks for the same.
+//   is_nan(header), is_zero(header)   whether the block has no codes (they are 0), as all its values are NaN, or +0
+//   with_encoder(header, use)         calls use(encoder); encoder.code(x) is the byte of a value
+//   with_decoder(header, use)         calls use(decoder); decoder.value(code) is the value of a byte
 #pragma once
 
 #include "blocks.h"

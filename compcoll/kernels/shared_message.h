@@ -1,4 +1,4 @@
-// A short message through memory that its two ranks have in common, sent or received again and again.
+// A short message through memory that two ranks share, sent or received repeatedly.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,9 +14,10 @@
 
 namespace compcoll {
 
-// One end of it. There are two slots, used in turn: the one before may still be read while the next is written, and who sends
-// must know that the one before that was read. A slot begins with the number of the message that it holds, which makes the
-// content known as well; both are in one cache line if that is short. Who waits for long sleeps on the number, and says so beside it.
+// One end of a shared-memory message. It uses two slots alternately: the previous message may still be read while the next is
+// written. The sender must know that the message before the previous one was read. A slot begins with the number of its message,
+// which also announces the content; both are in one cache line if the message is short. A receiver that waits for long sleeps on
+// the number, and sets `asleep` beside it.
 class SharedMessage {
     struct Head {
         Word number, asleep;
@@ -25,7 +26,7 @@ class SharedMessage {
 public:
     static constexpr size_t head_nbytes = sizeof(Head);
 
-    // The two slots are so many bytes of the memory, from there on. `progress` is called now and then while nothing comes.
+    // The two slots are `nbytes` bytes of the memory from `at` on. `progress` is called now and then while nothing arrives.
     SharedMessage(nanobind::handle memory, size_t at, size_t nbytes, bool sending, nanobind::object progress)
         : memory_(memory, PyBUF_WRITABLE), at_(at), slot_(nbytes / 2), ahead_(sending), progress_(progress),
           probe_(nanobind::isinstance<MPIProbe>(progress) ? &nanobind::cast<MPIProbe&>(progress) : nullptr) {
@@ -34,7 +35,7 @@ public:
             throw nanobind::value_error("two slots of whole cache lines are needed");
     }
 
-    // What is sent next, or came last.
+    // The content to send next, or received last.
     uint8_t* content() const { return slot() + head_nbytes; }
     size_t nbytes() const { return slot_ - head_nbytes; }
 
@@ -46,7 +47,7 @@ public:
         ++number_;
     }
 
-    // Whether it has come.
+    // Return whether the message has arrived.
     bool test() {
         if (soon()) return true;
         if (++vain_ % between_progress != 0) return false;
@@ -54,7 +55,7 @@ public:
         return there();
     }
 
-    // The same, with patience. With naps, without the GIL, but for a `progress` of Python's.
+    // Wait for the message as the policy allows. Sleeps release the GIL, except for a Python `progress`.
     bool wait(WaitPolicy& policy) {
         for (size_t i = 0; i < policy.spins; ++i)
             if (policy.may_sleep() ? soon() : test()) return true;
@@ -66,9 +67,9 @@ public:
 
 private:
     static constexpr size_t line = 64;
-    static constexpr size_t spins = 4;  // they are shorter than at a message of MPI
+    static constexpr size_t spins = 4;  // shorter than a poll of an MPI message
     static constexpr size_t between_progress = 16;
-    static constexpr size_t naps_between_progress = 8;  // more than ten milliseconds, where that needs the GIL
+    static constexpr size_t naps_between_progress = 8;  // over 10 ms between calls of a `progress` that needs the GIL
 
     bool soon() const {
         for (size_t i = 0; i < spins; ++i, relax())
@@ -89,7 +90,7 @@ private:
         call(progress_);
     }
 
-    // Until it comes, at most so long.
+    // Sleep until the message arrives, for at most `most`.
     void sleep(std::chrono::microseconds most) {
         if (probe_ || ++naps_ % naps_between_progress == 0) let_progress();
         sleep_unless([&] { return there(); }, head().number, head().asleep, uint32_t{1}, most);
@@ -99,7 +100,7 @@ private:
     size_t at_, slot_;
     bool ahead_;
     nanobind::object progress_;
-    const MPIProbe* probe_;  // the same, if it is one of MPI's
+    const MPIProbe* probe_;  // `progress_`, if it is an MPIProbe
     uint32_t number_ = 0;
     size_t vain_ = 0, naps_ = 0;
 };

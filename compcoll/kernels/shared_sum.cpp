@@ -1,9 +1,9 @@
-// compcoll.kernels._host.SharedSum: an allreduce of uncompressed values through memory that all ranks have in common.
+// compcoll.kernels._host.SharedSum: an allreduce of uncompressed values through memory that all ranks share.
 //
-// The buffer goes through in pieces small enough to stay in the caches. Of each piece a rank copies in what others will add,
-// adds everybody's values for its own share, and copies out what others have added: three stages, of which a rank may be in one
-// on one piece and in another on the next. Main memory is read once and written once. Each stage's progress is a counter that its
-// rank alone writes and that never goes back, so that nothing need be put back between two calls.
+// The buffer is processed in pieces small enough to stay in the caches. For each piece, a rank has three stages:
+// it copies in the values that other ranks add, adds all ranks' values for its own share, and copies out the shares of the other ranks.
+// Its stages may be at different pieces. Main memory is read once and written once. Each stage has a progress counter,
+// which only its own rank writes and which never decreases, so that nothing is reset between two calls.
 //
 // S. Li, T. Hoefler, M. Snir, "NUMA-Aware Shared-Memory Collective Communication for MPI", HPDC 2013 (its scatter-reduce among
 // threads of one memory).
@@ -29,13 +29,13 @@ using namespace compcoll;
 namespace {
 
 constexpr size_t line = 64;
-constexpr size_t slots_each = 3;              // pieces of a rank that others may still need
-constexpr size_t hot_nbytes = 16 * 1024;      // what was added is copied again while it is in the first-level cache
+constexpr size_t slots_each = 3;              // pieces of a rank that other ranks may still need
+constexpr size_t hot_nbytes = 16 * 1024;      // a sum is copied to the slot while it is in the first-level cache
 
 enum Stage { copied, added, taken };
 
-// Of one rank: how many pieces passed each stage since the beginning; and of which other ranks it sleeps until they get on (bits, by
-// their numbers modulo 64), on a word that they change. Two lines each, as processors fetch lines in pairs.
+// Progress of one rank. `passed` counts the pieces through each stage since creation. `asleep` has a bit (rank modulo 64) for each
+// rank that this rank sleeps for; those ranks change `woken`. Each has two cache lines, as processors fetch lines in pairs.
 struct Progress {
     alignas(2 * line) std::array<std::atomic<uint64_t>, 3> passed;
     alignas(2 * line) std::atomic<uint64_t> asleep;
@@ -60,7 +60,7 @@ public:
             throw nb::value_error("aligned memory for a piece of each rank's is needed");
     }
 
-    // Begins to add all ranks' x, times the scale, into out. All ranks begin the same sums in the same order.
+    // Begin to add all ranks' x, times the scale, into out. All ranks begin the same sums in the same order.
     void begin(nb::handle x, nb::handle out, nb::handle, uint64_t) override {
         if (!done()) throw nb::value_error("the sum before has not ended");
         x_.emplace(x, PyBUF_SIMPLE);
@@ -78,7 +78,7 @@ public:
 
     bool done() const override { return passed_[taken] == pieces_; }
 
-    // Goes on until what others must do first was waited for in vain; whether there was any progress.
+    // Continue until a wait for other ranks ends in vain. Return whether there was progress.
     bool advance(WaitPolicy& policy) override {
         const auto before = passed_;
         if (!done()) {
@@ -87,7 +87,7 @@ public:
             const auto wait = [&] { return policy.look(step) || policy.sleep(step, [&](auto most) { sleep(most); }); };
             while (!done() && (step() || wait())) policy.renew();
         }
-        if (!without_gil) end_if_done();  // else when it is advanced once more
+        if (!without_gil) end_if_done();  // otherwise in the next `advance`, with the GIL
         return passed_ != before;
     }
 
@@ -111,7 +111,7 @@ private:
 
     size_t length(size_t piece) const { return std::min(slot_, x_->nbytes() - piece * slot_); }
 
-    // The bytes of a piece that a rank adds.
+    // The range of bytes in a piece that a rank adds.
     Range share(size_t rank, size_t piece) const {
         const size_t nbytes = length(piece), lines = (nbytes + line - 1) / line;
         return {std::min(lines * rank / ranks_ * line, nbytes), std::min(lines * (rank + 1) / ranks_ * line, nbytes)};
@@ -119,7 +119,8 @@ private:
 
     static uint64_t bit(size_t rank) { return uint64_t{1} << rank % 64; }
 
-    // Whether all others have passed a stage with all pieces up to the one so far back; if not, who has not is noted.
+    // Return whether all other ranks have passed a stage with all pieces up to `piece - back`. If not, `lacking_` records the first
+    // rank that has not.
     bool others_passed(Stage stage, size_t piece, size_t back) {
         if (before_ + piece < back) return true;
         const uint64_t wanted = before_ + piece + 1 - back;
@@ -141,7 +142,7 @@ private:
         }
     }
 
-    // Until somebody gets on of whom something is needed next, at most so long.
+    // Sleep for at most `most` until a rank advances that the next stage depends on.
     void sleep(std::chrono::microseconds most) {
         lacking_ = 0;
         const auto ready = [&] {
@@ -152,7 +153,7 @@ private:
         if (!ready()) sleep_unless(ready, progress(rank_).woken, progress(rank_).asleep, lacking_, most);
     }
 
-    // What others will add, to a slot from which they have taken all that was there before.
+    // Copy the values that other ranks add to a slot. They must have taken the piece that the slot held before.
     bool copy() {
         const size_t piece = passed_[copied];
         if (piece == pieces_ || !others_passed(taken, piece, slots_each)) return false;
@@ -175,7 +176,7 @@ private:
         }
     }
 
-    // The own share: own values and the others', in the ranks' order, once for all. In the slot the sum goes where the own
+    // Add own and other values of this rank's share, in rank order, for all ranks. The sum goes to the slot, where this rank's own
     // values would be.
     bool add() {
         const size_t piece = passed_[added];
@@ -195,7 +196,7 @@ private:
         return true;
     }
 
-    // What the others have added.
+    // Copy out the sums of the other ranks' shares.
     bool take() {
         const size_t piece = passed_[taken];
         if (piece == passed_[added] || !others_passed(added, piece, 0)) return false;

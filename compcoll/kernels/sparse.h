@@ -30,7 +30,7 @@ COMPCOLL_HD typename FloatBits<T>::Bits magnitude_bits(T value) {
     return bits_as<typename FloatBits<T>::Bits>(value) & FloatBits<T>::all_but_sign;
 }
 
-// Conditions on a value; NaN and Inf meet them all. A threshold is given by the bits of a finite magnitude.
+// Conditions on a value; NaN and Inf always meet them. A threshold is the bits of a finite magnitude.
 template <class T>
 COMPCOLL_HD bool is_above(T value, typename FloatBits<T>::Bits threshold) {
     return magnitude_bits(value) > threshold;
@@ -44,14 +44,14 @@ COMPCOLL_HD bool is_unambiguous(T r, T v, typename FloatBits<T>::Bits threshold,
                                      magnitude_bits(exact_product(r, r)) > magnitude_bits(exact_product(alpha, v)));
 }
 
-// A threshold's bits: what is not finite is above every one.
+// The bits of a threshold, at most the largest finite magnitude: all values that are not finite are above it.
 template <class T>
 COMPCOLL_HD typename FloatBits<T>::Bits threshold_bits(double threshold) {
     const auto bits = magnitude_bits(static_cast<T>(threshold));
     return bits < FloatBits<T>::infinity ? bits : FloatBits<T>::infinity - 1;
 }
 
-// What is left of a value when some of it was sent; nothing where that is not finite.
+// The rest of a value after a part was sent; 0 if it is not finite.
 template <class T>
 COMPCOLL_HD T rest_of(T value, T sent) {
     using Bits = typename FloatBits<T>::Bits;
@@ -60,7 +60,8 @@ COMPCOLL_HD T rest_of(T value, T sent) {
     return magnitude_bits(rest) < FloatBits<T>::infinity ? rest : T(0);
 }
 
-// Moments are added up in T by so many lanes, the i-th value by lane i % moment_lanes, for so many values; then in double.
+// The first `moment_values` values are summed in T by `moment_lanes` lanes, the i-th value by lane i % moment_lanes, and so on for
+// the next ones. Then these sums are added in double.
 template <class T>
 constexpr uint32_t moment_lanes = 256 / sizeof(T);
 template <class T>
@@ -75,7 +76,7 @@ COMPCOLL_HD uint64_t mixed(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Where the i-th of so many runs of a stratified sample of n values begins.
+// Where the i-th of `runs` runs begins, in a stratified sample of n values.
 constexpr uint64_t sample_run = 16;
 COMPCOLL_HD uint64_t sample_begin(uint64_t n, uint64_t runs, uint64_t i) {
     const uint64_t share = n / runs, slack = share - sample_run;
@@ -87,20 +88,20 @@ COMPCOLL_HD uint64_t sample_begin(uint64_t n, uint64_t runs, uint64_t i) {
 // ICLR 2018 workshop, section 4.2.
 constexpr int power_codes = 8;
 
-// Biased exponent of the power of two nearest to a value; 0 for what is too small to have one.
+// Biased exponent of the power of two nearest to a value; 0 if the value is too small.
 template <class T>
 COMPCOLL_HD int nearest_power(T value) {
     constexpr typename FloatBits<T>::Bits half = typename FloatBits<T>::Bits(1) << (FloatBits<T>::mantissa - 1);
     return static_cast<int>((magnitude_bits(value) + half) >> FloatBits<T>::mantissa);
 }
 
-// Biased exponent of the largest power of two that is not larger.
+// Biased exponent of the largest power of two that does not exceed the value.
 template <class T>
 COMPCOLL_HD int power_below(T value) {
     return static_cast<int>(magnitude_bits(value) >> FloatBits<T>::mantissa);
 }
 
-// The code of a finite value where `top` is the biased exponent of the largest magnitude; -1 if it has none.
+// The code of a finite value; `top` is the biased exponent of the largest magnitude. -1 if the value has no code.
 template <class T>
 COMPCOLL_HD int power_code(T value, int top) {
     const int nearest = nearest_power(value), power = nearest < top ? nearest : top;
@@ -108,7 +109,7 @@ COMPCOLL_HD int power_code(T value, int top) {
     return (bits_as<typename FloatBits<T>::Bits>(value) < 0 ? power_codes : 0) | (top - power);
 }
 
-// What a code stands for; a power below the smallest normal number is 0.
+// The value of a code; a power below the smallest normal number is 0.
 template <class T>
 COMPCOLL_HD T power_value(int code, int top) {
     using Unsigned = typename FloatBits<T>::Unsigned;
@@ -117,8 +118,8 @@ COMPCOLL_HD T power_value(int code, int top) {
     return bits_as<T>(bits | static_cast<Unsigned>(code >> 3) << (8 * sizeof(T) - 1));
 }
 
-// Element `index` of a random permutation of 0 … n - 1: a Feistel network over an even number of bits, applied again while it
-// leads outside. J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
+// Element `index` of a random permutation of 0 … n - 1: a Feistel network over an even number of bits, repeated while its result is
+// outside. J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
 COMPCOLL_HD uint64_t permuted(uint64_t index, uint64_t n, uint64_t key) {
     int half = 1;
     while (half < 32 && (n - 1) >> (2 * half) != 0) ++half;

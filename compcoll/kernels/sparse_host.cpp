@@ -54,13 +54,13 @@ void require(bool condition, const char* what) {
     if (!condition) throw nb::value_error(what);
 }
 
-// All indices are below n: whoever calls may have got them from anywhere.
+// Check that all indices are below n: callers may pass arbitrary ones.
 void require_within(const Indices& indices, size_t n) {
     const uint32_t* at = indices.data();
     require(indices.size() == 0 || *std::max_element(at, at + indices.size()) < n, "an index is out of range");
 }
 
-// Past the caches, if they hold less: memory is then written without being read.
+// Store zeros. Non-temporal stores to memory larger than caches write it without reading it first.
 void zero(uint8_t* to, size_t nbytes) {
 #if defined(__SSE2__)
     constexpr size_t line = 64, past_the_caches = 8 << 20;
@@ -81,11 +81,11 @@ template <class T>
 class Selection {
 public:
     using Values = Array<const T>;
-    using Fitted = std::tuple<double, double, double, double, double>;  // a Fit
+    using Fitted = std::tuple<double, double, double, double, double>;  // the fields of Fit
     using Search = std::tuple<size_t, size_t, double, double, double, double>;  // compcoll.host.selection.Search
     using ValuesOut = Array<T>;
 
-    // The caller has seen to it that the CPU has the instruction set: an index of instruction_sets().
+    // `instruction_set` is an index of instruction_sets(). The caller ensures that the CPU supports it.
     explicit Selection(int instruction_set) : pass_(&functions<T>(passes_of(instruction_set))) {}
 
     std::tuple<double, double, double, double> moments(Values values) const {
@@ -94,7 +94,7 @@ public:
         return {m.sum, m.absolute, m.square, m.largest};
     }
 
-    // Fitted to a sample as long as that, or to all.
+    // Fit a sample of m values, or all values.
     Fitted laplacian(Values values, size_t m, double density, double quantile) const {
         const size_t n = values.size();
         require(m == n || (m % 16 == 0 && m <= n), "a multiple of 16, at most n, is needed");
@@ -109,13 +109,13 @@ public:
         return as_tuple(fit(pass_->moments(looked_at, m), static_cast<double>(m), density, quantile));
     }
 
-    // Fitted to n values with these moments.
+    // Fit a distribution to the moments of n values.
     static Fitted fitted(std::tuple<double, double, double, double> moments, size_t n, double density, double quantile) {
         const auto [sum, absolute, square, largest] = moments;
         return as_tuple(fit({sum, absolute, square, largest}, static_cast<double>(n), density, quantile));
     }
 
-    // The threshold as kernels elsewhere are told it.
+    // The threshold in the form that kernels elsewhere take.
     static uint64_t threshold_bits(double threshold) { return static_cast<uint64_t>(compcoll::threshold_bits<T>(threshold)); }
 
     size_t count(Values values, double threshold) const {
@@ -137,17 +137,17 @@ public:
                                   compcoll::threshold_bits<T>(threshold), indices.data(), indices.size());
     }
 
-    // A threshold above which from `low` to `high` of the values lie; see ThresholdSearch.
+    // Return a threshold that `low` to `high` of the values exceed; see ThresholdSearch.
     std::optional<double> bisected(Values values, double low, double high, double head, double tail, double first,
                                    double second) const {
         const nb::gil_scoped_release released;
         return ThresholdSearch{low, high, head, tail, first, second, 0, 0}.run(counting(values.data(), values.size()));
     }
 
-    // The indices of from k to `most` values above the threshold or, where more than that are, above a higher one, which is first
-    // looked for where a tail of that scale would have as many as aimed at; as many as there are above the threshold, if no higher
-    // one was found. How many were written, and how many are above the threshold: nothing if they are fewer than k, or too many for
-    // `room`.
+    // Write the indices of k to `most` values above the threshold. If more than `most` are above it, search a higher threshold,
+    // first where a tail with this `scale` would have `aim` values. If there is none, write the indices of all values above the
+    // original one. Return the number of indices written, and the number of values above the original threshold. The first is 0 if
+    // fewer than k or more than `room` are above it.
     std::pair<size_t, size_t> choose(Values values, Search search, size_t room, IndicesOut indices) const {
         require(values.size() <= most_sparse_elements, "at most 2^32 values");
         require(indices.size() >= std::min(room, values.size()), "room for the indices is needed");
@@ -163,7 +163,8 @@ public:
         return {narrow(taken.data(), above, search, indices.data()), above};
     }
 
-    // The second half of that: of indices whose values, which are all above the threshold, were taken; the rest is dropped.
+    // The second half of `choose`: `taken` has the values at the indices, all above the threshold. Keep the indices above the
+    // higher threshold and return their number.
     size_t narrowed(Values taken, Search search, IndicesOut indices) const {
         require(taken.size() == indices.size() && taken.size() > 0, "as many values as indices are needed");
         return narrow(taken.data(), taken.size(), search, indices.data());
@@ -188,8 +189,8 @@ public:
         compcoll::sample(values.data(), values.size(), sampled.data(), sampled.size());
     }
 
-    // The positions of values that have a power code where a magnitude, or else the largest of them, gives the exponent that
-    // codes refer to, and that exponent, biased.
+    // Find the values that have a power code. Codes refer to the exponent of `largest`, or of the largest value if that is larger.
+    // Return the number of positions kept, and this exponent, biased.
     std::pair<size_t, int> powers(Values values, double largest, IndicesOut kept) const {
         require(kept.size() >= values.size(), "room for all positions is needed");
         int top = power_below(static_cast<T>(largest));
@@ -219,7 +220,7 @@ public:
         return nbytes;
     }
 
-    // How many elements a wire has.
+    // Return the number of elements in a wire.
     size_t read_count(Array<const uint8_t> wire, uint64_t n) const { return header_of(wire, n).count; }
 
     void read(Array<const uint8_t> wire, uint64_t n, IndicesOut indices, ValuesOut values) const {
@@ -240,7 +241,7 @@ public:
         each(indices, values, out, [](T there, T value) { return there + value; });
     }
 
-    // The sum of two sparse vectors with ascending indices, whose own is also ascending; its length.
+    // Add two sparse vectors with ascending indices. The sum's indices are ascending, too. Return its length.
     size_t merge(Indices first, Values first_values, Indices second, Values second_values, IndicesOut indices,
                  ValuesOut values) const {
         require(first.size() == first_values.size() && second.size() == second_values.size() &&
@@ -260,7 +261,7 @@ public:
         return count;
     }
 
-    // out[indices] = values[indices] less what was sent; 0 where that is not finite.
+    // out[indices] -= sent, or 0 if the result is not finite.
     void subtract(Indices indices, Values sent, ValuesOut out) const {
         require(indices.size() == sent.size(), "as many indices as values are needed");
         require_within(indices, out.size());
@@ -290,7 +291,7 @@ private:
         return count;
     }
 
-    // Elements become what a function makes of them and of a value. They lie far apart, and memory sends many at once.
+    // Apply function(element, value) to each element. Elements are far apart, so prefetching keeps many loads in flight.
     template <class Function>
     static void each(const Indices& indices, const Values& values, const ValuesOut& out, Function function) {
         constexpr size_t ahead = 192;

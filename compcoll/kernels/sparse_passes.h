@@ -1,15 +1,15 @@
-// The contract of the passes over a whole buffer that selection needs. All instruction sets give the same results: sums are
-// made in an order that does not depend on the length of vectors.
+// The interface of the passes over a whole buffer that selection needs. All instruction sets give the same results: the order of
+// additions does not depend on the length of vectors.
 #pragma once
 
 #include "sparse.h"
 
 namespace compcoll {
 
-// Of the finite values.
+// Moments of the finite values.
 struct Moments {
-    double sum, absolute, square;  // of the values, of their magnitudes, of their squares
-    double largest;                // magnitude
+    double sum, absolute, square;  // sums of the values, of their magnitudes, of their squares
+    double largest;                // largest magnitude
 };
 
 template <class T>
@@ -17,11 +17,11 @@ struct PassFunctions {
     using Threshold = typename FloatBits<T>::Bits;  // of a finite magnitude
 
     Moments (*moments)(const T* values, size_t n);
-    // How many magnitudes are above the threshold, NaN and Inf among them.
+    // Count the magnitudes above the threshold, including NaN and Inf.
     size_t (*count)(const T* values, size_t n, Threshold threshold);
-    // The indices of those, ascending, as far as they fit into `capacity`; returns how many there are.
+    // Write the ascending indices of these, at most `capacity`, and return their full number.
     size_t (*compact)(const T* values, size_t n, Threshold threshold, uint32_t* indices, size_t capacity);
-    // The same for values with |r| > threshold and r² > alpha · v, and those that are not finite.
+    // The same for values with |r| > threshold and r² > alpha · v, and for values that are not finite.
     size_t (*unambiguous)(const T* values, const T* variances, size_t n, T alpha, Threshold threshold, uint32_t* indices,
                           size_t capacity);
 };

@@ -1,5 +1,5 @@
-// The passes of sparse_passes.h. Each instruction set compiles them: everything here is in an unnamed
-// namespace, so that the linker never takes one set's function for another's.
+// The passes of sparse_passes.h. Each instruction set compiles them. Everything here is in an unnamed namespace, so that the linker
+// never mixes functions of two sets.
 #pragma once
 
 #include "sparse.h"
@@ -21,13 +21,13 @@ using Lanes = typename VectorOf<T>::Signed;
 
 template <class T>
 constexpr size_t lanes = vector_nbytes / sizeof(T);
-// Values that a loop takes at once, in as many vectors as that needs.
+// Values per iteration of a loop, in as many vectors as needed.
 template <class T>
 constexpr size_t stride = moment_lanes<T>;
 template <class T>
 constexpr size_t rows = stride<T> / lanes<T>;
 
-// Has the stride sent that a loop will come to after this much more: the processor's own prefetching stops at pages' ends.
+// Prefetch the stride this far ahead: the processor's own prefetching stops at page boundaries.
 template <class T>
 void fetch_ahead(const T* values) {
     prefetch(values, 8192 / sizeof(T), stride<T>);
@@ -91,7 +91,7 @@ Moments moments(const T* values, size_t n) {
     return all;
 }
 
-// ---- which values pass: conditions on one value, and on a vector of them (all ones where true), and what they will need ----
+// ---- conditions: on one value, on a vector of values (all ones where true), and a prefetch of the values needed later ----
 
 template <class T>
 struct Above {
@@ -158,7 +158,7 @@ COMPCOLL_HD bool any(Vector mask) {
 #endif
 }
 
-// The indices of one stride that pass; `found` has room for a stride and a vector.
+// Write the indices of values in a stride that meet the condition; `found` has room for a stride and a vector.
 template <class T, class Condition>
 size_t found_in_stride(size_t i, const Condition& condition, [[maybe_unused]] const Lanes<T>* masks, uint32_t* found) {
     size_t count = 0;
@@ -207,7 +207,8 @@ size_t compact_if(size_t n, const Condition& condition, uint32_t* indices, size_
         if (condition.one(i)) keep(1);
     };
     for (const size_t first = before_line(condition.values, n); i < first; ++i) look_at_one();
-    // First which strides have something, without a branch that nobody can predict; then these, whose values are still near.
+    // First find the strides with such values, without unpredictable branches. Then process these, whose values are still in a near
+    // cache.
     constexpr size_t most = 64;
     while (i + stride<T> <= n) {
         const size_t left = (n - i) / stride<T>, strides = left < most ? left : most;

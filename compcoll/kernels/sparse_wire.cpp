@@ -14,10 +14,10 @@ namespace {
 constexpr uint32_t longest_gap = 0xffff;
 constexpr uint32_t index_mask = most_packed_elements - 1;
 
-// One call for each 16-bit entry of the runs of some indices: bool tells whether an element is sent there.
+// Call entry(uint16_t) for each 16-bit entry of the runs of the indices.
 template <class Entry>
 void for_each_run(const uint32_t* indices, size_t count, Entry entry) {
-    uint64_t next = 0;  // the element behind the last one sent
+    uint64_t next = 0;  // the element after the last one sent
     for (size_t i = 0; i < count; ++i) {
         uint64_t gap = indices[i] - next;
         for (; gap >= longest_gap; gap -= longest_gap) entry(static_cast<uint16_t>(longest_gap));
@@ -101,7 +101,7 @@ const char* read_header(const uint8_t* wire, size_t nbytes, uint64_t n, SparseHe
     header.step = load<double>(wire + 8);
     if (load<uint64_t>(wire + 16) != n) return "it is of a buffer of another length";
     const uint64_t count = load<uint64_t>(wire + 24);
-    if (count > n || n > most_sparse_elements)  // bytes of 2^62 elements wrap to those of none
+    if (count > n || n > most_sparse_elements)  // otherwise the size of 2^62 elements would wrap to 0
         return "it has more elements than the buffer";
     header.count = count;
     const bool packed = header.indices == IndexFormat::packed;
@@ -181,8 +181,8 @@ T kth_largest(const T* values, size_t n, size_t k) {
 template <class T>
 size_t largest(const T* values, size_t n, size_t k, uint32_t* positions) {
     using Bits = typename FloatBits<T>::Bits;
-    Bits least = 1;  // of the magnitudes chosen: never a zero
-    size_t equal = n;  // how many of those that are equal to it
+    Bits least = 1;  // smallest magnitude chosen, never 0
+    size_t equal = n;  // how many of the magnitudes equal to it are chosen
     if (k < n) {
         if (k == 0) least = FloatBits<T>::infinity;
         else {

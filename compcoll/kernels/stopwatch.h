@@ -4,7 +4,7 @@
 
 namespace compcoll {
 
-// Seconds that go by while this exists are added to some.
+// Adds the seconds of its lifetime to a variable.
 class Stopwatch {
 public:
     explicit Stopwatch(double& seconds) : seconds_(seconds), begun_(Clock::now()) {}

@@ -1,5 +1,5 @@
-// Additions around a codec: its input and what it loses. Each instruction set compiles them: everything
-// here is in an unnamed namespace, so that the linker never takes one set's function for another's.
+// Arithmetic on a codec's input and residual. Each instruction set compiles it. Everything here is in an unnamed namespace, so that
+// the linker never mixes functions of two sets.
 #pragma once
 
 #include "floats.h"

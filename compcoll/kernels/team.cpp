@@ -24,14 +24,14 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr size_t nbytes_worth_a_thread = 524288;   // below, waking a thread costs more than it saves
-constexpr size_t most_jobs = 16;                   // at once: of threads that call kernels at the same time
+constexpr size_t nbytes_worth_a_thread = 524288;   // with less work, waking a thread costs more than it saves
+constexpr size_t most_jobs = 16;                   // threads that call kernels at the same time
 constexpr int most_helpers = 0xff;
-constexpr microseconds spin{20};                   // about what it takes to sleep and to be woken
-constexpr microseconds noticed{200};               // a wait that the system, not the work, must have caused
+constexpr microseconds spin{20};                   // about the cost of a sleep and a wake
+constexpr microseconds noticed{200};               // a longer wait was caused by the system, not by the work
 constexpr milliseconds first_rest{10}, longest_rest{640};
 
-// A job's generation, how many helpers may still come to it, and which pieces nobody has taken: one word, changed as one.
+// A job's generation, the number of helpers that may still join, and the range of free pieces, packed into one atomic word.
 struct Ticket {
     uint32_t generation, seats, begin, end;
 
@@ -45,24 +45,24 @@ struct Ticket {
 
 struct alignas(64) Job {
     std::atomic<uint64_t> ticket{0};
-    // Of the generation that the ticket has while pieces are left.
+    // These belong to the ticket's generation while pieces are left.
     std::atomic<const void*> work{nullptr};
     std::atomic<PieceWork::Call> call{nullptr};
-    alignas(64) Word done{0};           // pieces that helpers have finished
-    std::atomic<bool> awaited{false};   // whether the caller sleeps until they have
+    alignas(64) Word done{0};           // pieces finished by helpers
+    std::atomic<bool> awaited{false};   // whether the caller sleeps until `done` changes
     std::atomic<bool> failed{false};
     std::exception_ptr error;           // of the helper that set `failed`
     std::atomic<bool> used{false};
 };
 
-// Its memory is never given back: helpers sleep in it when the process ends.
+// Never freed: helpers sleep in its memory when the process ends.
 struct Team {
     std::array<Job, most_jobs> jobs;
     alignas(64) Word calls{0};  // changes with each new job
     std::atomic<uint32_t> sleepers{0};
     std::atomic<int> helpers{0};
-    // What is known of the time that the system gives to helpers: how many were of use, how many jobs in a row they were not,
-    // until when no more than those are woken (the clock's nanoseconds), and for how long that is.
+    // `useful` helpers were of use recently; those of the last `in_vain` jobs were not. Until `rest_until` (ns of the clock), no more
+    // than `useful` are woken; `rest` is the length of that time (ns).
     std::atomic<int> useful{most_helpers}, in_vain{0};
     std::atomic<int64_t> rest_until{0}, rest{0};
 };
@@ -70,7 +70,7 @@ struct Team {
 Team& team = *new Team;
 pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
-// A piece of a job that a thread has taken.
+// A piece that a thread has taken from a job.
 struct Taken {
     uint32_t generation;
     size_t piece = 0;
@@ -78,8 +78,8 @@ struct Taken {
     PieceWork::Call call = nullptr;
 };
 
-// The caller takes pieces from the beginning, helpers take them from the end: a call on the same memory soon after finds in each
-// core's caches what it had there before.
+// The caller takes pieces from the beginning, helpers from the end. The next call on the same memory then finds its data in the
+// same core's caches.
 bool take_first(Job& job, Taken& taken) {
     uint64_t seen = job.ticket.load();
     for (;;) {
@@ -90,7 +90,7 @@ bool take_first(Job& job, Taken& taken) {
     }
 }
 
-// Of a generation, for who has a seat there; else of any, with a seat.
+// Take the last piece: of the same generation if seated, otherwise of any generation with a free seat.
 bool take_last(Job& job, Taken& taken, bool seated) {
     uint64_t seen = job.ticket.load();
     for (;;) {
@@ -98,11 +98,11 @@ bool take_last(Job& job, Taken& taken, bool seated) {
         if (ticket.over() || (seated ? ticket.generation != taken.generation : ticket.seats == 0)) return false;
         taken = {ticket.generation, --ticket.end, job.work.load(), job.call.load()};
         if (!seated) --ticket.seats;
-        if (job.ticket.compare_exchange_weak(seen, ticket.bits())) return true;  // and so it was still of that generation
+        if (job.ticket.compare_exchange_weak(seen, ticket.bits())) return true;  // so the generation has not changed
     }
 }
 
-// Helps with a job: whether there was anything to do.
+// Help with a job. Return whether there was a piece to process.
 bool help(Job& job) {
     Taken taken{};
     bool seated = false;
@@ -112,14 +112,14 @@ bool help(Job& job) {
         } catch (...) {
             if (!job.failed.exchange(true)) job.error = std::current_exception();
         }
-        ++job.done;  // the job may be over now, and another one in its place: that wakes up in vain
+        ++job.done;  // the job may be over and replaced by another: the wake is then spurious
         if (job.awaited) wake(job.done, Among::threads);
     }
     return seated;
 }
 
-// Looks for the next job a while before it sleeps only where the last one came within that while: on cores that others want,
-// looking in vain after each job takes from them more than waking costs.
+// A helper spins before it sleeps only if the last job came within that time. On contended cores, spinning after each job takes
+// more time from other threads than waking costs.
 void help_forever() {
     for (bool in_quick_succession = false;;) {
         const uint32_t calls = team.calls.load();
@@ -136,7 +136,7 @@ void help_forever() {
     }
 }
 
-// After a fork: the child has this thread alone, and nobody who would end the jobs of others.
+// After a fork the child has only this thread: no helper would end the jobs of other threads.
 void begin_anew() {
     pthread_mutex_init(&starting, nullptr);
     team.helpers = 0;
@@ -150,15 +150,15 @@ void begin_anew() {
 void lock_starting() { pthread_mutex_lock(&starting); }
 void unlock_starting() { pthread_mutex_unlock(&starting); }
 
-// Has so many helpers, or as many as the system gives.
+// Start helpers up to this number, or as many as the system allows.
 void want_helpers(int helpers) {
     if (team.helpers.load(std::memory_order_relaxed) >= helpers) return;
     static const int registered = pthread_atfork(lock_starting, unlock_starting, begin_anew);
     static_cast<void>(registered);
-    if (pthread_mutex_trylock(&starting) != 0) return;  // another thread starts some
+    if (pthread_mutex_trylock(&starting) != 0) return;  // another thread is starting helpers
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the application's own threads
     try {
         for (; team.helpers.load() < helpers; ++team.helpers) {
             std::thread helper(help_forever);
@@ -173,15 +173,15 @@ void want_helpers(int helpers) {
 
 int64_t count_of(Clock::duration time) { return time / std::chrono::nanoseconds(1); }
 
-// Of so many helpers, those worth waking now.
+// The number of helpers worth waking now.
 int useful_helpers(int helpers, Clock::time_point now) {
     const int useful = team.useful.load(std::memory_order_relaxed);
     const bool rested = count_of(now.time_since_epoch()) >= team.rest_until.load(std::memory_order_relaxed);
     return rested ? helpers : std::min(helpers, useful);
 }
 
-// Learns whether a job's helpers were of use. Where they were not, twice in a row, fewer are woken for a while; then all are tried
-// again, and if that comes to nothing, the next while is twice as long.
+// Record whether a job's helpers were useful. If not, twice in a row, half as many are woken during a rest. Then all are tried
+// again; if that is useless, the next rest is twice as long.
 void learn(int helpers, bool of_use, Clock::time_point now) {
     const bool trial = helpers > team.useful.load(std::memory_order_relaxed);
     if (of_use) {
@@ -198,14 +198,14 @@ void learn(int helpers, bool of_use, Clock::time_point now) {
     if (!trial) team.useful = helpers / 2;
 }
 
-// How often the system has taken the core from this thread, for another one.
+// The number of involuntary context switches of this thread.
 long cores_lost() {
     rusage used{};
     getrusage(RUSAGE_THREAD, &used);
     return used.ru_nivcsw;
 }
 
-// Waits until helpers have finished so many pieces.
+// Wait until helpers have finished this many pieces.
 void await(Job& job, uint32_t pieces) {
     const auto begun = Clock::now();
     while (job.done.load() != pieces && Clock::now() - begun < spin) relax();
@@ -220,7 +220,7 @@ Job* free_job() {
     return nullptr;
 }
 
-// A job put up for helpers, and taken back.
+// Offers a job to helpers, and takes it back.
 class Offer {
 public:
     Offer(Job& job, size_t count, int helpers, PieceWork work) : job_(job), work_(work), count_(static_cast<uint32_t>(count)) {
@@ -238,12 +238,12 @@ public:
         job_.used = false;
     }
 
-    // This thread's pieces.
+    // Process this thread's pieces.
     void work() {
         for (Taken taken{}; take_first(job_, taken);) work_.call()(work_.work(), taken.piece);
     }
 
-    // From now on nobody begins any: how many this thread had, and how many helpers have had when they end.
+    // Let nobody begin another piece, and wait for the helpers. Return how many pieces this thread and the helpers have done.
     std::pair<size_t, size_t> take_back() {
         const Ticket last = Ticket::of(job_.ticket.exchange(Ticket{generation(), 0, 0, 0}.bits()));
         await(job_, count_ - last.end);
@@ -274,7 +274,7 @@ void in_pieces(size_t count, int threads, PieceWork work) {
     Job* const job = helpers < 1 ? nullptr : free_job();
     if (job == nullptr) return work_alone(count, work);
     want_helpers(helpers);
-    const long lost_before = cores_lost();  // between jobs it is of no account
+    const long lost_before = cores_lost();  // per job, as losses between jobs do not count
     Offer offer(*job, count, helpers, work);
     std::exception_ptr error;
     try {
@@ -285,9 +285,10 @@ void in_pieces(size_t count, int threads, PieceWork work) {
     const auto worked = Clock::now();
     const auto [own, theirs] = offer.take_back();
     const auto ended = Clock::now();
-    // Alone, at this thread's own pace, it would have taken less time. Who came too late for a piece has cost nothing.
+    // Without helpers, at this thread's own pace, it would have taken less time. A helper that came too late for a piece costs
+    // nothing.
     const bool late = ended - worked > noticed && (ended - begun) * own > (worked - begun) * count;
-    // Where others want the cores, a helper takes from them, perhaps from other ranks, what it gives to this thread.
+    // If this thread lost its core, other work wants the cores. Time gained by a helper is then taken from it, perhaps from other ranks.
     if (theirs > 0) learn(helpers, !late && cores_lost() == lost_before, ended);
     if (!error) error = offer.error();
     if (error) std::rethrow_exception(error);

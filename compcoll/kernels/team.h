@@ -1,8 +1,8 @@
-// Threads that help with a kernel's pieces, and that nobody waits for.
+// Helper threads that share a kernel's pieces, without the caller waiting for idle helpers.
 //
-// A call puts up its pieces, and takes them itself, one after another; helpers take some meanwhile. In the end it waits only for
-// pieces that a helper has begun: one that the system does not run, as others have its core, costs nothing. Helpers are the
-// process's, started when first wanted, and sleep in between. A child after a fork has none, and starts its own.
+// A call offers its pieces and processes them itself, one by one; helpers take some meanwhile. At the end it waits only for
+// pieces that a helper has begun. So a helper that does not run, as its core is busy, costs nothing. Helpers belong to the
+// process, start on first use and sleep between jobs. A forked child has none, and starts its own.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace compcoll {
 
-// work(piece), of some callable that outlives this.
+// A reference to a callable, called as work(piece), which must outlive it.
 class PieceWork {
 public:
     template <class Work>
@@ -29,11 +29,11 @@ private:
 
 constexpr size_t most_pieces = 0xfff;
 
-// The pieces from 0 to count, at most so many, in this thread and in at most threads - 1 others. What a piece throws, this throws, when no other
-// piece is under way.
+// Run work(piece) for the pieces from 0 to count, in this thread and in at most threads - 1 helpers. An exception of a piece is
+// rethrown here, once no other piece is running.
 void in_pieces(size_t count, int threads, PieceWork work);
 
-// How many of so many threads have enough to do with so many bytes.
+// How many of `threads` threads have enough work with `nbytes` bytes.
 int team_size(size_t nbytes, int threads);
 
 }  // namespace compcoll

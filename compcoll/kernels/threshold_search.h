@@ -1,4 +1,4 @@
-// A threshold above which as many magnitudes lie as wanted.
+// The search for a threshold that a wanted number of magnitudes exceeds.
 #pragma once
 
 #include <cmath>
@@ -7,20 +7,20 @@
 
 namespace compcoll {
 
-// The threshold lies between head and tail; trials before are a threshold and its count.
+// The threshold is between head and tail. Earlier trials give a threshold and its count.
 struct ThresholdSearch {
-    double low, high;   // counts that will do
+    double low, high;   // accepted counts
     double head, tail;
-    double first, second;  // trials; the second if it lies between what is left
-    double known, known_count;  // the trial before the first, or a count of 0
+    double first, second;  // next trials; the second counts only if it is between head and tail
+    double known, known_count;  // the trial before the first; a count of 0 means none
 
-    // By bisection, after these trials; but where counts went on falling as between the last two trials, exponentially, and would
-    // reach the middle of what will do there, that is tried. Every third trial halves what is left: a guard that nothing known
-    // needs, for steps stay short only while counts come geometrically nearer, which whole numbers soon cannot. None where little
-    // is left.
+    // Search after these trials, usually by bisection. If the counts of the last two trials, extrapolated exponentially, predict a
+    // threshold in the range for the middle of the accepted counts, try that. Every third trial bisects, as a safeguard that no
+    // known input needs: steps stay short only while counts converge geometrically, which integers cannot for long. Return nothing
+    // once the range is narrow.
     template <class Count>
     std::optional<double> run(Count count) {
-        constexpr double narrow = 1e-6;  // of the largest
+        constexpr double narrow = 1e-6;  // relative to the tail
         const double least = narrow * tail, middle = std::sqrt(low * high);
         for (size_t trials = 1; tail - head > least; ++trials) {
             const auto above = static_cast<double>(count(first));

@@ -1,9 +1,9 @@
-// The contract between a codec's arithmetic and the loops over a buffer: functions on one tile.
+// The interface between a codec's arithmetic and the loops over a buffer: functions on one tile.
 //
 // A tile is a run of values that fits the first-level cache. Its length is a multiple of the codec's
-// granularity, except the last one of a buffer, which may have any length. The wires of consecutive tiles
-// follow each other without gaps. A function reads and writes no byte outside the n values and the
-// wire_nbytes(n) bytes that it is given, whatever the bytes are, and assumes no alignment.
+// granularity, except for the last tile of a buffer, which may have any length. The wires of consecutive tiles
+// follow each other without gaps. A function accesses no byte outside the n values and the
+// wire_nbytes(n) bytes that it is given, whatever these contain, and assumes no alignment.
 #pragma once
 
 #include "codecs.h"
@@ -11,7 +11,7 @@
 
 namespace compcoll {
 
-// Element types of user buffers and of the cast codec's wire, by their significant bits. Halves are computed on in float32.
+// Element types of user buffers and of the cast codec's wire, by their significant bits. Computations on halves use float32.
 enum class Storage : int { float16 = 11, bfloat16 = 8, float32 = 24, float64 = 53 };
 
 constexpr bool is_storage(int bits) { return bits == 11 || bits == 8 || bits == 24 || bits == 53; }
@@ -23,7 +23,7 @@ struct Config {
     int second = 0;
     int variant = 0;
     uint64_t seed = 0;
-    // Of one encoding, for codecs that round at random: its number, and where in the whole buffer the tile begins.
+    // For codecs that round at random: the rng counter of an encoding, and the tile's index in the whole buffer.
     uint64_t rng_counter = 0;
     uint64_t position = 0;
 };
@@ -31,12 +31,12 @@ struct Config {
 template <class T>
 struct TileFunctions {
     void (*encode)(const T* values, size_t n, uint8_t* wire, Config config);
-    // values = D(wire), or base + D(wire); base is values or lies elsewhere
+    // values = D(wire), or base + D(wire); base equals values or does not overlap it
     using Decode = void(const uint8_t* wire, size_t n, const T* base, T* values, Config config);
     Decode* decode;
     Decode* decode_add;
-    // encode, and decoded = D(wire), for configurations whose `first` is at most `knows_up_to`: others take as long as both.
-    // `decoded` is values or lies elsewhere.
+    // encode, and decoded = D(wire). Only for configurations with a `first` of at most `knows_up_to`: elsewhere it would take as
+    // long as two calls. `decoded` equals values or does not overlap it.
     void (*encode_decoded)(const T* values, size_t n, uint8_t* wire, T* decoded, Config config) = nullptr;
     int knows_up_to = -1;
 };
@@ -46,13 +46,13 @@ struct Kernels {
     TileFunctions<double> f64;
 };
 
-// What surrounds a codec: `sums` may be `a` or `b`.
+// Sums around a codec: `sums` may be `a` or `b`.
 template <class T>
 struct SumFunctions {
     void (*multiply)(T* values, size_t n, T factor);
     void (*add)(const T* a, const T* b, size_t n, T* sums);
-    // kept, which may be wanted, = (wanted - got) · factor, or without `feed` that more than it was; nothing where that is
-    // not finite
+    // Store (wanted - got) · factor in kept, which may be wanted; without `feed`, add it to kept. Results that are not finite count
+    // as 0.
     void (*keep_loss)(const T* wanted, const T* got, size_t n, T factor, bool feed, T* kept);
 };
 
@@ -61,7 +61,7 @@ struct Sums {
     SumFunctions<double> f64;
 };
 
-// One set of functions for each codec and instruction set; all sets of a codec give the same bytes.
+// One set of functions for each codec and instruction set; all sets of a codec produce the same bytes.
 #define COMPCOLL_DECLARED(codec, ...) extern const Kernels codec##_portable, codec##_avx2, codec##_avx512;
 COMPCOLL_EACH_CODEC(COMPCOLL_DECLARED)
 #undef COMPCOLL_DECLARED

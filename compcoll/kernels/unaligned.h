@@ -1,4 +1,5 @@
-// Values at addresses of any alignment. Always inlined: files compiled for different instruction sets share nothing.
+// Access to values at addresses of any alignment. All functions are inlined, because files compiled for different instruction sets
+// must not share code.
 #pragma once
 
 #include "portable.h"
@@ -25,22 +26,22 @@ COMPCOLL_HD void put(T* value, const T* base, T decoded) {
     store(value, add ? load<T>(base) + decoded : decoded);
 }
 
-// Has memory sent while the processor computes on other values. Nothing need lie there: prefetching cannot fault.
+// Prefetch memory while the processor computes on other values. The addresses need not be valid: prefetching cannot fault.
 template <class T>
 COMPCOLL_HD void prefetch(const T* values, size_t ahead, size_t n) {
     const auto begin = reinterpret_cast<uintptr_t>(values) + ahead * sizeof(T);
     for (size_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch(reinterpret_cast<const void*>(begin + i));
 }
 
-// Before a loop that reads base[i] and writes values[i]: they are the same memory or lie apart.
+// For loops that read base[i] and write values[i]: these are equal or do not overlap.
 #if defined(__clang__)
 #define SAME_OR_APART _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define SAME_OR_APART _Pragma("GCC ivdep")
 #endif
 
-// How many of n values come before the next cache line. A long loop that starts there is not slowed down by vector loads
-// that straddle two lines.
+// The number of values before the next cache line, at most n. Vector loads in a long loop that starts there do not straddle two
+// lines.
 template <class T>
 COMPCOLL_HD size_t before_line(const T* values, size_t n) {
     const size_t count = (0 - reinterpret_cast<uintptr_t>(values)) % 64 / sizeof(T);

@@ -1,5 +1,5 @@
-// The widest vectors of the instruction set that a file is compiled for. In an unnamed namespace: files compiled for
-// different instruction sets share nothing.
+// The widest vectors of the instruction set that a file is compiled for. They are in an unnamed namespace, because files compiled
+// for different instruction sets must not share code.
 #pragma once
 
 #include "portable.h"

@@ -1,6 +1,6 @@
-// How long something is waited for before the caller does something else, and how: nothing keeps a core busy for longer than some tens
-// of microseconds that another may need. Looks and naps take as long as other work has the core: so the clock ends them, too. Naps in
-// vain are the last of a wait: the caller goes on looking, and at its time-out.
+// How long a wait spins, yields and sleeps before it returns to its caller, which then does something else. No wait keeps a core
+// that others may need busy for longer than some tens of microseconds. Spins and sleeps take longer while other work has the core,
+// so the clock limits them, too. After sleeps in vain a wait sleeps no more: its caller polls on until its timeout.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,29 +18,29 @@
 
 namespace compcoll {
 
-// So many looks, about a microsecond each; then some after each of which others may have the core; and then so many milliseconds of
-// naps, after each of which there is another.
+// A wait spins for `spins` polls, about a microsecond each. Then it polls with a yield of the core between polls. Then it sleeps
+// for up to `sleeps` milliseconds and polls after each sleep.
 struct WaitPolicy {
     using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::microseconds shortest_nap{100}, longest_nap{1000}, longest_sleep{4000};
-    static constexpr size_t few = 2;  // looks where ranks share their cores
+    static constexpr size_t few = 2;  // spins where ranks share their cores
     static constexpr std::chrono::microseconds message{2500};
     static constexpr std::chrono::milliseconds longest_with_gil{30};
 
-    static constexpr size_t most_naps = 250;  // what comes after them may need the GIL, which another thread may have for long
+    static constexpr size_t most_naps = 250;  // ms; the caller may need the GIL afterwards, which another thread may hold for long
 
     size_t spins = 1, sleeps = 0;
-    bool in_vain = false;  // were the naps
+    bool in_vain = false;  // whether all sleeps have passed without the event
 
     bool may_sleep() const { return sleeps > 0 && !in_vain; }
 
-    // For the next wait, once what this one was for has come.
+    // Prepare the next wait, once the event of this wait has happened.
     void renew() { in_vain = false; }
 
-    // By the seconds that a wait may last.
+    // The limit of `sleeps` for a wait of at most `timeout` seconds.
     static size_t sleeps_within(double timeout) { return static_cast<size_t>(std::min<double>(most_naps, 1000 * timeout / 4)); }
 
-    // Of memory that another process will write: again and again, while it may come soon. Without the GIL.
+    // Poll memory that another process will write: in quick succession, while it may come soon. Without the GIL.
     template <class Test>
     bool look(Test test) const {
         const auto begun = Clock::now();
@@ -51,7 +51,7 @@ struct WaitPolicy {
         return may_sleep() && yield(test);
     }
 
-    // Sleeps in between, so that others have the core, by `sleep(most)`, which ends early when something comes. Without the GIL.
+    // Sleep between polls by `sleep(most)`, which ends early when something arrives, so that others have the core. Without the GIL.
     template <class Test, class Sleep>
     bool sleep(Test test, Sleep sleep) {
         const auto end = Clock::now() + napping();
@@ -63,9 +63,9 @@ struct WaitPolicy {
         return false;
     }
 
-    // Of what only MPI's look can tell, which nothing would wake this up for: a nap takes a fiftieth of the time waited for so far, and
-    // some 50 us more until the system wakes who slept, so that there are none while a message of 256 KiB is on its way at 1 Gb/s.
-    // Without the GIL.
+    // Poll for an event that only an MPI call reports and that wakes nobody. A sleep takes a fiftieth of the time waited so far,
+    // plus some 50 us until the system runs the thread again. So there are no sleeps while a message of 256 KiB is under way at 1
+    // Gb/s. Without the GIL.
     template <class Test>
     bool watch(Test test) {
         const auto begun = Clock::now(), spun = begun + std::chrono::microseconds(spins);
@@ -76,7 +76,7 @@ struct WaitPolicy {
                             nap(test, begun, begun + napping(), [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
-    // Of what only a function of Python's can tell. With the GIL, but for the naps.
+    // Poll for an event that only a Python function reports. With the GIL, except during sleeps.
     template <class Test>
     bool ask(Test test) {
         if (spins > 0 && test()) return true;
@@ -84,14 +84,14 @@ struct WaitPolicy {
         for (size_t i = 1; i < spins && Clock::now() < end; ++i)
             if (test()) return true;
         if (!may_sleep()) return false;
-        if (yield(test)) return true;  // with the GIL: to let it go takes a switch interval beside a thread that computes
+        if (yield(test)) return true;  // keeps the GIL: beside a thread that computes, to take it back costs a switch interval
         return nap(test, begun, begun + std::min(longest_with_gil, napping()), [](auto time) {
             const nanobind::gil_scoped_release released;
             std::this_thread::sleep_for(time);
         });
     }
 
-    // Of what gets on only while it is looked at. With the GIL, and so not for long.
+    // Poll an operation that advances only while it is polled. With the GIL, and so for a short time only.
     template <class Test>
     bool ask_without_naps(Test test) const {
         return spins > 0 && (test() || (may_sleep() && yield(test, longest_with_gil)));
@@ -110,20 +110,21 @@ private:
         return false;
     }
 
-    // Ranks that share a core hand it to each other so at little cost. A stranger that computes keeps it for a slice: it is then better
-    // to sleep, as Linux runs what wakes up first, and that is done for so long that the time lost is of no account.
+    // Ranks that share a core hand it to each other by a yield at little cost. An unrelated process that computes keeps it for a
+    // time slice. Sleeping is better then, because Linux runs a woken thread first. It replaces yields for so long that the lost
+    // slices are negligible.
     template <class Test>
     static bool yield(Test test, std::chrono::microseconds soon = std::chrono::microseconds(200)) {
         constexpr std::chrono::microseconds slice{500};
         constexpr int of_no_account = 30;
-        static std::atomic<bool> dear{false};  // the yield before
+        static std::atomic<bool> dear{false};  // whether the previous yield cost a slice
         static std::atomic<Clock::rep> dear_until{Clock::time_point::min().time_since_epoch().count()};
         auto now = Clock::now();
         const auto end = now + soon;
         while (now < end && now.time_since_epoch().count() >= dear_until.load(std::memory_order_relaxed)) {
             sched_yield();
             const auto before = std::exchange(now, Clock::now());
-            if (dear.exchange(now - before > slice) && now - before > slice)  // not just once
+            if (dear.exchange(now - before > slice) && now - before > slice)  // twice in a row
                 dear_until.store((now + of_no_account * (now - before)).time_since_epoch().count(), std::memory_order_relaxed);
             if (test()) return true;
         }

@@ -2,17 +2,17 @@
 //
 // After P. Lindstrom, "Fixed-Rate Compressed Floating-Point Arrays", IEEE TVCG 20 (2014). A block becomes maxbits bits:
 //
-//   1 bit    is anything there?  0: all values are zero (and the rest of the block is 0)
+//   1 bit    0: all values are zero (and the rest of the block is 0); 1: otherwise
 //   8 or 11  exponent field: the largest magnitude's exponent field + 1
 //   the rest the four values as fixed-point numbers on that common exponent, decorrelated by an integer transform,
 //            in negabinary, bit plane by bit plane from the most significant one, cut off when the bits run out
 //
 // Finite blocks give libzfp's bits. Two rules are our own:
 //   - a block with a NaN or an infinity is 1, then the exponent field 0 that libzfp never writes, then zeros; it decodes to four NaNs;
-//   - a block whose largest magnitude is below 2^-98 (float64: 2^-962) is a zero block. That is exactly where libzfp's scale
-//     2^(30 - exponent) overflows and its output stops meaning anything; exponent fields below that bound decode to zeros too.
-// Exponents are read as integers and no floating-point operation here can meet a subnormal: the bits are the same on a device
-// that flushes them.
+//   - a block whose largest magnitude is below 2^-98 (float64: 2^-962) is a zero block. Exactly below that bound, libzfp's scale
+//     2^(30 - exponent) overflows and its output is meaningless; exponent fields below it decode to zeros, too.
+// Exponents are read as integers, and no floating-point operation here meets a subnormal. So the bits are the same on a device
+// that flushes subnormals.
 #pragma once
 
 #include "portable.h"
@@ -44,7 +44,7 @@ template <class T> using Unsigned = typename Format<T>::Unsigned;
 template <class T> constexpr int header_bits = 1 + Format<T>::exponent_bits;
 template <class T> constexpr int exponent_mask = (1 << Format<T>::exponent_bits) - 1;
 template <class T> constexpr int most_maxbits = block_size * Format<T>::planes;
-template <class T> constexpr int most_words = most_maxbits<T> / 64;  // 64-bit words that hold any block
+template <class T> constexpr int most_words = most_maxbits<T> / 64;  // 64-bit words for the largest block
 template <class T> constexpr Unsigned<T> sign_bit = Unsigned<T>(1) << (Format<T>::planes - 1);
 template <class T> constexpr Unsigned<T> quiet_nan =
     (Unsigned<T>(exponent_mask<T>) << Format<T>::mantissa_bits) | (Unsigned<T>(1) << (Format<T>::mantissa_bits - 1));
@@ -147,9 +147,9 @@ template <class T>
 COMPCOLL_HD Unsigned<T> from_negabinary(Unsigned<T> u) { return (u ^ negabinary_mask<T>) - negabinary_mask<T>; }
 
 // --- the embedded code of one bit plane --------------------------------------------------------------------------------------
-// `significant` of the four coefficients have shown a one in a higher plane, or stand before one that has: their bits are
-// written as they are. For the others: 1, zeros up to and including the next one bit, and again; 0 when no one is left.
-// A one in the last place needs no bit of its own.
+// The first `significant` of the four coefficients have a one bit in a higher plane, or precede one that has: their bits are
+// written unchanged. For the rest: 1, zeros up to and including the next one bit, and so on; 0 when no one bit is left.
+// A one bit of the last coefficient is implied.
 
 struct PlaneCode {
     uint32_t bits;
@@ -184,7 +184,7 @@ COMPCOLL_HD constexpr PlaneCode encode_plane(uint32_t plane, int significant) {
 
 constexpr int longest_plane_code = 7;
 
-// Reads at most `budget` bits. A search that the budget ends finds its one where it stands, as in libzfp.
+// Read at most `budget` bits. If the budget ends a search for a one bit, that bit is where the search stopped, as in libzfp.
 COMPCOLL_HD constexpr Plane decode_plane(uint32_t code, int significant, int budget) {
     const int plain = significant < budget ? significant : budget;
     Plane plane{code & ((1u << plain) - 1), plain, significant};
@@ -200,13 +200,13 @@ COMPCOLL_HD constexpr Plane decode_plane(uint32_t code, int significant, int bud
 }
 
 // --- a few words as a string of bits, the lowest bit first -------------------------------------------------------------------
-// Every word is named by a constant once the loops are unrolled, so that a GPU keeps them in registers.
+// Once the loops are unrolled, all word indices are constants, so that a GPU keeps the words in registers.
 
 template <int W>
 struct Bits {
     uint64_t word[W] = {};
 
-    COMPCOLL_HD void put(int at, uint64_t bits) {  // what does not fit falls off the end
+    COMPCOLL_HD void put(int at, uint64_t bits) {  // bits beyond the end are dropped
         for (int w = 0; w < W; ++w) {
             const int shift = at - 64 * w;
             if (shift >= 0 && shift < 64) word[w] |= bits << shift;
@@ -214,7 +214,7 @@ struct Bits {
         }
     }
 
-    COMPCOLL_HD uint64_t get(int at) const {  // 64 bits; zeros follow the end
+    COMPCOLL_HD uint64_t get(int at) const {  // 64 bits, with zeros after the end
         uint64_t bits = 0;
         for (int w = 0; w < W; ++w) {
             const int shift = at - 64 * w;
@@ -244,7 +244,7 @@ struct Bits {
 
 // --- one block ---------------------------------------------------------------------------------------------------------------
 
-// Fills a block of which only `count` values exist, as libzfp does: x → xxxx, ab → abba, abc → abca.
+// Fill a block of which only `count` values exist, as libzfp does: x → xxxx, ab → abba, abc → abca.
 template <class T>
 COMPCOLL_HD void pad_block(T (&x)[block_size], int count) {
     if (count <= 0) x[0] = T(0);
@@ -260,7 +260,7 @@ COMPCOLL_HD uint32_t plane_of(const Unsigned<T> (&c)[block_size], int k) {
     return plane;
 }
 
-// The first maxbits bits of a finite block that is not below the lowest exponent; W words must hold them. The rest is zero.
+// Return the first maxbits bits of a finite block that is not below the lowest exponent; W words must hold them. The rest is zero.
 template <class T, int W>
 COMPCOLL_HD Bits<W> encode_block(const T (&x)[block_size], int maxbits) {
     Bits<W> out;
@@ -282,7 +282,7 @@ COMPCOLL_HD Bits<W> encode_block(const T (&x)[block_size], int maxbits) {
     return out;
 }
 
-// Any bits are a block: this is a total function.
+// A total function: any bits are a valid block.
 template <class T, int W>
 COMPCOLL_HD void decode_block(const Bits<W>& in, int maxbits, T (&x)[block_size]) {
     const bool something = in.word[0] & 1;

@@ -1,13 +1,14 @@
-// ZFP tiles for AVX-512 (F, BW, CD, DQ, VL) with VBMI and GFNI: the bytes of zfp.h, many blocks at a time.
+// ZFP tiles for AVX-512 (F, BW, CD, DQ, VL) with VBMI and GFNI: the same bytes as zfp.h, many blocks at a time.
 //
 //   zfp_avx512_tables.h       tables, computed from the plane codes of zfp.h
-//   zfp_avx512_lanes.h        vectors with one lane a block
-//   zfp_avx512_encode.h       values to strings of bits, one a lane; zfp_avx512_decode.h the way back,
-//   zfp_avx512_decode_flat.h  and the way back for smooth data; zfp_avx512_decode_few.h for at most 16 bits
-//   zfp_avx512_truncated.h    what a decoder will get, without a way back
+//   zfp_avx512_lanes.h        vectors with one lane per block
+//   zfp_avx512_encode.h       values to strings of bits, one per lane
+//   zfp_avx512_decode.h       strings to values; zfp_avx512_decode_flat.h for smooth data,
+//                             zfp_avx512_decode_few.h for at most 16 bits
+//   zfp_avx512_truncated.h    the values that a decoder will get, without decoding
 //   zfp_avx512_stream.h       strings to and from the wire
 //
-// Encoders and decoders here choose among three sizes of strings: a double word, a word of 64 bits, several words.
+// Encoders and decoders here have three sizes of strings: a double word, a word of 64 bits, several words.
 #include "zfp_avx512_decode_few.h"
 #include "zfp_avx512_decode_flat.h"
 #include "zfp_avx512_stream.h"
@@ -16,7 +17,7 @@
 namespace compcoll {
 namespace {
 
-constexpr int together = 4;  // independent groups, step by step side by side: they hide each other's latencies
+constexpr int together = 4;  // independent groups, each step for all of them, which hides their latencies
 
 template <class T> constexpr int run_values = together * group_values<T>;
 
@@ -30,8 +31,8 @@ STEP void to_coefficients(const T* values, Groups<T>& g) {
     UNROLL for (int k = 0; k < together; ++k) skip_empty_planes<T>(g[k]);
 }
 
-// What to do with groups that were not the usual case: all of them side by side if there are a few. After a run of nothing else,
-// the usual case is not even tried for a while.
+// Decides how to process groups that were not the usual case: all groups together if there are two or more. After a run of only
+// such groups, the usual case is skipped for a while.
 struct Flatness {
     int runs = 0;
 
@@ -70,7 +71,7 @@ struct ShortEncoder {
 
     enum class Cut { few_bits, usual, anywhere };
 
-    // Stores what a decoder will get, too.
+    // Also store the values that a decoder will get.
     void operator()(const float* values, size_t, float* decoded) {
         if (maxbits <= few_bits) both<Cut::few_bits>(values, decoded);
         else if (early.expected()) both<Cut::anywhere>(values, decoded);
@@ -91,7 +92,7 @@ struct ShortEncoder {
         write_groups<float, false>(cut, decoded, decoded);
     }
 
-    // With copies groups can stay in registers: what flat ones are given the address of lies in memory.
+    // With copies, groups can stay in registers: the flat case takes addresses, which would force them into memory.
     template <bool copies>
     STEP void encode(const float* values, Groups<float>& g, V (&strings)[together], V (&end)[together], bool (&usual)[together]) {
         to_coefficients(values, g);
@@ -199,7 +200,7 @@ struct LongEncoder {
 size_t blocks_of(size_t n) { return (n + 3) / 4; }
 size_t wire_bytes(size_t n, int maxbits) { return (blocks_of(n) * size_t(maxbits) + 63) / 64 * 8; }
 
-// A run of which only n values exist: blocks padded as libzfp does, then zeros, whose code is zeros.
+// A run of which only n values exist: pad the last block as libzfp does, then add zeros, whose code is zeros.
 template <class T>
 void copy_padded(const T* values, size_t n, T (&padded)[run_values<T>]) {
     std::memset(padded, 0, sizeof padded);

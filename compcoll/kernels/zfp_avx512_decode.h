@@ -1,8 +1,8 @@
-// ZFP on AVX-512, decoding: bit strings, one a lane, become a group of values in four registers.
+// ZFP on AVX-512, decoding: bit strings, one per lane, become a group of values in four registers.
 //
-// The first planes of all blocks are read in lockstep, one table look-up a plane. As soon as three coefficients of every block are
-// significant, what follows are nibbles, four bits a plane, and the planes read so far are put before them as nibbles too:
-// bit transposes then turn sixteen planes at a time into coefficients.
+// The first planes of all blocks are read in lockstep, with one table look-up per plane. Once three coefficients of every block are
+// significant, nibbles follow, four bits per plane. The planes read so far are put before them as nibbles, too.
+// Bit transposes then turn sixteen planes at a time into coefficients.
 #pragma once
 
 #include "zfp_avx512_lanes.h"
@@ -14,14 +14,14 @@ namespace {
 
 template <class T>
 struct Head {
-    V scale;         // 2^(exponent - bias - (planes - 3)); 0 for zero blocks, NaN where the block held a NaN or an infinity
-    Mask<T> lowest;  // on the lowest exponent, where that is subnormal: 0 here, too
-    V empty;         // how many planes are empty; all of them if nothing is coded
-    Mask<T> coded;   // a finite block, and none of zeros only …
-    Mask<T> alive;   // … of which a plane that is not empty was sent
+    V scale;         // 2^(exponent - bias - (planes - 3)); 0 for zero blocks, NaN if the block held a NaN or an infinity
+    Mask<T> lowest;  // the lowest exponent, whose scale is subnormal: `scale` is 0 then, too
+    V empty;         // number of empty planes; all planes if nothing is coded
+    Mask<T> coded;   // a finite block that is not a zero block …
+    Mask<T> alive;   // … and has at least one nonempty plane within its bits
 };
 
-// `front` has the header in its lowest bits, `planes` what follows it.
+// `front` has the header in its lowest bits, `planes` the bits after it.
 template <class T>
 STEP Head<T> read_head(V front, V planes) {
     using F = zfp::Format<T>;
@@ -30,7 +30,7 @@ STEP Head<T> read_head(V front, V planes) {
     const Mask<T> something = any_bit<T>(front, one);
     const Mask<T> nan = no_bit<T>(something, front, all<T>(2 * zfp::exponent_mask<T>));
     const V lowest = all<T>(int64_t(F::lowest_exponent + 1) << F::mantissa_bits);
-    // trailing zeros; as many as there are bits if there is no other
+    // trailing zeros; the number of bits if there are no others
     const V zeros = all<T>(F::planes), ones_below = _mm512_andnot_si512(planes, sub<T>(planes, one));
     Head<T> head;
     const Mask<T> coded = head.coded = not_below<T>(something, field, lowest);
@@ -44,7 +44,7 @@ STEP Head<T> read_head(V front, V planes) {
 
 // --- planes in lockstep -------------------------------------------------------------------------------------------------------
 
-// A table's answer for each lane: the plane's bits, and in `step` the code's length (5 bits) and the next index's region.
+// A table's result for each lane: the plane's bits; `step` has the code's length (5 bits) and the region of the next index.
 struct LanePlane {
     V bits, step;
 };
@@ -54,12 +54,12 @@ constexpr __mmask64 lowest_byte = sizeof(T) == 4 ? 0x1111111111111111 : 0x010101
 
 template <class T>
 STEP LanePlane first_plane(V next_bits) {
-    const V index = next_bits;  // vpermb looks at six bits
+    const V index = next_bits;  // vpermb uses six bits
     return {_mm512_maskz_permutexvar_epi8(lowest_byte<T>, index, load(&first_bits)),
             _mm512_maskz_permutexvar_epi8(lowest_byte<T>, index, load(&first_step))};
 }
 
-// Region 64, 32 or 0 keeps 6, 5, 5 bits of the stream beside it.
+// Region 64, 32 or 0 keeps 6, 5 or 5 bits of the stream beside it.
 template <class T>
 STEP LanePlane next_plane(V next_bits, V step) {
     const V kept = ternary<a_and_b_or_c>(next_bits, right<T>(step, 1), all<T>(31));
@@ -74,10 +74,10 @@ template <class T>
 struct FirstPlanes {
     V nibbles;       // of lockstep_planes planes
     V length;        // of their codes
-    Mask<T> usual;   // three coefficients are significant, and were so before the bits ran out
+    Mask<T> usual;   // three coefficients are significant, and became so before the bits ran out
 };
 
-// Reads at most 22 bits, from `start` in lanes that have 32 at least; of several groups side by side.
+// Read at most 22 bits from `start`, in lanes of at least 32 bits, for several groups together.
 template <class T, int groups>
 STEP void read_first_planes(V (&next_bits)[groups], const V (&start)[groups], int maxbits, FirstPlanes<T> (&first)[groups]) {
     const V regions = all<T>(region_mask), lengths = all<T>(31);
@@ -89,14 +89,14 @@ STEP void read_first_planes(V (&next_bits)[groups], const V (&start)[groups], in
     V end[groups];
     Mask<T> whole[groups];
     UNROLL for (int p = 1; p < lockstep_planes; ++p) {
-        // rotated by the low five bits of the step: the length
+        // vprorvd uses the low five bits of the step: the length
         UNROLL for (int g = 0; g < groups; ++g) next_bits[g] = _mm512_rorv_epi32(next_bits[g], plane[g].step);
         UNROLL for (int g = 0; g < groups; ++g) plane[g] = next_plane<T>(next_bits[g], plane[g].step);
         UNROLL for (int g = 0; g < groups; ++g) {
             first[g].nibbles = _mm512_or_si512(first[g].nibbles, left<T>(plane[g].bits, 4 * p));
             first[g].length = add<T>(first[g].length, plane[g].step);
         }
-        if (p != 2) continue;  // from here on the bits of three may run out: zeros follow, which is right for nibbles
+        if (p != 2) continue;  // from here on, bits may run out once three are significant: zeros follow, as nibbles need
         UNROLL for (int g = 0; g < groups; ++g) {
             end[g] = sub<T>(all<T>(maxbits), start[g]);
             whole[g] = up_to<T>(_mm512_and_si512(first[g].length, lengths), end[g]);
@@ -104,14 +104,14 @@ STEP void read_first_planes(V (&next_bits)[groups], const V (&start)[groups], in
         }
     }
     UNROLL for (int g = 0; g < groups; ++g) {
-        first[g].length = _mm512_and_si512(first[g].length, lengths);  // regions lie above
+        first[g].length = _mm512_and_si512(first[g].length, lengths);  // removes the regions above
         first[g].usual |= no_bit<T>(whole[g] & up_to<T>(first[g].length, end[g]), plane[g].step, regions);
     }
 }
 
 // --- from nibbles to coefficients ---------------------------------------------------------------------------------------------
 
-// Sixteen planes of each block; the result's bytes: d0 d1 d2 d3 of the first eight, then d0 d1 d2 d3 of the others.
+// Transpose sixteen planes of each block. The result's bytes: d0 d1 d2 d3 of the first eight planes, then d0 d1 d2 d3 of the rest.
 STEP V octets_of(V nibbles) {
     const V first = _mm512_multishift_epi64_epi8(load(&eight_nibbles_low), nibbles);
     const V second = _mm512_multishift_epi64_epi8(load(&eight_nibbles_high), nibbles);
@@ -119,7 +119,7 @@ STEP V octets_of(V nibbles) {
                            _mm512_gf2p8affine_epi64_epi8(load(&bits_up_high), second, 0));
 }
 
-// Where byte b of a lane of coefficient i comes from, in the octets of one word of nibbles, two registers of them for floats.
+// The source of byte b in a lane of coefficient i, in the octets of one word of nibbles (for floats, in two registers).
 template <class T>
 constexpr Bytes<64> octet_source(int coefficient) {
     const int size = sizeof(T);
@@ -162,7 +162,7 @@ STEP void place_planes(const Strings<N> (&nibbles)[halves<T>], V (&d)[4]) {
     if constexpr (word + 1 < N && 16 * (word + 1) < zfp::Format<T>::planes) place_planes<T, N, word + 1>(nibbles, d);
 }
 
-// Eight planes of floats, a double word a block.
+// Eight planes of floats, one double word per block.
 STEP void place_short_planes(V nibbles, V (&d)[4]) {
     const auto octet = [](V a) {
         return _mm512_gf2p8affine_epi64_epi8(load(&bits_up_low), _mm512_multishift_epi64_epi8(load(&eight_nibbles_low), a), 0);
@@ -201,7 +201,7 @@ STEP V to_floating(V fixed, V scale) {
     else return product<T>(_mm512_castpd_si512(_mm512_cvtepi64_pd(fixed)), scale);
 }
 
-// Where the scale is subnormal: in two steps. So is ±1 then, spelled out for processors told to flush those.
+// For a subnormal scale: multiply in two steps. ±1 then gives a subnormal result, written as bits for processors that flush these.
 template <class T>
 STEP void on_lowest_exponent(Mask<T> lowest, V fixed, V& x) {
     using F = zfp::Format<T>;
@@ -248,7 +248,7 @@ STEP void finish_planes(Decoded<T>& group) {
     recorrelate<T>(group.d);
 }
 
-// Bits `at` … of strings, 0 ≤ at ≤ 64.
+// Return the bits from `at` on of strings, 0 ≤ at ≤ 64.
 template <int W>
 STEP V take(const Strings<W>& s, int word, V at) {
     const V low = _mm512_srlv_epi64(s.word[word], at);
@@ -257,7 +257,7 @@ STEP V take(const Strings<W>& s, int word, V at) {
 }
 
 template <class T>
-STEP V join(const Halves<T>& a) {  // to lanes, of the low parts
+STEP V join(const Halves<T>& a) {  // the low parts, as lanes
     if constexpr (single<T>) return narrow<0>(a.at[0], a.at[1]);
     else return a.at[0];
 }
@@ -276,8 +276,8 @@ STEP Head<T> read_head_of(const Strings<W> (&s)[halves<T>]) {
     return read_head<T>(join<T>(front), join<T>(take_halves<T>(s, after)));
 }
 
-// The usual case, several groups side by side: each step for all of them, so that they hide each other's latencies.
-// usual[g] is false where bits remain in some lane and fewer than three coefficients are significant.
+// The usual case, for several groups together: each step processes all of them, which hides latencies. usual[g] is false if bits
+// remain in some lane and fewer than three coefficients are significant.
 template <class T, int W, int groups>
 STEP void decode_usual(const Strings<W> (&s)[groups][halves<T>], int maxbits, Decoded<T> (&group)[groups], bool (&usual)[groups]) {
     V start[groups], next_bits[groups];
@@ -303,7 +303,7 @@ STEP void decode_usual(const Strings<W> (&s)[groups][halves<T>], int maxbits, De
     UNROLL for (int g = 0; g < groups; ++g) finish_planes(group[g]);
 }
 
-// The same for at most 32 bits of floats, a double word a block.
+// The same for at most 32 bits of floats, one double word per block.
 template <int groups>
 STEP void decode_short_usual(const V (&s)[groups], int maxbits, Decoded<float> (&group)[groups], bool (&usual)[groups]) {
     using T = float;

@@ -1,4 +1,4 @@
-// ZFP on AVX-512, decoding strings of at most 16 bits: the seven that follow the header are looked up, all planes at once.
+// ZFP on AVX-512, decoding strings of at most 16 bits: one look-up of the seven bits after the header decodes all planes at once.
 #pragma once
 
 #include "zfp_avx512_decode.h"
@@ -36,7 +36,7 @@ STEP void decode_few(const V (&s)[groups], int maxbits, Decoded<float> (&group)[
     const TopPlanes& top = tops[maxbits - zfp::header_bits<T>];
     UNROLL for (int g = 0; g < groups; ++g) {
         group[g].head = read_head<T>(s[g], V());
-        // seven bits count; none where nothing is coded
+        // seven bits count, and none if nothing is coded
         const V code = left_only<T>(group[g].head.coded, s[g], all<T>(few_bits - 1));
         UNROLL for (int i = 0; i < 4; ++i)
             group[g].d[i] = _mm512_maskz_permutex2var_epi8(0x8888888888888888, load(top.of[i]), code, load(top.of[i] + 64));

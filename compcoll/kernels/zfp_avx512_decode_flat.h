@@ -1,4 +1,4 @@
-// ZFP on AVX-512, decoding blocks in which few coefficients are significant: smooth data, whose every plane is a code.
+// ZFP on AVX-512, decoding blocks with few significant coefficients: smooth data, in which every plane has a code.
 #pragma once
 
 #include "zfp_avx512_decode.h"
@@ -6,11 +6,11 @@
 namespace compcoll {
 namespace {
 
-// Plane by plane to the end, whatever the bits are: for blocks in which few coefficients are significant.
+// Reads plane by plane to the end, whatever the bits are: for blocks with few significant coefficients.
 template <class T, int W>
 struct PlaneReader {
     Strings<W> s;
-    V left;  // bits before the end, at most
+    V left;  // upper bound of the bits before the end
     LanePlane plane;
 
     void skip(V count) {
@@ -18,7 +18,7 @@ struct PlaneReader {
         left = sub<T>(left, count);
     }
 
-    // Where the bits run out in the search for a one, libzfp finds it there: as if a one followed.
+    // If the bits run out in the search for a one bit, libzfp finds it there, as if a one bit followed.
     template <class LookUp>
     void read(LookUp look_up) {
         const LanePlane found = look_up(s.word[0]);
@@ -36,7 +36,7 @@ struct PlaneReader {
     void read_next() { read([step = plane.step](V bits) { return next_plane<T>(bits, step); }); }
 };
 
-// Readers side by side, of at most `planes` planes; nibbles[r][i] takes as many planes as a lane holds nibbles.
+// Run several readers together, for at most `planes` planes; nibbles[r][i] holds as many planes as a lane has nibbles.
 template <class T, int W, int readers, int N>
 STEP void read_flat(PlaneReader<T, W> (&reader)[readers], int planes, V (&nibbles)[readers][N]) {
     constexpr int per_lane = 2 * sizeof(T);
@@ -45,7 +45,7 @@ STEP void read_flat(PlaneReader<T, W> (&reader)[readers], int planes, V (&nibble
         UNROLL for (int r = 0; r < readers; ++r) nibbles[r][i] = i == 0 ? reader[r].plane.bits : V();
     for (int p = 1; p < planes; ++p) {
         const __m128i place = _mm_cvtsi32_si128(p % per_lane * 4);
-        V any{};  // the rest of all strings: zeros are planes of zeros
+        V any{};  // the rest of all strings: if it is zero, only planes of zeros follow
         UNROLL for (int r = 0; r < readers; ++r)
             UNROLL for (int w = 0; w < W; ++w) any = _mm512_or_si512(any, reader[r].s.word[w]);
         if (_mm512_test_epi64_mask(any, any) == 0) return;
@@ -58,7 +58,7 @@ STEP void read_flat(PlaneReader<T, W> (&reader)[readers], int planes, V (&nibble
     }
 }
 
-// Planes that follow the first one bit within maxbits ≤ 64·W bits: each takes two bits or more.
+// The most planes after the first one bit within maxbits ≤ 64·W bits: each takes at least two bits.
 template <class T, int W>
 constexpr int most_planes = 32 * W - 4 < zfp::Format<T>::planes ? 32 * W - 4 : zfp::Format<T>::planes;
 

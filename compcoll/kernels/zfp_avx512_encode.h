@@ -1,5 +1,5 @@
-// ZFP on AVX-512, encoding: a group of values in four registers (16 blocks of floats, 8 of doubles) becomes bit strings,
-// one a block. See zfp.h for the format; the comments here say how a step is done for many blocks at once.
+// ZFP on AVX-512, encoding: a group of values in four registers (16 blocks of floats, 8 of doubles) becomes bit strings, one per
+// block. zfp.h describes the format; the comments here explain how a step works for many blocks at once.
 #pragma once
 
 #include "zfp_avx512_lanes.h"
@@ -9,14 +9,14 @@ namespace {
 
 // --- from values to coefficients ----------------------------------------------------------------------------------------------
 
-// Coefficients in negabinary, shifted left until the first bit plane that is not empty is the top one.
+// Coefficients in negabinary, shifted left so that the first nonempty bit plane is the top one.
 template <class T>
 struct Group {
     V d[4];
-    V start;         // where the first of these planes goes: after the header and one 0 bit for each empty plane
+    V start;         // position of the first of these planes: after the header and one 0 bit per empty plane
     V header;        // the string's first bits
     V trail[2];      // leading zeros, before the shift, of d1|d2|d3 and d2|d3
-    V empty;         // how many planes are empty
+    V empty;         // number of empty planes
     Mask<T> coded;   // neither a zero block nor one with a NaN or an infinity; in other lanes d = 0
 };
 
@@ -26,7 +26,7 @@ STEP V to_fixed(V x, V scale) {
     else return _mm512_cvttpd_epi64(_mm512_mul_pd(_mm512_castsi512_pd(x), _mm512_castsi512_pd(scale)));
 }
 
-// Reads the exponents as integers. The product with a power of two is exact wherever it does not truncate to zero.
+// Read the exponents as integers. The product with a power of two is exact wherever it does not truncate to zero.
 template <class T>
 STEP void to_fixed_point(const T* values, Group<T>& g) {
     using F = zfp::Format<T>;
@@ -74,9 +74,9 @@ STEP void skip_empty_planes(Group<T>& g) {
     g.start = add<T>(g.empty, all<T>(zfp::header_bits<T>));
 }
 
-// n, the significant coefficients at every plane, at once: r_i = the bits below the top one of d_i | … | d_3 says where
-// n > i. The r_i are nested, so r_1 is the high bit of min(n, 3), and r_0 ^ r_1 ^ r_2 the low one. (r_0 is everything
-// below the top bit.) Planes beyond the last are zero, and their codes are zeros whatever n.
+// Compute n, the number of significant coefficients, for all planes at once. r_i = the bits below the top one bit of d_i | … | d_3
+// shows where n > i. The r_i are nested, so r_1 is the high bit of min(n, 3), and r_0 ^ r_1 ^ r_2 the low one. (r_0 has all bits
+// below the top bit.) Planes beyond the last one are zero, and their codes are zeros for any n.
 struct Significance {
     V high, low;
 };
@@ -95,7 +95,7 @@ STEP Significance significance(const Group<T>& g) {
 
 // --- octets: eight planes of eight blocks, a bit matrix in each quadword ------------------------------------------------------
 
-// Two lanes' bytes at (from the top) `octet` become bytes `to` and `to - 1` of the lane.
+// Byte `octet` (from the top) of lanes in two registers becomes bytes `to` and `to - 1` of a lane.
 template <class T>
 constexpr Bytes<64> byte_pair(int octet, int to) {
     const int size = sizeof(T);
@@ -117,7 +117,7 @@ constexpr int64_t byte_range(int first, int last) {
     return mask;
 }
 
-// [d3 d2 d1 d0] of one octet: a double word a block for floats, the high double word for doubles.
+// [d3 d2 d1 d0] of one octet: one double word per block for floats, the high double word for doubles.
 template <class T, int octet>
 STEP V four_rows(const V (&d)[4]) {
     constexpr int top = sizeof(T) - 1;
@@ -141,13 +141,13 @@ STEP Halves<T> nibble_matrices(const V (&d)[4]) {
 
 // --- codes --------------------------------------------------------------------------------------------------------------------
 
-// Strings of two halves of a register's quadword (or double words), and their lengths.
+// Strings in halves of a register's quadwords (or double words), and their lengths.
 struct Codes {
     V bits, length;
 };
 
-// The codes of four planes in each double word, shortest plane number first. Neighbours merge by multiplication:
-// first + second · 2^length(first).
+// The codes of four planes in each double word, shortest plane number first. Adjacent codes merge by multiplication: first + second
+// · 2^length(first).
 STEP Codes four_plane_codes(V matrices) {
     const V index = _mm512_gf2p8affine_epi64_epi8(load(&planes_down), matrices, 0);
     const V code = _mm512_permutexvar_epi8(index, load(&code_bits));
@@ -169,7 +169,7 @@ STEP Codes eight_plane_codes(V matrices) {
             _mm512_add_epi64(first_length, _mm512_srli_epi64(four.length, 32))};
 }
 
-// Eight planes' codes where n ≥ 3: the planes' four bits as they are.
+// The codes of eight planes where n ≥ 3: the planes' four bits unchanged.
 STEP V low_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_low), matrices, 0); }
 STEP V high_nibbles(V matrices) { return _mm512_gf2p8affine_epi64_epi8(load(&nibbles_high), matrices, 0); }
 
@@ -186,7 +186,7 @@ STEP void put(Strings<W>& s, V bits, V at) {
     }
 }
 
-// Every plane through the table: for blocks in which few coefficients become significant. Several groups side by side.
+// Look up every plane: for blocks in which few coefficients become significant. For several groups together.
 template <class T, int W, int groups, int octet = 0>
 STEP void put_all_planes(const Group<T>* g, const Significance (&n)[groups], Halves<T> (&at)[groups], int maxbits,
                          Strings<W> (*s)[halves<T>]) {
@@ -219,7 +219,7 @@ template <class T, int W, int groups>
     put_all_planes<T, W, groups>(g, n, at, maxbits, s);
 }
 
-// The usual case: after eight planes three coefficients are significant, and what follows are nibbles, `octets` octets of them.
+// The usual case: after eight planes three coefficients are significant, and nibbles follow, `octets` octets of them.
 template <int W> constexpr int nibble_octets = W == 1 ? 1 : W == 2 ? 3 : 7;
 
 template <class T, int W, int octet = 1>
@@ -238,8 +238,8 @@ STEP void put_nibbles(const Group<T>& g, Halves<T> at, Strings<W> (&s)[halves<T>
     if constexpr (octet + 2 <= nibble_octets<W>) put_nibbles<T, W, octet + 2>(g, at, s);
 }
 
-// The strings of a group; bits beyond maxbits are whatever follows. False where a lane is not the usual case.
-// (Interleaving these steps by hand, as below, was slower here: there are more of them than registers.)
+// Compute the strings of a group; bits beyond maxbits are undefined. Return false if some lane is not the usual case. (Interleaving
+// these steps by hand, as below, was slower here: it needs more registers than there are.)
 template <class T, int W>
 STEP bool encode_usual(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>]) {
     constexpr bool all_planes = 8 * (1 + nibble_octets<W>) >= zfp::Format<T>::planes;
@@ -259,9 +259,8 @@ STEP bool encode_usual(const Group<T>& g, int maxbits, Strings<W> (&s)[halves<T>
     return unfinished == 0;
 }
 
-// The same for at most 32 bits of floats, one double word a block, in the lanes' order: eight planes are usually enough.
-// Several groups side by side: each step for all of them, so that they hide each other's latencies. `end` is where the codes of
-// eight planes end.
+// The same for at most 32 bits of floats, with one double word per block in lane order: eight planes are usually enough. For
+// several groups together: each step processes all of them, which hides latencies. `end` is the end of the codes of eight planes.
 template <int groups>
 STEP void encode_short_usual(const Group<float> (&g)[groups], int maxbits, V (&strings)[groups], V (&end)[groups],
                              bool (&usual)[groups]) {

@@ -1,4 +1,4 @@
-// ZFP on AVX-512: vectors with one lane a block, for both element types.
+// ZFP on AVX-512: vectors with one lane per block, for both element types.
 #pragma once
 
 #include "zfp_avx512_tables.h"
@@ -6,9 +6,9 @@
 namespace compcoll {
 namespace {
 
-template <class T> constexpr int group_blocks = 64 / sizeof(T);       // one lane a block
+template <class T> constexpr int group_blocks = 64 / sizeof(T);       // one lane per block
 template <class T> constexpr int group_values = 4 * group_blocks<T>;
-template <class T> constexpr int halves = sizeof(T) == 4 ? 2 : 1;     // registers of 64-bit strings for a group
+template <class T> constexpr int halves = sizeof(T) == 4 ? 2 : 1;     // registers with the 64-bit strings of a group
 
 // --- lanes of the element's size ----------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ STEP V choose(Mask<T> mask, V otherwise, V a) {
     else return _mm512_mask_mov_epi64(otherwise, mask, a);
 }
 
-// x[k] holds the blocks k·lanes/4 …; c[i] gets element i of all blocks, in the lane order of the tables.
+// x[k] holds the blocks from k·lanes/4 on; c[i] gets element i of all blocks, in the lane order of the tables.
 template <class T>
 STEP void transpose(const V (&x)[4], V (&c)[4]) {
     if constexpr (single<T>) {
@@ -106,7 +106,7 @@ STEP void transpose(const V (&x)[4], V (&c)[4]) {
 template <class T>
 STEP void transpose_back(const V (&c)[4], V (&x)[4]) {
     if constexpr (single<T>) {
-        transpose<T>(c, x);  // its own inverse
+        transpose<T>(c, x);  // the transpose is its own inverse
     } else {
         const V a = _mm512_unpacklo_epi64(c[0], c[1]), b = _mm512_unpackhi_epi64(c[0], c[1]);
         const V d = _mm512_unpacklo_epi64(c[2], c[3]), e = _mm512_unpackhi_epi64(c[2], c[3]);
@@ -116,14 +116,14 @@ STEP void transpose_back(const V (&c)[4], V (&x)[4]) {
     }
 }
 
-// --- strings of bits: one a quadword, so that the lanes of a group of floats need two registers -------------------------------
+// --- strings of bits: one per quadword, so that a group of floats needs two registers ----------------------------------------
 
 template <class T>
 struct Halves {
     V at[halves<T>];
 };
 
-// A double word of each block in the high half of its quadword, another one in the low half.
+// Each quadword gets one double word of its block in the high half, another one in the low half.
 template <class T>
 STEP Halves<T> widen(V high, V low) {
     if constexpr (single<T>) return {{_mm512_unpacklo_epi32(low, high), _mm512_unpackhi_epi32(low, high)}};
@@ -136,7 +136,7 @@ STEP Halves<T> zero_extend(V a) {
     else return {{a}};
 }
 
-// W words each.
+// W words per string.
 template <int W>
 struct Strings {
     V word[W];

@@ -1,4 +1,4 @@
-// ZFP on AVX-512: blocks of maxbits bits back to back, to and from one block a lane.
+// ZFP on AVX-512: consecutive blocks of maxbits bits, to and from one block per lane.
 #pragma once
 
 #include "zfp_avx512_lanes.h"
@@ -6,7 +6,7 @@
 namespace compcoll {
 namespace {
 
-STEP V quotient(V a, int b) {  // of numbers below 2^40
+STEP V quotient(V a, int b) {  // for numbers below 2^40
     return _mm512_cvttpd_epi64(_mm512_div_pd(_mm512_add_pd(_mm512_cvtepi64_pd(a), _mm512_set1_pd(0.5)), _mm512_set1_pd(b)));
 }
 
@@ -14,8 +14,8 @@ STEP V lane_numbers() { return _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7); }
 STEP V lowest_bits(int n) { return _mm512_set1_epi64(n >= 64 ? -1 : int64_t((uint64_t(1) << n) - 1)); }
 STEP __mmask64 first_bytes(size_t n) { return n >= 64 ? ~__mmask64(0) : (__mmask64(1) << n) - 1; }
 
-// Eight strings of up to 64 bits, in the lane order of the tables, as maxbits bytes. A word of the result takes its bits
-// from a few consecutive strings: one permutation and one shift each.
+// Packs eight strings of up to 64 bits, in the lane order of the tables, into maxbits bytes. A word of the result takes its bits
+// from a few consecutive strings, with one permutation and one shift each.
 template <class T>
 class Packing {
 public:
@@ -51,7 +51,7 @@ private:
     int terms_;
 };
 
-// The way back: maxbits bytes become eight strings, with zeros above maxbits.
+// The inverse: maxbits bytes become eight strings, with zeros above maxbits.
 template <class T>
 class Unpacking {
 public:
@@ -75,7 +75,7 @@ private:
     V word_, next_word_, down_, up_, kept_;
 };
 
-// Loads registers of which only some bytes count; reads nothing beyond the end.
+// Loads registers of which only some bytes are used, without reading beyond the end.
 struct Input {
     const uint8_t* at;
     const uint8_t* end;
@@ -88,7 +88,7 @@ struct Input {
     }
 };
 
-// Stores registers of which only some bytes count: the next store covers the rest, and nothing is written beyond the end.
+// Stores registers of which only some bytes are valid. The next store overwrites the rest, and nothing is written beyond the end.
 struct Output {
     uint8_t* at;
     uint8_t* end;
@@ -103,7 +103,7 @@ struct Output {
     void finish() { std::memset(at, 0, size_t(end - at)); }
 };
 
-// Strings of W words of eight blocks, to and from memory in block order.
+// Strings of W words for eight blocks, to and from memory in block order.
 template <class T, int W>
 STEP V word_places() {
     return _mm512_slli_epi64(_mm512_mullo_epi64(block_of_lane<T>(), _mm512_set1_epi64(W)), 3);
@@ -133,7 +133,7 @@ STEP void load_words(const uint64_t* words, Strings<W>& s) {
     }
 }
 
-// A string of bits for blocks that are longer than a word.
+// Writes strings of bits for blocks longer than a word.
 class BitWriter {
 public:
     explicit BitWriter(uint8_t* at) : at_(at) {}

@@ -1,8 +1,8 @@
 // ZFP on AVX-512: the tables of the plane code, computed from the textbook versions in zfp.h, and small vector helpers.
 //
-// A bit plane's code depends on four bits and on n, how many coefficients are already significant; n = 3 and n = 4 share
-// one codeword, so encoding is a table of 64 bytes (one vpermb). Decoding looks at the next bits of the stream: after the
-// first plane n is at least 1 and 6, 5 and 4 bits decide for n = 1, 2, 3: 128 bytes (one vpermi2b).
+// A bit plane's code depends on four bits and on n, the number of coefficients already significant. n = 3 and n = 4 share
+// one code, so encoding uses a table of 64 bytes (one vpermb). Decoding uses the next bits of the stream: after the
+// first plane n is at least 1, and 6, 5 and 4 bits decide for n = 1, 2, 3: a table of 128 bytes (one vpermi2b).
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -14,7 +14,7 @@
 #include "tile.h"
 #include "zfp.h"
 
-// Steps are inlined whatever their size, so that groups stay in registers and are interleaved.
+// Steps are always inlined, so that groups stay in registers and are interleaved.
 #define STEP inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -38,7 +38,7 @@ constexpr Bytes<64> bytes(Entry entry) {
     return table;
 }
 
-// Eight bytes, in every quadword.
+// Eight bytes, repeated in every quadword.
 template <class Entry>
 constexpr Bytes<64> quadwords(Entry entry) {
     return bytes([&](int i) { return entry(i % 8); });
@@ -50,7 +50,7 @@ constexpr auto code_bits = bytes([](int i) { return zfp::encode_plane(i & 15, i 
 constexpr auto code_length = bytes([](int i) { return zfp::encode_plane(i & 15, i >> 4).length; });
 constexpr auto code_power = bytes([](int i) { return 1 << zfp::encode_plane(i & 15, i >> 4).length; });
 
-// --- decoding: index = 64 | 6 bits where n = 1, 32 | 5 bits where n = 2, 0 | 4 bits and one that does not matter where n ≥ 3 ----
+// --- decoding: index = 64 | 6 bits if n = 1, 32 | 5 bits if n = 2, 0 | 4 bits and an ignored one if n ≥ 3 --------------------
 
 constexpr int region_of(int significant) { return significant == 1 ? 64 : significant == 2 ? 32 : 0; }
 constexpr int region_mask = 96;
@@ -60,7 +60,7 @@ constexpr zfp::Plane plane_at(int index) {
     return zfp::decode_plane(uint32_t(index) & (significant == 1 ? 63u : 31u), significant, 8);
 }
 
-// The first plane that is not empty: its leading 1 has been taken away.
+// The first nonempty plane, whose leading 1 is removed.
 constexpr zfp::Plane first_plane_at(int index) {
     zfp::Plane plane = zfp::decode_plane(uint32_t(index) << 1 | 1, 0, 8);
     --plane.length;
@@ -78,9 +78,9 @@ constexpr auto high_step = bytes([](int i) { return step_of(plane_at(i + 64)); }
 
 // --- 8×8 bit transposes: y = gf2p8affineqb(x, A) has bit i of y[j] = Σ A[7 - i] & x[j] ---------------------------------------
 
-// Row order of an octet's matrix, and so bit order of its planes' indices: n1 n0 d3 d2 d1 d0, d0 the lowest bit.
+// Row order of an octet's matrix, and thus bit order of its planes' indices: n1 n0 d3 d2 d1 d0, with d0 in the lowest bit.
 constexpr auto planes_down = quadwords([](int j) { return 128 >> j; });             // y[j] = plane 7 - j
-constexpr auto nibbles_low = quadwords([](int j) { return j < 4 ? 128 >> 2 * j : 0; });  // two planes a byte, low half
+constexpr auto nibbles_low = quadwords([](int j) { return j < 4 ? 128 >> 2 * j : 0; });  // two planes per byte, low half
 constexpr auto nibbles_high = quadwords([](int j) { return j < 4 ? 0 : 128 >> 2 * (j - 4); });
 constexpr auto bits_up_low = quadwords([](int j) { return j < 4 ? 1 << j : 0; });   // y[j] = bit j of each row
 constexpr auto bits_up_high = quadwords([](int j) { return j < 4 ? 0 : 1 << (j - 4); });
@@ -88,7 +88,7 @@ constexpr auto eight_nibbles_low = quadwords([](int j) { return 4 * j; });  // v
 constexpr auto eight_nibbles_high = quadwords([](int j) { return 32 + 4 * j; });
 
 // --- block order --------------------------------------------------------------------------------------------------------------
-// The 4×4 transpose leaves block 4k + j of sixteen in lane 4j + k. Unpacked to quadwords, eight blocks lie 0 4 1 5 2 6 3 7.
+// The 4×4 transpose puts block 4k + j of sixteen into lane 4j + k. Unpacked to quadwords, eight blocks have the order 0 4 1 5 2 6 3 7.
 
 STEP V transposed_lanes() { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 
@@ -105,7 +105,7 @@ STEP V lane_of_block() {
 STEP V ones_epi8() { return _mm512_set1_epi8(1); }
 STEP V low_half() { return _mm512_set1_epi64(0xffffffff); }
 
-// The low (0) or high (1) double words of two registers' quadwords; undoes a pair of unpacks.
+// The low (0) or high (1) double words of two registers' quadwords; it undoes a pair of unpacks.
 template <int which>
 STEP V narrow(V a, V b) {
     constexpr int lanes = which == 0 ? 0x88 : 0xdd;

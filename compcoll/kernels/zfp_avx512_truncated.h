@@ -1,7 +1,8 @@
-// ZFP on AVX-512: what a decoder will make of a group of floats, found from the coefficients that the encoder has in registers.
+// ZFP on AVX-512: the values that a decoder will get for a group of floats, computed from the coefficients in the encoder's
+// registers.
 //
-// Usually three coefficients are significant where the bits run out: planes are four bits each there, and the end of the
-// string tells how many bits each coefficient keeps. Else tables tell what remains of each plane.
+// Usually three coefficients are significant where the bits run out. Planes have four bits each there, and the end of the
+// string decides how many bits each coefficient keeps. Otherwise tables give the rest of each plane.
 #pragma once
 
 #include "zfp_avx512_decode.h"
@@ -10,23 +11,23 @@
 namespace compcoll {
 namespace {
 
-// As read_head finds it.
+// The same as read_head computes from a string.
 template <class T>
 STEP Head<T> head_of(const Group<T>& g) {
     using F = zfp::Format<T>;
     Head<T> head;
-    const int place = F::mantissa_bits - 1;  // of twice the exponent field, and 3
+    const int place = F::mantissa_bits - 1;  // bit position of the header, 2·(exponent field) + 3
     const V scale = sub<T>(left<T>(g.header, place), all<T>((int64_t(2 * F::lowest_exponent) + 3) << place));
     head.scale = choose<T>(equal<T>(g.header, all<T>(1)), only<T>(g.coded, scale), all<T>(int64_t(zfp::quiet_nan<T>)));
     head.lowest = equal<T>(g.header, all<T>(2 * F::lowest_exponent + 3));
     return head;
 }
 
-// For groups of which eight planes are enough, whose codes would end at `end`. False where in some lane fewer than three
+// For groups with enough bits in eight planes, whose codes would end at `end`. Return false if in some lane fewer than three
 // coefficients are significant when the bits run out.
 STEP bool truncate(const Group<float>& g, V end, int maxbits, Decoded<float>& cut) {
     using T = float;
-    // coefficient i loses the lowest (lost + i) / 4 planes: what is missing of a plane are the last coefficients' bits
+    // coefficient i loses the lowest (lost + i) / 4 planes: a truncated plane lacks the bits of its last coefficients
     const V lost = add<T>(end, all<T>(4 * 24 - maxbits));
     V kept[4];
     UNROLL for (int i = 0; i < 4; ++i) {
@@ -40,7 +41,7 @@ STEP bool truncate(const Group<float>& g, V end, int maxbits, Decoded<float>& cu
 
 // --- wherever the bits run out ------------------------------------------------------------------------------------------------
 
-// A plane of whose code 2·half bits are left, one more from 64 on, 7 being all: index = plane | n << 4.
+// The bits kept of a plane when 2·half bits of its code are left, one more from index 64 on; 7 means all. index = plane | n << 4.
 template <int half>
 constexpr Bytes<128> cut_planes() {
     Bytes<128> table{};
@@ -58,7 +59,7 @@ STEP V cut_plane(V index) {
     return _mm512_permutex2var_epi8(load(table.at), index, load(table.at + 64));
 }
 
-// What is left of an octet's planes, a byte each. Their codes begin at `at`, which becomes their end.
+// The bits kept of an octet's planes, one byte per plane. Their codes begin at `at`, which is set to their end.
 STEP V kept_planes(V matrices, V& at, int maxbits) {
     const V index = _mm512_gf2p8affine_epi64_epi8(load(&planes_down), matrices, 0);
     const V length = _mm512_permutexvar_epi8(index, load(&code_length));
@@ -78,7 +79,7 @@ STEP V kept_planes(V matrices, V& at, int maxbits) {
     return _mm512_mask_mov_epi8(few, fours, many);
 }
 
-// Octets as octets_of gives them, one of the two. True if there are more bits.
+// Compute one of the two octets, as in octets_of. Return true if there are more bits.
 template <int octet, int groups>
 STEP bool keep_octet(const Group<float> (&g)[groups], const Significance (&n)[groups], Halves<float> (&at)[groups], int maxbits,
                     Halves<float> (&octets)[groups]) {

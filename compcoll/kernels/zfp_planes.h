@@ -1,4 +1,4 @@
-// ZFP's embedded coding on a processor: strings (zfp_strings.h) to and from codes, 64 blocks together.
+// ZFP's embedded coding on a CPU: strings (zfp_strings.h) to and from codes, 64 blocks together.
 #pragma once
 
 #include "zfp_strings.h"
@@ -9,9 +9,9 @@ namespace {  // each instruction set has its own copy
 constexpr Table encode_table = make_encode_table();
 constexpr Table decode_table = make_decode_table();
 
-constexpr int group_blocks = 64;  // blocks coded together; they fill maxbits whole words, whatever maxbits is
+constexpr int group_blocks = 64;  // blocks coded together; they fill maxbits whole words for any maxbits
 
-// Strings of a group lie a row per word, so that lanes of blocks are contiguous: bits [at, at + 64) of one of them.
+// Return the bits [at, at + 64) of a string. The strings of a group have one row per word, so that lanes of blocks are contiguous.
 inline uint64_t window(const uint64_t* words, size_t stride, int at) {
     const uint64_t* word = words + size_t(at / 64) * stride;
     return word[0] >> at % 64 | word[stride] << 1 << (63 - at % 64);
@@ -24,9 +24,9 @@ inline void put(uint64_t* words, size_t stride, int at, uint64_t bits) {
 }
 
 // --- codes that fit one word, header included --------------------------------------------------------------------------------
-// Blocks whose code fits one word are tried with two steps first. Those that need more are then taken in fours, in lockstep: a
-// step too many does no harm, branches are fewer and the table's latency is hidden. In smooth data most need more: where the
-// group before was like that (`mostly_long`), the trial is left out.
+// Such blocks are first tried with two steps. Blocks that need more are then processed in fours, in lockstep: extra steps do no
+// harm, there are fewer branches, and the table's latency is hidden. In smooth data most blocks need more. If the previous
+// group was like that (`mostly_long`), the trial is skipped.
 constexpr int together = 4;
 
 struct List {
@@ -34,13 +34,13 @@ struct List {
     uint8_t block[group_blocks + together];
 
     void add_if(bool yes, int b) { block[count] = uint8_t(b), count += yes; }
-    void fill_up() {  // to a multiple of `together`, with blocks that are there already
+    void fill_up() {  // to a multiple of `together`, by repeating a block
         for (int i = 0; i < together - 1; ++i) block[count + i] = block[0];
     }
 };
 
-// The codes of four strings of one or two rows, none of them empty, from bit `start` on. Bits beyond maxbits may follow.
-// Returns whether two steps were too few.
+// Encode four nonempty strings of one or two rows, from bit `start` on. Bits beyond maxbits may follow. Return whether two steps
+// were too few.
 template <bool one_row>
 inline bool encode_four(const uint64_t* string, int start, int maxbits, uint64_t* codes, const uint8_t* block) {
     uint64_t low[together], high[together], code[together];
@@ -94,14 +94,14 @@ inline void encode_short(const uint64_t* string, int start, int maxbits, uint64_
     mostly_long = 2 * slow * together > group_blocks;
 }
 
-// The strings, of one or two rows, of four codes of `budget` bits each, with zeros above. Returns whether two steps were too few.
+// Decode four codes of `budget` bits each, with zeros above, to strings of one or two rows. Return whether two steps were too few.
 template <bool one_row>
 inline bool decode_four(const uint64_t* codes, int budget, uint64_t* string, const uint8_t* block, int& most_empty) {
     uint64_t low[together], high[together], code[together];
     uint32_t significant[together];
     int done[together], left[together];
     const auto append = [&](int l, uint64_t bits) __attribute__((always_inline)) {
-        const int shift = done[l] & 63;  // beyond the string only in codes that are rare
+        const int shift = done[l] & 63;  // beyond the string only in rare codes
         low[l] |= one_row || done[l] < 64 ? bits << shift : 0;
         if (!one_row) high[l] |= done[l] < 64 ? bits >> 1 >> (63 - shift) : bits << shift;
     };
@@ -138,9 +138,9 @@ inline bool decode_four(const uint64_t* codes, int budget, uint64_t* string, con
     return steps > 2;
 }
 
-// `rare` becomes true where a code starts with zeros that no encoder writes: that one is left to decode_block. Returns whether
-// there may be any. A string of more than two words cannot come out of so few bits. `tight`: two steps may read past the end, and
-// a code may be all zeros.
+// Set `rare` where a code starts with more zeros than any encoder writes; decode_block must decode it. Return whether there may be
+// any such code. So few bits never give a string of more than two words. `tight`: two steps may read past the end, and a code may
+// be all zeros.
 template <bool one_row, bool tight>
 inline bool decode_short(const uint64_t* codes, int budget, uint64_t* string, bool* rare, bool& mostly_long) {
     List longer;
@@ -177,7 +177,7 @@ inline bool decode_short(const uint64_t* codes, int budget, uint64_t* string, bo
 
 // --- codes of any length -----------------------------------------------------------------------------------------------------
 
-// What two table steps make of the first planes that are not empty.
+// The result of two table steps for the first nonempty planes.
 struct Start {
     uint64_t bits;
     int code_length, string_length;
@@ -212,8 +212,8 @@ inline Start decode_start(uint64_t code, int empty) {  // at least 16 bits of co
     return start;
 }
 
-// The code of any string that is not empty, from bit `at` of `out` on, where `out` holds zeros. Bits beyond maxbits may follow,
-// in up to two more words.
+// Encode any nonempty string, from bit `at` of `out` on, which must hold zeros. Bits beyond maxbits may follow, in up to two more
+// words.
 inline void encode_planes(const uint64_t* string, size_t stride, int planes, int at, int maxbits, uint64_t* out) {
     const Start start = encode_start(string, stride);
     put(out, 1, at, start.bits);
@@ -234,8 +234,8 @@ inline void encode_planes(const uint64_t* string, size_t stride, int planes, int
     }
 }
 
-// The string of any code that starts with at most most_empty_planes zeros. `code` holds maxbits bits, then zeros, two words of
-// them; `string` holds zeros, with a word to spare.
+// Decode any code that starts with at most most_empty_planes zeros. `code` holds maxbits bits, then two words of zeros. `string`
+// holds zeros, with an extra word.
 inline void decode_planes(const uint64_t* code, int at, int maxbits, uint64_t* string, size_t stride, int planes) {
     const int empty = empty_planes(window(code, 1, at));
     int done = 4 * empty;

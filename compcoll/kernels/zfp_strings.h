@@ -1,9 +1,9 @@
-// ZFP's embedded coding by table, for processors and GPUs: a block's bit planes as one string of bits, to and from its code.
+// ZFP's embedded coding by table, for CPUs and GPUs: a block's bit planes as one string of bits, to and from its code.
 //
-// The *string* of a block is its planes from the most significant one, four bits a plane, sixteen planes a word. Coding it:
-// leading empty planes are one 0 each, counted at once; then a table takes two planes (or eight bits of code) a step; and as
-// soon as the third coefficient is significant, code and string are the same bits. The tables are made from encode_plane and
-// decode_plane, so the code is defined in one place.
+// The *string* of a block is its planes from the most significant one, four bits per plane, sixteen planes per word. Its code is
+// computed in steps: leading empty planes are one 0 each, counted at once; then a table encodes two planes (or decodes eight bits of
+// code) per step; once the third coefficient is significant, code and string are the same bits. The tables are made from encode_plane
+// and decode_plane, so the code is defined in one place.
 #pragma once
 
 #include "zfp.h"
@@ -12,8 +12,8 @@ namespace compcoll {
 
 COMPCOLL_HD constexpr uint64_t low_bits(int count) { return count >= 64 ? ~uint64_t(0) : count > 0 ? (uint64_t(1) << count) - 1 : 0; }
 
-// A table entry has fields that stay apart when two entries are added. `significant` stands where it is part of the next index;
-// three and four coefficients have the same code.
+// The fields of a table entry stay separate when two entries are added. `significant` is at its position in the next index; three
+// and four coefficients have the same code.
 constexpr uint32_t significant_mask = 3 << 8;
 constexpr uint32_t all_significant = significant_mask;
 
@@ -21,7 +21,7 @@ COMPCOLL_HD constexpr uint32_t entry_of(uint32_t bits, int length, int significa
     return bits << 16 | uint32_t(planes) << 12 | uint32_t(significant < 3 ? significant : 3) << 8 | uint32_t(length);
 }
 COMPCOLL_HD constexpr int length_in(uint32_t entry) { return int(entry & 63); }             // bits of code
-COMPCOLL_HD constexpr int string_bits_in(uint32_t entry) { return int(entry >> 10 & 60); }  // bits of string, four a plane
+COMPCOLL_HD constexpr int string_bits_in(uint32_t entry) { return int(entry >> 10 & 60); }  // bits of string, four per plane
 COMPCOLL_HD constexpr uint32_t bits_in(uint32_t entry) { return entry >> 16; }
 
 struct Table {
@@ -56,28 +56,30 @@ COMPCOLL_HD constexpr Table make_decode_table() {
     return table;
 }
 
-// The largest of the four fixed-point values has its top bit set, and the transform shrinks it to no less than a quarter: at
-// most four leading planes of a block are empty. Foreign bits may have more; the decoders below leave those to decode_block.
+// The largest of the four fixed-point values has its top bit set, and the transform shrinks it to no less than a quarter. So at
+// most four leading planes of a block are empty. Codes of other encoders may have more; the decoders below leave those to
+// decode_block.
 constexpr int most_empty_planes = 7;
 
 COMPCOLL_HD int empty_planes(uint64_t code) { return trailing_zeros(code | uint64_t(1) << 63); }
 
-// Planes that a code of `bits` bits can hold: the empty ones take a bit each, the others two or more.
+// The most planes that a code of `bits` bits can hold: empty planes take one bit each, all others at least two.
 COMPCOLL_HD constexpr int most_planes(int bits) { return most_empty_planes + 1 + (bits - most_empty_planes) / 2; }
 
-// Where the budget ends a search, zeros were read for the missing bits, and the one was found in the last place: it belongs where
-// the search stopped. `over` is how many missing bits were read (nothing happens without), `done` how long the string is.
+// If the budget ended a search, zeros were read for the missing bits, so that the one bit was found in the last place. Move it to
+// where the search stopped. `over` is the number of missing bits read (if it is not positive, nothing changes), `done` the length
+// of the string.
 COMPCOLL_HD void cut_search(uint64_t& low, uint64_t& high, int done, int over) {
     uint64_t& last = high != 0 ? high : low;
     const int top = 63 - leading_zeros(last | 1), plane = (top + (high != 0 ? 64 : 0)) / 4;
-    const int missing = over - (done - 4 - 4 * plane);  // planes after the last one with a bit have four bits of code
+    const int missing = over - (done - 4 - 4 * plane);  // planes after the last one bit have four bits of code
     const uint64_t moved = uint64_t(1) << top ^ uint64_t(1) << ((top - missing) & 63);
     last ^= moved & (0 - uint64_t((top % 4 == 3) & (missing > 0)));
 }
 
 // --- sixteen planes of four coefficients are a 4 × 16 bit matrix, transposed top plane first ---------------------------------
-// A bit's address in the word has six binary digits. Exchanging two of them moves bits by a constant distance. From address
-// (coefficient, bit) to (15 - bit, coefficient) there are four exchanges, each of which also complements both digits.
+// A bit's address in the word has six binary digits. Exchanging two digits moves bits by a constant distance. To get from address
+// (coefficient, bit) to (15 - bit, coefficient) takes four exchanges, each of which also complements both digits.
 
 COMPCOLL_HD uint64_t exchange(uint64_t x, int distance, uint64_t mask) {
     const uint64_t difference = (x >> distance ^ x) & mask;

@@ -1,5 +1,5 @@
-// ZFP, one block by one thread: the steps of zfp.h, with planes coded by table (zfp_strings.h). Everything stays in registers;
-// what is rare (blocks on the lowest exponent, codes that no encoder writes) takes the textbook's way.
+// ZFP, one block per thread: the steps of zfp.h, with planes coded by table (zfp_strings.h). Everything stays in registers. Rare
+// cases (blocks on the lowest exponent, codes that no encoder writes) use zfp.h itself.
 #pragma once
 
 #include "floats.h"
@@ -8,12 +8,12 @@
 namespace compcoll::zfp {
 
 #if defined(__CUDA_ARCH__)
-constexpr bool keeps_subnormals = true;  // exact_product does, whatever the compiler is told
+constexpr bool keeps_subnormals = true;  // exact_product keeps them with any compiler option
 #else
 constexpr bool keeps_subnormals = false;
 #endif
 
-// The exponent field of the largest magnitude: by the upper halves' maximum, of which a processor takes three at once.
+// The exponent field of the largest magnitude, by the maximum of the upper halves: a processor compares three of them at once.
 template <class T>
 COMPCOLL_HD int block_exponent(const T (&x)[block_size]) {
     uint32_t largest = 0;
@@ -27,7 +27,7 @@ COMPCOLL_HD int block_exponent(const T (&x)[block_size]) {
 template <class T>
 COMPCOLL_HD void to_coefficients(const T (&x)[block_size], int exponent, Unsigned<T> (&c)[block_size]) {
     using F = Format<T>;
-    if (!keeps_subnormals && exponent == F::lowest_exponent) {  // here alone subnormals count
+    if (!keeps_subnormals && exponent == F::lowest_exponent) {  // only here do subnormals count
         for (int i = 0; i < block_size; ++i) c[i] = Unsigned<T>(to_fixed(x[i], exponent));
     } else {
         const T scale = power_of_two<T>(exponent_mask<T> - 1 + F::planes - 3 - exponent);
@@ -53,19 +53,19 @@ COMPCOLL_HD void from_coefficients(Unsigned<T> (&c)[block_size], int exponent, T
     }
 }
 
-// Where all coefficients count no table is asked.
+// With all coefficients significant, no table is needed.
 constexpr int table_entries = 3 * 256;
 
 // ---- eight planes of four coefficients --------------------------------------------------------------------------------------
-// The upper bytes of c2, c0, c3 and c1, in this order, are a word. A bit's address in it has five binary digits, and from there
-// to (plane, coefficient), top plane first, there are three exchanges of two digits; any other order of the bytes needs four.
+// The upper bytes of c2, c0, c3 and c1, in this order, form a word. A bit's address in it has five binary digits. To get from there
+// to (plane, coefficient), top plane first, takes three exchanges of two digits; any other order of the bytes takes four.
 
 COMPCOLL_HD uint32_t exchange(uint32_t x, int distance, uint32_t mask) {
     const uint32_t difference = (x >> distance ^ x) & mask;
     return x ^ difference ^ difference << distance;
 }
 
-// Bytes of a pair of words, four bits each, the lowest first: one instruction of a GPU.
+// Select bytes of two words; `which` has four bits per byte, the lowest first. This is one instruction on a GPU.
 COMPCOLL_HD uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t which) {
 #if defined(__CUDA_ARCH__)
     return __byte_perm(low, high, which);
@@ -99,7 +99,7 @@ COMPCOLL_HD uint32_t bytes_of_planes(uint32_t planes) {
 
 // ---- codes as numbers -------------------------------------------------------------------------------------------------------
 
-// What holds a code of one word, half a word, or more.
+// The type for a code of one word, half a word, or more.
 template <int W, bool half>
 struct CodeWords {
     using type = Bits<W>;
@@ -113,7 +113,7 @@ struct CodeWords<1, true> {
     using type = uint32_t;
 };
 
-// Shifts by any number of bits, 0 for what falls off: C++ has none, a GPU no others.
+// Shift by any number of bits, with 0 for bits shifted out: C++ does not define this, and it is a GPU's only shift.
 COMPCOLL_HD uint32_t shifted_up(uint32_t bits, int by) {
 #if defined(__CUDA_ARCH__)
     uint32_t shifted;
@@ -177,7 +177,7 @@ COMPCOLL_HD bool is_empty(const Bits<W>& code) {
 
 // ---- blocks -----------------------------------------------------------------------------------------------------------------
 
-// The code of coefficients that are not all 0, after a header. maxbits <= 64·W, and with `half` <= 32.
+// Return the code of coefficients that are not all 0, after a header. maxbits <= 64·W, and with `half` <= 32.
 template <class T, int W, bool half>
 COMPCOLL_HD Bits<W> code_of(Unsigned<T> (&c)[block_size], uint32_t header, int maxbits, const uint32_t* table) {
     using Code = typename CodeWords<W, half>::type;
@@ -188,7 +188,7 @@ COMPCOLL_HD Bits<W> code_of(Unsigned<T> (&c)[block_size], uint32_t header, int m
     put(code, 0, header);
     int at = header_bits<T> + empty;
     uint32_t significant = 0;
-    for (;;) {  // after the last plane there are zeros, whose codes are zeros
+    for (;;) {  // zeros follow the last plane, and their codes are zeros
         uint32_t string = eight_planes<T>(c);
         int left = 32;
         while (significant != all_significant && left > 0 && at < maxbits) {
@@ -212,17 +212,17 @@ COMPCOLL_HD Bits<W> code_of(Unsigned<T> (&c)[block_size], uint32_t header, int m
     return out;
 }
 
-// Reads a code: eight planes at a time, or fewer where it is not known yet which coefficients count.
+// Reads a code: eight planes at a time, or fewer while it is not known which coefficients are significant.
 template <class Code>
 struct PlaneReader {
     Code code;  // zeros follow the `left` bits
     int left;
     uint32_t significant = 0;
 
-    // The coefficients' bytes, as in bytes_of_planes; `planes` are in them.
+    // Return the coefficients' bytes, as in bytes_of_planes, and in `planes` the number of planes they hold.
     COMPCOLL_HD uint32_t next(const uint32_t* table, int& planes) {
         uint32_t string = 0, entry = 0, done = 0;
-        while (significant != all_significant && left > 0 && done <= 16) {  // an entry has 16 bits at most
+        while (significant != all_significant && left > 0 && done <= 16) {  // an entry has at most 16 bits
             entry = table[significant | (first_bits(code) & 255)];
             left -= length_in(entry);
             string |= bits_in(entry) << done;
@@ -246,7 +246,7 @@ struct PlaneReader {
     }
 };
 
-// The coefficients of a code of `left` bits, then zeros, that starts with `empty` zeros, at most most_empty_planes.
+// Decode a code of `left` bits, followed by zeros, that starts with `empty` zeros, at most most_empty_planes.
 template <class T, class Code>
 COMPCOLL_HD void coefficients_of(Code code, int empty, int left, const uint32_t* table, Unsigned<T> (&c)[block_size]) {
     skip(code, empty);
@@ -264,7 +264,7 @@ COMPCOLL_HD void coefficients_of(Code code, int empty, int left, const uint32_t*
     }
 }
 
-// A block's first maxbits bits, as encode_block of zfp.h; the rest is zero.
+// Return a block's first maxbits bits, as encode_block of zfp.h does; the rest is zero.
 template <class T, int W, bool half>
 COMPCOLL_HD Bits<W> encode_by_table(const T (&x)[block_size], int maxbits, const uint32_t* table) {
     const int exponent = block_exponent(x);
@@ -278,7 +278,7 @@ COMPCOLL_HD Bits<W> encode_by_table(const T (&x)[block_size], int maxbits, const
     return code_of<T, W, half>(c, 2 * uint32_t(exponent) + 3, maxbits, table);
 }
 
-// decode_block of zfp.h: any bits are a block. Those from maxbits on are zeros.
+// decode_block of zfp.h by table: any bits are a valid block. Bits from maxbits on must be zero.
 template <class T, int W, bool half>
 COMPCOLL_HD void decode_by_table(const Bits<W>& in, int maxbits, T (&x)[block_size], const uint32_t* table) {
     using Code = typename CodeWords<W, half>::type;

@@ -1,9 +1,9 @@
-// ZFP over a tile, for any processor; zfp_avx512.cpp has loops of its own.
+// ZFP over a tile, for any CPU; zfp_avx512.cpp has its own loops.
 //
-// Groups of 64 blocks, one lane a block, go through stages that the compiler turns into vector code: common exponents, fixed
-// point, transform, negabinary, and the turning of four coefficients into one string of bit planes (zfp_planes.h, which then
-// codes each string by table). Decoding is the same backwards. What is rare takes the textbook's way, block by block: blocks on
-// the lowest exponent, where subnormals count, and codes that no encoder writes.
+// Groups of 64 blocks, one lane per block, go through stages that the compiler vectorizes: common exponents, fixed point,
+// transform, negabinary, and the conversion of four coefficients to one string of bit planes (zfp_planes.h, which then codes
+// each string by table). Decoding runs the stages backwards. Rare blocks use zfp.h one by one: blocks on the lowest exponent,
+// where subnormals count, and codes that no encoder writes.
 #pragma once
 
 #include "tile.h"
@@ -19,13 +19,13 @@ template <class T>
 struct Group {
     alignas(64) zfp::Unsigned<T> coefficient[4][group_blocks];
     alignas(64) T scale[group_blocks];
-    alignas(64) uint64_t string[zfp::most_words<T> + 2][group_blocks];  // windows look up to two rows too far
+    alignas(64) uint64_t string[zfp::most_words<T> + 2][group_blocks];  // windows read up to two rows too far
     alignas(64) uint64_t header[group_blocks];
-    alignas(64) uint64_t live[group_blocks];  // all ones where the block has coefficients
+    alignas(64) uint64_t live[group_blocks];  // all ones if the block has coefficients
     alignas(64) uint64_t code[zfp::most_words<T>][group_blocks];
-    bool rare[group_blocks];                  // left to the textbook
+    bool rare[group_blocks];                  // left to zfp.h
     bool any_rare;
-    bool mostly_long = false;                 // the last group was
+    bool mostly_long = false;                 // as the last group was
 };
 
 // --- values and coefficients -------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ void to_coefficients(const T* values, Group<T>& g) {
     g.any_rare = rare != 0;
     for (int b = 0; b < group_blocks; ++b) {
         const U kept = U(g.live[b]);
-        for (int i = 0; i < 4; ++i)  // below 2^(planes - 2); a subnormal counts only on the lowest exponent, and that is rare
+        for (int i = 0; i < 4; ++i)  // below 2^(planes - 2); subnormals count only on the lowest exponent, a rare case
             g.coefficient[i][b] = U(zfp::Signed<T>(bits_as<T>(U(g.coefficient[i][b] & kept)) * g.scale[b]));
     }
     for (int b = 0; b < group_blocks; ++b) {
@@ -105,7 +105,7 @@ void to_strings(Group<T>& g, int rows) {
             g.string[r][b] = planes_first(uint64_t(low) | uint64_t(high) << 32);
         }
     }
-    for (int b = 0; b < group_blocks; ++b) g.string[0][b] |= ~g.live[b];  // anything but empty: it is not looked at
+    for (int b = 0; b < group_blocks; ++b) g.string[0][b] |= ~g.live[b];  // anything but empty, as it is not used
 }
 
 template <class T>
@@ -124,7 +124,7 @@ void from_strings(Group<T>& g, int rows) {
 
 // --- groups ------------------------------------------------------------------------------------------------------------------
 
-// Words of string that a code can reach.
+// The most words of string that a code can fill.
 template <class T>
 constexpr int rows_for(int maxbits) {
     const int planes = most_planes(maxbits - zfp::header_bits<T>);
@@ -134,7 +134,7 @@ constexpr int rows_for(int maxbits) {
 template <class T>
 using BlockBits = zfp::Bits<zfp::most_words<T>>;
 
-// Bits one after the other into words; what is pending is written again with the next bits.
+// Writes consecutive bits into words; pending bits are written again with the next ones.
 struct BitWriter {
     uint64_t* word;
     uint64_t pending = 0;
@@ -152,7 +152,7 @@ struct BitWriter {
 
 constexpr int words_in(int bits) { return (bits + 63) / 64; }
 
-// Codes of more than one word; where two table steps reach all_significant, the rest of the string is copied.
+// Codes of more than one word. Where two table steps reach all_significant, the rest of the string is copied.
 template <class T>
 void encode_long(Group<T>& g, int maxbits) {
     constexpr int header = zfp::header_bits<T>;
@@ -171,7 +171,7 @@ void encode_long(Group<T>& g, int maxbits) {
     }
 }
 
-// 256 values to maxbits words.
+// Encode 256 values as maxbits words.
 template <class T>
 inline __attribute__((always_inline)) void encode_group(const T* values, uint64_t* words, int maxbits, Group<T>& g) {
     constexpr int header = zfp::header_bits<T>, most_words = zfp::most_words<T>;
@@ -213,7 +213,8 @@ BlockBits<T> block_bits(const uint64_t* words, int b, int maxbits) {
     return bits;
 }
 
-// Strings of codes of more than one word. Marks as rare those that start with zeros that no encoder writes; returns if there are.
+// Decode codes of more than one word to strings. Mark codes as rare that start with more zeros than any encoder writes; return
+// whether there are any.
 template <class T>
 bool decode_long(const uint64_t* words, int maxbits, Group<T>& g) {
     constexpr int header = zfp::header_bits<T>, most_words = zfp::most_words<T>;
@@ -243,7 +244,7 @@ bool decode_long(const uint64_t* words, int maxbits, Group<T>& g) {
     return any_rare;
 }
 
-// maxbits words, then two zeros, to coefficients and headers.
+// Decode maxbits words, followed by two zeros, to coefficients and headers.
 template <class T>
 inline __attribute__((always_inline)) void decode_group(const uint64_t* words, int maxbits, Group<T>& g) {
     constexpr int header = zfp::header_bits<T>;
@@ -263,10 +264,10 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
     for (int b = 0; b < group_blocks; ++b) {
         const uint64_t code = g.code[0][b];
         const uint64_t h = code & low_bits(header) & (0 - (code & 1));
-        const uint64_t live = uint64_t(int64_t(lowest - h) >> 63);  // h is greater
+        const uint64_t live = uint64_t(int64_t(lowest - h) >> 63);  // if h is greater
         g.header[b] = h;
         g.live[b] = live;
-        g.code[0][b] = code >> header | ~live;  // anything but empty: it is not looked at
+        g.code[0][b] = code >> header | ~live;  // anything but empty, as it is not used
         any_rare |= uint64_t(h == lowest);
     }
     std::memset(g.rare, 0, sizeof g.rare);
@@ -297,7 +298,7 @@ inline __attribute__((always_inline)) void encode_tile(const T* values, size_t n
         std::memcpy(wire, words, size_t(8 * maxbits));
     }
     if (n == 0) return;
-    T last[group_values] = {};  // the blocks that do not exist are zero, and so are their bits
+    T last[group_values] = {};  // missing blocks are zero, and so are their bits
     std::memcpy(last, values, n * sizeof(T));
     if (n % 4 != 0) {
         T x[4];
@@ -338,7 +339,7 @@ inline __attribute__((always_inline)) void decode_tile(
     }
 }
 
-// The usual rates have code of their own.
+// The usual rates have specialized code.
 template <class T>
 void encode(const T* values, size_t n, uint8_t* wire, Config config) {
     if (config.first == 32) encode_tile(values, n, wire, 32);

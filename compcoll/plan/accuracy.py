@@ -1,8 +1,8 @@
 """Estimates of the error of a compressed collective, for values that look Gaussian.
 
-Errors here are root mean squares relative to that of the result, ``‖result - exact‖ / ‖exact‖``: typical, not
-largest ones. They are estimates for independent, normally distributed values; smooth data does better with ZFP, data
-with outliers does worse with min-max. Bounds of single values are in docs/algorithms.md.
+An error is the root mean square error over the root mean square of the exact result, ``‖result - exact‖ / ‖exact‖``:
+a typical error, not the largest. Estimates assume independent, normally distributed values. Smooth data does better
+with ZFP; data with outliers does worse with min-max. docs/algorithms.md has bounds for single values.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ..layout import World
 
 
 def encodings(collective: str, algorithm: str, world: World) -> int:
-    """Return how often a value is encoded on its way, at most."""
+    """Return the largest number of times that a value is encoded."""
     return 0 if world.size == 1 else ALGORITHMS[algorithm].encodings(collective, world.size, world.nodes).levels
 
 
 def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: str, world: World) -> float | None:
-    """Estimate the result's relative error; None if nothing is known of the codec.
+    """Estimate the result's relative error; return None if the codec's error is unknown.
 
-    `compcoll.algorithms.record.Growth` says how the error of one encoding grows. A codec that does not round to nearest
-    has an error with a mean, which adds up (`Codec.bias`). An unbiased error that is not small is itself encoded again:
-    of a partial sum of j terms with variance v of errors, the next encoding makes ``v + ε² (j + v)``.
+    `compcoll.algorithms.record.Growth` describes how the error of one encoding grows. If a codec does not round to
+    nearest, its error has a mean, which adds up (`Codec.bias`). A large unbiased error is itself encoded again: if a
+    partial sum of j terms has an error of variance v, the next encoding increases the variance to ``v + ε² (j + v)``.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def relative_error(codec: Codec | None, dtype: str, collective: str, algorithm: 
 def affordable(dtype: str) -> list[Codec]:
     """Return the codecs that ``codec="auto"`` chooses from, for an element type.
 
-    Not the cast to float16: values above 65504 would become infinite.
+    The cast to float16 is not among them: values above 65504 would become infinite.
     """
     wide = not DTYPES[dtype].is_half
     casts: list[Codec] = [Cast("bfloat16")] if wide else []

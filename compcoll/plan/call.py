@@ -1,4 +1,4 @@
-"""The call and its setting: all that a decision goes by."""
+"""A call and its setting: the inputs of every decision."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ..layout import World
 from .cost import Profile
 
 SUMS = ("sum", "mean")
-"""The operations that can be compressed."""
+"""The reductions that can be compressed."""
 
 OPERATIONS = (*SUMS, "max", "min", "prod", "land", "band", "lor", "bor", "lxor", "bxor")
-"""The names of all operations."""
+"""The names of all reductions."""
 
 REDUCTIONS = ("allreduce", "reduce_scatter")
-"""The collectives that have an operation."""
+"""The collectives that reduce."""
 
 NO_REDUCTION = ""
-"""The operation of collectives that reduce nothing."""
+"""The ``op`` of collectives that do not reduce."""
 
 _UNEVEN_NBYTES = 1 << 20
-"""The size that is supposed where ranks need not know the others' sizes."""
+"""The buffer size assumed if ranks do not know each other's sizes."""
 
 
 def operation_name(op: Any) -> str:
-    """The name of a reduction given by name or as one of MPI's predefined operations.
+    """Return the name of a reduction, given by name or as one of MPI's predefined operations.
 
     Raises
     ------
     InvalidArgument
-        If there is none of that name.
+        If there is no such reduction.
     """
     if op == "avg":  # PyTorch's name
         return "mean"
@@ -50,28 +50,28 @@ def operation_name(op: Any) -> str:
 
 
 class Call(NamedTuple):
-    """The arguments that decide how a collective runs: equal on all ranks if these make the same call.
+    """The arguments that decide how a collective runs. They are equal on all ranks that make the same call.
 
     Attributes
     ----------
     collective : str
         Such as ``"allreduce"``.
     n : int
-        Elements of a rank's buffer; 0 for an allgatherv, whose ranks may differ in it.
+        Elements of a rank's buffer; 0 for an allgatherv, where ranks may have different numbers.
     dtype, itemsize : str, int
         Element type.
     op : str
         The reduction's name, or `NO_REDUCTION`.
     codec : Codec or None
-        The one to compress with; None for none, or if it is to be chosen.
+        The requested codec; None for no compression, or if ``tolerance`` is given.
     algorithm : str
-        The one to use, or ``"auto"``.
+        The requested algorithm, or ``"auto"``.
     root : int or None
-        Of a broadcast.
+        The root of a broadcast.
     rows : tuple of int, or None
         The shape of a row of an allgatherv.
     tolerance : float or None
-        With codec="auto": the relative error that the result may have.
+        With ``codec="auto"``: the largest relative error of the result.
     checksum : bool
         Whether wires carry checksums.
     """
@@ -90,38 +90,38 @@ class Call(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a rank's buffer, uncompressed, as far as all ranks know."""
+        """Uncompressed bytes of a rank's buffer; an assumed size if ranks do not know it alike."""
         return self.n * self.itemsize if self.rows is None else _UNEVEN_NBYTES
 
     @property
     def movable(self) -> bool:
-        """Tell whether our own algorithms can run it: they move everything, but reduce values that codecs know."""
+        """Whether our own algorithms can run the call: they move all types, but reduce only those of codecs."""
         return self.collective not in REDUCTIONS or (self.dtype in DTYPES and self.op in (*SUMS, NO_REDUCTION))
 
 
 class Setting(NamedTuple):
-    """The setting in which a call is made: what all ranks know alike.
+    """The environment of a call, equal on all ranks.
 
     Attributes
     ----------
     world : World
         The ranks.
     device : HostDevice
-        Binds codecs; of arrays on a GPU the host's, too.
+        Binds codecs. It is the host's even if arrays are on a GPU.
     profile : Profile
-        What is known of the machines.
+        The machines' speeds.
     library : str
-        Whose own collectives the transport has, such as MPI; empty where it has none.
+        The library whose own collectives the transport offers, such as MPI; empty if it offers none.
     shared : bool
-        Whether all ranks have memory in common.
+        Whether all ranks share memory.
     gpus : bool
         Whether all ranks' arrays are on GPUs.
     streamed : tuple of str
-        The algorithms whose messages go from GPU to GPU in a stream's order, as NCCL's; all others do not then.
+        The algorithms whose messages go from GPU to GPU in stream order, as by NCCL. If not empty, only these may run.
     blocks : bool
-        Whether messages can only be waited for, as gloo's.
+        Whether messages can only be waited for, not tested, as with gloo.
     between_gpus : Profile or None
-        What is known of wires that GPUs of one node read from each other's memory; None where they do not.
+        The profile of GPUs of one node that read wires from each other's memory; None if they do not.
     """
 
     world: World
@@ -135,14 +135,14 @@ class Setting(NamedTuple):
     between_gpus: Profile | None = None
 
     def counted(self, call: Call) -> int:
-        """Tell how many elements of a call MPI's own must count, as far as all ranks know; 0 where it is not MPI's."""
+        """Return the count of elements to pass to MPI's own collective; 0 if NCCL runs it, or ranks do not know it."""
         return 0 if self.streamed else call.n * (self.world.size if call.collective == "allgather" else 1)
 
     def countable(self, call: Call) -> bool:
-        """Tell whether MPI's own can."""
+        """Return whether MPI's own collective can count the elements of a call."""
         return self.counted(call) <= native.MOST
 
     @property
     def own(self) -> str:
-        """Name the library whose own collectives are meant, for people."""
+        """The library whose own collectives are meant, for messages."""
         return f"{self.library or 'MPI'}'s own"

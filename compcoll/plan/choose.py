@@ -1,4 +1,4 @@
-"""The choice of an algorithm: which ones there are, and which one ``algorithm="auto"`` means."""
+"""The choice of an algorithm: the candidates, and the decision of ``algorithm="auto"``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RING = "ring"
 DIRECT = "direct"
 
 COPY = "copy"
-"""The algorithm of every collective when there is one rank."""
+"""The algorithm of every collective on one rank."""
 
 
 def _steps(collective: str) -> Mapping[str, Callable[[Job], Steps]]:
@@ -41,13 +41,13 @@ def _steps(collective: str) -> Mapping[str, Callable[[Job], Steps]]:
 
 
 ALLREDUCE, REDUCE_SCATTER, ALLGATHER = _steps("allreduce"), _steps("reduce_scatter"), _steps("allgather")
-"""The generators of dense collectives by our own algorithms."""
+"""The generators of our own dense collectives, by algorithm."""
 
 SPARSE = tuple(record.name for record in OF_SPARSIFIERS)
-"""The allreduces of sparsifiers, which take no other codec."""
+"""The allreduce algorithms for sparsifiers. They take no other codec."""
 
 RESTRICTED = tuple(record.name for record in ALGORITHMS.values() if record.restricted)
-"""Allreduces that are not for all sizes, types, ranks or transports, so not among `NAMES`."""
+"""Allreduce algorithms limited to some sizes, types, ranks or transports, so not in `NAMES`."""
 
 BY_MPI = tuple(record.name for record in ALGORITHMS.values() if record.by_mpi)
 """The algorithms that start MPI's own collectives."""
@@ -56,12 +56,14 @@ IN_TURN = tuple(record.name for record in ALGORITHMS.values() if record.in_turn)
 """The algorithms whose calls must begin, or go through the one shared memory, in the same order on all ranks."""
 
 ON_THE_HOST = (NATIVE, DISSEMINATION, SHARED_MEMORY)
-"""The algorithms that run on copies of arrays on a GPU, unless their messages go from GPU to GPU."""
+"""The algorithms that run on host copies of GPU arrays, unless their messages go from GPU to GPU."""
 
 
 def streamed(nodes: Sequence[int]) -> tuple[str, ...]:
-    """The algorithms whose messages can go in a stream's order among ranks of these nodes: all of a phase are known
-    before any has come. Of `HIERARCHICAL` that is so where each node has as many.
+    """Return the algorithms whose messages can be sent in stream order among ranks on these nodes.
+
+    All messages of a phase must be known before any arrives. For `HIERARCHICAL`, this requires several nodes with
+    equally many ranks.
     """
     counts = Counter(nodes)
     return (NATIVE, DIRECT, HIERARCHICAL) if len(set(counts.values())) == 1 < len(counts) else (NATIVE, DIRECT)
@@ -76,33 +78,33 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """The algorithms of each collective."""
 
 CLEARLY = 0.95
-"""Part of MPI's own time below which something counts as faster."""
+"""An option is clearly faster than MPI's own only if it takes less than this part of its time."""
 
 ABOUT = 0.99
-"""Part of another's time from which on both count as equally fast."""
+"""An option counts as equally fast if this part of its time is at most the least time."""
 
 _ADDED_NBYTES = 128 * 1024
-"""The size from which on numbers are added instead of values: less than that does not pay for agreeing on scales."""
+"""Bytes from which ``auto`` uses additive codecs: smaller buffers do not pay for agreeing on scales."""
 
 _UNBLOCKED = 2.0
-"""Times that MPI's own reductions take between nodes where they must not block: 1 to 2.4 were measured over TCP, most
-with small arrays, with Open MPI and MPICH."""
+"""Slowdown of MPI's own reductions between nodes if they must not block. Over TCP, Open MPI and MPICH had 1 to 2.4,
+most with small arrays."""
 
 _HALVES_BY_MPI_NBYTES = 32 * 1024
-"""The size from which on sums of halves are our own algorithms': they add in float32, with halves on the wire."""
+"""Bytes from which our own algorithms sum halves: they add in float32 and send halves."""
 
 
 class Option(NamedTuple):
-    """One way to run a collective.
+    """A candidate: an algorithm with a codec.
 
     Attributes
     ----------
     seconds : float
-        What the model predicts.
+        Predicted time.
     error : float or None
-        Estimate of the result's relative error; None if nothing is known of the codec's.
+        Estimate of the result's relative error; None if the codec's error is unknown.
     refused : str
-        Why it may not be chosen; empty if it may.
+        Why the option may not be chosen; empty if it may.
     """
 
     algorithm: str
@@ -113,7 +115,7 @@ class Option(NamedTuple):
 
 
 def check(collective: str, algorithm: str) -> None:
-    """Refuse a name that the collective does not have."""
+    """Raise `UnknownAlgorithm` if the collective has no such algorithm."""
     allowed = (AUTO, *NAMES[collective], *(RESTRICTED if collective == "allreduce" else ()))
     if not isinstance(algorithm, str) or algorithm not in allowed:
         asked = f"{algorithm!r}{meant(algorithm, allowed)}"
@@ -121,31 +123,31 @@ def check(collective: str, algorithm: str) -> None:
 
 
 def quantizer_of(call: Call, setting: Setting) -> IntegerQuantizer | None:
-    """The numbers that an additive codec's values become; None with other codecs."""
+    """Return the quantizer of an additive codec; None with other codecs."""
     if call.codec is None or call.collective != "allreduce":
         return None
     return call.codec.quantizer(setting.device, call.dtype, setting.world.size)
 
 
 def gathers(algorithm: str, quantizer: IntegerQuantizer | None) -> bool:
-    """Tell whether an algorithm gathers the numbers of an additive codec, which each rank then adds."""
+    """Return whether an algorithm gathers an additive codec's numbers, so that each rank adds them itself."""
     return quantizer is not None and quantizer.gathered is not None and algorithm in ALLGATHER
 
 
 def _way(algorithm: str, codec: Codec | None, call: Call, setting: Setting) -> WireFormat:
-    """Describe how values travel: where they become numbers that are added, by how many bits these have."""
+    """Return the wire format. With additive codecs, its bits are those of the numbers that are added."""
     way = wire_format(codec, setting.device, call.dtype, call.itemsize)
     quantizer = None if codec is None else quantizer_of(call, setting)
     if quantizer is None:
         return way
     if gathers(algorithm, quantizer):
-        # A bit of each other rank comes in, where a sum of so many bits moves 2 (p - 1) / p times as many.
+        # Each rank receives 1 bit a value from p - 1 others. The model's allreduce moves 2 (p - 1) / p times `bits`.
         return way._replace(bits=setting.world.size / 2)
     return way._replace(bits=8.0 * quantizer.number_dtype.itemsize * quantizer.per_value)
 
 
 def may_share(call: Call, setting: Setting) -> bool:
-    """Tell whether the values may go through shared memory."""
+    """Return whether the values may go through shared memory."""
     return (
         (setting.shared or setting.world.size == 1)
         and call.collective == "allreduce"
@@ -155,8 +157,9 @@ def may_share(call: Call, setting: Setting) -> bool:
 
 
 def small(call: Call, setting: Setting) -> bool:
-    """Tell whether an allreduce's arrays can travel with its handshake; not where all ranks' arrays are known to be on
-    GPUs, since the handshake is over then.
+    """Return whether an allreduce's arrays can travel with its handshake.
+
+    They cannot if all ranks' arrays are known to be on GPUs: the handshake is over then.
     """
     return (
         call.collective == "allreduce"
@@ -168,7 +171,7 @@ def small(call: Call, setting: Setting) -> bool:
 
 
 def _codecs(call: Call) -> list[Codec]:
-    """The codecs that may compress."""
+    """Return the candidate codecs."""
     if call.tolerance is not None:
         return affordable(call.dtype) if call.movable and call.dtype in DTYPES else []
     return [] if call.codec is None else [call.codec]
@@ -182,15 +185,16 @@ class _Known(NamedTuple):
     small : bool
         Whether the arrays may travel with the handshake.
     mpi : str
-        Why MPI can run nothing of it; empty if it can.
+        Why no algorithm based on MPI can run the call; empty if one can.
     native : str
-        Why MPI's own may not be chosen; empty if it may.
+        Why MPI's own collective may not be chosen; empty if it may.
     plain : bool
-        Whether our own algorithms may send the values as they are.
+        Whether our own algorithms may send values uncompressed.
     blocks : bool
-        Whether MPI's own may block; else it goes on only while it is looked at.
+        Whether MPI's own collective may block. Otherwise it progresses only while its request is tested.
     slowed : bool
-        Whether it is much slower for that, so that values as they are go by our own algorithms, measured here or not.
+        Whether MPI's own is much slower because it must not block. Our own algorithms may then send values
+        uncompressed even if they were not measured here.
     """
 
     small: bool
@@ -206,26 +210,26 @@ def _known(call: Call, setting: Setting, blocks: bool) -> _Known:
     quantizer, native = quantizer_of(call, setting), mpi or "too many elements" * (not setting.countable(call))
     if quantizer is not None and not quantizer.is_sum:
         native = mpi or "adds, and does not vote"
-    plain = not native or call.codec is None  # Without MPI, what was asked for is done.
+    plain = not native or call.codec is None  # without MPI's own, a requested codec is used
     halves = call.dtype in HALVES and call.op in SUMS and call.nbytes >= _HALVES_BY_MPI_NBYTES
     if not native and halves and call.algorithm == AUTO:
         native = "converts halves"
     slowed = not blocks and not native and setting.world.nodes > 1 and not setting.gpus
-    # What takes the place of MPI's own after the handshake cannot travel with it.
+    # The handshake decides whether another algorithm replaces MPI's own, so that one cannot travel with it.
     return _Known(not slowed and small(call, setting), mpi, native, plain, blocks, slowed)
 
 
 def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool = False) -> list[Option]:
-    """Ways to run a call, with what the model predicts: MPI's own first.
+    """List the options of a call with their predicted times, MPI's own first.
 
     Parameters
     ----------
     call, setting : Call, Setting
-        What was asked for, and where.
+        The call and its environment.
     blocks : bool
-        Whether MPI's own may block.
+        Whether MPI's own collective may block.
     allowed : bool
-        Whether to leave out those that may not be chosen, of which nothing then need be predicted.
+        Whether to leave out refused options, which saves their predictions.
     """
     found, known, nbytes = [], _known(call, setting, blocks), call.nbytes
     own = [name for name in NAMES[call.collective] if name != NATIVE] if call.movable else []
@@ -251,9 +255,9 @@ def options(call: Call, setting: Setting, *, blocks: bool = True, allowed: bool 
 
 
 def segment(codec: Codec | None, ratio: float, call: Call, setting: Setting) -> int:
-    """Uncompressed bytes of a segment of values that are so many times as long as their wire."""
+    """Return the uncompressed bytes of a segment; ``ratio`` is that of values to their wire."""
     if setting.gpus:
-        # What leaves by a stream leaves whole: who carries it overlaps its parts.
+        # NCCL overlaps the parts of a message itself, so messages are not split.
         return max(call.nbytes, 1) * setting.world.size if setting.streamed else config.segment_nbytes_on_gpus()
     return segment_nbytes(codec, ratio, setting.world.nodes, blocks=setting.blocks)
 
@@ -286,13 +290,13 @@ def _refused(
         return ""
     if codec is None and not known.plain:
         return "uncompressed"
-    # As values are, they may go by MPI's own or through shared memory: one pass, where numbers take a second round.
+    # Uncompressed values take one pass, by MPI's own or shared memory. Additive codecs need another round for scales.
     if codec is not None and codec.additive and known.plain and (world.nodes == 1 or call.nbytes < _ADDED_NBYTES):
         return "slow to agree on scales"
     if unfit := record.unfit(world):
         return unfit
     if record.restricted:
-        # Through shared memory is also faster than by MPI's own where that must not block.
+        # Shared memory is also faster than MPI's own if that must not block.
         alone = record.inside_node and bool(known.native or not known.blocks)
         measured = alone or record.always_faster(wire_nbytes, world.size) or profile.measured(world, record.name)
         return "" if measured else "not measured here"
@@ -305,15 +309,15 @@ def _refused(
 
 
 def best(found: Sequence[Option]) -> Option:
-    """The fastest of the options that may be chosen: MPI's own, or an uncompressed one made for these buffers, unless
-    another is clearly faster.
+    """Return the best of the options that may be chosen.
 
-    Of others that are about as fast, the one with the smallest error.
+    MPI's own or an uncompressed algorithm of `RESTRICTED` is preferred, unless another option is clearly faster. Among
+    options about as fast as the fastest, the one with the smallest error is chosen.
 
     Raises
     ------
     UnknownAlgorithm
-        If none may be chosen.
+        If all options are refused.
     """
     allowed = [option for option in found if not option.refused]
     if not allowed:
@@ -327,5 +331,5 @@ def best(found: Sequence[Option]) -> Option:
 
 
 def chosen(call: Call, setting: Setting, *, blocks: bool = True) -> Option:
-    """The best of a call's options, whose arguments are as of these."""
+    """Return the best of a call's options. The parameters are those of `options`."""
     return best(options(call, setting, blocks=blocks, allowed=True) or options(call, setting, blocks=blocks))

@@ -1,13 +1,13 @@
-"""The cost model: how long a collective will take, from a few measured constants.
+"""The cost model: predict how long a collective takes, from a few measured constants.
 
-Everything here is a pure function of a `Profile`. The formulas are Hockney's, ``α + n β`` for a message of n bytes
-(R. W. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994), put together as each algorithm
-does. n: bytes of a rank's buffer; W: bytes of its wire; p: ranks; k: ranks per node; m: segments of a chunk; h and w:
-seconds that the host and the wire take for one of them.
+All functions are pure functions of a `Profile`. A message of n bytes takes Hockney's ``α + n β`` (R. W. Hockney, "The
+communication challenge for MPP", Parallel Computing 20, 1994); each algorithm adds up its messages. n: bytes of a
+rank's buffer; W: bytes of its wire; p: ranks; k: ranks per node; m: segments of a chunk; h and w: seconds that the
+host and the wire take for a segment.
 
-Inside a node the host moves bytes itself, so that its time adds to that of encoding. Between nodes messages move
-while values are encoded and decoded: k segments in a row take ``max(h, w)`` each plus the shorter of the two once, to
-fill the pipeline.
+Inside a node the host moves the bytes itself, so its time adds to that of encoding. Between nodes messages move while
+values are encoded and decoded: k segments in a row take ``max(h, w)`` each, plus the shorter of the two once, to fill
+the pipeline.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from ..codecs.base import Speed as Speed
 from ..errors import InvalidArgument
 from ..layout import World
 
-# The kind of codec that leaves values as they are.
+# The codec kind of uncompressed values.
 RAW = "none"
 
-# The kind of sparsifiers.
+# The codec kind of sparsifiers.
 SPARSE = "sparse"
 
 
 @dataclass(frozen=True)
 class Link:
-    """A class of links.
+    """Latency and inverse bandwidth of a class of links.
 
     Parameters
     ----------
     latency : float
-        Seconds of a message without content (α).
+        Seconds of an empty message (α).
     per_byte : float
-        Seconds of a byte (β), each wire, while as many come the other wire.
+        Seconds per byte (β) in each direction, while as many bytes go in the other direction.
     """
 
     latency: float
@@ -68,9 +68,9 @@ class Timing:
     bits : float
         Bits of a float32 value on the wire.
     world : World
-        Ranks that took part.
+        The ranks that took part.
     points : tuple of (int, float)
-        Bytes and seconds.
+        Buffer sizes in bytes, with the measured seconds.
     """
 
     algorithm: str
@@ -82,24 +82,24 @@ class Timing:
 
 @dataclass(frozen=True)
 class Profile:
-    """The model's knowledge of machines, network and MPI.
+    """The constants of the cost model: speeds of machines, network and MPI.
 
     Parameters
     ----------
     inside, between : Link
-        Links inside a node and between nodes. The latter is one rank's: ranks of a node share it.
+        Links inside a node and between nodes. The ranks of a node share ``between``.
     speeds : tuple of Speed
-        Of codecs, and of `RAW`.
+        Speeds of codecs and of `RAW`.
     message : float
         Host seconds for a message of our own algorithms: both ends, memory, and a kernel's start.
     call : float
-        Host seconds that our own algorithms need over MPI's own, once.
+        Host seconds that a call of our own algorithms takes in addition to MPI's own.
     per_node : int
-        Ranks that shared a node when speeds were measured; 0 if speeds shall not depend on it.
+        Ranks that shared a node when speeds were measured; 0 if speeds do not depend on it.
     timings : tuple of Timing
-        By which formulas are corrected.
+        Measured times that correct the formulas.
     source : str
-        Where it comes from, for people.
+        Origin of the profile, for messages.
     """
 
     inside: Link
@@ -128,8 +128,9 @@ class Profile:
             raise InvalidArgument(f"profile: per_node={self.per_node!r} must not be negative")
 
     def speed(self, codec: str, bits: float) -> Speed:
-        """Return the most similar known speed: of the same kind, nearest in bits. If the kind was not measured, the
-        codec's default counts, or else the slowest speed.
+        """Return the most similar known speed: that of the same codec kind with the nearest bits.
+
+        If the kind was not measured, the codec's default is returned, or else the slowest speed.
         """
         for speeds in (self.speeds, _USUAL):
             if alike := [speed for speed in speeds if speed.codec == codec]:
@@ -137,14 +138,14 @@ class Profile:
         return min(self.speeds, key=lambda speed: speed.recode)
 
     def measured(self, world: World, algorithm: str | None = None) -> bool:
-        """Return whether that algorithm, or any except MPI's own, was timed on ranks placed like these."""
+        """Return whether an algorithm (by default any except MPI's own) was timed on ranks placed like these."""
         return any(
             timing.world == world and (timing.algorithm == algorithm if algorithm else timing.algorithm != "native")
             for timing in self.timings
         )
 
 
-# The speeds of codecs where nothing was measured.
+# Default speeds of codecs.
 _USUAL = tuple(speed for codec in ALL for speed in codec.speeds)
 
 
@@ -167,12 +168,12 @@ class WireFormat(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Bytes of a value over those of its wire."""
+        """The compression ratio: bytes of a value over those of its wire."""
         return 8 * self.itemsize / self.bits
 
 
 def raw(itemsize: int = 4) -> WireFormat:
-    """Values as they are."""
+    """Return the wire format of uncompressed values."""
     return WireFormat(RAW, 8.0 * itemsize, itemsize)
 
 
@@ -185,15 +186,15 @@ def predict(
     wire: WireFormat,
     segment: int = 1 << 20,
 ) -> float:
-    """Seconds that a collective will take.
+    """Predict the seconds that a collective takes.
 
-    This is the formula's time, corrected by the ratio of measured to computed times of that algorithm: in the same
-    world, or for MPI's own in the most similar one.
+    The formula's time is corrected by the algorithm's ratio of measured to computed times. These must come from the
+    same world, or for MPI's own from the most similar one.
 
     Parameters
     ----------
     profile : Profile
-        The constants.
+        The model's constants.
     collective, algorithm : str
         Such as ``"allreduce"`` and ``"ring"``.
     nbytes : int
@@ -201,7 +202,7 @@ def predict(
     world : World
         The ranks.
     wire : WireFormat
-        How values travel; ``"native"`` sends them as they are.
+        Format of the values on the wire; ``"native"`` sends them uncompressed.
     segment : int
         Uncompressed bytes of a segment.
     """
@@ -209,7 +210,7 @@ def predict(
         raise InvalidArgument(f"{nbytes} bytes in segments of {segment}: sizes must not be negative")
     if algorithm == "native":
         if wire.itemsize < 4 and collective in ("allreduce", "reduce_scatter"):
-            # MPI reduces no halves: float32 copies of the input and of the output, and the result back.
+            # MPI cannot reduce halves: input and output are copied to float32, and the result back.
             copies = 3 * 4 / wire.itemsize * nbytes / profile.speed(RAW, 32.0).decode
             return copies + predict(profile, collective, algorithm, nbytes * 4 // wire.itemsize, world, raw(), segment)
         wire = raw(wire.itemsize)
@@ -232,7 +233,7 @@ def predict(
 def formula(
     profile: Profile, collective: str, algorithm: str, nbytes: int, world: World, wire: WireFormat, segment: int
 ) -> float:
-    """Return the seconds of the algorithm's formula, handshake included."""
+    """Return the seconds by the algorithm's formula, handshake included."""
     if world.size == 1:
         return nbytes / profile.speed(RAW, 32.0).decode
     record, costs = ALGORITHMS[algorithm], _costs(profile, nbytes, world, wire, segment, world.per_node)
@@ -241,14 +242,14 @@ def formula(
 
 
 def _costs(profile: Profile, nbytes: int, world: World, wire: WireFormat, segment: int, share: int) -> Costs:
-    """Return the constants of one call, in seconds per byte of the caller's values; ``share`` ranks share a node."""
+    """Return a call's constants, in seconds per byte of the caller's values, if ``share`` ranks share a node."""
 
     def among(others: World, coded: bool) -> Costs:
         return _costs(profile, nbytes, others, wire if coded else raw(wire.itemsize), segment, share)
 
     speed = profile.speed(wire.codec, wire.bits)
     plain = profile.speed(RAW, 8.0 * wire.itemsize)
-    # Ranks of a node share its cores: with more of them, each has less. Halves are computed on as float32.
+    # The ranks of a node share its cores and memory. Kernels compute on halves as float32.
     crowd = share / profile.per_node if profile.per_node else 1.0
     work = crowd * (4 / wire.itemsize if wire.itemsize < 4 else 1.0)
     alone = world.nodes == 1
@@ -285,14 +286,14 @@ def _best_timing(
 
 
 def _interpolate(nbytes: int, factors: list[tuple[int, float]]) -> float:
-    """Interpolate between sizes, linearly in logarithms; beyond the last sizes their factors hold."""
+    """Interpolate factors linearly in logarithms; outside the measured sizes, the nearest factor holds."""
     sizes, values = np.log(np.maximum(np.array(sorted(factors), float).T, [[1], [0]]))
     return float(np.exp(np.interp(math.log(max(nbytes, 1)), sizes, values)))
 
 
-# The profile where nothing was measured: shared memory inside a node, TCP at 10 Gb/s between nodes.
+# The profile if nothing was measured: shared memory inside a node, TCP at 10 Gb/s between nodes.
 DEFAULTS = Profile(
-    # Shared memory; TCP at 10 Gb/s; a core with AVX2.
+    # Codec speeds are of a core with AVX2.
     inside=Link(latency=1e-6, per_byte=1 / 5e9),
     between=Link(latency=20e-6, per_byte=8 / 10e9),
     speeds=(
@@ -304,7 +305,7 @@ DEFAULTS = Profile(
     call=10e-6,
 )
 
-# How long allreduces take under Intel MPI, against `shared_memory`: 2021.18, two ranks of a node, on an AMD EPYC.
+# Times of allreduces by Intel MPI 2021.18 over those of `shared_memory`: two ranks of a node, on an AMD EPYC.
 _INTEL = {
     "native": (
         *((1 << 12, 1.05), (1 << 13, 0.95), (1 << 14, 0.85), (1 << 15, 0.7), (1 << 16, 0.6)),
@@ -316,8 +317,9 @@ _INTEL = {
 
 @lru_cache(maxsize=8)
 def defaults_of(mpi: str) -> Profile:
-    """Return the default profile for an MPI library: with timings if the library is known to be faster inside a node
-    than the cost model's formula.
+    """Return the default profile for an MPI library.
+
+    It has timings if the library is known to be faster inside a node than the cost model's formula.
     """
     if not mpi.startswith("Intel"):
         return DEFAULTS

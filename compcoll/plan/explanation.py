@@ -1,4 +1,4 @@
-"""A plan explained: what the cost model says of each option, and the reason of the choice."""
+"""Explanation of a plan: the cost model's figures for each option, and the reason of the choice."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def text(call: Call, setting: Setting, algorithm: str, codec: Codec | None, unbl
     Parameters
     ----------
     call, setting : Call, Setting
-        What was asked for, and where.
+        The call and its environment.
     algorithm, codec : str, Codec or None
-        What was chosen.
+        The choice.
     unblocked : str or None
-        The algorithm that runs instead where some rank must not block in MPI.
+        The algorithm that runs instead if some rank must not block in MPI.
     """
     head = _head(call, setting)
     if algorithm == choose.COPY:
@@ -77,9 +77,7 @@ def _head(call: Call, setting: Setting) -> list[str]:
 
 
 def _worth_showing(found: list[Option], chosen: Option | None) -> list[Option]:
-    """Keep, of what may be chosen, the fastest option for each codec's name and for each algorithm; and all that
-    compress nothing.
-    """
+    """Return the uncompressed options, the chosen one, and the fastest allowed one of each codec name and algorithm."""
     fastest: dict[tuple[str, bool], Option] = {}
     for option in sorted(found, key=lambda option: option.seconds):
         if option.codec is not None and not option.refused:

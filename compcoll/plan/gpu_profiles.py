@@ -1,8 +1,7 @@
 """Profiles of GPUs, for calls in which all ranks' arrays are on GPUs.
 
-Kernels have the speed that was measured on an H200 with 256 MB of float32 values (docs/gpu.md). Links, latencies and
-the prices of launches are modelled: inside a node the link is what NCCL reaches over NVLink between eight H100 (bus
-bandwidth, nccl-tests).
+Kernel speeds were measured on an H200 with 256 MB of float32 values (docs/gpu.md). Links, latencies and launch costs
+are modelled: the link inside a node is NCCL's bus bandwidth over NVLink between eight H100 (nccl-tests).
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from functools import lru_cache
 from ..codecs import ALL
 from .cost import RAW, Link, Profile, Speed
 
-# Seconds of a byte between a GPU and pinned host memory, one way: PCIe 4.0, 16 lanes.
+# Seconds per byte between a GPU and pinned host memory, in one direction: PCIe 4.0, 16 lanes.
 COPY_PER_BYTE = 1 / 25e9
 
 _NVLINK = Link(latency=8e-6, per_byte=1 / 370e9)
-# Host seconds of launching a kernel and what belongs to it.
+# Host seconds to launch a kernel, with its events and waits.
 _LAUNCH = 12e-6
 
-# Host seconds of a message that goes by way of pinned memory.
+# Host seconds of a message through pinned memory.
 _HOP = 50e-6
 
-# Host seconds of a message that another GPU takes from shared memory: events, a copy and a notice at both ends.
+# Host seconds of a message that another GPU reads over IPC: events, a copy and a notice at both ends.
 _TAKEN = 30e-6
 
 _CALL = 30e-6
 
 _SPEEDS = {
-    # encode, decode, accumulate, recode: bytes of float32 values a second
+    # encode, decode, accumulate, recode: bytes of float32 values per second
     "zfp": (2.4e12, 1.8e12, 1.2e12, 0.99e12),
     "minmax": (3.2e12, 2.8e12, 1.8e12, 1.4e12),
     "qsgd": (2.6e12, 3.2e12, 1.8e12, 1.6e12),
@@ -42,7 +41,7 @@ _SPEEDS = {
 # Estimated: no kernel of these codecs was measured.
 _OTHERWISE = (1.0e12, 1.2e12, 1.0e12, 0.6e12)
 
-# A copy, as measured; of additions, what a kernel reads and writes at the same bytes a second.
+# Copies were measured. Additions are computed from the bytes that a kernel reads and writes, at the same speed.
 _RAW = Speed(RAW, 32, 2.0e12, 2.0e12, 1.4e12, 1.0e12)
 
 _CODECS = tuple(
@@ -54,14 +53,14 @@ _CODECS = tuple(
 
 @lru_cache(maxsize=64)
 def by_nccl(host: Profile) -> Profile:
-    """The profile of GPUs whose messages NCCL carries; between nodes by the network of the hosts' profile."""
+    """Return the profile of GPUs that communicate by NCCL; the network between nodes is that of ``host``."""
     source = "GPUs as measured on an H200, NVLink modelled"
     return replace(by_the_host(host), inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_LAUNCH, source=source)
 
 
 @lru_cache(maxsize=64)
 def by_the_host(host: Profile) -> Profile:
-    """The profile of GPUs whose wires travel as those of the hosts do, by way of pinned memory."""
+    """Return the profile of GPUs whose wires travel through pinned memory and the hosts' transport."""
     raw = next(speed for speed in host.speeds if speed.codec == RAW)
     source = "GPUs as measured on an H200; between ranks as " + host.source
     speeds = (raw, *_CODECS)
@@ -70,8 +69,9 @@ def by_the_host(host: Profile) -> Profile:
 
 @lru_cache(maxsize=64)
 def by_ipc(host: Profile) -> Profile:
-    """The profile of GPUs of one node that read wires from each other's memory; what runs on the host goes by theirs,
-    which is `by_the_host`.
+    """Return the profile of GPUs of one node that read wires from each other's memory.
+
+    Algorithms that run on the host go by the profile of `by_the_host`.
     """
     source = f"GPUs that read each other's memory over NVLink, modelled; MPI's own and shared memory: {host.source}"
     return replace(host, inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_TAKEN, source=source)

@@ -1,4 +1,4 @@
-"""The plan of a call, made once its arguments are checked against each other."""
+"""Plans: the decision how a call runs, after checking its arguments against each other."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from .signature import Signature
 
 
 class Plan(NamedTuple):
-    """The way in which a collective runs, and why: printed, the options that there were, what the cost model says of
-    each, and the reason of the choice.
+    """The decision how a collective runs. ``str(plan)`` lists the options with their predicted times, and the reason.
 
     Attributes
     ----------
     call, setting : Call, Setting
-        What was asked for, and where.
+        The call and its environment.
     codec : Codec or None
-        The codec that will run; None when values travel uncompressed.
+        The codec that will run; None if values travel uncompressed.
     algorithm : str
         The algorithm that will run.
     coder : Coder or None
-        Moves the values; None when MPI does.
+        Encodes and decodes the values; None if MPI moves them.
     raw : Coder or None
         Moves values uncompressed, for an algorithm that does so inside nodes.
     block, segment : int
@@ -42,13 +41,13 @@ class Plan(NamedTuple):
     scale : float
         Factor of the values.
     signature : Signature
-        What other ranks are told of the call.
+        The description of the call that ranks exchange.
     quantizer : IntegerQuantizer or None
-        Of an additive codec: the algorithm then adds numbers, and ``coder`` moves values as they are.
+        Quantizer of an additive codec: the algorithm then adds numbers, and ``coder`` moves values uncompressed.
     codec_text : str or None
-        The codec as `Stats` tell it.
+        The codec's name in `Stats`.
     unblocked : Plan or None
-        What runs instead where some rank must not block in MPI; None if the same does.
+        The plan that runs instead if some rank must not block in MPI; None if it is the same.
     """
 
     call: Call
@@ -67,7 +66,7 @@ class Plan(NamedTuple):
 
     @property
     def gathers(self) -> bool:
-        """Tell whether the numbers of an additive codec are gathered, and added by each rank."""
+        """Whether each rank gathers an additive codec's numbers and adds them itself."""
         return choose.gathers(self.algorithm, self.quantizer)
 
     def __repr__(self) -> str:
@@ -83,22 +82,22 @@ def _detail(algorithm: str, coder: Coder | None, segment: int) -> str:
 
 
 def with_checksum(coder: Coder, device: HostDevice) -> Coder:
-    """A coder whose wires carry checksums."""
+    """Return a coder whose wires carry checksums."""
     return coder.checked() if isinstance(coder, SparseCoder) else CheckedCoder(coder, device)
 
 
 def make_plan(call: Call, setting: Setting) -> Plan:
-    """Decide how a call runs: the one decision, of calls and of what explains them.
+    """Decide how a call runs. Collectives and `explain` share this decision.
 
     Parameters
     ----------
     call, setting : Call, Setting
-        What was asked for, and where.
+        The call and its environment.
 
     Raises
     ------
-    InvalidArgument, UnknownAlgorithm, UnsupportedDType
-        If the call cannot be right.
+    InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
+        If the arguments are invalid, alone or together.
     """
     choose.check(call.collective, call.algorithm)
     _check_operation(call)
@@ -141,8 +140,9 @@ def make_plan(call: Call, setting: Setting) -> Plan:
 
 
 def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
-    """The algorithm and the codec, where a call leaves either open a function of what all ranks know alike; and the
-    algorithm that runs instead where MPI must not block.
+    """Return the algorithm, the codec, and the algorithm that runs instead if MPI must not block.
+
+    The choice depends only on facts that are equal on all ranks.
     """
     if call.algorithm != choose.AUTO and (call.tolerance is None or not call.movable):
         return call.algorithm, call.codec, call.algorithm
@@ -158,7 +158,7 @@ def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:
 def _check_choice(
     call: Call, setting: Setting, algorithm: str, codec: Codec | None, quantizer: IntegerQuantizer | None
 ) -> None:
-    """Refuse an algorithm that cannot run the call."""
+    """Raise an error if the algorithm cannot run the call."""
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
         raise UnknownAlgorithm(
             f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparsifiers, which "
@@ -195,7 +195,7 @@ def _check_choice(
 
 
 def _line(call: Call, algorithm: str, codec: Codec | None = None) -> str:
-    """Write on one line what was asked for and what will be done."""
+    """Describe the call and the decision on one line."""
     asked = "no codec" if call.codec is None else repr(call.codec)
     if call.tolerance is not None:
         asked = f"codec for tolerance {call.tolerance:g}"

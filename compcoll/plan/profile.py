@@ -1,4 +1,4 @@
-"""Measured profiles as files: one for each MPI library, set of hosts and device."""
+"""Measured profiles in files: one for each MPI library, set of hosts and device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..layout import World
 from ..transports.base import Located, Transport
 from .cost import DEFAULTS, Link, Profile, Speed, Timing, defaults_of
 
-# The version of the files.
+# The version of the file format.
 VERSION = 1
 
 _FORMAT = "compcoll profile"
@@ -27,16 +27,16 @@ _REMEDY = "make it again with `mpirun … python -m compcoll tune`, or delete it
 
 @dataclass(frozen=True)
 class Place:
-    """The place that a profile holds for.
+    """The MPI library, hosts and device that a profile is valid for.
 
     Parameters
     ----------
     mpi : str
         MPI library and version; empty without MPI.
     hosts : tuple of str
-        Names of the machines, sorted.
+        Names of the hosts, sorted.
     device : str
-        Where buffers are, and what works on them.
+        The device that holds the buffers, and its kernels.
     """
 
     mpi: str
@@ -44,7 +44,7 @@ class Place:
     device: str
 
     def covers(self, other: Place) -> bool:
-        """Return whether this place's profile holds for another: one of the same or fewer hosts."""
+        """Return whether this place's profile is valid for another one, which may have fewer hosts."""
         return (self.mpi, self.device) == (other.mpi, other.device) and set(other.hosts) <= set(self.hosts)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Stored:
-    """A profile, and what it holds for."""
+    """A profile with the place and date of its measurement."""
 
     profile: Profile
     place: Place
@@ -62,27 +62,27 @@ class Stored:
 
 
 def folder() -> Path:
-    """The platform's folder for settings of this user."""
+    """Return the folder of profiles in this user's settings."""
     from platformdirs import user_config_path
 
     return user_config_path("compcoll", appauthor=False) / "profiles"
 
 
 def path_of(place: Place) -> Path:
-    """Return the path of a place's profile."""
+    """Return the path of a place's profile file."""
     text = "\n".join((place.mpi, place.device, *place.hosts))
     return folder() / f"{blake2b(text.encode(), digest_size=8).hexdigest()}.json"
 
 
 def save(stored: Stored, path: Path | None = None) -> Path:
-    """Write a profile, whole or not at all.
+    """Write a profile atomically.
 
     Parameters
     ----------
     stored : Stored
         The profile.
     path : Path, optional
-        Where; by default where it will be found.
+        The file; by default the one where `find` looks.
 
     Raises
     ------
@@ -111,10 +111,10 @@ def load(path: Path) -> Stored:
     Raises
     ------
     ProfileError
-        If the file cannot be read, is no profile, or one of another version.
+        If the file cannot be read, is no profile, or has another version.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe could be waited for, for ever
+        if path.exists() and not path.is_file():  # reading a pipe could block for ever
             raise OSError("it is no regular file")
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -161,7 +161,7 @@ def _profile(data: Mapping[str, Any], source: str) -> Profile:
 
 
 def find(place: Place) -> Stored | None:
-    """Return the profile of a place, or that of the smallest place that covers it; None if there is none.
+    """Return the profile of a place, or of the smallest place that covers it; None if there is none.
 
     Raises
     ------
@@ -179,13 +179,13 @@ def find(place: Place) -> Stored | None:
 
 
 def latest(host: str, device: str) -> Stored | None:
-    """The profile made last with this host in it, whatever the MPI."""
+    """Return the newest profile that includes this host, for any MPI library."""
     places = [stored for stored in _readable() if host in stored.place.hosts and stored.place.device == device]
     return max(places, key=lambda stored: stored.made, default=None)
 
 
 def _readable() -> list[Stored]:
-    """Return all stored profiles, without those that cannot be read."""
+    """Return all stored profiles that can be read."""
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
@@ -196,23 +196,23 @@ def _readable() -> list[Stored]:
 
 
 def place_of(transport: Located, device: str) -> Place:
-    """Describe where the ranks of a transport are. Collective."""
+    """Return the place of a transport's ranks. Collective."""
     library, hosts = transport.whereabouts()
     return Place(library, hosts, device)
 
 
 def profile_for(transport: Transport, device: str) -> Profile:
-    """Find the profile of the machines that the ranks run on. Rank 0 reads it for all. Collective.
+    """Return the profile of the machines that the ranks run on. Rank 0 reads and broadcasts it. Collective.
 
-    COMPCOLL_PROFILE names a file, or ``defaults``. If a profile cannot be used, one warning says so, and the defaults
-    of the MPI library hold.
+    COMPCOLL_PROFILE names a file, or is ``defaults``. If a profile cannot be used, rank 0 warns once and uses the
+    defaults of the MPI library.
 
     Parameters
     ----------
     transport : Transport
-        Between the ranks.
+        The transport between the ranks.
     device : str
-        Where buffers are, and what works on them.
+        The device that holds the buffers, and its kernels.
     """
     if transport.size == 1 or not isinstance(transport, Located):
         return DEFAULTS
@@ -220,7 +220,7 @@ def profile_for(transport: Transport, device: str) -> Profile:
     return _broadcast(transport, lambda: _known(place, world))
 
 
-# Quick profiles that this process has measured, where none is stored.
+# Quick profiles that this process has measured because none was stored.
 _measured: dict[tuple[Place, World], Profile] = {}
 
 
@@ -230,9 +230,9 @@ def remember(transport: Located, device: str, measure: Callable[[], Profile]) ->
     Parameters
     ----------
     transport, device
-        As of `profile_for`; the transport is one that is located.
+        As of `profile_for`; the transport must be `Located`.
     measure : callable
-        Measures; all ranks call it, or none.
+        Measures and returns the profile. Either all ranks call it, or none.
     """
     place, world = place_of(transport, device), World.of(transport.nodes)
     wanted = transport.tell(lambda: not config.profile() and _known(place, world) is defaults_of(place.mpi))
@@ -242,13 +242,13 @@ def remember(transport: Located, device: str, measure: Callable[[], Profile]) ->
 
 
 def _broadcast(transport: Located, find: Callable[[], Profile]) -> Profile:
-    """Give every rank the profile that rank 0 finds. Collective."""
+    """Call ``find`` on rank 0 and return its profile on every rank. Collective."""
     parts = transport.tell(lambda: asdict(find()))
     return _profile(parts, parts["source"])
 
 
 def _known(place: Place, world: World) -> Profile:
-    """The profile of a place; else the one that was measured there; else the defaults."""
+    """Return the stored profile of a place, else the one measured in this process, else the defaults."""
     named, stored = config.profile(), None
     if named != config.NO_PROFILE:
         try:

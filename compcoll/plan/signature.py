@@ -1,4 +1,4 @@
-"""The description of a call by which ranks find out whether all make the same one."""
+"""The description of a call. Ranks exchange it to check that all make the same call."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from hashlib import blake2b
 from ..errors import CollectiveFailed, CollectiveMismatch, CompcollError
 
 NBYTES = 8
-"""Bytes of a fingerprint, the most significant one first."""
+"""Bytes of a fingerprint, in big-endian order."""
 
 TEXT_NBYTES = 512
-"""Bytes of a line on a call."""
+"""Bytes of a call's one-line description."""
 
 _TWICE = 1 << 8 * NBYTES | 1
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 FREE, BUSY, ON_GPU = range(3)
-"""The levels of a rank in a handshake, of which the highest of all ranks counts: nothing in particular; the rank has
-other collectives to advance, so that no rank may block in MPI; the same, and its array is on a GPU. `ON_GPU` counts as
-`BUSY` unless it is the level of all ranks.
+"""The levels of a rank in a handshake; the highest level of all ranks counts. `BUSY`: the rank has other collectives to
+advance, so no rank may block in MPI. `ON_GPU`: the same, and the rank's array is on a GPU; it counts as `BUSY` unless
+all ranks have this level. `FREE`: neither.
 """
 
 LEVELS = 3
-"""The bits of a fingerprint that carry the level."""
+"""Mask of the fingerprint bits that carry the level."""
 
 
 def fingerprint(call: str) -> int:
-    """64 bits that differ for calls that do not belong together. The lowest two carry the rank's level."""
+    """Return 64 bits that differ for calls that do not belong together. The lowest two are left for the level."""
     return int.from_bytes(blake2b(call.encode(), digest_size=NBYTES).digest(), "little") & ~LEVELS
 
 
@@ -39,14 +39,14 @@ class Signature:
     Parameters
     ----------
     call : str
-        One line on it: equal on all ranks when the calls belong together.
+        One-line description, equal on all ranks if the calls belong together.
     salt : str
-        Not in the line, but makes the fingerprint another.
+        Changes the fingerprint, but not the description.
 
     Attributes
     ----------
     extremes : tuple of bytes
-        Smallest and largest fingerprint that a rank knows of at first, by its level.
+        For each level, the rank's initial smallest and largest fingerprint.
     """
 
     __slots__ = ("call", "extremes")
@@ -60,7 +60,7 @@ class Signature:
         return self.call
 
     def here(self) -> Signature:
-        """The same call, with the line of the program that makes it."""
+        """Return a copy that names the caller's file and line."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
@@ -74,19 +74,19 @@ _FAILED = re.compile(r"\w+ failed: ")
 
 
 def unmade(collective: str, error: Exception) -> str:
-    """What a rank tells instead of a call that it cannot make: it refuses its arguments, or memory, say, fails it."""
+    """Describe a call that a rank cannot make: it was refused, or it failed, for example for lack of memory."""
     how = "refused" if isinstance(error, CompcollError) else "failed"
     return f"{collective} {how}: {type(error).__name__}: {error}"
 
 
 def told_apart(calls: list[str], own: int) -> CompcollError:
-    """The error of ranks that do not make the same call."""
+    """Return the error for ranks that do not make the same call."""
     kind = CollectiveFailed if any(map(_FAILED.match, calls)) else CollectiveMismatch
     return kind(table(calls, own))
 
 
 def table(calls: list[str], own: int) -> str:
-    """The error's text: equal calls on one line, this rank's marked."""
+    """Return the error's text: one line for each distinct call, this rank's marked."""
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         callers.setdefault(call, []).append(rank)

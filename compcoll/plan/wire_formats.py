@@ -1,4 +1,4 @@
-"""Codecs in the model's terms: what they make of values on the wire."""
+"""Wire formats of codecs, for the cost model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from .. import config
 from ..codecs import Codec
 from .cost import RAW, WireFormat, raw
 
-_HALF = 2.0  # the ratio for which a segment is neither longer nor shorter
+_HALF = 2.0  # the compression ratio for which a segment has its default size
 
 
 def kind_of(codec: Codec | None) -> str:
-    """Return the kind of codec, as a profile names it."""
+    """Return the codec's kind, as in profiles."""
     return RAW if codec is None else codec.kind
 
 
 def wire_format(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> WireFormat:
-    """Describe the format of values on the wire with a codec.
+    """Return the format of values on the wire with a codec.
 
     Parameters
     ----------
     codec : Codec or None
-        None for values as they are.
+        None for uncompressed values.
     device : Device
         Binds the codec.
     dtype, itemsize : str, int
@@ -32,11 +32,11 @@ def wire_format(codec: Codec | None, device: Any, dtype: str, itemsize: int) -> 
 
 
 def segment_nbytes(codec: Codec | None, ratio: float, nodes: int, *, blocks: bool = False) -> int:
-    """Return the uncompressed bytes of a segment; ``ratio``, of values to their wire, counts for fixed sizes."""
+    """Return the uncompressed bytes of a segment; ``ratio`` is the compression ratio, used for fixed-size codecs."""
     by_ratio = codec is None or (codec.fixed_size and not codec.additive)
     return config.segment_nbytes(nodes, ratio if by_ratio else _HALF, blocks=blocks)
 
 
 def short(codec: Codec | None) -> str:
-    """Describe a codec in a table."""
+    """Return a codec's label for tables."""
     return "-" if codec is None else codec.label

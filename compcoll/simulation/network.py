@@ -1,15 +1,16 @@
 """Simulated networks: thousands of ranks on a virtual clock, in one process. Messages take time but have no content.
 
-The network has two levels: ranks on nodes, nodes joined by links. A message takes ``α + nbytes β``. Whatever sends or
-receives does so one message after the other, and both at once: each rank's port inside its node, each of a node's
-NICs, and the node's uplink, which carries less than all its NICs if the network is oversubscribed. Bytes of a message
-pass one as soon as they have left the one before (cut-through); what waits for a receiver waits in the network.
+The network has two levels: ranks on nodes, and links between nodes. A message takes ``α + nbytes β``. It passes
+servers, which serve one message after the other: each rank's port inside its node, each of a node's NICs, and the
+node's uplink, which is slower than all its NICs if the network is oversubscribed. Each direction has its own servers.
+Bytes of a message pass to the next server as soon as they leave the previous one (cut-through). A message that waits
+for its receiver waits in the network.
 
-Every rank has a clock of its own, which its kernels and messages advance, and which may run ahead: it stops only where
-the rank waits for what is not known yet. What ranks share is served in the order of time, by events.
+Each rank has its own clock, advanced by its kernels and messages. It may run ahead, and stops only if the rank waits
+for an unknown time. Events serve shared servers in the order of time.
 
-Where all nodes do the same at the same time, one of them is enough: the ranks of a `Symmetry`'s first node stand for
-all others. A message to another node is then taken for the one that comes in its stead.
+If all nodes do the same at the same time, one node is enough: with a `Symmetry`, the first node's ranks stand for all
+others. A message to another node is then replaced by the one that the first node receives in its place.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from ..transports.base import Persistent, Reposted, Wire
 
 @dataclass(frozen=True)
 class Network:
-    """Nodes and what joins them.
+    """Nodes, and the links inside and between them.
 
     Parameters
     ----------
     inside, between : Link
-        Between ranks of a node, and between nodes: a rank's port, and a NIC.
+        The link of a rank's port inside its node, and that of a NIC between nodes.
     ranks_per_node : int
-        How many consecutive ranks share a node.
+        Number of consecutive ranks that share a node.
     nics : int
-        NICs of a node, used by its ranks in turn.
+        NICs of a node, assigned to its ranks round-robin.
     oversubscription : float
-        What a node's NICs carry together over what its uplink carries.
+        Bandwidth of a node's NICs together over that of its uplink.
     message : float
-        Host seconds of a message, half at either end.
+        Host seconds of a message, half of them at each end.
     copied : bool
-        Whether inside a node the receiver's host moves the bytes, as in shared memory, and not a port.
+        Whether the receiver's host moves the bytes inside a node, as in shared memory, and not a port.
     """
 
     inside: Link
@@ -67,7 +68,7 @@ class Network:
 
 
 def has_symmetry(symmetry: Symmetry, ranks: int, per_node: int) -> bool:
-    """Tell whether nodes may stand for each other: all have as many ranks, powers of two for ``"exclusive"``."""
+    """Return whether nodes can stand for each other: all have equally many ranks, powers of two for ``"exclusive"``."""
     if symmetry == "exclusive":
         return ranks & ranks - 1 == 0 and per_node & per_node - 1 == 0
     return symmetry == "rotation" and ranks % per_node == 0
@@ -75,7 +76,7 @@ def has_symmetry(symmetry: Symmetry, ranks: int, per_node: int) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """Something that lets one message pass after the other."""
+    """A port, NIC or uplink, which passes one message after the other."""
 
     per_byte: float
     latency: float = 0.0
@@ -83,7 +84,7 @@ class Server:
 
 
 class Node:
-    """A node: what its ranks send and receive through."""
+    """The servers of a node."""
 
     def __init__(self, network: Network) -> None:
         near, far = network.inside, network.between
@@ -92,7 +93,7 @@ class Node:
         port = 0.0 if network.copied else near.per_byte
         self.ports_out = [Server(port, near.latency) for _ in ranks]
         self.ports_in = [Server(port) for _ in ranks]
-        # A latency follows the last server on this side.
+        # The latency follows the last server of the sending node.
         shared = network.oversubscription > 1
         self.nics_out = [Server(far.per_byte, 0.0 if shared else far.latency) for _ in nics]
         self.nics_in = [Server(far.per_byte) for _ in nics]
@@ -102,7 +103,7 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class _Waited:
-    """One end of a message. ``done`` is when it ends, infinite as long as that is not known."""
+    """One end of a message. ``done`` is the time when it completes, infinite while unknown."""
 
     rank: SimulatedTransport
     wire: Wire
@@ -118,7 +119,7 @@ class _Waited:
 
 @dataclass(slots=True, eq=False)
 class _Message:
-    """A message under way; ``tail`` is when its last byte leaves what it passes."""
+    """A message on its way. ``tail`` is the time when its last byte leaves the current server."""
 
     sending: _Waited
     nbytes: int
@@ -129,14 +130,14 @@ class _Message:
 
 
 class Account(NamedTuple):
-    """The account of a run.
+    """Times and messages of a run.
 
     Attributes
     ----------
     seconds : tuple of float
-        For each simulated rank, when it ended.
+        The time when each simulated rank ended.
     messages : int
-        Messages of the simulated ranks.
+        Messages that the simulated ranks sent.
     """
 
     seconds: tuple[float, ...]
@@ -151,16 +152,16 @@ class Simulated:
     size : int
         Number of ranks.
     network : Network
-        Between them.
+        The network between them.
     symmetry : {"none", "rotation", "exclusive"}
-        Other than "none": the first node's ranks stand for all. The caller must know that they do the same.
+        Unless "none", the first node's ranks stand for all. The caller must ensure that all nodes do the same.
     progress : callable, optional
-        Called now and then with the number of further messages.
+        Called regularly with the number of events since the last call.
 
     Attributes
     ----------
     transports : list of SimulatedTransport
-        The ranks that are simulated.
+        The transports of the simulated ranks.
     """
 
     def __init__(
@@ -197,16 +198,16 @@ class Simulated:
         Parameters
         ----------
         steps : sequence of Steps
-            One algorithm's generator for each of `transports`.
+            An algorithm's generator for each of `transports`.
         starts : sequence of float
-            When each rank begins; at 0 by default.
+            The time when each rank begins; 0 by default.
         opened : sequence of float
-            When each has ended its handshake, before which it may send but uses nothing that came; at 0 by default.
+            The time when each rank's handshake ends; 0 by default. Before, the rank may send, but use no received data.
 
         Raises
         ------
         CompcollError
-            If ranks wait for messages that nobody sends.
+            If ranks wait for messages that no rank sends.
         """
         for transport, start in zip(self.transports, starts, strict=False):
             transport.now = start
@@ -230,7 +231,7 @@ class Simulated:
         return Account(tuple(transport.now for transport in self.transports), self._messages)
 
     def send(self, source: SimulatedTransport, wire: Wire, dest: int, tag: int) -> _Waited:
-        """Put a message on its way at the source's time."""
+        """Send a message at the source's time."""
         sending = _Waited(source, wire, False, source.now)
         origin, target = self._image(source.rank, dest)
         key = (tag * self.size + origin) * self.size + target
@@ -246,7 +247,7 @@ class Simulated:
         return sending
 
     def receive(self, dest: SimulatedTransport, wire: Wire, source: int, tag: int) -> _Waited:
-        """Expect a message from the dest's time on."""
+        """Post a receive at the dest's time."""
         per_node = self.network.ranks_per_node
         near = source // per_node == dest.rank // per_node
         receiving = _Waited(dest, wire, True, dest.now, near)
@@ -262,7 +263,7 @@ class Simulated:
         return receiving
 
     def _image(self, source: int, dest: int) -> tuple[int, int]:
-        """The message to a simulated rank that this one stands for."""
+        """Return the source and dest, a simulated rank, of the message that stands for this one."""
         if self._symmetry == "none":
             return source, dest
         inner = dest % self.network.ranks_per_node
@@ -271,7 +272,7 @@ class Simulated:
         return source ^ (dest - inner), inner
 
     def _path(self, source: int, dest: int, image: int) -> tuple[Server, ...]:
-        """List what a message passes: on the source's side, then on that of the dest's image."""
+        """Return a message's servers: those of the source's node, then those of the dest's image."""
         path = self._paths.get((source, dest))
         if path is None:
             network = self.network
@@ -298,7 +299,7 @@ class Simulated:
         message.receiving = receiving
 
     def _pass(self, time: float, stage: int, message: _Message) -> None:
-        """A message's first byte has come to a stage of its path."""
+        """Handle the arrival of a message's first byte at a stage of its path."""
         server = message.path[stage]
         start = max(time, server.free)
         server.free = start + message.nbytes * server.per_byte
@@ -316,7 +317,7 @@ class Simulated:
 
     @staticmethod
     def _deliver(message: _Message, receiving: _Waited) -> None:
-        if isinstance(receiving.wire.buffer, memoryview):  # few bytes that mean something
+        if isinstance(receiving.wire.buffer, memoryview):  # a short buffer with content, as of a handshake
             receiving.wire.content[:] = message.sending.wire.content
         _complete(receiving, max(message.arrived, receiving.posted))
 
@@ -329,7 +330,7 @@ class SimulatedTransport:
     now : float
         The rank's time.
     opened : float
-        When its handshake ends.
+        The time when its handshake ends.
     """
 
     def __init__(self, world: Simulated, rank: int, size: int, nodes: Sequence[int]) -> None:
@@ -354,17 +355,17 @@ class SimulatedTransport:
         return Reposted(lambda: self.isend(wire, dest, tag))
 
     def forget(self, message: Persistent) -> None:
-        """Give nothing back."""
+        """Do nothing."""
 
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
         return Reposted(lambda: self.irecv(wire, source, tag))
 
     def free(self) -> None:
-        """Give nothing back."""
+        """Do nothing."""
 
 
 def _advance(rank: SimulatedTransport) -> None:
-    """Go on until the rank waits for what is not known yet."""
+    """Run a rank until it waits for a message whose time is unknown."""
     for pending in rank.steps:
         if isinstance(pending, Reposted):
             pending = pending.message

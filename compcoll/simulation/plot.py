@@ -1,4 +1,4 @@
-"""Curves of what was simulated: time against ranks, and time against size with the sizes where another is faster."""
+"""Plots of simulated times against ranks and against size, with the sizes from which another curve is fastest."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
 
 def check(path: Path) -> None:
-    """Refuse what cannot be drawn before anything is simulated.
+    """Check that a plot can be written, before anything is simulated.
 
     Parameters
     ----------
     path : Path
-        The picture.
+        The image file.
 
     Raises
     ------
     InvalidArgument
-        If matplotlib is not there or does not know files of that kind.
+        If matplotlib is not installed or does not support the file's suffix.
     CompcollError
-        If there is no such folder.
+        If the folder does not exist.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,15 +55,15 @@ def plot(
     Parameters
     ----------
     path : Path
-        The picture.
+        The image file.
     scenario : Scenario
-        All but the size.
+        The scenario, whose size is not used.
     names, ways : sequence
-        Algorithms and codecs.
+        Names of algorithms, and codecs.
     sizes : sequence of int
-        Bytes.
+        Sizes in bytes, increasing. From a single size, a range is made.
     progress : callable, optional
-        As in `simulation.allreduce`.
+        As in `compcoll.simulation.run.allreduce`.
     """
     from matplotlib.figure import Figure
 

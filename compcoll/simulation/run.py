@@ -1,7 +1,7 @@
 """Simulated collectives: our own algorithms, unchanged, on a virtual clock.
 
-A `Profile` says how long a rank's kernels take, and a `Network` how long its messages do. Nothing is sent or computed.
-If all nodes do the same, one node is simulated for all.
+A rank's kernels take the times of a `Profile`, and its messages those of a `Network`. Nothing is sent or computed. If
+all nodes do the same, one node is simulated for all.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from ..transports.base import Group, Transport, Wire
 from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
 from .sizes import Extent, KernelSeconds, SizesCoder
 
-# The algorithms that can be simulated: MPI's own is not ours to know.
+# The algorithms that can be simulated. MPI's own cannot: its algorithms are unknown.
 ALGORITHMS = tuple(choose.ALLREDUCE)
 
-# The number of messages that are simulated one by one rather than sizes rounded.
+# Up to this number, messages are simulated one by one, with the exact size.
 _FEW_MESSAGES = 300_000
 
-# More than these take minutes, and memory.
+# More messages take minutes and much memory.
 _MANY_MESSAGES = 5_000_000
 
-# Sizes may grow by this factor, so that all ranks have chunks of one size.
+# Sizes may be rounded up by this factor, so that all ranks have chunks of one size.
 _ROUNDED = 1.02
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """An allreduce to be simulated.
+    """An allreduce to simulate.
 
     Parameters
     ----------
     ranks : int
         Number of ranks, at least 2.
     network : Network
-        Between them.
+        The network between them.
     nbytes : int
         Bytes of a rank's buffer.
     dtype : str
@@ -63,7 +63,7 @@ class Scenario:
     call : float
         Host seconds before the algorithm begins.
     segment : int, optional
-        Uncompressed bytes of a segment; by default what our algorithms take between so many nodes.
+        Uncompressed bytes of a segment; by default those that our algorithms use between this number of nodes.
     """
 
     ranks: int
@@ -92,7 +92,7 @@ class Scenario:
 
     @property
     def bound(self) -> float:
-        """Seconds below which no uncompressed allreduce gets on the links between nodes (or else inside one)."""
+        """Lower bound in seconds of an uncompressed allreduce on the links between nodes, or inside a single node."""
         link = self.network.between if self.world.nodes > 1 else self.network.inside
         return 2 * (self.ranks - 1) / self.ranks * self.nbytes * link.per_byte
 
@@ -103,19 +103,19 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     algorithm, codec : str, Codec or None
-        What ran.
+        The algorithm and codec that ran.
     seconds : float
-        When the last rank has its result.
+        The time when the last rank has its result.
     wire_nbytes, raw_sent_nbytes : int
-        What a rank sends, at most, and what that would be uncompressed.
-    messages : int
+        Most bytes that a rank sends, compressed and uncompressed.
+    messages : float
         Messages that a rank sends, on average.
     encode_seconds, decode_seconds : float
-        What its kernels take, at most.
+        Most seconds that a rank's kernels take.
     nbytes : int
-        Size that was simulated.
+        The simulated size in bytes.
     symmetry : str
-        How one node stood for all.
+        The symmetry by which one node stood for all.
     """
 
     algorithm: str
@@ -131,7 +131,7 @@ class Outcome(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """The buffer, and how ranks may stand for each other."""
+    """The values and chunks of a buffer, and the symmetry by which nodes stand for each other."""
 
     n: int
     chunks: tuple[Chunk, ...]
@@ -156,18 +156,18 @@ def allreduce(
     algorithm : str
         One of `ALGORITHMS`.
     codec : Codec, optional
-        Nothing is compressed by default. Wires that vary in size are assumed to be half as long as the values.
+        The codec; None for no compression. Wires of varying size are assumed to be half as long as the values.
     symmetric : bool
-        Whether one node may be simulated for all where that changes nothing.
+        Whether one node may be simulated for all if the result is the same.
     patient : bool
         Whether millions of messages may be simulated one by one.
     progress : callable, optional
-        Called now and then with the number of further messages.
+        Called regularly with the number of events since the last call.
 
     Raises
     ------
     InvalidArgument, UnknownAlgorithm, UnsupportedDType
-        If that cannot be run, or would take too long.
+        If the allreduce cannot run, or its simulation would take too long.
     """
     if algorithm not in ALGORITHMS:
         choose.check("allreduce", algorithm)
@@ -208,7 +208,7 @@ def allreduce(
 
 
 def _handshake(transport: Transport) -> Steps:
-    """The messages of `compcoll.execute.handshake` on one rank."""
+    """Exchange the messages of `compcoll.execute.handshake` on one rank."""
     for number in range((transport.size - 1).bit_length()):
         dest, source = partners(transport.rank, transport.size, number)
         arriving, leaving = (Wire(memoryview(bytearray(SIGNATURE_NBYTES))) for _ in range(2))
@@ -225,7 +225,7 @@ def _job(
     speeds: tuple[Speed, Speed],
     allocate: Callable[[int], Any],
 ) -> Any:
-    """Make what `compcoll.execute.host` gives to an algorithm, for one rank: coders let time pass."""
+    """Make the job that `compcoll.execute.host` gives to an algorithm, with coders that only advance the clock."""
     itemsize, coder = plan.call.itemsize, plan.coder
     assert coder is not None
     wire_nbytes = coder.wire_nbytes if coder.fixed_size else lambda n: -(-n * itemsize // 2)
@@ -245,15 +245,16 @@ def _job(
 
 @lru_cache(maxsize=32)
 def handshake(ranks: int, network: Network) -> Account:
-    """Simulate the handshake, by which ranks find out whether they make the same call: alike for all algorithms."""
+    """Simulate the handshake, which is the same for all algorithms."""
     symmetry: Symmetry = "none" if ranks % network.ranks_per_node else "exclusive" if in_pairs(ranks) else "rotation"
     simulated = Simulated(ranks, network, symmetry)
     return simulated.run([_handshake(transport) for transport in simulated.transports])
 
 
 def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int:
-    """Estimate how many messages all ranks send: two for each segment of a chunk, or one in each exchange of the whole
-    buffer.
+    """Estimate the number of messages of all ranks.
+
+    A rank sends two for each segment of a chunk, or one for each segment in each exchange of the whole buffer.
     """
     p, segments, record = scenario.ranks, sum(len(chunk) for chunk in chunks), RECORDS[algorithm]
     exchanges = record.symmetry == "exclusive" and not record.chunked
@@ -261,7 +262,7 @@ def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int
 
 
 def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
-    """Chunks of one size for all ranks, if that is possible or almost so; then one node stands for all."""
+    """Cut a buffer, with chunks of one size if it (or about its size) permits; then one node stands for all."""
     ranks, record = scenario.ranks, RECORDS[plan.algorithm]
     chunks = balanced_chunks(n, record.parts(ranks), plan.block, plan.segment)
     exact = _Cut(n, chunks, "none")
@@ -278,7 +279,7 @@ def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
 
 
 def _parts(plan: Plan, scenario: Scenario) -> int:
-    """Return how many parts of a buffer must have one size, so that all nodes do the same."""
+    """Return the number of parts of a buffer that must have one size so that all nodes do the same."""
     if plan.algorithm == choose.HIERARCHICAL:
         return scenario.ranks // scenario.network.ranks_per_node
     return RECORDS[plan.algorithm].parts(scenario.ranks)
@@ -291,7 +292,7 @@ def _unit(plan: Plan, n: int, scenario: Scenario) -> int:
 
 
 def _too_many(scenario: Scenario, plan: Plan, count: int) -> str:
-    """Say what to do about too many messages."""
+    """Return the error text for too many messages, with a remedy."""
     ranks, per_node, itemsize = scenario.ranks, scenario.network.ranks_per_node, DTYPES[scenario.dtype].itemsize
     symmetry, remedy = RECORDS[plan.algorithm].symmetry, "fewer ranks"
     if has_symmetry(symmetry, ranks, per_node):
@@ -311,46 +312,46 @@ def _equal(chunks: Sequence[Chunk]) -> bool:
 
 
 def _seconds(speed: Speed, itemsize: int) -> KernelSeconds:
-    """Seconds of a value. Halves are computed on as float32."""
+    """Return the seconds per value. Kernels compute on halves as float32."""
     nbytes = max(itemsize, 4)
     rates = (speed.encode, speed.decode, speed.accumulate, speed.recode)
     return KernelSeconds(*(nbytes / rate for rate in rates))
 
 
 def resized(scenario: Scenario, *, ranks: int | None = None, nbytes: int | None = None) -> Scenario:
-    """Give a scenario another number of ranks or another size; a network of no more ranks than there are."""
+    """Return a scenario with another number of ranks or bytes; ranks per node are at most the ranks."""
     ranks = scenario.ranks if ranks is None else ranks
     network = replace(scenario.network, ranks_per_node=min(scenario.network.ranks_per_node, ranks))
     return replace(scenario, ranks=ranks, network=network, nbytes=scenario.nbytes if nbytes is None else nbytes)
 
 
 def step_seconds(nbytes: float, computing: float, network: Network, ranks: int) -> float:
-    """Predict a step of data-parallel training, in which nothing is sent while something is computed: the model with
-    which LDTE-BS, a sparsifier, was extrapolated to clusters.
+    """Predict the seconds of a step of data-parallel training without overlap of communication and computation.
 
-    i GPUs a node, j nodes, g bytes of gradients on their way, T_B seconds of a step on one GPU::
+    The authors of the sparsifier LDTE-BS extrapolated to clusters by this model. For i GPUs per node, j nodes, g bytes
+    of gradients sent, and T_B seconds of a step on one GPU::
 
         T_comm = g / C_gpu log2 i + g / C_cpu + (C_lat + g / C_net) log2 j
         T_comp = T_B - g / C_cpu
 
-    and i j B / (T_comm + T_comp) examples a second, with batches of B. Copies between GPU and CPU, g / C_cpu, are part
-    of T_B, and so cancel.
+    With batches of B, training processes i j B / (T_comm + T_comp) examples per second. T_B includes the copies between
+    GPU and CPU, g / C_cpu, so that they cancel.
 
     Parameters
     ----------
     nbytes : float
-        Bytes of a rank's gradients on their way: g.
+        Bytes that a rank sends for its gradients: g.
     computing : float
         Seconds of a step on one GPU: T_B.
     network : Network
-        Its links inside nodes carry C_gpu bytes a second, those between nodes C_net after C_lat seconds.
+        Links inside nodes carry C_gpu bytes per second; those between nodes carry C_net, with a latency of C_lat.
     ranks : int
-        One a GPU, of whole nodes.
+        Number of ranks, one per GPU, on whole nodes.
 
     Raises
     ------
     InvalidArgument
-        If nodes would not be whole, or the step took no time.
+        If the ranks do not fill whole nodes, or ``computing`` is not positive.
     """
     if ranks % network.ranks_per_node:
         raise InvalidArgument(f"{ranks} ranks, {network.ranks_per_node} a node: whole nodes are needed")

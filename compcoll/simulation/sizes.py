@@ -1,4 +1,4 @@
-"""A device that has no memory: arrays are lengths, and kernels take virtual time."""
+"""A device without memory: arrays are lengths, and kernels take virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = Any
 
 
 class Extent:
-    """Memory of ``nbytes`` bytes that does not exist. What is cut from it is not smaller: kernels are told lengths."""
+    """A stand-in for memory of ``nbytes`` bytes. A slice is not smaller: kernels get lengths as arguments."""
 
     __slots__ = ("nbytes",)
 
@@ -23,18 +23,18 @@ class Extent:
 
 
 class Clock(Protocol):
-    """The clock of a rank, in virtual time."""
+    """The virtual clock of a rank, in seconds."""
 
     now: float
 
 
 class KernelSeconds(NamedTuple):
-    """The time that kernels take, in seconds for each value.
+    """The time of kernels, in seconds per value.
 
     Attributes
     ----------
     encode, decode, accumulate, recode : float
-        To the wire; from the wire; decoded and added; decoded, added and encoded again.
+        Seconds to encode; to decode; to decode and add; to decode, add and encode again.
     """
 
     encode: float = 0.0
@@ -44,23 +44,23 @@ class KernelSeconds(NamedTuple):
 
 
 class SizesCoder:
-    """A coder whose work is to let time pass (the contract is `compcoll.codecs.base.Coder`).
+    """A coder that only advances the clock (the contract is `compcoll.codecs.base.Coder`).
 
-    A term beyond the first two takes what adding one takes.
+    Each term beyond the first two takes the time of ``accumulate``.
 
     Parameters
     ----------
     clock : Clock
-        Of the rank that encodes and decodes.
+        The clock of the rank that encodes and decodes.
     wire_nbytes : callable
-        Length of the wire of so many values; all wires are that long.
+        Returns the bytes of a wire for a number of values.
     seconds : KernelSeconds
-        What a value takes.
+        Seconds per value.
 
     Attributes
     ----------
     encode_seconds, decode_seconds : float
-        Virtual time that was spent.
+        Virtual time spent so far.
     """
 
     fixed_size = True

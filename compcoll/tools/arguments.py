@@ -1,4 +1,4 @@
-"""The common part of the command lines: codecs and their options; sizes, durations and speeds as people write them."""
+"""Common command-line arguments: codecs and their options, sizes, durations and speeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..codecs.registry import codec_classes, get_codec, is_own
 from ..errors import InvalidArgument
 from ..plan.cost import Link
 
-# Options of codecs whose names commands have for options of their own.
+# Codec options whose names clash with options of the commands.
 _OF_COMMANDS = ("dtype", "seed")
 
 _BYTES = {"": 1, "b": 1, **{f"{p}{s}": 1 << 10 * i for i, p in enumerate("kmgt", 1) for s in ("", "b", "ib")}}
@@ -33,7 +33,7 @@ def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
     Parameters
     ----------
     parser : argparse.ArgumentParser or group
-        Gets them.
+        The parser that gets the options.
     text : str
         The help of ``--codec``.
     """
@@ -55,7 +55,7 @@ def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The codecs' options that were given, as text."""
+    """Return the given codec options, as text."""
     prefix = "codec_"
     return {
         name[len(prefix) :]: value
@@ -65,12 +65,12 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def chosen_codec(args: argparse.Namespace) -> Codec | None:
-    """The codec that the arguments describe, or None.
+    """Return the codec that the arguments describe, or None.
 
     Raises
     ------
     InvalidArgument, UnknownCodec
-        If there is none, or it has not those options.
+        If the codec does not exist, or does not have the given options.
     """
     given = given_options(args)
     if args.codec in (None, "none"):
@@ -83,14 +83,14 @@ def chosen_codec(args: argparse.Namespace) -> Codec | None:
 
 
 def _fields(cls: Any) -> Iterator[Field[Any]]:
-    """Yield the fields of a codec that are for command lines."""
+    """Yield the fields of a codec that are options of the command line."""
     for field in fields(cls) if is_dataclass(cls) else ():
         if field.init and field.metadata.get("on_command_line", True):
             yield field
 
 
 def _options() -> dict[str, list[tuple[type[Codec], Field[Any]]]]:
-    """Find, by name, the codecs that have an option."""
+    """Return, by the name of an option, the codecs that have it, with the fields."""
     found: dict[str, list[tuple[type[Codec], Field[Any]]]] = {}
     for _, cls in sorted(codec_classes().items()):
         for field in _fields(cls):
@@ -104,13 +104,13 @@ def _flag(name: str, of_codecs: list[tuple[type[Codec], Field[Any]]]) -> str:
 
 
 def _kind(field: Field[Any]) -> type:
-    """The type of a field's values, but for None."""
+    """Return the type of a field's values other than None."""
     words = re.findall(r"\w+", field.type if isinstance(field.type, str) else getattr(field.type, "__name__", ""))
     return next((kind for kind in (bool, int, float) if kind.__name__ in words), str)
 
 
 def _converted(text: Any, field: Field[Any] | None) -> Any:
-    """An option's value; the text as it is where it is none, for the codec to refuse."""
+    """Convert an option to its type; return invalid text as it is, so that the codec refuses it."""
     try:
         return text if field is None or not isinstance(text, str) else _kind(field)(text)
     except ValueError:
@@ -118,7 +118,7 @@ def _converted(text: Any, field: Field[Any] | None) -> Any:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse bytes given as ``4096``, ``16M``, ``16MB`` or ``16MiB``: suffixes are powers of 1024."""
+    """Parse bytes such as ``4096``, ``16M``, ``16MB`` or ``16MiB``. Suffixes are powers of 1024."""
     return round(_parse(text, _BYTES, "a size: bytes are needed, such as 4096, 64K, 16M or 1G"))
 
 
@@ -131,7 +131,7 @@ def amount(nbytes: float) -> str:
 
 
 def doubling(low: int, high: int) -> list[int]:
-    """Make the sizes from the smallest on, each twice as large, up to the largest."""
+    """Return sizes from ``low`` to at most ``high``, each twice the previous one."""
     sizes = [low]
     while 2 * sizes[-1] <= high:
         sizes.append(2 * sizes[-1])
@@ -139,30 +139,30 @@ def doubling(low: int, high: int) -> list[int]:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse seconds given as ``2us``, ``0.5ms`` or ``1s``."""
+    """Parse seconds such as ``2us``, ``0.5ms`` or ``1s``."""
     return _parse(text, _SECONDS, "a duration: s, ms, us or ns are needed, such as 2us")
 
 
 def parse_speed(text: str) -> float:
-    """Parse bytes per second given as ``1.5GB/s``, or in bits as ``100gbit``: suffixes are powers of 1000."""
+    """Parse bytes per second such as ``1.5GB/s``, or bits such as ``100gbit``. Suffixes are powers of 1000."""
     return _parse(text, _SPEEDS, "a speed: bytes or bits per second are needed, such as 1.5GB/s or 100gbit")
 
 
 def given(text: str | None, parse: Callable[[str], float], otherwise: float) -> float:
-    """The value of an option that may be 0, or may not be there."""
+    """Return the value of an option that may be absent (None) or 0."""
     if text is None:
         return otherwise
     return 0.0 if text.strip() == "0" else parse(text)
 
 
 def link(speed: str | None, latency: str | None, otherwise: Link) -> Link:
-    """A link of that speed and latency, where they are given, else as the other."""
+    """Return a link with the given speed and latency, which default to those of ``otherwise``."""
     per_byte = otherwise.per_byte if speed is None else 1 / parse_speed(speed)
     return Link(given(latency, parse_seconds, otherwise.latency), per_byte)
 
 
 def _parse(text: str, units: Mapping[str, float], expected: str) -> float:
-    """A positive number with one of the units, in lower case or as it is."""
+    """Parse a positive number with a unit, as given or in lower case."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zµ/]*)", text.strip(), re.IGNORECASE)
     unit = units.get(match[2], units.get(match[2].lower(), math.nan)) if match else math.nan
     value = float(match[1]) * unit if match else math.nan

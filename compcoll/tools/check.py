@@ -1,4 +1,4 @@
-"""`check_codec`: a codec taken through all that collectives rely on, without MPI, on a few ranks in this process."""
+"""`check_codec`: test all promises of a codec on which collectives rely, without MPI, on ranks in this process."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from ..plan import choose
 from ..transports.loopback import Loopback
 
 Array = npt.NDArray[Any]
-Found = Iterator[str]  # what is wrong, in words; nothing if all is right
+Found = Iterator[str]  # descriptions of errors; none if all is right
 
 _host = lru_cache(maxsize=1)(HostDevice)
 _GUARD = np.full(64, 0xA5, np.uint8)
-_WORLDS = ((2, 2), (3, 3), (4, 2))  # ranks, and ranks on a node
-_LONG = 600_000  # values of which each of two ranks has more than one segment
+_WORLDS = ((2, 2), (3, 3), (4, 2))  # (ranks, ranks per node)
+_LONG = 600_000  # values: more than one segment on each of two ranks
 
 
 def check_codec(codec: str | Codec, **codec_options: Any) -> None:
-    """Check that a codec does all that collectives rely on, by every algorithm, on a few ranks in this process.
+    """Check that a codec keeps its promises to collectives, in every algorithm, on a few ranks in this process.
 
-    The promises are the keys of ``compcoll.tools.check.PROMISES``. It takes about a second for a codec with kernels.
+    The promises are the keys of ``compcoll.tools.check.PROMISES``. A codec with kernels takes about a second.
 
     Parameters
     ----------
     codec : str or Codec
         A codec or its name.
     **codec_options
-        Configuration of a codec given by name.
+        Options of a codec given by name.
 
     Raises
     ------
     CodecError
-        If the codec breaks promises: the message says which, what was found, and what is right.
+        If the codec breaks promises. The message lists them, with what was found and what is right.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def check_codec(codec: str | Codec, **codec_options: Any) -> None:
             for trial in () if chosen.additive and name in _OF_CODERS else trials:
                 try:
                     found = next(promise(trial), None)
-                except Exception as error:  # of the codec, too
+                except Exception as error:  # the codec may raise any
                     found = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 if found is not None:
                     broken[name] = f"{trial.dtype}: {found}"
@@ -80,7 +80,7 @@ def check_codec(codec: str | Codec, **codec_options: Any) -> None:
 
 
 class Trial:
-    """A codec bound to an element type, for whole arrays.
+    """Encodes and decodes whole arrays by a codec bound to an element type.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Trial:
         return np.random.default_rng(seed).standard_normal(n).astype(self.numpy)
 
     def samples(self) -> dict[str, Array]:
-        """Return arrays that a codec must take, by name."""
+        """Return arrays that a codec must accept, by name."""
         n, numpy = self.n, self.numpy
         largest = 6e4 if self.dtype == "float16" else float(np.finfo(np.float32).max)
         found = {f"{length} values": self.normals(length) for length in (0, 1, 7, n)}
@@ -115,7 +115,7 @@ class Trial:
         return found
 
     def encode(self, x: Array, wires: Sequence[Array] = (), *, fill: int = 0, **how: Any) -> Array:
-        """The wire of an array plus the decoded wires, in memory that held ``fill`` before."""
+        """Return the wire of an array plus decoded wires, written to memory filled with ``fill``."""
         most = self.coder.wire_nbytes(x.size)
         memory = np.concatenate([np.full(most, fill, np.uint8), _GUARD])
         if "decoded" in how:
@@ -128,18 +128,18 @@ class Trial:
     def decode(
         self, n: int, *wires: Array, add: Array | None = None, out: Array | None = None, scale: float = 1.0
     ) -> Array:
-        """The sum of an array and decoded wires."""
+        """Return the sum of an array and decoded wires."""
         out = np.full(n, 7, self.numpy) if out is None else out
         flat = None if add is None else _host().flat(add, self.dtype)
         self.coder.decode(n, flat, wires, _host().flat(out, self.dtype), scale=scale)
         return out
 
     def once(self, x: Array) -> float:
-        """The relative error of encoding an array once."""
+        """Return the relative error of encoding an array once."""
         return relative(self.decode(x.size, self.encode(x)), x.astype(np.float64))
 
     def feedback(self, n: int) -> ErrorFeedback:
-        """Make the state that a sparsifier needs for a buffer."""
+        """Return the state that a sparsifier needs for a buffer."""
         assert isinstance(self.codec, Sparsifier)
         feedback = self.codec.state()
         if isinstance(feedback, VarianceFeedback):
@@ -152,7 +152,7 @@ def same(x: Array, y: Array) -> bool:
 
 
 def relative(got: Array, exact: Array) -> float:
-    """Root mean square of an error, relative to that of the exact values."""
+    """Return the root mean square of the error, relative to that of the exact values."""
     return float(np.sqrt(np.square(got.astype(np.float64).ravel() - exact).sum() / np.square(exact).sum()))
 
 
@@ -175,7 +175,7 @@ class Ranks:
     def run(
         self, collective: str, algorithm: str, inputs: Sequence[Array], feedback: Sequence[Any] = ()
     ) -> list[Array]:
-        """All ranks' results."""
+        """Run a collective on all ranks, and return their results."""
         more: list[dict[str, Any]] = [{"feedback": each} for each in feedback] or [{} for _ in inputs]
         return self.world.run(
             getattr(comm, f"i{collective}")(x, algorithm=algorithm, **how)
@@ -183,14 +183,14 @@ class Ranks:
         )
 
     def algorithms(self, collective: str) -> list[str]:
-        """List the algorithms that take the codec and need no MPI."""
+        """Return the algorithms that accept the codec and need no MPI."""
         names = [name for name in choose.NAMES[collective] if name not in choose.BY_MPI]
         if collective == "allreduce":
             names = [name for name in names if (name in choose.SPARSE) == self.trial.sparse]
         return names
 
     def allowed(self, collective: str, algorithm: str, x: Array) -> float:
-        """Return the relative error that a result may have: twice the worst sum of errors like that of encoding x."""
+        """Return the allowed relative error of a result: twice the worst sum of errors of encoding x."""
         trial, rounding = self.trial, (self.size + 2) * self.trial.rounding
         if trial.codec.additive:
             error = trial.codec.sum_error(self.size)
@@ -207,7 +207,7 @@ def _configuration(trial: Trial) -> Found:
     name, text = getattr(codec, "name", None), repr(codec)
     if not isinstance(name, str) or not name:
         yield f"its name is {name!r}: give the class a name, a string"
-    hash(codec)  # plans are kept by codec
+    hash(codec)  # plans are cached by codec
     twin = dataclasses.replace(codec) if dataclasses.is_dataclass(codec) else copy.copy(codec)
     if twin != codec or hash(twin) != hash(codec) or repr(twin) != text or " at 0x" in text:
         yield f"a codec of the same options is not equal to it, or shows as {twin!r}: ranks compare them by repr"
@@ -313,7 +313,7 @@ def _sums(trial: Trial) -> Found:
 
 
 def _failed_decoding(trial: Trial) -> Found:
-    if trial.codec.fixed_size:  # of another length none arrives
+    if trial.codec.fixed_size:  # wires of another length cannot arrive
         return
     x, out = trial.normals(trial.n), np.full(trial.n, 7, trial.numpy)
     wire = trial.encode(x)
@@ -325,7 +325,7 @@ def _failed_decoding(trial: Trial) -> Found:
 
 
 def _worlds(trial: Trial) -> list[Ranks]:
-    """Two, three and four ranks, these on two nodes; one of them for all types but one."""
+    """Return worlds of two, three, and four ranks (on two nodes); for types other than float32 only three ranks."""
     return [Ranks(trial, *world) for world in (_WORLDS if trial.dtype == "float32" else _WORLDS[1:2])]
 
 
@@ -359,7 +359,7 @@ def _other_collectives(trial: Trial) -> Found:
 def _compared(
     ranks: Ranks, collective: str, algorithm: str, inputs: Sequence[Array], feedback: Sequence[Any] = ()
 ) -> Found:
-    """Compare the results of a collective with the exact ones, and with each other where all ranks' are alike."""
+    """Compare the results of a collective with the exact ones, and with each other if all ranks get the same."""
     before = [x.tobytes() for x in inputs]
     results = ranks.run(collective, algorithm, inputs, feedback)
     case = f"{collective} of {inputs[0].size} values by {algorithm} on {ranks.size} ranks"
@@ -368,7 +368,7 @@ def _compared(
         yield f"{case}: ranks have different bits: how.decoded must hold what others decode"
     if any(x.tobytes() != content for x, content in zip(inputs, before, strict=True)):
         yield f"{case}: the input changed"
-    if ranks.trial.sparse and collective == "allreduce":  # what is not sent stays in feedback
+    if ranks.trial.sparse and collective == "allreduce":  # values not sent stay in ``feedback``
         return
     allowed = ranks.allowed(collective, algorithm, inputs[0])
     exact = _exact(collective, [x.astype(np.float64) for x in inputs])
@@ -378,7 +378,7 @@ def _compared(
 
 
 def _exact(collective: str, inputs: Sequence[Array]) -> Sequence[Array]:
-    """All ranks' results of a collective without loss."""
+    """Return all ranks' exact results of a collective."""
     ranks = len(inputs)
     if collective == "alltoall":
         return [np.concatenate(parts) for parts in zip(*(np.split(x, ranks) for x in inputs), strict=True)]
@@ -393,7 +393,7 @@ def _error_feedback(trial: Trial) -> Found:
     codec = trial.codec
     if trial.dtype != "float32" or not codec.feedback_converges(trial.dtype):
         return
-    if isinstance(codec, Sparsifier) and codec.state is not ErrorFeedback:  # which keeps more than losses
+    if isinstance(codec, Sparsifier) and codec.state is not ErrorFeedback:  # its state holds more than residuals
         return
     for ranks in _worlds(trial):
         quantizer = codec.quantizer(_host(), trial.dtype, ranks.size)
@@ -425,7 +425,7 @@ _OF_CODERS = _by_name(
     _sums,
     _failed_decoding,
 )
-# What a codec promises, by name. An additive codec, whose wires are added as they are, has no coder.
+# The tests of a codec's promises, by name. Those of coders do not apply to additive codecs, which have no coder.
 PROMISES: Mapping[str, Callable[[Trial], Found]] = {
     **_by_name(_configuration),
     **_OF_CODERS,

@@ -1,4 +1,4 @@
-"""``python -m compcoll choose``: the codec and the algorithm for a buffer, a network and an error that is allowed."""
+"""``python -m compcoll choose``: choose codec and algorithm for a buffer, a network and an allowed error."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what `Communicator.explain` prints for such a call, and the call."""
+    """Print the plan as `Communicator.explain` does, and the call to write."""
     profile = profile_named(args.profile, HostDevice())
     world = world_of(args, profile)
     if args.link is not None or args.latency is not None:
-        # Timings on other links do not hold for these.
+        # Timings are of the profile's own links.
         between = link(args.link, args.latency, profile.between)
         profile = replace(profile, between=between, timings=(), source=f"{profile.source}, but for the link")
     plan = chosen(profile, world, parse_bytes(args.bytes), args.error, args.dtype)
@@ -53,25 +53,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen(profile: Profile, world: World, nbytes: int, error: float, dtype: str = "float32") -> Plan:
-    """Choose as an allreduce with ``codec="auto", tolerance=error`` does.
+    """Return the plan of an allreduce with ``codec="auto", tolerance=error``.
 
     Parameters
     ----------
     profile : Profile
-        What is known of the machines.
+        The machines' speeds.
     world : World
         The ranks.
     nbytes : int
         Bytes of a rank's buffer.
     error : float
-        The result's relative error that is allowed.
+        The allowed relative error of the result.
     dtype : str
         Element type.
 
     Raises
     ------
     InvalidArgument
-        If there is one rank only, the error is negative or not finite, or the buffer holds no value.
+        If there is only one rank, the error is not in [0, 1), or the buffer holds no value.
     """
     itemsize = DTYPES[dtype].itemsize
     if world.size < 2:
@@ -85,7 +85,7 @@ def chosen(profile: Profile, world: World, nbytes: int, error: float, dtype: str
 
 
 def gain(plan: Plan) -> float:
-    """Return how many times as fast as MPI's own allreduce, uncompressed, a plan is predicted to be."""
+    """Return the predicted speedup of a plan over MPI's own uncompressed allreduce."""
     native, *others = choose.options(plan.call, plan.setting)
     best = next(o for o in (native, *others) if (o.algorithm, o.codec) == (plan.algorithm, plan.codec))
     return native.seconds / best.seconds

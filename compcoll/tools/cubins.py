@@ -1,4 +1,4 @@
-"""``python -m compcoll cubins``: the CUDA kernels' machine code, compiled before anybody needs it."""
+"""``python -m compcoll cubins``: compile the CUDA kernels' machine code ahead of time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLE = "python -m compcoll cubins --arch 90 --codec zfp --rate 8"
 
 
 class _Programs:
-    """A device whose coders are what kernels they need: as codecs ask for it."""
+    """A device for codecs whose coders are `CodecLaunches`, which name their programs."""
 
     @staticmethod
     def coder(kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> CodecLaunches:
@@ -29,12 +29,12 @@ class _Programs:
 
 
 def programs(codecs: list[Codec], dtype: str) -> list[Program]:
-    """List the programs that collectives on arrays of a type need, with these codecs or none."""
+    """Return the programs that collectives on arrays of a type need, with these codecs or without any."""
     device: Any = _Programs()
     fixed = [codec for codec in (Cast(dtype), *codecs) if codec.fixed_size and not codec.additive]
     computed = computed_on(dtype).name
     coders: list[Any] = [codec.coder(device, dtype) for codec in fixed]
-    coders.append(Cast(computed).coder(device, computed))  # what sparsifiers work on
+    coders.append(Cast(computed).coder(device, computed))  # the type in which sparsifiers compute
     found: list[Program] = [coder.program for coder in coders]
     found += [
         program("integer_quantizer", computed),
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, and print a line for each file."""
+    """Compile the programs, and print a line for each file."""
     if cubins.nvrtc() is None:
         raise UnsupportedDevice("NVRTC is not installed: pip install 'compcoll[cuda13]', or 'nvidia-cuda-nvrtc'")
     chosen = chosen_codec(args)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compiled(wanted: list[Program], architectures: list[str]) -> Iterator[tuple[str, int]]:
-    """Compile programs on all cores; of each, when it is there, yield a line of text and the number of bytes.
+    """Compile programs on all cores; for each finished one, yield a line of text and its size in bytes.
 
     Raises
     ------

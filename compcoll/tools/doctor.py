@@ -1,4 +1,4 @@
-"""``python -m compcoll doctor``: what compcoll finds here, whether it works, and what to change."""
+"""``python -m compcoll doctor``: report the environment, test compcoll in it, and print what to change."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _TIMEOUT = 60.0
 
 
 class Finding(NamedTuple):
-    """Something to know.
+    """A problem or a remark.
 
     Attributes
     ----------
     level : {"wrong", "slow", "note"}
-        Whether results would be wrong or missing, late, or neither.
+        Whether results would be wrong or missing, slow, or neither.
     text, remedy : str
-        What it is, and what to do.
+        The description, and what to do.
     """
 
     level: str
@@ -58,16 +58,16 @@ class Finding(NamedTuple):
 
 @dataclass
 class Report:
-    """The findings on one rank, or on all.
+    """Facts and findings of one rank or all ranks.
 
     Attributes
     ----------
     facts : dict
-        For programs.
+        Facts for the JSON output.
     lines : list of (str, str)
-        Headings and texts, for people.
+        Headings and texts for the printed output.
     findings : list of Finding
-        What to know or to change.
+        Problems and remarks.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -79,18 +79,18 @@ class Report:
         return all(finding.level != WRONG for finding in self.findings)
 
     def add(self, heading: str, text: str, **facts: Any) -> None:
-        """Add a line for people, and its facts for programs."""
+        """Add a line of the printed output, with its facts for JSON."""
         self.lines.append((heading, text))
         self.facts |= facts
 
     def find(self, level: str, text: str, remedy: str) -> None:
-        """Add a finding, once."""
+        """Add a finding, unless it is there already."""
         finding = Finding(level, text, remedy)
         if finding not in self.findings:
             self.findings.append(finding)
 
     def attempt(self, work: Callable[[], T], remedy: str) -> T | None:
-        """Return what a function returns; None, and a finding, if it raises an error of compcoll's."""
+        """Return a function's result; if it raises `CompcollError`, add a finding and return None."""
         try:
             return work()
         except CompcollError as error:
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine and print, on one rank."""
+    """Examine all ranks, and print the report on one."""
     report, started_by = Report(), launcher()
     _packages(report)
     _environment(report)
@@ -162,7 +162,7 @@ def _cpu(report: Report) -> None:
 
 
 def examine_ranks(report: Report, started_by: Launcher) -> bool:
-    """Find out what all ranks see together, and return whether this rank is to print. Collective under MPI."""
+    """Examine all ranks together; return whether this rank prints. Collective under MPI."""
     try:
         from ..transports.mpi import transport_by_mpi
     except MPIMissing as error:
@@ -250,7 +250,7 @@ def _codecs(report: Report) -> None:
 
 
 def _messages(report: Report, transport: MPITransport) -> None:
-    """Report latency and bandwidth of messages, as all pairs of ranks measure them at once."""
+    """Report latency and bandwidth of messages, measured by all pairs of ranks at once."""
     world = World.of(transport.nodes)
     networks = loaded_networks()
     report.facts["loaded_networks"] = networks
@@ -276,7 +276,7 @@ def _gpu_awareness() -> Awareness:
 
 
 def _gpu(report: Report) -> None:
-    """Report which GPUs there are, and how their memory reaches other ranks."""
+    """Report the GPUs, and how their memory reaches other ranks."""
     names, why = gpus()
     wrong = selftest.check_gpu() if names else ""
     if wrong:
@@ -304,7 +304,7 @@ def _sums(report: Report, transport: MPITransport) -> None:
 
 
 def _profile(report: Report, transport: MPITransport) -> None:
-    """Report whether auto knows these machines."""
+    """Report the profile that ``auto`` uses on these machines."""
     place = place_of(transport, HostDevice().name)
     if transport.rank != 0:
         return
@@ -324,7 +324,7 @@ def _profile(report: Report, transport: MPITransport) -> None:
 
 
 def _collect(report: Report, transport: MPITransport) -> None:
-    """Let every rank know what any found."""
+    """Collect the findings of all ranks on every rank."""
     every = transport.gather(lambda: [list(finding) for finding in report.findings])
     for rank, findings in enumerate(every):
         for level, text, remedy in findings:
@@ -333,13 +333,13 @@ def _collect(report: Report, transport: MPITransport) -> None:
 
 
 def to_json(report: Report) -> str:
-    """The report for programs."""
+    """Return the report as JSON."""
     findings = [finding._asdict() for finding in report.findings]
     return json.dumps({"ok": report.healthy, **report.facts, "findings": findings}, indent=1)
 
 
 def to_text(report: Report) -> Sequence[str]:
-    """The report for people."""
+    """Return the lines of the printed report."""
     lines = [f"{heading:<13}{text}" for heading, text in report.lines]
     if report.findings:
         lines += ["", "what to change"]

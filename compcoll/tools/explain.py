@@ -1,4 +1,4 @@
-"""``python -m compcoll explain``: what the cost model says of a collective, and what auto makes of it."""
+"""``python -m compcoll explain``: print the cost model's prediction for a collective, and the choice of ``auto``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table."""
+    """Print the plan."""
     print(plan(args))
     return 0
 
@@ -70,7 +70,7 @@ def plan(args: argparse.Namespace) -> Plan:
 
 
 def plan_in(call: Call, world: World, profile: Profile) -> Plan:
-    """Make the plan of a call under MPI, of arrays in host memory."""
+    """Make the plan of a call under MPI with arrays in host memory."""
     shared = world.nodes == 1 and world.size > 1
     return make_plan(call, Setting(world, HostDevice(), profile, library="MPI", shared=shared))
 
@@ -86,7 +86,7 @@ def _tolerance(options: dict[str, str]) -> float:
 
 
 def profile_named(named: str | None, device: HostDevice) -> Profile:
-    """The profile of that name: ``"defaults"``, a file, or without a name the last one made on this host."""
+    """Return the named profile: ``"defaults"``, a file, or by default the newest profile made on this host."""
     if named == "defaults":
         return DEFAULTS
     if named is not None:
@@ -96,7 +96,7 @@ def profile_named(named: str | None, device: HostDevice) -> Profile:
 
 
 def world_of(args: argparse.Namespace, profile: Profile) -> World:
-    """The ranks that the arguments describe."""
+    """Return the ranks that the arguments describe."""
     if args.ranks < 1:
         raise InvalidArgument(f"-p {args.ranks}: at least 1 rank is needed")
     if args.ranks_per_node is not None:

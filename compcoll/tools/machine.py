@@ -1,4 +1,4 @@
-"""The facts about the machine, the launcher and the MPI library that are known without a message."""
+"""Facts about the machine, the launcher and the MPI library, found without communication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .. import config
 from ..gpu.awareness import mapped_files
 
-# Other names under which a package is installed.
+# Names of the distributions that install a package, if they differ.
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}
 
 PACKAGES = ("compcoll", "numpy", "ml_dtypes", "zfpy", "mpi4py", "cupy", "torch", "tqdm", "matplotlib")
@@ -41,9 +41,9 @@ class Launcher(NamedTuple):
     name : str
         The program.
     ranks : int
-        As many ranks as it started; 1 if none did.
+        Number of ranks that it started; 1 without a launcher.
     rank : int
-        This one's number among them.
+        The rank of this process.
     """
 
     name: str
@@ -62,12 +62,12 @@ _LAUNCHERS = (
 
 
 def launcher(environment: Mapping[str, str] | None = None) -> Launcher:
-    """Find the launcher of this process by the environment.
+    """Return the launcher of this process, found in the environment.
 
     Parameters
     ----------
     environment : mapping, optional
-        This process's by default.
+        Environment variables; by default those of this process.
     """
     environment = os.environ if environment is None else environment
     for name, size, rank in _LAUNCHERS:
@@ -77,7 +77,7 @@ def launcher(environment: Mapping[str, str] | None = None) -> Launcher:
 
 
 def versions() -> dict[str, str | None]:
-    """Look up the versions of the packages that matter; None of one that is not installed."""
+    """Return the versions of `PACKAGES`; None for a package that is not installed."""
     found: dict[str, str | None] = {}
     for name in PACKAGES:
         found[name] = "unknown version" if util.find_spec(name) is not None else None
@@ -88,7 +88,7 @@ def versions() -> dict[str, str | None]:
 
 
 def cpu() -> tuple[str, list[str]]:
-    """The CPU's name, and which of the features that matter it has."""
+    """Return the CPU's name, and those of its features that matter for kernels."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -101,13 +101,13 @@ def cpu() -> tuple[str, list[str]]:
 
 
 def loaded_networks() -> list[str]:
-    """Communication libraries that are in this process; that they are does not mean that MPI uses them."""
+    """Return the communication libraries loaded in this process. MPI does not necessarily use them."""
     paths = mapped_files()
     return [name for key, name in _NETWORKS.items() if any(f"lib{key}" in Path(path).name for path in paths)]
 
 
 def settings(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str], dict[str, str]]:
-    """Our settings in the environment, those of them that do not exist, and MPI's that choose how messages travel."""
+    """Return compcoll's settings in the environment, the unknown ones among them, and MPI's transport settings."""
     environment = os.environ if environment is None else environment
     known = {value for value in vars(config).values() if isinstance(value, str) and value.startswith("COMPCOLL_")}
     ours = {name: value for name, value in sorted(environment.items()) if name.startswith("COMPCOLL_")}
@@ -121,7 +121,7 @@ def binding(cores: Sequence[Sequence[int]], present: int) -> str:
     Parameters
     ----------
     cores : sequence
-        For each rank of the node the cores that it may run on.
+        For each rank of the node, the cores that it may run on.
     present : int
         Cores of the node.
     """

@@ -1,4 +1,4 @@
-"""The self-test: whether the codecs and the collectives do here what they do everywhere."""
+"""The self-test: codecs and collectives must give the same results here as on other machines."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _EXAMPLES = [(cls(**example.options), example) for cls in ALL for example in cls
 # Examples whose wires are the same on every machine.
 CODECS: Mapping[str, Codec] = {codec.label: codec for codec, example in _EXAMPLES if example.digests}
 
-# The codecs that zfpy runs: its versions may write different wires of the same values.
+# Codecs run by zfpy, whose versions may write different wires for the same values.
 BY_ZFPY: Mapping[str, Codec] = {codec.label: codec for codec, _ in _EXAMPLES if not codec.fixed_size}
 
-# The digests of a wire, its decoded values and the wire of a sum, for each of `CODECS` and element type.
+# The digest of a wire, its decoded values and the wire of a sum, for each of `CODECS` and each element type.
 DIGESTS: dict[str, str] = {
     f"{codec.label}, {dtype}": digest
     for codec, example in _EXAMPLES
@@ -41,7 +41,7 @@ _N = 10_007
 
 
 def values(dtype: str) -> npt.NDArray[Any]:
-    """Numbers of many magnitudes and signs, made by integer arithmetic alone: the same everywhere."""
+    """Return numbers of many magnitudes and both signs. Integer arithmetic makes them the same on all machines."""
     state = np.arange(1, _N + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
     state ^= state >> np.uint64(32)
@@ -53,7 +53,7 @@ def values(dtype: str) -> npt.NDArray[Any]:
 
 
 def digests(device: HostDevice, codecs: Mapping[str, Codec] = CODECS) -> Iterator[tuple[str, str]]:
-    """Digest what each codec makes of `values`, and of their sum with a wire."""
+    """Yield the name and digest of each codec's results for `values`, and for their sum with a wire."""
     for dtype in DTYPES:
         x = device.flat(values(dtype), dtype)
         for name, codec in codecs.items():
@@ -70,7 +70,7 @@ def digests(device: HostDevice, codecs: Mapping[str, Codec] = CODECS) -> Iterato
 
 
 def check_codecs() -> list[str]:
-    """List what is wrong with codecs here; nothing, it is to be hoped."""
+    """Return descriptions of the errors of codecs on this machine; none if all is right."""
     wrong = []
     for instruction_set in HostDevice.instruction_sets():
         for name, digest in digests(HostDevice(1, instruction_set)):
@@ -82,7 +82,7 @@ def check_codecs() -> list[str]:
 
 
 def check_gpu() -> str:
-    """Tell what is wrong with kernels on the first GPU, where a wire must be the host's; empty if nothing is."""
+    """Return the error of kernels on the first GPU, whose wire must equal the host's; empty if there is none."""
     from ..gpu.discovery import first_gpu
 
     x, codec = values("float32"), ZFP(rate=8)
@@ -96,7 +96,7 @@ def check_gpu() -> str:
         device.from_host(x, there, runtime.launching)
         coder.encode(_N, there, (), wire)
         got = device.to_host(wire, runtime.launching)
-    except Exception as error:  # CuPy's, of a compiler or a driver: whatever it is, the GPU is of no use so
+    except Exception as error:  # CuPy's, the compiler's or the driver's: the GPU cannot be used
         return f"a kernel does not run: {type(error).__name__}: {error}"
     differ = int(np.count_nonzero(got != expected))
     return f"{differ} of {got.size} bytes of a wire are not the host's" if differ else ""
@@ -106,7 +106,7 @@ def _check_values(name: str, codec: Codec) -> list[str]:
     """Check that decoded values are close to the encoded ones, and that NaN does not become finite."""
     trial, x = Trial(codec, "float32"), values("float32")
     error = trial.once(x)
-    # Far from what any of these codecs does to such values.
+    # Generous limits: no codec comes near them.
     lossless, small = codec.encoding_error("float32") == 0, codec.feedback_converges("float32")
     allowed = 0.0 if lossless else 0.9 if small else 4.0
     wrong = [] if error <= allowed else [f"{name}: relative error {error:.2g}, expected at most {allowed:g}"]
@@ -116,7 +116,7 @@ def _check_values(name: str, codec: Codec) -> list[str]:
 
 
 def check_allreduce(comm: Communicator, world: World) -> list[str]:
-    """List what is wrong with sums over all ranks. Collective."""
+    """Return descriptions of the errors of sums over all ranks. Collective."""
     wrong = []
     rng = np.random.default_rng(12345)
     inputs = [rng.standard_normal(50_000).astype(np.float32) for _ in range(min(comm.size, 64))]
@@ -125,7 +125,7 @@ def check_allreduce(comm: Communicator, world: World) -> list[str]:
     exact = sum(count * x.astype(np.float64) for count, x in zip(counts, inputs, strict=True))
     codec = ZFP(rate=16)
     for algorithm in choose.NAMES["allreduce"]:
-        # Sparsifiers that send everything lose nothing.
+        # A sparsifier that sends all values is lossless.
         ways: tuple[Codec | None, ...] = (TopK(1.0),) if algorithm in choose.SPARSE else (None, codec)
         for way in ways if algorithm != choose.NATIVE else (None,):
             name = f"allreduce by {algorithm}" + ("" if way is None else f" with {way!r}")

@@ -1,4 +1,4 @@
-"""``python -m compcoll simulate``: how long allreduces would take on a network that is not there."""
+"""``python -m compcoll simulate``: predict the time of allreduces on a simulated network."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate and print."""
+    """Simulate the allreduces, and print their times."""
     scenario, codec = _scenario(args)
     names = _algorithms(args.algorithm)
     sizes = _sizes(args.bytes, DTYPES[args.dtype].itemsize)
@@ -140,7 +140,7 @@ def _scenario(args: argparse.Namespace) -> tuple[Scenario, Codec | None]:
 def _training(
     args: argparse.Namespace, scenario: Scenario, codec: Codec | None, sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Steps of training by `simulation.throughput`, if asked for."""
+    """Return the predicted training steps for all sizes, if ``--computing`` is given."""
     if args.computing is None:
         return []
     computing, network = parse_seconds(args.computing), scenario.network
@@ -157,7 +157,7 @@ def _training(
 
 
 def _speeds(args: argparse.Namespace, profile: Profile, codec: Codec | None) -> Profile:
-    """The profile, with the codec's speeds as given."""
+    """Return the profile with the given speeds of the codec."""
     given = {verb: parse_speed(getattr(args, verb)) for verb in _VERBS if getattr(args, verb) is not None}
     if not given:
         return profile
@@ -188,7 +188,7 @@ def _sizes(text: str, itemsize: int) -> list[int]:
 
 
 def _progress() -> contextlib.AbstractContextManager[Any]:
-    """Make a bar that counts messages on a terminal, if tqdm is installed; else None."""
+    """Return a progress bar for terminals; a context of None if tqdm is not installed."""
     try:
         from tqdm import tqdm
     except ImportError:
@@ -232,7 +232,7 @@ def _table(scenario: Scenario, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _crossovers(sizes: Sequence[int], outcomes: Sequence[Sequence[Outcome]]) -> list[str]:
-    """Say from which size on what is fastest."""
+    """Return lines with the sizes from which each option is fastest."""
     if len(sizes) < 2:
         return []
     lines, last = ["fastest from size on"], ""

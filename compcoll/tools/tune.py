@@ -1,7 +1,7 @@
-"""``python -m compcoll tune``: measures what the cost model needs to know, and stores it.
+"""``python -m compcoll tune``: measure the constants of the cost model, and store them as a profile.
 
-Every rank takes part in everything, at the same time, as in a collective: ranks that share cores, memory or a link
-then measure what each of them gets.
+All ranks take part in every measurement at the same time, as in a collective. So ranks that share cores, memory or a
+link measure the share that each of them gets.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from ..plan.profile import Stored, load, path_of, place_of, save
 from ..plan.wire_formats import kind_of, wire_format
 from ..transports.base import Located, Tunable, Wire
 
-# Bytes of the allreduces that are timed: up to what no processor's caches hold.
+# Bytes of the timed allreduces, up to sizes that exceed all processor caches.
 SIZES = tuple(1 << power for power in (8, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 26))
-# Bytes up to which times scatter: longer allreduces outlast a scheduler's slices.
+# Bytes up to which times scatter. Larger allreduces take longer than a scheduler's time slices.
 SCATTERED = 1 << 22
-# A quick profile: the sizes up to which times scatter are visited twice, each for a part of the usual time.
+# Bytes in a quick profile: sizes whose times scatter are timed twice, each for a part of the usual time.
 QUICK_SIZES = tuple(1 << power for power in (*range(12, 23, 2), *range(12, 25, 2)))
 _QUICK_PART = 0.3
-# A quick profile counts a codec's gain only if the codec saves this part of the library's own time on the wire.
+# A quick profile trusts a codec's gain only if the wire's saved time is this part of the library's own time.
 _NOTICED = 0.1
-# In a quick profile, this quantile of the times of our own allreduces counts, and its complement of the library's.
+# A quick profile stores this quantile of our own allreduces' times, and 1 minus this quantile of the library's.
 _DOUBTED = 0.75
 
 _SEGMENT = 1 << 20
-_SECONDS_EACH = 0.15  # for an algorithm and a size; half as much for small ones
+_SECONDS_EACH = 0.15  # for an algorithm and a size; half or a quarter of it for small sizes
 _SMALL = 1 << 16
 _TWICE = 1 << 20
-_ROUNDS = 5  # at least, of what is timed
-_EXCHANGED = 8  # messages of an exchange, each of half a segment
-_TINY = 32  # messages at once, to find out what a message costs
-_SHORTEST = 1e-5  # seconds; shorter work is repeated in a row, which finds its code and memory at hand
+_ROUNDS = 5  # fewest repetitions of a timed allreduce
+_EXCHANGED = 8  # messages of an exchange, each half a segment long
+_TINY = 32  # messages in flight at once, to measure the cost of a message
+_SHORTEST = 1e-5  # seconds; shorter work is repeated in a row, with its code and memory in caches
 _MOST = 200  # repetitions at most
 
 DESCRIPTION = (
@@ -75,12 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and store."""
+    """Measure a profile and store it."""
     from ..transports.mpi import transport_by_mpi  # starts MPI
 
     transport = transport_by_mpi(None, threads=False, timeout=config.DEFAULT_TIMEOUT)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a profile that cannot be used: it is made anew
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a profile that cannot be used: it is measured anew
         comm = Communicator(transport)
     stored = tune(comm, transport, args.seconds)
     if transport.rank == 0:
@@ -97,13 +97,13 @@ def tune(comm: Communicator, transport: Tunable, seconds: float | None = None, *
     Parameters
     ----------
     comm : Communicator
-        Over the transport.
+        Uses the same transport.
     transport : Tunable
-        Between the ranks.
+        The transport between the ranks.
     seconds : float, optional
-        No measurement begins after so long: 30 s, or 3 s for a quick profile.
+        No measurement begins after this time; default 30 s, or 3 s for a quick profile.
     quick : bool
-        Whether to measure links, the library's own allreduce and a few others of a few sizes only. Codecs and hosts
+        Whether to measure only links, the library's own allreduce and a few others, for a few sizes. Codecs and hosts
         then have the default speeds.
     """
     world = World.of(transport.nodes)
@@ -136,12 +136,12 @@ def tune(comm: Communicator, transport: Tunable, seconds: float | None = None, *
 
 
 def _show(text: str) -> None:
-    """Replace the terminal's line by what is measured next."""
+    """Show the next measurement in place of the terminal's last line."""
     print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def with_links(profile: Profile, transport: Tunable, watch: Stopwatch, world: World, part: float) -> Profile:
-    """Measure the links that exist, for a part of the usual time, and return the profile with them."""
+    """Measure the existing links, for ``part`` of the usual time, and return the profile with them."""
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(transport.nodes):
         by_node.setdefault(node, []).append(rank)
@@ -154,7 +154,7 @@ def with_links(profile: Profile, transport: Tunable, watch: Stopwatch, world: Wo
 
 
 def describe(stored: Stored) -> list[str]:
-    """Describe what was measured, for people."""
+    """Return printed lines that describe a stored profile."""
     profile = stored.profile
     lines = [str(stored.place)]
     for name, link in (("inside a node", profile.inside), ("between nodes", profile.between)):
@@ -171,7 +171,7 @@ def describe(stored: Stored) -> list[str]:
 
 
 def _merged(stored: Stored, path: Path) -> Profile:
-    """Add what an earlier profile of the same place knows of other worlds."""
+    """Add the timings of other worlds from an earlier profile of the same place."""
     new = stored.profile
     try:
         old = load(path)
@@ -187,16 +187,16 @@ def _merged(stored: Stored, path: Path) -> Profile:
 
 
 def _codecs() -> list[Codec | None]:
-    """List what is measured: values as they are, every codec as it is by default, and other settings of our own."""
+    """Return what is measured: uncompressed values (None), every codec with its defaults, and other settings."""
     own: list[Codec | None] = [None, ZFP(rate=16), MinMax(4), Cast("bfloat16"), ZFP(precision=16)]
-    # Additive codecs have no coder: the cost model takes the speeds in their classes.
+    # Additive codecs have no coder: the cost model uses the speeds of their classes.
     codecs = [codec for codec in map(get_codec, list_codecs()) if not codec.additive]
     # One sparsifier stands for all of them.
     return own + [codec for codec in codecs if codec.name == "topk" or not isinstance(codec, Sparsifier)]
 
 
 def _speed(codec: Codec | None, device: HostDevice, watch: Stopwatch) -> Speed:
-    """Throughput over buffers that no cache holds; zfpy's, which is slow, over a few."""
+    """Measure throughput over buffers larger than caches. Codecs of varying size are slow and get one small buffer."""
     fixed = codec is None or codec.fixed_size
     n, parts = (_SEGMENT // 4, 8) if fixed else (1 << 14, 1)
     coder = (Cast("float32") if codec is None else codec).coder(device, "float32")
@@ -223,7 +223,7 @@ def _speed(codec: Codec | None, device: HostDevice, watch: Stopwatch) -> Speed:
 
 
 def _pairs(groups: Iterable[Iterable[int]]) -> dict[int, int]:
-    """Pair the ranks within each group; a rank that is left over has no partner."""
+    """Pair the ranks within each group; a last odd rank has no partner."""
     found: dict[int, int] = {}
     for group in groups:
         ranks = list(group)
@@ -233,7 +233,7 @@ def _pairs(groups: Iterable[Iterable[int]]) -> dict[int, int]:
 
 
 def _complete(pending: list[Any]) -> None:
-    """Wait as a collective does."""
+    """Wait for messages as a collective does."""
     for message in pending:
         spins = 0
         while not message.Test():
@@ -243,7 +243,7 @@ def _complete(pending: list[Any]) -> None:
 
 
 def _link(transport: Tunable, watch: Stopwatch, partners: dict[int, int], part: float) -> Link:
-    """Latency: half a ping-pong of 8 bytes. Bandwidth: as many bytes each way at once, as in our algorithms."""
+    """Measure a link: latency by half a ping-pong of 8 bytes, bandwidth by equal messages in both directions."""
     partner = partners.get(transport.rank)
     tiny = Wire(memoryview(bytearray(8))), Wire(memoryview(bytearray(8)))
     size = _SEGMENT // 2
@@ -267,7 +267,7 @@ def _link(transport: Tunable, watch: Stopwatch, partners: dict[int, int], part: 
 
 
 def _message(transport: Tunable, device: HostDevice, watch: Stopwatch, partners: dict[int, int]) -> float:
-    """Host time of a message among many at once: both ends of it, the kernels' start, waiting."""
+    """Measure the host time of a message among many: both ends, the kernels' start, and waiting."""
     partner = partners.get(transport.rank)
     coder = Cast("float32").coder(device, "float32")
     x = np.zeros(16, np.float32)
@@ -290,12 +290,12 @@ def _message(transport: Tunable, device: HostDevice, watch: Stopwatch, partners:
 
 
 class Timed(NamedTuple):
-    """An allreduce that is timed: ``run`` takes the values and the memory of the result.
+    """An allreduce to time. ``run`` takes the values and the memory of the result.
 
     Attributes
     ----------
     part : float
-        The quantile of its repetitions that counts; for large arrays it is the median.
+        The quantile of the repetitions that is stored; large arrays use the median.
     """
 
     algorithm: str
@@ -304,25 +304,25 @@ class Timed(NamedTuple):
     part: float = 0.5
 
     def part_of(self, nbytes: int) -> float:
-        """Return the quantile that counts for arrays of that size."""
+        """Return the quantile for arrays of a size."""
         return self.part if nbytes <= SCATTERED else 0.5
 
     def of_visits(self, *seconds: float) -> float:
-        """Return the time that counts of several visits: the best, or the worst in a quick profile."""
+        """Return the best time of several visits, or the worst if ``part`` is above the median."""
         return max(seconds) if self.part > 0.5 else min(seconds)
 
     @property
     def wire(self) -> WireFormat:
-        """The format on the wire: all codecs that are timed send 8 bits a value."""
+        """The wire format. All timed codecs send 8 bits per value."""
         return WireFormat(kind_of(self.codec), 32.0 if self.codec is None else 8.0)
 
     def fits(self, nbytes: int, world: World) -> bool:
-        """Return whether the algorithm takes arrays of that size: only small ones travel with the handshake."""
+        """Return whether the algorithm accepts arrays of a size: only small ones travel with the handshake."""
         return self.algorithm != DISSEMINATION or nbytes / self.wire.ratio <= largest(world.size)
 
 
 def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
-    """List the allreduces to time on these ranks: the library's own, and ours uncompressed and with zfp."""
+    """Return the allreduces to time on these ranks: the library's own, and ours uncompressed and with ZFP."""
     names = [name for name in ALLREDUCE if not ALGORITHMS[name].unfit(world)]
     ways: list[tuple[str, Codec | None]] = [(NATIVE, None)]
     ways += [(name, codec) for name in names for codec in (None, ZFP(rate=8))]
@@ -337,11 +337,11 @@ def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Time
 
 
 def quick_series(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
-    """List the allreduces of a quick profile: those that compress, those that are about as fast without, and the
-    library's own, in place and without our handshake, as a group's own is called where nothing is compressed.
+    """Return the allreduces of a quick profile: compressed ones, fast uncompressed ones, and the library's own.
 
-    If repeated timings differ too much to decide, the library's own must win: of ours a slow one counts, of the
-    library's own a fast one, and of two visits the worse one of ours.
+    The library's own runs in place and without our handshake, as process groups call it for uncompressed data. It must
+    win if repeated timings differ too much to decide. So a slow time is used of ours, and a fast one of the library's,
+    and of two visits the worse one of ours.
     """
     series = series_of(comm, transport, world)
     few = [each for each in series if each.codec is not None or each.algorithm in (SHARED_MEMORY, DISSEMINATION)]
@@ -353,8 +353,9 @@ def quick_series(comm: Communicator, transport: Tunable, world: World) -> list[T
 
 
 def believed(timing: Timing, timings: Iterable[Timing], profile: Profile) -> Timing:
-    """Raise a compressed allreduce's times to the library's own where there is little to save: a gain seen there is
-    scatter.
+    """Raise a compressed allreduce's times to the library's own if the codec can save little.
+
+    A measured gain is then only scatter.
     """
     own = next((dict(each.points) for each in timings if each.algorithm == NATIVE), {})
     if timing.codec == RAW or not own:
@@ -378,12 +379,12 @@ def timings_of(
     part: float = 1.0,
     show: Callable[[str], None] = lambda text: None,
 ) -> tuple[Timing, ...]:
-    """Time allreduces of these sizes in bytes, in this order, until the stopwatch does not afford the next size.
+    """Time allreduces of the sizes in ``visits`` (bytes), in this order, until the stopwatch has no time left.
 
-    Short allreduces are visited twice: a disturbance may last longer than one visit.
+    Short allreduces are visited twice, since a disturbance may last longer than one visit.
     """
     points: list[dict[int, float]] = [{} for _ in series]
-    # Parts of one large buffer, as of gradients: its pages are huge, and MPI is seen at its best.
+    # All arrays are parts of one large buffer, like gradients: huge pages show MPI at its best.
     values = np.random.default_rng(0).standard_normal(max(visits) // 4, np.float32)
     results = np.zeros_like(values)
     for index, nbytes in enumerate(visits):
@@ -407,7 +408,7 @@ def timings_of(
 
 
 def call_of(profile: Profile, timings: tuple[Timing, ...], world: World) -> float:
-    """Estimate the constant of our own algorithms: what the smallest allreduces took beyond the formulas, at least."""
+    """Estimate our algorithms' constant: the least excess of the smallest allreduces over their formulas."""
     own = [timing for timing in timings if timing.algorithm in ALLREDUCE]
     beyond = []
     for timing in [timing for timing in own if timing.codec == RAW] or own:
@@ -423,9 +424,9 @@ class Stopwatch:
     Parameters
     ----------
     transport : Located
-        Between the ranks.
+        The transport between the ranks.
     seconds : float
-        When to stop, counted from now.
+        Time limit from now, in seconds.
     """
 
     def __init__(self, transport: Located, seconds: float) -> None:
@@ -433,11 +434,11 @@ class Stopwatch:
         self._deadline = time.perf_counter() + seconds
 
     def affords(self, seconds: float) -> bool:
-        """Return whether that much time is left. Collective."""
+        """Return whether ``seconds`` are left. Collective."""
         return self._transport.tell(lambda: time.perf_counter() + seconds < self._deadline)
 
     def seconds(self, work: Callable[[], Any], budget: float) -> float:
-        """Measure one thing like `each`."""
+        """Measure a single work, as `each` does. Collective."""
         return self.each([work], budget)[0]
 
     def each(
@@ -445,17 +446,17 @@ class Stopwatch:
     ) -> list[float]:
         """Return, for each work, the median over repetitions of the slowest rank's time. Collective.
 
-        The works take turns, in an order drawn anew for each repetition, so that none profits from the caches of
-        the one before.
+        The works run alternately, in a new random order for each repetition, so that none always profits from the
+        caches of the same predecessor.
 
         Parameters
         ----------
         works : sequence of callable
-            What is timed; done once before.
+            Functions to time. Each runs once before.
         budget : float
-            Seconds for all works together; at least three repetitions are made.
+            Seconds for all works together. Each is repeated at least three times.
         parts : sequence of float, optional
-            For each work, the quantile that is returned instead of the median.
+            For each work, the quantile to return instead of the median.
         """
         for work in works:
             work()
@@ -463,7 +464,7 @@ class Stopwatch:
         rows = [max(int(_SHORTEST / max(seconds, 1e-9)), 1) for seconds in once]
         turn = sum(max(seconds, _SHORTEST) for seconds in once)
         repetitions = min(max(int(budget / turn), 3), _MOST)
-        draws, order = random.Random(0), list(range(len(works)))  # the same on all ranks
+        draws, order = random.Random(0), list(range(len(works)))  # the same order on all ranks
         times: list[list[float]] = [[] for _ in works]
         for _ in range(repetitions):
             draws.shuffle(order)

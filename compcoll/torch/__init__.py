@@ -1,9 +1,10 @@
-"""Compressed collectives for PyTorch, under torchrun, mpirun or any other launcher; no MPI is needed.
+"""Compressed collectives for PyTorch. They run under torchrun, mpirun or any other launcher, and need no MPI.
 
-`compress` has one model's gradients compressed, on any backend; `DGC` with momentum correction, `ACPSGD` and
-`PowerSGD` by low-rank factors. `OneBitAdam` and `ZeroOneAdam` send AdamW's momentum instead, `DiLoCo` and `SparseLoCo`
-what many steps of a rank's own have come to. `all_reduce` and its like are called as those of `torch.distributed`.
-The backend ``"compcoll"`` of `init_process_group` is known to `import torch` once compcoll is installed.
+`compress` compresses the gradients of one model, on any backend. `DGC` adds momentum correction; `ACPSGD` and
+`PowerSGD` send low-rank factors. `OneBitAdam` and `ZeroOneAdam` send AdamW's momentum instead of gradients. `DiLoCo`
+and `SparseLoCo` send the change that many local steps make. `all_reduce` and the other functions are called like those
+of `torch.distributed`. Once compcoll is installed, `import torch` registers the backend ``"compcoll"`` of
+`init_process_group`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for: PyTorch imports this package at its own import, which must stay fast."""
+    """Import a public name on first use: PyTorch imports this package at its own import, which must stay fast."""
     if name == "WholeState":
         warn("compcoll.torch.WholeState", "compcoll.torch.GatheredState", stacklevel=2)
         name = "GatheredState"

@@ -1,8 +1,8 @@
-"""Gradients as arrays: NumPy's in host memory, or tensors on a GPU, in the order of a stream of their own.
+"""Gradients as arrays: NumPy arrays in host memory, or tensors on a GPU with a stream of their own.
 
-What is done to tensors of a GPU is launched by another thread than the caller's, while that launches more. So it goes
-to a stream that waits for what the caller had launched before, and whoever waits for the result has the current stream
-wait for it: the host does not.
+A thread other than the caller's may launch work on GPU tensors while the caller launches more. So this work goes to a
+separate stream, which waits for what the caller had launched before. A thread that waits for the result makes its
+current stream wait for it; the host does not block.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .job_queue import JobQueue, Work
 from .streams import StreamOrder
 
 Array = Any
-"""A NumPy array, or a tensor on a GPU: both can be cut, and parts of them set."""
+"""A NumPy array, or a tensor on a GPU: both support slicing and assignment to slices."""
 
 HostArray = npt.NDArray[Any]
 
 
 class _Arrays:
-    """What host and GPU have in common."""
+    """Base of `HostArrays` and `GPUArrays`: submits jobs on tensors."""
 
     def ordered(self, *tensors: Tensor) -> StreamOrder | None:
-        """Note the order of a job on some tensors, which is submitted now; on the host there is none."""
+        """Record the place in stream order of a job that is submitted now; None on the host."""
         return None
 
     def submit(self, jobs: JobQueue, job: Callable[[], Any], *tensors: Tensor) -> Work:
-        """Put a job on some tensors in a queue; on a GPU it launches on the stream of these arrays."""
+        """Submit a job on some tensors to a queue; on a GPU it launches on this object's stream."""
         return jobs.submit(job, self.ordered(*tensors))
 
     def run(self, jobs: JobQueue, job: Callable[[], Any], *tensors: Tensor) -> None:
-        """Run a job on some tensors, and all those in front of it: the host waits for messages, not for kernels."""
+        """Run a job on some tensors after all jobs before it; the host waits for messages, not for kernels."""
         jobs.run(job, self.ordered(*tensors))
 
 
 class HostArrays(_Arrays):
-    """Works on gradients in host memory, at once."""
+    """Operations on gradients in host memory; they run at once."""
 
     array = staticmethod(array_of)
 
@@ -56,32 +56,32 @@ class HostArrays(_Arrays):
 
     @staticmethod
     def wide(array: HostArray) -> HostArray:
-        """Convert an array to the type that it is added in, which is float32 for halves: one-dimensional."""
+        """Convert an array to one dimension and to the type it is summed in: float32 for 16-bit floats."""
         return np.ascontiguousarray(array, np.float32 if array.dtype.itemsize == 2 else array.dtype).reshape(-1)
 
     @staticmethod
     def residual(array: HostArray) -> HostArray:
-        """Wrap the memory that a feedback keeps its residual in."""
+        """Wrap the memory in which a feedback keeps its residual."""
         return array
 
     @staticmethod
     def put(values: HostArray, target: HostArray) -> None:
-        """Copy residuals, or what was saved of them."""
+        """Copy residuals, current or saved, into the target."""
         target[...] = values
 
     @staticmethod
     def fetched(residual: HostArray) -> HostArray:
-        """Copy residuals to host memory."""
+        """Return residuals in host memory."""
         return residual
 
 
 class GPUArrays(_Arrays):
-    """Works on gradients on a GPU, in the order of one stream; the methods are those of `HostArrays`.
+    """Operations on gradients on a GPU, ordered by one stream; the methods are those of `HostArrays`.
 
     Parameters
     ----------
     device : torch.device
-        The GPU, which is an attribute, too.
+        The GPU; also an attribute.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -100,17 +100,17 @@ class GPUArrays(_Arrays):
 
     @staticmethod
     def wide(array: Tensor) -> Tensor:
-        """Convert halves to float32, which they are added in: one-dimensional."""
+        """Convert a tensor to one dimension and to the type it is summed in: float32 for 16-bit floats."""
         return (array.float() if array.dtype.itemsize == 2 else array).reshape(-1)
 
     @staticmethod
     def residual(array: Any) -> Tensor:
-        """Wrap the memory that a feedback keeps its residual in, as a tensor."""
+        """Wrap the memory in which a feedback keeps its residual, as a tensor."""
         return torch.from_dlpack(array)
 
     @staticmethod
     def put(values: Tensor | HostArray, target: Tensor) -> None:
-        """Copy residuals, or what was saved of them on the host."""
+        """Copy residuals, current or saved on the host, into the target."""
         target.copy_(_tensor_of(values))
 
     def fetched(self, residual: Tensor | HostArray) -> HostArray:
@@ -124,12 +124,12 @@ class GPUArrays(_Arrays):
 
 
 def device_of(parameters: Iterable[Tensor]) -> torch.device:
-    """Find the device that a model's parameters are on.
+    """Return the device of a model's parameters.
 
     Raises
     ------
     InvalidArgument
-        If they are on several.
+        If they are on several devices.
     """
     devices = {parameter.device for parameter in parameters}
     if len(devices) > 1:
@@ -138,7 +138,7 @@ def device_of(parameters: Iterable[Tensor]) -> torch.device:
 
 
 def arrays_on(device: torch.device) -> HostArrays | GPUArrays:
-    """Find what works on gradients on a device.
+    """Return the operations for gradients on a device.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def arrays_on(device: torch.device) -> HostArrays | GPUArrays:
 
 @lru_cache(maxsize=1)
 def gpu_can_encode() -> bool:
-    """Tell whether codecs can run on a GPU: CuPy and one are there."""
+    """Return whether codecs can run on a GPU, which needs CuPy and a GPU."""
     return bool(gpus()[0])
 
 

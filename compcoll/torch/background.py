@@ -1,4 +1,4 @@
-"""Background threads, each of which calls one function again and again."""
+"""Background threads that call one function repeatedly."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def _end_all_at_exit() -> None:
 
 
 def _end_all() -> None:
-    """End threads before MPI and the interpreter end; each may take two seconds."""
+    """End the threads before MPI and the interpreter end; wait at most two seconds for each."""
     for background in tuple(_ending):
         background.close(_SECONDS_AT_THE_END)
 
 
 class Background:
-    """A daemon thread that calls a function, and sleeps in between for as long as the function says.
+    """A daemon thread that calls a function repeatedly, and sleeps in between for the seconds that it returns.
 
     Parameters
     ----------
     name : str
-        Of the thread, after the prefix that all threads of compcoll have.
+        Name of the thread, after the prefix of all threads of compcoll.
     look : callable
         Called without arguments; returns the seconds until the next call, or None to sleep until `wake`.
     ends_at_exit : bool
-        Whether the thread ends when the interpreter begins to: it may be in C++ for long, or have jobs to do. Others
-        go on until there is no interpreter.
+        Whether the thread ends when the interpreter begins to shut down: it may be in C++ for long, or have jobs to
+        do. Other threads run until the interpreter is gone.
     """
 
     def __init__(self, name: str, look: Callable[[], float | None], *, ends_at_exit: bool = False) -> None:
@@ -49,7 +49,7 @@ class Background:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        # No queue.SimpleQueue: whose get() is late for its time-out waits without one (CPython 3.11).
+        # Not queue.SimpleQueue: if its get() is late for its time-out, it then waits without one (CPython 3.11).
         self._bell = threading.Lock()
         self._bell.acquire()
         if ends_at_exit:
@@ -65,13 +65,13 @@ class Background:
                     self._thread.start()
 
     def wake(self) -> None:
-        """Have the thread call its function now."""
-        with contextlib.suppress(RuntimeError):  # the lock is released: another thread has just done this
+        """Make the thread call its function now."""
+        with contextlib.suppress(RuntimeError):  # another thread has just released the lock
             self._bell.release()
         self.start()
 
     def close(self, seconds: float | None = None) -> None:
-        """Have the thread end after one more call, and wait so many seconds for that."""
+        """End the thread after one more call, and wait at most `seconds` for that; without limit by default."""
         self._closed = True
         if self._thread is not None:
             self.wake()

@@ -1,6 +1,6 @@
-"""Tensors as memory and element types. All that depends on the device is in here.
+"""Memory and element types of tensors: everything that depends on the device.
 
-Memory is taken as it is (``data_ptr``), never by ``Tensor.numpy()``, which marks a storage as not resizable.
+Memory is accessed by ``data_ptr``, never by ``Tensor.numpy()``, which marks a storage as not resizable.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssi
 
 
 def on_host(tensor: Any) -> bool:
-    """Tell whether a value is a dense tensor in host memory."""
+    """Return whether a value is a dense tensor in host memory."""
     return isinstance(tensor, Tensor) and tensor.is_cpu and tensor.layout is torch.strided
 
 
 def check(tensor: Any) -> None:
-    """Refuse what is no dense tensor in host memory.
+    """Check that a value is a dense tensor in host memory.
 
     Raises
     ------
@@ -73,12 +73,12 @@ def check(tensor: Any) -> None:
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements."""
+    """Return the size of a tensor's elements in bytes."""
     return int(tensor.numel()) * int(tensor.element_size())
 
 
 def array_of(tensor: Tensor) -> Any:
-    """View a contiguous tensor's memory as a NumPy array, one-dimensional; booleans as bytes."""
+    """View a contiguous tensor's memory as a one-dimensional NumPy array; booleans become bytes."""
     nbytes = tensor.numel() * tensor.element_size()
     if not nbytes:
         return np.empty(0, _ARRAY_TYPES[tensor.dtype])
@@ -86,7 +86,7 @@ def array_of(tensor: Tensor) -> Any:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Tell whether a tensor's memory has neither gaps nor overlaps, in whatever order."""
+    """Return whether a tensor's memory has neither gaps nor overlaps, in any order of its axes."""
     covered = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1:
@@ -97,19 +97,19 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def compressible(tensor: Tensor) -> bool:
-    """Tell whether compcoll's codecs know a tensor's element type."""
+    """Return whether compcoll's codecs support a tensor's element type."""
     return tensor.dtype in COMPRESSIBLE
 
 
 class Packed:
-    """Several tensors as one contiguous piece of memory: their own, where they lie side by side in this order.
+    """Several tensors in one contiguous block: their own memory if they lie side by side in this order, else a new one.
 
     Parameters
     ----------
     tensors : sequence of torch.Tensor
-        Of one element type.
+        Tensors of one element type.
     filled : bool
-        Whether the memory starts with their values.
+        Whether a new block starts with their values.
     """
 
     def __init__(self, tensors: Sequence[Tensor], *, filled: bool) -> None:
@@ -128,20 +128,20 @@ class Packed:
             self.memory = self.tensors[0].new_empty(sum(self.sizes))
 
     def unpack(self) -> None:
-        """Copy the memory's values to the tensors."""
+        """Copy the values of a new block back to the tensors."""
         if not self.shared:
             for tensor, offset, size in zip(self.tensors, self.offsets, self.sizes, strict=True):
                 tensor.copy_(self.memory[offset : offset + size].view(tensor.shape))
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Tell whether contiguous tensors share memory."""
+    """Return whether two contiguous tensors share memory."""
     start, other_start = one.data_ptr(), other.data_ptr()
     return bool(start < other_start + nbytes_of(other) and other_start < start + nbytes_of(one))
 
 
 def _side_by_side(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether contiguous tensors of one storage follow each other in memory."""
+    """Return whether contiguous tensors of one storage follow each other in memory."""
     first = tensors[0]
     address, storage = first.data_ptr(), first.untyped_storage().data_ptr()
     for tensor in tensors:
@@ -152,12 +152,12 @@ def _side_by_side(tensors: Sequence[Tensor]) -> bool:
 
 
 def split_counts(sizes: Sequence[int], tensor: Tensor, ranks: int, which: str) -> list[int]:
-    """Elements for each rank, from rows along the first axis; equal shares if no sizes are given.
+    """Return how many elements each rank gets, from row counts along the first axis; equal shares for no sizes.
 
     Raises
     ------
     InvalidArgument
-        If they do not add up to the tensor's first axis.
+        If the sizes do not add up to the tensor's first axis.
     """
     rows = tensor.shape[0] if tensor.dim() else 0
     row = math.prod(tensor.shape[1:])

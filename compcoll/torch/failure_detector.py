@@ -1,7 +1,8 @@
-"""The roll call of a process group that no MPI knows: who waits, and who is silent, when something goes wrong.
+"""Failure detection for a process group without MPI: after an error, which ranks wait and which are silent.
 
-Who gives up writes that into the group's store, and who waits meanwhile answers there. A thread does both, since gloo
-cannot be left while it waits: and a store that does not answer keeps nobody from an error.
+A rank that gives up announces it in the group's store; ranks that wait meanwhile answer there. A background thread
+writes and reads, because a rank cannot leave gloo while it waits. If the store does not answer, the error is raised
+all the same.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ from .background import Background
 _GONE = ("onnection closed", "onnection reset", "Broken pipe", "pair closure", "onnection refused")
 _LATE = ("imed out", "imeout")
 _OWN = "Application timeout"
-"""What gloo says of connections that it ended itself, since this rank had waited for too long."""
+"""What gloo reports for connections that it closed itself, because this rank had waited too long."""
 
 _SECONDS_BETWEEN_POLLS = 0.1
 _SECONDS_TO_ANSWER = 2.0
 _SECONDS_OF_THE_STORE = 0.4
-"""The longest time that the store may take; less than any roll call."""
+"""The longest time that the store may take; less than any failure detection takes."""
 
 _GAVE_UP, _LOST, _WAITS = "gave up", "lost a connection", "waits"
 
 
 Waits = Callable[..., AbstractContextManager[None]]
-"""Makes the context of a wait for one operation, with ``asks`` as in `Board.waits`."""
+"""Makes the context manager of a wait for one operation; takes ``asks`` as `Board.waits` does."""
 
 
 class Board:
-    """What the ranks of a group tell each other by its store when something goes wrong.
+    """The messages that the ranks of a group exchange through its store when an operation fails.
 
     Parameters
     ----------
     store : torch.distributed.Store or None
-        Of nothing else. Without one nobody is asked.
+        Store used for nothing else. Without one, no rank is asked.
     rank, size : int
-        Of this process in the group, and of all.
+        Rank of this process in the group, and number of ranks.
 
     Attributes
     ----------
     waiting : dict
-        What this rank waits for at the moment, each under a key of its own.
+        Descriptions of the operations that this rank waits for at the moment, each under a unique key.
     """
 
     def __init__(self, store: dist.Store | None, rank: int, size: int) -> None:
@@ -64,41 +65,41 @@ class Board:
         self._wanted = False
         if store is None:
             return
-        # An earlier group of these ranks may have had this one's name, and so the same place in the store.
+        # An earlier group of these ranks may have had the same name, and so the same keys in the store.
         while store.check([str(self._read + 1)]):
             self._read += 1
         _watched.add(self)
         _background.start()
 
     def under_way(self, what: str) -> Waits:
-        """Make the waits for an operation that has just begun: `waits`, without its first argument."""
+        """Return `waits` for an operation that begins now, without its first argument."""
         return partial(self.waits, what, started=time.monotonic())
 
     @contextmanager
     def waits(
         self, what: str, peer: int | None = None, *, asks: bool = True, started: float | None = None
     ) -> Iterator[None]:
-        """Wait in here for an operation of PyTorch's: an error of its own becomes one of `compcoll.errors`.
+        """Enclose a wait for a PyTorch operation: convert PyTorch's errors to those of `compcoll.errors`.
 
         Parameters
         ----------
         what : str
-            The operation, for people.
+            The operation, for error messages.
         peer : int, optional
-            The one rank that is waited for.
+            The only rank that is waited for.
         asks : bool
-            Whether nothing more comes of the operation once the wait ends with an error: then the others are asked.
+            Whether the operation is over once the wait fails: then the other ranks are asked whether they wait.
         started : float, optional
-            When it began, by `time.monotonic`; by default now.
+            Time at which it began, by `time.monotonic`; now by default.
 
         Raises
         ------
         PeerTimeout
-            If what was waited for did not come in time, with the ranks that do not wait themselves.
+            If the operation did not end in time; lists the ranks that do not wait themselves.
         PeerFailed
             If a connection has ended, and no rank gave up before.
         CollectiveFailed
-            If it failed otherwise.
+            If the operation failed otherwise.
         """
         me, started = object(), time.monotonic() if started is None else started
         self.waiting[me] = what
@@ -136,7 +137,7 @@ class Board:
         self._announce(_GAVE_UP, text)
 
     def announced(self) -> Mapping[int, str]:
-        """Read what others have announced by now.
+        """Return what other ranks have announced so far.
 
         Raises
         ------
@@ -156,7 +157,7 @@ class Board:
         return None
 
     def abandon(self) -> None:
-        """Wake nobody: who waits in gloo does so as long as the time-out lets."""
+        """Do nothing: a rank that waits in gloo cannot be woken before its time-out."""
 
     def _announce(self, how: str, text: str) -> None:
         if self._own is None and self._store is not None:
@@ -167,7 +168,7 @@ class Board:
         return any(how == _GAVE_UP for how, _ in tuple(self._heard.values()))
 
     def look(self) -> None:
-        """Write and read what is to be told and heard; answer for who waits. Only the background thread calls this."""
+        """Write and read announcements, and answer if this rank waits. Only the background thread calls this."""
         store = self._store
         telling = self._own is not None and not self._written
         if store is None or not (self.waiting or self._wanted or telling):
@@ -199,13 +200,13 @@ def _look_at_boards() -> float:
 
 
 _background = Background("roll-call", _look_at_boards, ends_at_exit=True)
-"""The thread that writes and reads for all boards. It must not be in the store, in C++, when the interpreter ends."""
+"""The thread that writes and reads for all boards. It must not be in the store's C++ when the interpreter ends."""
 
 _boards: weakref.WeakKeyDictionary[dist.ProcessGroup, Board] = weakref.WeakKeyDictionary()
 
 
 def board_of(group: dist.ProcessGroup) -> Board:
-    """The board of a process group, for what its own backends do."""
+    """Return the board of a process group, for operations of its own backends."""
     if (known := _boards.get(group)) is None:
         store = store_of(group)
         if store is not None:
@@ -215,7 +216,7 @@ def board_of(group: dist.ProcessGroup) -> Board:
 
 
 def store_of(group: dist.ProcessGroup) -> dist.Store | None:
-    """Find the store by which a group's ranks found each other, if it has one."""
+    """Return the store through which a group's ranks found each other, if it has one."""
     known = dist.distributed_c10d._world.pg_map.get(group)
     store = known[1] if known is not None else getattr(group, "store", None)
     return store if isinstance(store, dist.Store) else None

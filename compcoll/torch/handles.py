@@ -1,7 +1,8 @@
-"""PyTorch's handles of operations: what they have in common, those that have ended, and several as one.
+"""PyTorch's handles of operations: base classes, completed operations, and several operations as one.
 
-C++ that is given one of ours, as the reducer of DDP is in `Join`, keeps its C++ half alive only, which can do nothing
-without the other. So one that Python lets go before anybody has waited for it, or asked for its future, is kept here.
+C++ code that holds one of our handles, like DDP's reducer in `Join`, keeps only its C++ half alive, which does nothing
+without the Python half. So a handle is kept here if Python drops it before anyone waited for it or asked for its
+future.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from .untraced import untraced
 Value = TypeVar("Value")
 
 _unasked: deque[_Work] = deque(maxlen=64)
-"""The last ones that nobody had waited for: C++ has them, or nobody. More than there are models that join at a time."""
+"""The last handles that no thread had waited for; C++ may hold them. More than models that join at the same time."""
 _waited: deque[_Work] = deque(maxlen=2)
-"""The last ones that only C++ had waited for, which may ask for the future next. Few: they keep tensors alive."""
+"""The last handles that only C++ had waited for; it may ask for the future next. Few, as they keep tensors alive."""
 
 
 class Lasting(_Work):
-    """The base of all handles of ours, which live on as long as C++ may have them.
+    """Base of all our handles, which live as long as C++ may hold them.
 
     Attributes
     ----------
     asked : bool
-        Whether Python has waited for it, or somebody has its future.
+        Whether Python has waited for the operation, or its future was requested.
     waited : bool
         Whether C++ has waited for it.
     """
@@ -45,10 +46,10 @@ class Lasting(_Work):
 
     def __del__(self) -> None:
         if not self.asked:
-            (_waited if self.waited else _unasked).append(self)  # alive again; this runs once (PEP 442)
+            (_waited if self.waited else _unasked).append(self)  # alive again; __del__ runs once (PEP 442)
 
     def note_wait(self, timeout: timedelta | None) -> None:
-        """Note that somebody waits: C++, if there is a time-out (of 0 without one)."""
+        """Record a wait: by C++ if there is a time-out (0 means none), else by Python."""
         if timeout is None:
             self.asked = True
         else:
@@ -56,21 +57,21 @@ class Lasting(_Work):
 
 
 class Handle(Lasting, Generic[Value]):
-    """An operation under way: whoever ends it sets `error`, then calls `_end`.
+    """An operation in progress. The thread that completes it sets `error`, then calls `_end`.
 
     Parameters
     ----------
     lock : lock
-        Taken while it ends, and while somebody asks for its future.
+        Held while the operation completes, and while its future is requested.
 
     Attributes
     ----------
     done : bool
-        Whether it has ended, well or not.
+        Whether the operation has completed, successfully or not.
     error : BaseException or None
         Why it failed.
     source : int
-        The rank that a receive heard from; -1 if it is none.
+        The rank whose message a receive got; -1 for other operations.
     """
 
     done = False
@@ -85,11 +86,11 @@ class Handle(Lasting, Generic[Value]):
 
     @abstractmethod
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the end; raises the operation's error."""
+        """Wait for completion, and raise the operation's error."""
 
     @abstractmethod
     def result(self) -> Value:
-        """Wait for the end, and return the tensors."""
+        """Wait for completion, and return the tensors."""
 
     def is_completed(self) -> bool:
         return self.done
@@ -104,15 +105,15 @@ class Handle(Lasting, Generic[Value]):
         self.wait()
 
     def source_rank(self) -> int:
-        """Tell the rank that a receive from any source heard from."""
+        """Return the rank whose message a receive from any source got."""
         return self.source
 
     _source_rank = source_rank
 
     def get_future(self) -> Future[Value]:
-        """Make a future of the result; it raises what the operation raised.
+        """Return a future of the result; it raises the operation's error.
 
-        Callbacks run in the thread that ends the operation.
+        Callbacks run in the thread that completes the operation.
         """
         self.asked = True
         with self._lock:
@@ -139,20 +140,20 @@ class Handle(Lasting, Generic[Value]):
             completion.set_result(None)
 
     def _let_go(self) -> None:
-        """Wake those that wait in other threads."""
+        """Wake threads that wait."""
 
 
 class Followed(Lasting):
-    """PyTorch's handle of an operation of a backend of its own, with errors of ours.
+    """Handle of an operation of PyTorch's own backends, which raises errors of `compcoll.errors`.
 
     Parameters
     ----------
     work : torch.distributed.Work
         The operation.
     waits : callable
-        Makes the contexts of waits for it, as `Board.under_way` gives it.
+        Makes the context managers of waits for it; `Board.under_way` returns such a callable.
     finish : callable, optional
-        Makes the result of what came, once, when somebody waits, and returns its tensors.
+        Makes the result from the data that arrived, and returns its tensors. It is called once, at the first wait.
     """
 
     def __init__(self, work: dist.Work, waits: Waits, finish: Callable[[], list[Tensor]] | None = None) -> None:
@@ -167,7 +168,7 @@ class Followed(Lasting):
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.note_wait(timeout)
-        own = timeout or None  # C++ gives 0 for none
+        own = timeout or None  # C++ passes 0 for none
         try:
             with self._waits(asks=own is None):
                 self._work.wait(*() if own is None else (own,))
@@ -200,7 +201,7 @@ class Followed(Lasting):
 
     @untraced
     def get_future(self) -> Future[Any]:
-        """Make a future of the result."""
+        """Return a future of the result."""
         self.asked = True
         waiting = ExitStack()
         waiting.enter_context(self._waits())
@@ -221,7 +222,7 @@ class Followed(Lasting):
 
 
 class CompletedWork(Handle[None]):
-    """An operation that has ended, and well."""
+    """An operation that has completed successfully."""
 
     done = True
 

@@ -1,4 +1,4 @@
-"""Hooks of back-propagation: DistributedDataParallel's buckets, and errors that end ``backward()`` as themselves."""
+"""Hooks of the backward pass: DistributedDataParallel's buckets, and errors that ``backward()`` raises unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def check_hook_free(model: object) -> None:
-    """Refuse a DistributedDataParallel model that has a communication hook already.
+    """Check that a DistributedDataParallel model has no communication hook yet.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def check_hook_free(model: object) -> None:
 def register_hook(
     model: DistributedDataParallel, start: Callable[[dist.GradBucket], Future[Tensor]], name: str
 ) -> None:
-    """Make a function the communication hook of a model, under a name for messages."""
+    """Register a function as a model's communication hook, under a name for error messages."""
 
     def hook(state: object, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         return start(bucket)
@@ -44,20 +44,20 @@ def register_hook(
 
 
 class FilledBucket(NamedTuple):
-    """Gradients that lie one behind the other, to be averaged in place.
+    """Gradients in one contiguous buffer, to be averaged in place.
 
     Attributes
     ----------
     number : int
-        Of the bucket in its backward pass: the same on all ranks.
+        Index of the bucket in its backward pass; the same on all ranks.
     names : tuple of str
-        Its parameters.
+        Names of its parameters.
     memory : torch.Tensor
         Their gradients, flat, each in the order of its parameter's memory.
     before : int
-        How many buckets and parameters precede it in its pass.
+        How many buckets and parameters precede it in its pass, added up.
     last : bool
-        Whether it is the last one of its pass.
+        Whether it is the last bucket of its pass.
     """
 
     number: int
@@ -68,14 +68,14 @@ class FilledBucket(NamedTuple):
 
 
 class BucketHook:
-    """The communication hook by which a method averages a model's gradients: all ranks have the same buckets.
+    """The communication hook with which a method averages a model's gradients; all ranks have the same buckets.
 
     Parameters
     ----------
     model : DistributedDataParallel
-        Takes the hook.
+        Model that gets the hook.
     name : str
-        Of the hook, for messages.
+        Name of the hook, for error messages.
     begin : callable
         Called at the beginning of a backward pass.
     start : callable
@@ -88,12 +88,12 @@ class BucketHook:
     Attributes
     ----------
     errors : HookErrors
-        Of the last pass.
+        Errors of the last pass.
     layout : Layout
         The buckets of the last pass.
     used : set of str or None
-        Parameters that got a gradient since the last averaging; None if PyTorch assumes that all do. DDP hands over the
-        memory of unused parameters, too, and discards the means of those that no rank used.
+        Parameters that got a gradient since the last averaging; None if PyTorch assumes that all do. DDP's buckets
+        contain unused parameters, too; DDP discards the means of those that no rank used.
     """
 
     def __init__(
@@ -115,23 +115,23 @@ class BucketHook:
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._handles = []
         if model.find_unused_parameters or model.static_graph:
-            self.used = used = set[str]()  # the hooks hold nothing else: parameters outlive their wrapper
+            self.used = used = set[str]()  # the hooks refer to nothing else: parameters outlive their wrapper
             for each, parameter in self._parameters.items():
                 self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_note_use, used, each)))
         register_hook(model, self._average, name)
 
     def remove(self) -> None:
-        """Take the hooks off parameters. DDP cannot lose its hook."""
+        """Remove the hooks of parameters. DDP's communication hook cannot be removed."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def restore(self, layout: Layout | None) -> None:
-        """Average the next pass in the buckets of an earlier run, which may differ from DDP's. None undoes that."""
+        """Average the next pass in the buckets of an earlier run, which may differ from DDP's. None cancels that."""
         self._restored, self.layout = layout, layout or []
 
     def split(self, names: tuple[str, ...], memory: Tensor) -> list[Tensor]:
-        """View the flat parts of some parameters in a bucket's memory."""
+        """Return a flat view of each given parameter's part of a bucket's memory."""
         pairs = [self._parameters[name].is_complex() and not memory.is_complex() for name in names]
         sizes = [self._parameters[name].numel() * (2 if pair else 1) for name, pair in zip(names, pairs, strict=True)]
         return list(memory.split(sizes))
@@ -144,7 +144,7 @@ class BucketHook:
             if self._restored is None:
                 self.layout = []
             self._begin()
-        if memory.is_sparse:  # of one parameter
+        if memory.is_sparse:  # such a bucket has one parameter
             assert self._start_sparse is not None
             future = self._start_sparse(number, memory)
         else:
@@ -168,7 +168,7 @@ class BucketHook:
         return future
 
     def _average_as_restored(self, layout: Layout) -> None:
-        """Average the gradients of all buckets in the buckets of the run from which this one continues."""
+        """Average all gradients in the buckets of the run that this run continues."""
         parts = {
             name: part
             for _, bucket in self._waiting
@@ -200,16 +200,16 @@ def _note_use(used: set[str], name: str, parameter: Tensor) -> None:
 
 
 class HookErrors:
-    """What ended the hooks of one model's pass of back-propagation.
+    """Errors that the hooks of one model's backward pass raised.
 
-    An error in a future that a hook gives DistributedDataParallel comes out of ``backward()`` as text of a
-    RuntimeError. So the future ends well, and the error is raised when all hooks are through, behind DDP's own end of
+    If a future that a hook returns to DistributedDataParallel fails, ``backward()`` raises a RuntimeError with the
+    error's text. So the future completes normally, and the error is raised after all hooks, behind DDP's own end of
     the pass.
 
     Attributes
     ----------
     error : BaseException or None
-        The first of the last pass; None if there was none.
+        The first error of the last pass; None if there was none.
     """
 
     def __init__(self) -> None:
@@ -220,9 +220,9 @@ class HookErrors:
         self.error = None
 
     def instead(self, job: Callable[[], Value], value: Value) -> Callable[[], Value]:
-        """Make a job that ends with a value where it would have raised: the pass raises that at its end.
+        """Wrap a job so that it returns a value where it would raise: the pass raises that error at its end.
 
-        Outside of one, where DDP runs hooks for a rank that has joined, the job raises it.
+        Outside of a pass, where DDP runs hooks for a rank that has joined, the job raises it.
         """
         in_pass = torch._C._current_graph_task_id() != -1
 
@@ -238,11 +238,11 @@ class HookErrors:
         return run
 
     def end(self) -> None:
-        """Have the pass raise what there is, at its end; called by its last hook."""
+        """Raise the pass's error, if any, at the end of the pass. The last hook calls this."""
         if torch._C._current_graph_task_id() == -1:
             return
         engine = torch.autograd.Variable._execution_engine
-        # DDP has its own end called after this hook's first callback, but before one that is added then.
+        # DDP's own end runs after the callback that this hook queues, but before one that this callback queues.
         engine.queue_callback(lambda: engine.queue_callback(self._raise))
 
     def _raise(self) -> None:

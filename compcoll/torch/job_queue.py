@@ -1,16 +1,16 @@
-"""Jobs that run one after another in the order in which they were submitted, the same on every rank.
+"""Jobs that run one after another in the order of their submission, which is the same on every rank.
 
 MPI matches collectives by their order. PyTorch starts them from several threads: the caller's, the autograd engine's,
-and whichever completes a future with callbacks. A `JobQueue` puts them in one line. Whoever waits for a job takes the
-thread's place and runs the line up to it, so that a call that is waited for at once costs no change of threads.
+and any thread that completes a future with callbacks. A `JobQueue` orders them. A thread that waits for a job runs the
+queue up to that job itself, so a call that is waited for at once needs no change of threads.
 
-A job submitted from inside a job or from a callback of its future runs at once, in front of the line (depth first): a
-communication hook that chains collectives by callbacks, like PyTorch's PowerSGD, then has the same order on all ranks,
-whether its callbacks run in the thread that submits or in the one that completes.
+A job submitted from inside a job, or from a callback of its future, runs at once, before queued jobs (depth first). So
+a communication hook that chains collectives by callbacks, like PyTorch's PowerSGD, has the same order on all ranks,
+whether its callbacks run in the submitting or in the completing thread.
 
-Waking a thread costs more than a small collective. So the queue's thread, once it had work, looks for more every now
-and then before it sleeps, and a job is left for it to find; the less often, the longer others do all the jobs, since a
-look disturbs them. Whoever asks for a future will not run the job: then, and when it sleeps, the thread is woken.
+Waking a thread costs more than a small collective. So the queue's thread, once it had work, polls the queue for some
+time before it sleeps, and finds jobs without being woken. It polls less often the longer other threads run all jobs,
+since polling disturbs them. It is woken if it sleeps, or if a future is requested: that caller does not run the job.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _SHORTEST_SLEEP, _LONGEST_SLEEP, _LOOKS = 100e-6, 2e-3, 20
 
 
 class Work(Handle[Any]):
-    """A job submitted to a `JobQueue`; PyTorch's handle of an asynchronous operation.
+    """A job submitted to a `JobQueue`; also PyTorch's handle of an asynchronous operation.
 
     Parameters
     ----------
     job : callable
-        What to run; its value becomes the future's.
+        Function to run; its return value becomes the future's value.
     jobs : JobQueue
-        Where it runs.
+        Queue that runs it.
 
     Attributes
     ----------
     stream_order : StreamOrder or None
-        The job's place between what a GPU's streams do before and after it, if it works on tensors there.
+        Place of the job between earlier and later work on a GPU's streams, if it works on tensors there.
     """
 
     stream_order: StreamOrder | None = None
@@ -61,7 +61,7 @@ class Work(Handle[Any]):
         self._ended.acquire()
 
     def run(self) -> None:
-        """Do the job. The queue calls this, once."""
+        """Run the job. The queue calls this once."""
         assert self.job is not None
         try:
             self.value = self.job()
@@ -72,19 +72,19 @@ class Work(Handle[Any]):
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the end of the job.
+        """Wait until the job has ended.
 
         Parameters
         ----------
         timeout : datetime.timedelta, optional
-            For this wait; without one the job's own time-outs hold.
+            Limit of this wait; without it, the job's own time-outs apply.
 
         Raises
         ------
         PeerTimeout
-            If it has not ended by then.
+            If the job has not ended by then.
         Exception
-            What the job raised.
+            The error that the job raised.
         """
         self.note_wait(timeout)
         if not self.done:
@@ -99,7 +99,7 @@ class Work(Handle[Any]):
         self._ended.release()
 
     def await_end(self, seconds: float) -> bool:
-        """Block until another thread has done the job; tells whether it was in time (negative: no limit)."""
+        """Block until another thread has run the job; return whether it was in time (negative: no limit)."""
         if not self._ended.acquire(timeout=seconds if seconds > 0 else -1):
             return False
         self._ended.release()
@@ -121,14 +121,14 @@ class Work(Handle[Any]):
 
 
 class JobQueue:
-    """Runs jobs in their order, in a thread of its own or in that of whoever waits.
+    """Runs jobs in order, in its own thread or in a thread that waits for a job.
 
-    Use one for each MPI communicator. The thread starts with the first job that is not waited for at once.
+    Use one queue for each MPI communicator. The thread starts with the first job that is not waited for at once.
 
     Parameters
     ----------
     name : str
-        Of the thread, behind the prefix of all threads of compcoll's.
+        Name of the thread, after the prefix of all threads of compcoll.
     """
 
     def __init__(self, name: str = "jobs") -> None:
@@ -144,19 +144,19 @@ class JobQueue:
         self._closed = False
 
     def submit(self, job: Callable[[], Any], order: StreamOrder | None = None) -> Work:
-        """Put a job at the end of the line and return at once.
+        """Append a job to the queue and return at once.
 
         Parameters
         ----------
         job : callable
-            Without arguments. Calls of MPI in it may block.
+            Called without arguments. It may make blocking MPI calls.
         order : StreamOrder, optional
-            Of a job on tensors of a GPU.
+            Stream order of a job on GPU tensors.
 
         Returns
         -------
         Work
-            With ``wait()`` and ``get_future()``.
+            Handle with ``wait()`` and ``get_future()``.
         """
         work = self._enter(job, order)
         self._used = True
@@ -165,24 +165,24 @@ class JobQueue:
         return work
 
     def run(self, job: Callable[[], Any], order: StreamOrder | None = None) -> Any:
-        """Run a job and all those in front of it; in this thread unless another is at it already.
+        """Run a job after all jobs before it; in this thread unless another thread is running the queue.
 
         Returns
         -------
         object
-            What the job returned.
+            The job's return value.
         """
         if order is not None or self._line or self._closed or not self._ticket.acquire(False):
             return self._enter(job, order).result()
         return self._in_turn(job)
 
     def finish(self, work: Work, seconds: float = -1.0) -> None:
-        """Wait for a job's end, and take part.
+        """Wait until a job has ended; without a limit, run queued jobs meanwhile unless another thread does.
 
         Raises
         ------
         PeerTimeout
-            If it takes longer than a positive number of seconds.
+            If the job takes longer than a positive number of seconds.
         """
         if self._owner == threading.get_ident():
             self._drain(work)
@@ -197,7 +197,7 @@ class JobQueue:
                 )
 
     def close(self, seconds: float | None = None) -> None:
-        """End the thread when the line is empty, or after so many seconds."""
+        """End the thread when the queue is empty; wait at most `seconds` for that."""
         self._closed = True
         self._background.close(seconds)
 
@@ -213,7 +213,7 @@ class JobQueue:
         return work
 
     def _in_turn(self, work: Callable[[], Any]) -> Any:
-        """Do some work in the turn that was taken, then give the turn back."""
+        """Run some work with the ticket held, then release the ticket."""
         self._owner = threading.get_ident()
         try:
             return work()
@@ -226,13 +226,13 @@ class JobQueue:
             self._line.popleft().run()
 
     def wake(self) -> None:
-        """Have the thread look at the line now."""
+        """Make the thread poll the queue now."""
         if not self._woken:
             self._woken = True
             self._background.wake()
 
     def _look(self) -> float | None:
-        """Run the line in the queue's thread; return the seconds until its next look, or None if it sleeps."""
+        """Run the queue in its thread; return the seconds until the next poll, or None to sleep."""
         if self._woken:
             self._woken, self._looks = False, 0
         self._asleep = False
@@ -243,7 +243,7 @@ class JobQueue:
             self._nap = _SHORTEST_SLEEP
         self._looks = 0 if self._used else self._looks + 1
         self._used = False
-        # Who submits sees that the thread is asleep, or the thread sees the job.
+        # Either the submitting thread sees that this thread sleeps, or this thread sees the job.
         self._asleep = self._looks > _LOOKS
         if self._line:
             return 0.0

@@ -1,4 +1,4 @@
-"""PyTorch's operations of reductions that can be compressed: sums and means."""
+"""Reduction operations that can be compressed: sums and means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Linear(NamedTuple):
     name : str
         ``"sum"`` or ``"mean"``.
     factor : float or torch.Tensor or None
-        What each rank's values are multiplied by first.
+        Factor by which each rank's values are multiplied first.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Linear(NamedTuple):
 
 
 def linear(op: str | ReduceOp | ReduceOp.RedOpType) -> Linear:
-    """Find the sum or mean that an operation is.
+    """Convert an operation to the sum or mean that it is.
 
     Raises
     ------
     InvalidArgument
-        If it is another one, which cannot be compressed.
+        If it is another operation, which cannot be compressed.
     """
     if isinstance(op, str):
         if op.lower() in _NAMES:

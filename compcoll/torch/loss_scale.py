@@ -1,4 +1,4 @@
-"""The scale of a loss (automatic mixed precision): which GradScaler has it, and in which unit residuals are."""
+"""The scale of the loss in automatic mixed precision: which GradScaler sets it, and the unit of residuals."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ..errors import InvalidArgument
 
 
 class LossScale:
-    """Finds the `torch.amp.GradScaler` that scales the loss of some parameters, without being told.
+    """Finds the `torch.amp.GradScaler` that scales the loss of some parameters; users need not name it.
 
-    A scaler keeps which optimizers it steps. So the first step of an optimizer of these parameters tells which scaler
-    it is, or that there is none. Until then the scale that the scalers in use in this process have is taken for it.
+    A scaler stores which optimizers it steps. So the first step of an optimizer of these parameters shows which scaler
+    it is, or that there is none. Until then, the common scale of the scalers in use in this process is assumed.
 
     Parameters
     ----------
     parameters : iterable of Tensor
-        Those whose gradients are scaled.
+        Parameters whose gradients are scaled.
 
     Attributes
     ----------
     unit : float
-        How many times larger what is kept of gradients is than it would be without a scaler.
+        How many times larger stored values of gradients are than they would be without a scaler.
 
     Raises
     ------
     InvalidArgument
-        By the optimizer's ``step()``, if its first step tells that what was loaded was added to gradients of another
-        scale than was taken for theirs.
+        By the optimizer's ``step()``, if its first step shows that a loaded state was added to gradients of another
+        scale than assumed.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -44,7 +44,7 @@ class LossScale:
         self._certain = False
         self._step: tuple[object, ...] = ()
         self.restart(loaded=False)
-        here = weakref.ref(self)  # the hook is PyTorch's, and may live longer
+        here = weakref.ref(self)  # PyTorch owns the hook, which may live longer
 
         def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (scale := here()) is not None:
@@ -54,7 +54,7 @@ class LossScale:
 
     @property
     def possible(self) -> bool:
-        """Whether a scaler may skip the step of the gradients of now."""
+        """Whether a scaler may skip the optimizer's step for the current gradients."""
         return self._scaler is not None or bool(not self._certain and self._candidates)
 
     @property
@@ -64,16 +64,16 @@ class LossScale:
         return len(now) != len(self._step) or any(a is not b for a, b in zip(now, self._step, strict=True))
 
     def restart(self, *, loaded: bool) -> None:
-        """Go on with nothing kept, or with what a state has, which is unscaled."""
+        """Restart without stored values, or with those of a loaded state, which are unscaled."""
         self.unit, self._loaded, self._begun = 1.0, loaded, False
 
     def begin(self) -> float:
-        """Begin a backward pass: gives the factor by which what is kept has the unit of its gradients.
+        """Begin a backward pass; return the factor that converts stored values to the unit of its gradients.
 
         Raises
         ------
         InvalidArgument
-            If it is not known yet, and something is kept.
+            If that unit is not known yet, and a state was loaded.
         """
         now = self._now()
         self._step = self._steps()
@@ -88,17 +88,17 @@ class LossScale:
         return self.unit / before
 
     def _steps(self) -> tuple[object, ...]:
-        """What stands for the optimizer's step of now: another object when the scaler has made or skipped it."""
+        """Return objects that identify the optimizer's current step; the scaler replaces them when the step is over."""
         known = [self._scaler] if self._certain else self._candidates or []
         scalers = [scaler for each in known if each is not None and (scaler := each()) is not None]
         return tuple(scaler._per_optimizer_states for scaler in scalers)  # `update` makes a new one
 
     def free(self) -> None:
-        """Look at no more steps of optimizers."""
+        """Stop observing optimizer steps."""
         self._hook.remove()
 
     def _now(self) -> float | None:
-        """The scale of the gradients of now: 1 without a scaler, None where it may be one or another."""
+        """Return the scale of the current gradients: 1 without a scaler, None if the candidates' scales differ."""
         if self._certain:
             scaler = None if self._scaler is None else self._scaler()
             return 1.0 if scaler is None else float(scaler.get_scale())
@@ -130,7 +130,7 @@ class LossScale:
 
 
 def _scalers() -> list[torch.amp.GradScaler]:
-    """All GradScalers of this process that are enabled."""
+    """Return all GradScalers of this process that are enabled."""
     kinds: list[type] = [torch.amp.GradScaler]
     for kind in kinds:
         kinds += kind.__subclasses__()

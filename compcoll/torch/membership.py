@@ -1,4 +1,4 @@
-"""The ranks of one of PyTorch's process groups: what they tell each other, whatever backend the group has."""
+"""Messages among the ranks of a PyTorch process group of any backend: to compare settings and to gather bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .failure_detector import board_of
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
-    """Find the seconds that a process group waits; PyTorch's default if its backend does not tell."""
+    """Return the seconds that a process group waits; PyTorch's default if its backend does not report them."""
     if isinstance(seconds := getattr(group, "timeout", None), float):  # of our own backend
         return seconds
     options = getattr(group._get_backend(device), "options", None)
@@ -24,16 +24,16 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> float:
 
 
 def check_alike(group: dist.ProcessGroup, device: torch.device, lines: list[str]) -> None:
-    """Make sure that all ranks have the same lines of text. Collective.
+    """Check that all ranks have the same lines of text. Collective.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        Any backend's.
+        Group of any backend.
     device : torch.device
-        Where it has its tensors.
+        Device of the group's tensors.
     lines : list of str
-        This rank's.
+        Lines of this rank.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def check_alike(group: dist.ProcessGroup, device: torch.device, lines: list[str]
 
 
 def compare(texts: Sequence[bytes]) -> None:
-    """Make sure that all ranks' texts are the same.
+    """Check that all ranks' texts are the same.
 
     Raises
     ------
@@ -60,22 +60,22 @@ def compare(texts: Sequence[bytes]) -> None:
 
 
 def gathered(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
-    """Gather what each rank has to tell, of any length. Collective.
+    """Gather bytes of any length from each rank. Collective.
 
     Parameters
     ----------
     data : bytes
-        This rank's; not empty.
+        Bytes of this rank; not empty.
     group : torch.distributed.ProcessGroup
-        Any backend's.
+        Group of any backend.
     device : torch.device
-        Where it has its tensors.
+        Device of the group's tensors.
     """
     return gather_bytes(data, lambda values: _gathered(values, group, device))
 
 
 def gather_bytes(data: bytes, all_gather: Callable[[Tensor], list[Tensor]]) -> list[bytes]:
-    """Gather bytes of any length, by a function that gathers tensors of equal length. Collective."""
+    """Gather bytes of any length, with a function that gathers tensors of equal length. Collective."""
     told = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     sizes = [int(size) for size in all_gather(torch.tensor([told.numel()]))]
     padded = torch.zeros(max(sizes), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The options that tell what a process group compresses."""
+"""Options that define what a process group compresses."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MIN_BYTES = 512 * 1024
 class Options:
     """Compression of a process group: ``init_process_group("compcoll", pg_options=Options(codec="zfp", rate=8))``.
 
-    Sums and means of at least ``min_bytes`` of floating-point elements are compressed in all_reduce and
-    reduce_scatter, in every form of them; nothing else is.
+    Sums and means of at least ``min_bytes`` of floating-point elements are compressed, in all forms of all_reduce and
+    reduce_scatter. Nothing else is.
 
     Parameters
     ----------
     codec : str or Codec, optional
-        As in `compcoll.allreduce`; None for nothing.
+        As in `compcoll.allreduce`; None compresses nothing.
     min_bytes : int
-        Smallest buffer to be compressed, in bytes: 512 KiB.
+        Smallest buffer to be compressed, in bytes; 512 KiB by default.
     algorithm : str
-        As in `compcoll.allreduce`, of what may be compressed. ``"auto"`` compresses only where that pays, which on one
-        machine it mostly does not. A reduce_scatter that has no algorithm of that name goes by ``"auto"``.
+        As in `compcoll.allreduce`, for buffers that may be compressed. ``"auto"`` compresses only where that pays,
+        which on one machine it mostly does not. A reduce_scatter without an algorithm of that name uses ``"auto"``.
     **codec_options
         Configuration of a codec given by name, such as ``rate=8``.
 
@@ -59,18 +59,18 @@ class Options:
 
     @classmethod
     def from_environment(cls) -> Options:
-        """Make the options that COMPCOLL_CODEC, COMPCOLL_RATE and COMPCOLL_ALGORITHM name."""
+        """Make the options that COMPCOLL_CODEC, COMPCOLL_RATE and COMPCOLL_ALGORITHM define."""
         name, options = config.codec()
         return cls(name, algorithm=config.algorithm() or choose.AUTO, **options)
 
     @classmethod
     def given(cls, pg_options: object) -> Options:
-        """Take what `torch.distributed.init_process_group` was given: options, or None for those of the environment.
+        """Return the options given to `torch.distributed.init_process_group`; for None those of the environment.
 
         Raises
         ------
         InvalidArgument
-            For options of another backend.
+            If they are options of another backend.
         """
         if pg_options is None:
             return cls.from_environment()

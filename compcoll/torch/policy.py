@@ -1,4 +1,4 @@
-"""The choice of a model's gradients that are compressed, parameter by parameter."""
+"""Choice of the gradients to compress, parameter by parameter."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .arrays import Array
 from .buffers import COMPRESSIBLE
 
 KINDS = ("embeddings", "norms", "biases")
-"""Kinds of parameters that are exact by default: few bytes, or rows that are mostly zero, and sensitive to errors."""
+"""Kinds of parameters that stay exact by default: sensitive to errors, and small or with mostly zero rows."""
 
 SMALLEST = 1024
-"""Elements from which on a parameter is worth compressing."""
+"""Number of elements from which a parameter is worth compressing."""
 
 _NORMS = tuple(
     getattr(nn, name)
@@ -32,12 +32,12 @@ _NORMS = tuple(
 
 
 def check_whole(name: str, value: object, lowest: int) -> None:
-    """Refuse an option that is no integer of at least ``lowest``.
+    """Check that an option is an integer of at least ``lowest``.
 
     Raises
     ------
     InvalidArgument
-        If it is none.
+        If it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
         raise InvalidArgument(f"{name}={value!r}: an integer of {lowest} or more is needed")
@@ -57,20 +57,20 @@ def try_codec(
     *,
     scatter: bool = False,
 ) -> None:
-    """Average a few zeros, so that a codec that a later call would refuse is refused now. Collective.
+    """Average a few zeros, so that a codec that later calls would reject is rejected now. Collective.
 
     Parameters
     ----------
     communicator : Communicator
-        Of the ranks that will average.
+        Communicator of the ranks that will average.
     zeros : iterable of array
-        One for each element type.
+        One array for each element type.
     codec, algorithm
-        Of the averages. ``"auto"`` would not compress so little: an algorithm that does is tried.
+        Those of the averages. ``"auto"`` would not compress so few elements: an algorithm that does is tried.
     feedback : callable or None
         Makes the feedback of an average.
     scatter : bool
-        Whether they are reduce-scatters, rather than allreduces.
+        Whether the averages are reduce-scatters, rather than allreduces.
     """
     collective = communicator.reduce_scatter if scatter else communicator.allreduce
     if algorithm == choose.AUTO:
@@ -81,14 +81,14 @@ def try_codec(
 
 
 def kind_of(name: str, owner: nn.Module) -> str | None:
-    """The kind of a parameter, if it is one of `KINDS`.
+    """Return the kind of a parameter, if it is one of `KINDS`.
 
     Parameters
     ----------
     name : str
-        Its name in the model.
+        Name of the parameter in the model.
     owner : torch.nn.Module
-        The module that it belongs to.
+        Module that the parameter belongs to.
     """
     if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
         return "embeddings"
@@ -98,7 +98,7 @@ def kind_of(name: str, owner: nn.Module) -> str | None:
 
 
 def has_sparse_gradient(owner: nn.Module) -> bool:
-    """Tell whether a module's parameter gets a gradient that is a sparse tensor."""
+    """Return whether the gradient of a module's parameter is a sparse tensor."""
     return isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse
 
 
@@ -107,16 +107,16 @@ def exact_parameters(
     exclude: Iterable[str] | Callable[[str, nn.Parameter], bool],
     min_numel: int,
 ) -> Mapping[str, bool]:
-    """Tell for each parameter of a model, in its order, whether its gradient stays exact.
+    """Return for each parameter of a model, in order, whether its gradient stays exact.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Without DistributedDataParallel around it.
+        Model without DistributedDataParallel around it.
     exclude : iterable of str, or callable
         Kinds of `KINDS`, and patterns of names such as ``"head.*"``; or a function of name and parameter.
     min_numel : int
-        Parameters of fewer elements are exact, as are those of sparse gradients and of other element types.
+        Parameters with fewer elements are exact, as are those with sparse gradients or other element types.
 
     Returns
     -------
@@ -126,7 +126,7 @@ def exact_parameters(
     Raises
     ------
     InvalidArgument
-        If a pattern fits no parameter: it is likely a slip.
+        If a pattern fits no parameter, which is likely a mistake.
     """
     excluded = _predicate(exclude, model)
     first_names: dict[int, str] = {}
@@ -141,7 +141,7 @@ def exact_parameters(
 
 
 def described(parameters: Iterable[tuple[str, Tensor]], exact: Mapping[str, bool]) -> list[str]:
-    """Describe each parameter in a line, for ranks to compare."""
+    """Describe each parameter in one line, for ranks to compare."""
     return [f"{n}: {list(p.shape)} of {p.dtype}, {'exact' if exact[n] else 'compressed'}" for n, p in parameters]
 
 

@@ -1,4 +1,4 @@
-"""Residuals as they are saved with a checkpoint: a rank's state, and one state of all ranks."""
+"""Residuals as saved with a checkpoint: the state of one rank, and one state of all ranks."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ _VERSION = 2
 _LOSSES = "residuals"
 _KEYS = {"version", "rank", "size", _LOSSES}
 STEPS, BUCKETS = "steps", "buckets"
-"""What states of DistributedDataParallel's hold besides: how many steps there were, and the next one's buckets."""
+"""Further keys of DistributedDataParallel states: the number of steps so far, and the buckets of the next step."""
 BEGUN, BETWEEN, REPLICAS = "begun", "between", "replicas"
-"""What states of FSDP2's hold besides: how many collectives there were; and of hybrid sharding, what was lost between
-the replicas, and how many these are.
+"""Further keys of FSDP2 states: the number of collectives so far; for hybrid sharding also the residuals between
+replicas and the number of replicas.
 """
 OPTIONAL = (STEPS, BUCKETS, BEGUN, BETWEEN, REPLICAS)
-"""What gradients' states may lack, since those of one wrapper are loaded under another."""
+"""Keys that a state of gradients may lack, since a state of one wrapper may be loaded under another."""
 _RANKS = "ranks"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 Layout = Sequence[Sequence[str]]
-"""The names of the parameters in each bucket of DistributedDataParallel's, in their order."""
+"""Names of the parameters in each bucket of DistributedDataParallel, in order."""
 
 
 def logical_name(name: str) -> str:
-    """Find the name that a parameter has where nothing wraps modules: neither torch.compile nor checkpointing."""
+    """Return the name that a parameter has without the wrappers of torch.compile and of activation checkpointing."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def draw_as_begun(feedback: ErrorFeedback | None, communicator: Communicator) -> None:
-    """Let a codec that chooses elements at random, as ``randomk``, go by how many collectives have begun: codecs that
-    round at random do, and that number is in states.
+    """Make a codec that selects elements at random, such as ``randomk``, count the collectives that have begun.
+
+    Codecs that round at random use this number, too, and states contain it.
     """
     if feedback is not None:
         feedback.calls = communicator.sequence_number
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Find the element type of the residuals of gradients of a type."""
+    """Return the element type of residuals for gradients of a type."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def from_memory(values: npt.NDArray[Any] | None, parameter: Tensor) -> Tensor:
-    """Give values that lie as a parameter's elements do the parameter's own order and shape; zeros for None.
+    """Convert values in the order of a parameter's memory to the parameter's own order and shape; zeros for None.
 
     Parameters
     ----------
     values : array or None
-        One for each element of the parameter, in the order of its memory, as DistributedDataParallel's buckets have
-        them.
+        One value for each element, in the order of the parameter's memory, as in DistributedDataParallel's buckets.
     parameter : Tensor
-        Of any memory format.
+        Parameter of any memory format.
     """
     held = _like(parameter)
     if values is None:
@@ -73,13 +73,13 @@ def from_memory(values: npt.NDArray[Any] | None, parameter: Tensor) -> Tensor:
 
 def to_memory(values: Tensor, parameter: Tensor) -> npt.NDArray[Any]:
     """Copy values of a parameter's shape into the order of its memory: the inverse of `from_memory`."""
-    held = _like(parameter).copy_(values)  # which lives longer than the view of it
+    held = _like(parameter).copy_(values)  # must outlive the view of it
     copied: npt.NDArray[Any] = array_of(held).copy()
     return copied
 
 
 def _like(parameter: Tensor) -> Tensor:
-    # As DistributedDataParallel's buckets do: elements that overlap, or leave gaps, are laid out row by row.
+    # As in DistributedDataParallel's buckets, elements that overlap or leave gaps are laid out row by row.
     dtype = loss_dtype(parameter.dtype)
     if not is_dense(parameter):
         return torch.empty(parameter.shape, dtype=dtype)
@@ -87,7 +87,7 @@ def _like(parameter: Tensor) -> Tensor:
 
 
 def state_of(rank: int, size: int, residuals: Mapping[str, Any], **more: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's state; with what is kept besides of parameters, such as a velocity."""
+    """Make a rank's state, with further values of its parameters, such as a velocity."""
     copies = {
         kind: {name: torch.as_tensor(kept).clone() for name, kept in arrays.items()}
         for kind, arrays in {_LOSSES: residuals, **more}.items()
@@ -104,28 +104,28 @@ def residuals_of(
     kind: str = _LOSSES,
     optional: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """A rank's part of a state, or of all ranks' states of then: their sum over the ranks stays what it was.
+    """Return a rank's part of its own state or of all ranks' states; the sum over the ranks is preserved.
 
     Parameters
     ----------
     states : mapping, or sequence of mapping
         Made by `state_of`.
     rank, size : int
-        Of now.
+        Current rank, and current number of ranks.
     shapes : mapping
-        Of the model's parameters, by name.
+        Shapes of the model's parameters, by name.
     more : sequence of str
-        What such states hold besides.
+        Further keys of such states.
     kind : str
-        Which of the arrays of a state are wanted.
+        Key of the wanted arrays.
     optional : collection of str
-        What such states may hold, or lack.
+        Keys that such states may have or lack.
 
     Raises
     ------
     InvalidArgument
-        If one state is of another rank or number of ranks, several are not of all ranks, or it is another model's,
-        another version's, not finite, or no such state.
+        If one state is of another rank or number of ranks, several states are not those of all ranks, or a state is of
+        another model or version, not finite, or not such a state.
     """
     wanted = _KEYS.union(more)
     for state in [states] if isinstance(states, Mapping) else states:
@@ -163,12 +163,12 @@ def residuals_of(
 
 
 def check_fed_back(residuals: Mapping[str, Tensor], *, feedback: bool) -> None:
-    """Refuse residuals where nothing feeds them back.
+    """Check that no residuals are loaded where feedback is off.
 
     Raises
     ------
     InvalidArgument
-        If there are some.
+        If there are residuals, and ``feedback`` is False.
     """
     if residuals and not feedback:
         raise InvalidArgument(
@@ -177,23 +177,23 @@ def check_fed_back(residuals: Mapping[str, Tensor], *, feedback: bool) -> None:
 
 
 def added(residuals: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add residuals up, by name."""
+    """Add residuals by name."""
     both = {name: residuals[name] + more[name] for name in residuals.keys() & more.keys()}
     return {**residuals, **more, **both}
 
 
 def layout_of(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Collection[str]) -> Layout | None:
-    """Find the buckets that a state's next step had, under `BUCKETS`; None if it had none, or of other parameters.
+    """Return the buckets of a state's next step, under `BUCKETS`; None if it has none, or those of other parameters.
 
-    DistributedDataParallel makes its buckets anew after the first step, and where an element lies in a bucket decides
-    how it is encoded and in which order ranks add it. So a first step that goes on from a state has that one's buckets.
+    DistributedDataParallel rebuilds its buckets after the first step. The place of an element in a bucket decides how
+    it is encoded, and in which order ranks add it. So the first step after loading a state uses the state's buckets.
 
     Parameters
     ----------
     states : mapping, or sequence of mapping
-        Of one rank, or of all: `residuals_of` has looked at them.
+        State of one rank, or of all ranks; `residuals_of` has checked them.
     names : collection of str
-        Those of all parameters that are in buckets.
+        Names of all parameters that are in buckets.
     """
     layout: Layout = (states if isinstance(states, Mapping) else states[0]).get(BUCKETS, ())
     held = [name for bucket in layout for name in bucket]
@@ -201,15 +201,16 @@ def layout_of(states: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Co
 
 
 class GatheredState:
-    """A compression whose state is that of all ranks: what is lost differs from rank to rank, while Accelerate,
-    Lightning and others save what rank 0 gives them.
+    """Wrap a compression so that its state holds the states of all ranks.
+
+    Residuals differ from rank to rank, while Accelerate, Lightning and others save the state of rank 0 only.
 
     Parameters
     ----------
     compression : GradientCompression, ShardCompression, DGC, ACPSGD, PowerSGD, OneBitAdam, ZeroOneAdam or DiLoCo
-        Whose states are gathered.
+        Compression whose states are gathered.
     group : torch.distributed.ProcessGroup, optional
-        Of its ranks; the default group's by default.
+        Group of its ranks; the default group by default.
 
     Examples
     --------
@@ -223,7 +224,7 @@ class GatheredState:
         self._group = group
 
     def state_dict(self) -> dict[str, Any]:
-        """Gather all ranks' states on rank 0; the others get one that is empty. Collective: every rank calls it.
+        """Gather all ranks' states on rank 0; other ranks get an empty one. Collective: every rank calls it.
 
         Rank 0 needs memory for as many states as there are ranks.
         """
@@ -234,7 +235,7 @@ class GatheredState:
         return {_RANKS: states or []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of rank 0's: every rank reads it. There may be more or fewer ranks than then.
+        """Load a state saved by rank 0: every rank reads it. The number of ranks may have changed.
 
         Raises
         ------

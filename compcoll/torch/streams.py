@@ -1,4 +1,4 @@
-"""The order of jobs on a GPU's tensors: behind what their caller has launched, in front of what comes after."""
+"""Stream order of jobs on GPU tensors: after what their caller has launched, before what is launched later."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Value = TypeVar("Value")
 
 
 class StreamOrder:
-    """A job on tensors of a GPU: after what its caller had launched, and before what whoever waits will launch.
+    """The place of a job in stream order: after its caller's launches, before those of a thread that waits for it.
 
     Parameters
     ----------
     device : torch.device
         The GPU.
     stream : torch.cuda.Stream
-        Where the job launches.
+        Stream on which the job launches.
     tensors : sequence of torch.Tensor
-        What it works on.
+        Tensors that it works on.
 
     Attributes
     ----------
     devices : list of torch.device
-        Of futures whose values are there.
+        The GPU, for futures whose values are there.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream, tensors: Sequence[Tensor]) -> None:
@@ -35,10 +35,10 @@ class StreamOrder:
         self._before = torch.cuda.current_stream(device).record_event()
         self._behind: torch.cuda.Event | None = None
         for tensor in tensors:
-            tensor.record_stream(stream)  # for who does not wait, and frees it
+            tensor.record_stream(stream)  # a caller that does not wait may free it
 
     def around(self, job: Callable[[], Value]) -> Value:
-        """Do the job, in the thread that comes to it."""
+        """Run the job on the stream, in the calling thread."""
         with torch.cuda.stream(self._stream):
             self._begin()
             value = job()
@@ -46,7 +46,7 @@ class StreamOrder:
         return value
 
     def order(self) -> None:
-        """Let what the caller launches next come after the job, which has been done."""
+        """Make the current stream wait for the job, which has been launched."""
         assert self._behind is not None
         torch.cuda.current_stream(self.devices[0]).wait_event(self._behind)
 

@@ -1,4 +1,4 @@
-"""The account of a model's communication."""
+"""Statistics of a model's communication."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _adding = threading.Lock()  # buckets end in several threads
 
 @dataclass
 class TrainingStats:
-    """Sums over collectives on this rank.
+    """Sums over the collectives of this rank.
 
     Attributes
     ----------
     calls : Counter
-        How many collectives ran, by algorithm and codec.
+        Number of collectives, by algorithm and codec.
     raw_nbytes : int
         Bytes of this rank's buffers.
     wire_nbytes : int
-        Bytes that this rank sent. MPI's own collectives do not tell: counted is what is least for them.
+        Bytes that this rank sent. MPI's own collectives do not report them: the least possible is counted.
     raw_sent_nbytes : int
         Bytes that this rank would have sent without a codec, by the same algorithms.
     encode_seconds, decode_seconds, wait_seconds, total_seconds : float
-        In the thread that runs the collectives.
+        Times in the thread that runs the collectives.
     steps : int
         Steps of an optimizer that counts them.
     peak_step_nbytes : float
-        The most that this rank sent during one of them. What is sent while several steps run counts for each in equal
+        Most bytes that this rank sent during one step. Bytes sent while several steps run count for each in equal
         shares.
     """
 
@@ -49,7 +49,7 @@ class TrainingStats:
 
     @property
     def mean_step_nbytes(self) -> float:
-        """Bytes that this rank sent a step, in the mean; 0 before any step."""
+        """Mean bytes that this rank sent in a step; 0 before any step."""
         return self.wire_nbytes / self.steps if self.steps else 0.0
 
     @property
@@ -63,9 +63,9 @@ class TrainingStats:
         Parameters
         ----------
         stats : Stats
-            Its account.
+            Statistics of the collective.
         least : float
-            The part of its buffer that each rank must send, uncompressed.
+            Fraction of its buffer that each rank must send, uncompressed.
         """
         by_mpi = stats.algorithm == choose.NATIVE
         sent = round(stats.raw_nbytes * least)
@@ -81,29 +81,29 @@ class TrainingStats:
         return sent if by_mpi else stats.wire_nbytes
 
     def add_last(self, communicator: Communicator, least: float) -> int:
-        """Add the collective of a communicator that ended last, as `add` does."""
+        """Add the last collective that a communicator completed, as `add` does."""
         assert communicator.stats is not None
         return self.add(communicator.stats, least)
 
 
 class RecentSteps:
-    """The bytes that were sent during each of the last steps.
+    """Bytes sent during each of the last steps.
 
     Parameters
     ----------
     count : int
-        How many steps.
+        Number of steps.
     """
 
     def __init__(self, count: int) -> None:
         self._nbytes: deque[float] = deque(maxlen=count)
 
     def begin(self) -> None:
-        """Begin a step: the oldest is forgotten."""
+        """Begin a step and drop the oldest."""
         self._nbytes.append(0.0)
 
     def spread(self, nbytes: int) -> float:
-        """Add what was sent while all of them ran, to each an equal share; returns the most of a step."""
+        """Add bytes sent while all these steps ran, in equal shares; return the most bytes of a step."""
         share = nbytes / len(self._nbytes)
         for _ in range(len(self._nbytes)):
             self._nbytes.append(self._nbytes.popleft() + share)

@@ -1,4 +1,4 @@
-"""Functions that torch.compile leaves alone."""
+"""Functions that torch.compile does not trace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def untraced(function: Function, reason: str = "") -> Function:
     Parameters
     ----------
     function : callable
-        Of Python.
+        A Python function.
     reason : str
-        For whoever wants a whole graph.
+        Explanation for users who ask for a full graph.
     """
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -27,6 +27,6 @@ def untraced(function: Function, reason: str = "") -> Function:
 
 
 def constant(function: Function) -> Function:
-    """Have torch.compile call a function, and keep its result, without loading torch._dynamo now."""
+    """Make torch.compile call a function and keep its result, without loading torch._dynamo now."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -1,4 +1,4 @@
-"""Transports: what carries messages between ranks."""
+"""Transports: they carry messages between ranks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .base import Connection
 
 
 def transport_of(comm: Any, *, threads: bool, timeout: float | None = None) -> Connection:
-    """The transport for what a `Communicator` was given: an MPI communicator, None for COMM_WORLD, or a transport.
+    """Return the transport for a `Communicator`'s argument: an MPI communicator, None for COMM_WORLD, or a transport.
 
     Raises
     ------
     MPIMissing
-        If it is no transport, and there is no MPI library.
+        If ``comm`` is not a transport and there is no MPI library.
     """
-    # Its class is asked: attributes of MPI's communicators call MPI, which may have ended.
+    # Check the class, since attributes of MPI's communicators call MPI, which may have ended.
     if hasattr(type(comm), "announced"):
         return comm  # type: ignore[no-any-return]
     from .mpi import transport_by_mpi  # starts MPI

@@ -1,4 +1,4 @@
-"""The contract of transports, and the wires that they carry."""
+"""The interfaces of transports, and the wires that they carry."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Wire:
     buffer : array of uint8
         The memory, as long as the longest wire expected.
     nbytes : int
-        Bytes in use: set by who encodes, and by the transport when a receive completes.
+        Bytes in use: set by the encoding, and by the transport when a receive completes.
     exact : bool
-        Whether that is always the whole buffer, and who receives it knows.
+        Whether the wire always fills the buffer, so that the receiving rank knows its length.
     message : object
-        Of the transport's, kept with the wire.
+        A cache for the transport.
     staging : Wire or None
-        In pinned host memory, for a buffer in device memory that travels by way of the host.
+        Pinned host memory, for a buffer in device memory that is sent through the host.
     ready : object
-        The device's event after which the bytes are there; None: they are.
+        The device's event after which the bytes are valid; None if they already are.
     """
 
     __slots__ = ("buffer", "exact", "message", "nbytes", "ready", "staging")
@@ -50,19 +50,19 @@ class Wire:
 
 
 class Persistent(Pending, Protocol):
-    """A message that is sent or received again and again (MPI-4.1, section 3.9)."""
+    """A persistent request: a message that is sent or received repeatedly (MPI-4.1, section 3.9)."""
 
     def Start(self) -> object:
-        """Send or receive the message once more; not before it has tested true."""
+        """Send or receive the message again. The previous one must have completed."""
 
 
 class Reposted:
-    """A `Persistent` made of single messages, for transports that know no other.
+    """A `Persistent` made of single messages, for transports without persistent requests.
 
     Attributes
     ----------
     message : Pending or None
-        The one under way, or the last.
+        The message in flight, or the last one.
     """
 
     __slots__ = ("_post", "message")
@@ -82,13 +82,13 @@ class Reposted:
 class Transport(Protocol):
     """Carries wires between the ranks ``0 … size - 1``.
 
-    Wires from one rank to another under one tag arrive in the order in which they were sent. A sent wire must not be
-    written, and a received one not be touched, until its `Pending` tests true.
+    Wires from one rank to another with one tag arrive in the order in which they were sent. Do not write to a wire that
+    is being sent, and do not read or write a wire that is being received, until its request completes.
 
     Attributes
     ----------
     nodes : sequence of int
-        For each rank the number of the node (machine) on which it runs, nodes counted from 0 in order of first rank.
+        The number of each rank's node (machine), counted from 0 in order of first rank.
     """
 
     rank: int
@@ -104,52 +104,53 @@ class Transport(Protocol):
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent: ...
 
     def forget(self, message: Persistent) -> None:
-        """Give back one of these messages, which is not under way."""
+        """Free a persistent message that is not in flight."""
 
     def free(self) -> None: ...
 
 
 class Native(Protocol):
-    """Collectives of the library that carries a transport's messages: MPI's own, or those of a process group.
+    """Collectives of the library that carries a transport's messages: MPI's, or those of a process group.
 
     Attributes
     ----------
     library : str
-        Its name, for people.
+        The library's name, for error texts and reports.
     """
 
     @property
     def library(self) -> str: ...
 
     def reductions(self, collective: str, op: str) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
-        """Give the library's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and
-        the nonblocking one, as functions of input and result.
+        """Return the library's blocking and nonblocking allreduce or reduce_scatter, as functions of input and result.
+
+        An allreduce of x into x works in place; a reduce_scatter has equal blocks.
         """
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
-        """Start its own allgatherv; counts in elements."""
+        """Start the library's allgatherv; counts in elements."""
 
     def ibcast(self, x: Any, root: int) -> Pending:
-        """Start its own broadcast, in place."""
+        """Start the library's broadcast, in place."""
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
-        """Start its own alltoall of equal blocks."""
+        """Start the library's alltoall of equal blocks."""
 
 
 @runtime_checkable
 class Connection(Transport, Protocol):
-    """A transport among ranks that may give up or die.
+    """A transport between ranks that may give up or die.
 
     Attributes
     ----------
     lends_core : bool
-        Whether a look for a message lets other processes have the core when nothing has come.
+        Whether polling a message yields the core to other processes if nothing has arrived.
     blocks : bool
-        Whether ``Test`` of a message waits until it has come, since the library cannot be asked.
+        Whether ``Test`` of a message waits until it completes, since the library has no nonblocking test.
     shared : Shared or None
-        Memory that the ranks of this one's node have in common: of all nodes with more than one rank, or of none.
+        Memory that the ranks of this node share. Either all nodes with more than one rank have it, or none.
     mail : Mail or None
-        What handshakes send their messages by inside the node, if not by the transport.
+        The path of handshake messages inside the node; None if the transport carries them.
     """
 
     lends_core: bool
@@ -159,51 +160,54 @@ class Connection(Transport, Protocol):
 
     @property
     def native(self) -> Native | None:
-        """The library's own collectives, if there are any."""
+        """The library's own collectives; None if it has none."""
 
     @property
     def cores(self) -> float | None:
-        """The part of the cores that is this rank's; None if it is not known."""
+        """The share of the machine's cores for this rank, in cores; None if it is unknown."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Let all ranks do what follows, with collective steps in between: what fails on one fails on all."""
+        """Return a context in which all ranks do the same collective work. An error on one rank is raised on all."""
 
     def takes_device_memory(self) -> bool:
-        """Tell whether wires may be in a GPU's memory."""
+        """Return whether wires may be in GPU memory."""
 
     def announce(self, text: str) -> None:
-        """Tell all others, whatever they wait for, that this rank gives up, and why."""
+        """Inform all other ranks, whatever they wait for, that this rank gives up, and why."""
 
     def announced(self) -> Mapping[int, str]:
-        """Read what others have announced by now."""
+        """Return the announcements received so far, by rank."""
 
     def failure(self, error: BaseException) -> CompcollError | None:
-        """Tell what an error of the transport's own says of the other ranks, if it does."""
+        """Convert an error of the transport's library that reports a failed rank; return None for other errors."""
 
     def abandon(self) -> None:
-        """Wake up whoever waits for messages of this transport, where that is possible: nothing more will come."""
+        """Wake all ranks that wait for messages of this transport, if possible: no more messages will come."""
 
 
 @runtime_checkable
 class Located(Protocol):
-    """A transport whose ranks know where they are, and can measure together.
+    """A transport whose ranks know their hosts and can measure together.
 
     Attributes
     ----------
     nodes : sequence of int
-        As of `Transport`.
+        See `Transport`.
     """
 
     nodes: Sequence[int]
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
-        """The library that carries messages and the names of all ranks' hosts, sorted. Collective."""
+        """Return the library that carries messages and the sorted names of all ranks' hosts. Collective."""
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Gather what some work gave on each rank, of what JSON has; an error on one is one on all. Collective."""
+        """Call ``work`` on each rank and return all results, which JSON must support. Collective.
+
+        An error on one rank is raised on all.
+        """
 
     def tell(self, work: Callable[[], Result]) -> Result:
-        """Give every rank what rank 0's work gives, of what JSON has. Collective."""
+        """Call ``work`` on rank 0 and return its result, which JSON must support, on all ranks. Collective."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -215,23 +219,23 @@ class Tunable(Connection, Located, Protocol):
 
 @runtime_checkable
 class Recoverable(Protocol):
-    """A transport that can be made anew among the ranks that are alive."""
+    """A transport that can be rebuilt between the ranks that are alive."""
 
     def survivors(self, timeout: float) -> Connection:
-        """Make a transport like this one among the ranks that are alive. Collective among those."""
+        """Create a transport like this one between the ranks that are alive. Collective among those."""
 
 
 class Group:
-    """Some ranks of a transport, renumbered from 0, talking under one tag.
+    """Some ranks of a transport, renumbered from 0, that use one tag.
 
     Parameters
     ----------
     transport : Transport
         Carries the wires.
     tag : int
-        Tag of all messages. A collective in flight has this one and the next.
+        The tag of all messages. A collective in flight uses this tag and the next.
     ranks : sequence of int, optional
-        The members, in their order in the group; all ranks by default. This rank must be one of them.
+        The members, in the group's order, including this rank; all ranks by default.
     """
 
     def __init__(self, transport: Transport, tag: int, ranks: Sequence[int] | None = None) -> None:
@@ -242,7 +246,7 @@ class Group:
         self.size = len(self.ranks)
 
     def next_phase(self) -> Group:
-        """The same ranks under a tag of their own: receives of a later phase may be posted before an earlier ends."""
+        """Return the same ranks with the next tag, so that receives can be posted before the earlier phase ends."""
         return Group(self.transport, self.tag + 1, self.ranks)
 
     def isend(self, wire: Wire, dest: int) -> Pending:

@@ -1,6 +1,6 @@
-"""The making of communicators, by all ranks together. Each step ends in time, and fails on all ranks if on one.
+"""Creation of communicators, by all ranks together. Each step has a timeout; if it fails on one rank, it fails on all.
 
-A rank that fails says so in the next step, whatever that is for the others: steps need not match.
+A rank that fails reports this in its next collective step. The step need not be the same on the other ranks.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _COUNT_NBYTES = 8
 
 
 class TransportBuilder(Protocol):
-    """A transport that is being made.
+    """A transport under construction.
 
     Attributes
     ----------
     seconds : float
-        That each step may last.
+        Seconds that each step may last.
     given_up : bool
-        Whether it has failed, and all ranks know.
+        Whether the construction has failed and all ranks know it.
     """
 
     comm: MPI.Intracomm
@@ -63,12 +63,12 @@ class TransportBuilder(Protocol):
 
 
 def duplicate(comm: MPI.Intracomm, seconds: float) -> MPI.Intracomm:
-    """A communicator of the same ranks, whose errors are raised. Collective.
+    """Duplicate a communicator and make its errors exceptions. Collective.
 
     Raises
     ------
     PeerTimeout
-        If some rank has not come in time.
+        If some rank does not take part in time.
     """
     made, request = comm.Idup()
     _wait(request, made, seconds, f"not all {comm.size} ranks came to make a communicator within {seconds:g} s")
@@ -79,7 +79,7 @@ def duplicate(comm: MPI.Intracomm, seconds: float) -> MPI.Intracomm:
 def _wait(
     request: MPI.Request, buffers: Any, seconds: float, late: str, gave_up: Callable[[], None] = lambda: None
 ) -> None:
-    """Wait for what uses these buffers; ``gave_up`` raises if some rank has."""
+    """Wait for a request that uses these buffers; ``gave_up`` raises if some rank has given up."""
     begun = time.monotonic()
     looks = 0
     try:
@@ -101,13 +101,14 @@ def _wait(
 
 
 def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
-    """The result of what blocks in MPI, of which all ranks have just agreed that they call it: in a thread where MPI
-    allows that, so that it can be given up.
+    """Call a function that blocks in MPI and return its result. All ranks must have just agreed to call it.
+
+    If MPI allows several threads, the call runs in a thread, so that this rank can stop waiting.
 
     Raises
     ------
     PeerTimeout
-        If it has not ended in time.
+        If the call has not returned in time.
     """
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return call()
@@ -127,12 +128,14 @@ def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
 
 
 def compare_versions(builder: TransportBuilder) -> None:
-    """Make sure that all ranks run the same compcoll: others may send other bytes, here already. Collective.
+    """Check that all ranks run the same version of compcoll. Collective.
+
+    This comes first, since even the construction's messages may differ between versions.
 
     Raises
     ------
     CollectiveMismatch
-        If they do not.
+        If versions differ.
     """
     own = __version__.encode()[:_VERSION_NBYTES].ljust(_VERSION_NBYTES)
     every = bytearray(_VERSION_NBYTES * builder.size)
@@ -150,12 +153,12 @@ def compare_versions(builder: TransportBuilder) -> None:
 
 
 def gather(builder: TransportBuilder, work: Callable[[], Result]) -> list[Result]:
-    """Gather what some work gave on each rank, of what JSON has: tuples come as lists. Collective.
+    """Call ``work`` on each rank and return all results. JSON carries them, so tuples become lists. Collective.
 
     Raises
     ------
     CompcollError
-        If it failed on some rank, on all: the transport is freed then.
+        On all ranks, if ``work`` raised on some rank. The transport is then freed.
     """
     failed: BaseException | None = None
     result: Result | None = None
@@ -181,7 +184,7 @@ def gather(builder: TransportBuilder, work: Callable[[], Result]) -> list[Result
 
 @contextmanager
 def together(builder: TransportBuilder) -> Iterator[None]:
-    """Work on a transport that all ranks do, with collective steps in between: what fails on one fails on all."""
+    """Run a block on all ranks, which may contain collective steps. An error on one rank is raised on all."""
     try:
         yield
     except BaseException as error:
@@ -197,7 +200,7 @@ def together(builder: TransportBuilder) -> Iterator[None]:
 
 
 def _named(error: BaseException, rank: int) -> BaseException:
-    """An error that says what it is of; an interrupt stays one."""
+    """Wrap an error in one that names the rank; errors of compcoll and interrupts stay as they are."""
     if isinstance(error, CompcollError) or not isinstance(error, Exception):
         return error
     failure = CollectiveFailed(f"rank {rank}, while a communicator was made: {_text(error)}")
@@ -210,7 +213,7 @@ def _text(error: BaseException | None) -> str:
 
 
 def _every(builder: TransportBuilder, own: Any) -> list[Any]:
-    """Each rank's value."""
+    """Gather each rank's value."""
     if builder.size == 1:
         return [own]
     data = packed(own)
@@ -223,7 +226,7 @@ def _every(builder: TransportBuilder, own: Any) -> list[Any]:
 
 
 def _settled(builder: TransportBuilder, request: MPI.Request, buffers: Any) -> None:
-    """Wait for a request; a rank that gives up tells the others."""
+    """Wait for a request; announce an error to the other ranks, and raise if another rank has announced one."""
 
     def gave_up() -> None:
         if told := builder.announced():

@@ -1,5 +1,7 @@
-"""Private communicators whose owners nobody has any more. MPI gives a communicator back on all its ranks together: so
-these are, when the next one of the same ranks is made.
+"""Deferred freeing of private MPI communicators whose owners were garbage-collected.
+
+MPI frees a communicator on all its ranks together. So the next creation of a communicator with the same ranks frees
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from .library import MPI
 
 
 class Freed(Protocol):
-    """A message that is sent or received again and again."""
+    """A persistent message of MPI."""
 
     def Free(self) -> None: ...  # noqa: N802
 
@@ -24,7 +26,7 @@ class _Forgotten(NamedTuple):
 
 
 Told = tuple[int, list[int]]
-"""The message of a rank to the others: the largest number that it has given, and those of what it has forgotten."""
+"""A rank's message to the others: the largest serial number so far, and those of its communicators to free."""
 
 _forgotten: list[_Forgotten] = []
 _last = 0
@@ -39,23 +41,27 @@ def _same_ranks(one: MPI.Intracomm, other: MPI.Intracomm) -> bool:
 
 
 def told(comm: MPI.Intracomm) -> Told:
-    """Collect what this rank has to tell the ranks of a communicator."""
-    _forgotten[:] = [each for each in _forgotten if each.comm != MPI.COMM_NULL]  # else it was freed
+    """Return this rank's message to the ranks of a communicator."""
+    _forgotten[:] = [each for each in _forgotten if each.comm != MPI.COMM_NULL]  # COMM_NULL: already freed
     return _last, [each.serial for each in _forgotten if _same_ranks(each.comm, comm)]
 
 
 def give_back(owner: object, comm: MPI.Intracomm, messages: Sequence[Freed], heard: Sequence[Told]) -> None:
-    """Free what all ranks of a communicator have forgotten, and from now on watch its owner. Collective.
+    """Free the communicators that all ranks of ``comm`` can free, and register ``comm`` for later. Collective.
 
     Parameters
     ----------
     owner : object
-        Uses it, with these messages.
+        The owner of ``comm``: when it is garbage-collected, ``comm`` and ``messages`` can be freed.
+    comm : mpi4py.MPI.Intracomm
+        A new private communicator.
+    messages : sequence
+        Persistent messages on ``comm``.
     heard : sequence
-        What each of its ranks had to tell.
+        The message of each of its ranks, as returned by `told`.
     """
     global _last
-    # The same on all these ranks, and larger than what any has given before.
+    # The same number on all these ranks, and larger than any number so far.
     _last = max(last for last, _ in heard) + 1
     everywhere = frozenset.intersection(*(frozenset(serials) for _, serials in heard))
     for each in sorted(_forgotten, key=lambda each: each.serial):

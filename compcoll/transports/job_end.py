@@ -1,7 +1,7 @@
-"""Ranks that fail: whether MPI lets the others go on, and the end of a job in which nobody catches an error.
+"""Failed ranks: whether MPI lets the other ranks continue, and how an uncaught error ends the job.
 
-The others would wait for that rank for ever, and it for them in MPI_Finalize. `python -m mpi4py` ends any program's job
-then; here that is done for those that have made a communicator.
+Without this, the other ranks would wait for the failed rank for ever, and it for them in MPI_Finalize. `python -m
+mpi4py` ends any program's job in this case; this module does so once a communicator was created.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _SWITCH = "OMPI_MCA_mpi_ft_enable"  # of Open MPI's mpirun --with-ft ulfm
 
 
 def survives_failures() -> bool:
-    """Tell whether MPI lets the others go on when a rank has died: User-Level Failure Mitigation (MPI Forum, ULFM).
+    """Return whether other ranks can continue after a rank has died: User-Level Failure Mitigation (MPI Forum, ULFM).
 
-    Open MPI has it in every build since version 5, switched on when the job is started.
+    Every build of Open MPI since version 5 has it; it is switched on when the job starts.
     """
     return os.environ.get(_SWITCH, "0") not in ("0", "false", "no")
 
 
 files: list[str] = []
-"""Temporary files of the job, which somebody removes at its end unless that comes early."""
+"""Temporary files of the job, which `end_job` removes since their normal removal does not run then."""
 
 
 def end_job(text: str) -> None:
-    """Say why, and end all ranks."""
+    """Print the reason and abort all ranks."""
     for path in files:
         Path(path).unlink(missing_ok=True)
     _say(text)
@@ -42,10 +42,10 @@ def end_job(text: str) -> None:
 
 @lru_cache(maxsize=1)
 def end_job_with_uncaught_errors() -> None:
-    """Have an error that no code of the program's catches end the job, as soon as it has been shown.
+    """Install an exception hook: an uncaught error ends the job after Python has printed it.
 
-    Where MPI lets the others go on, this rank alone dies, and they are told. An interpreter that someone types into
-    shows such errors, too, and goes on: there they end nothing.
+    If MPI lets other ranks continue, only this rank dies, and MPI informs the others. An interactive interpreter
+    continues after errors, so there they do not end the job.
     """
     before = sys.excepthook
 
@@ -54,11 +54,11 @@ def end_job_with_uncaught_errors() -> None:
         if MPI.Is_finalized() or MPI.COMM_WORLD.size == 1 or hasattr(sys, "ps1") or sys.flags.interactive:
             return
         if sys.stderr is not sys.__stderr__ and isinstance(sys.stderr, io.StringIO):
-            # The hook of PyTorch's process groups calls this one so, and would print that afterwards.
+            # The hook of PyTorch's process groups captures stderr, and would print it only after this hook returns.
             print(sys.stderr.getvalue(), end="", file=sys.__stderr__, flush=True)
         if survives_failures():
             _say(f"{kind.__name__} was not caught: this rank ends, and the others are told")
-            os.kill(os.getpid(), signal.SIGKILL)  # of an exit they would not be
+            os.kill(os.getpid(), signal.SIGKILL)  # MPI would not inform the others of a normal exit
         end_job(f"{kind.__name__} was not caught: all ranks end, since others would wait for this one")
 
     sys.excepthook = hook
@@ -66,6 +66,6 @@ def end_job_with_uncaught_errors() -> None:
 
 def _say(text: str) -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the stream is None or closed
             stream.flush()
     print(f"compcoll, rank {MPI.COMM_WORLD.rank}: {text}", file=sys.__stderr__, flush=True)

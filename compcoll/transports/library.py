@@ -1,4 +1,4 @@
-"""The MPI library and the job that it runs, as far as known."""
+"""Information on the MPI library and its job."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 def check_process() -> None:
-    """Make sure that this process is no child of a rank's: MPI would take it for the rank, and wait or fail.
+    """Check that this process is not a child of a rank: MPI would treat it as the same rank, and wait or fail.
 
     Raises
     ------
     NotUnderMPI
-        If multiprocessing has started it inside a rank.
+        If multiprocessing has started this process inside a rank.
     """
     process = multiprocessing.current_process()
     child = multiprocessing.parent_process() is not None or getattr(process, "_inheriting", False)
@@ -48,7 +48,7 @@ _ANNOUNCED = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI
 
 @lru_cache(maxsize=1)
 def warn_if_alone() -> None:
-    """Warn, once, of a launcher that announces several processes where MPI knows this one only."""
+    """Warn, once, if the launcher's environment announces several processes but MPI has only one rank."""
     if MPI.COMM_WORLD.size > 1:
         return
     for variable in _ANNOUNCED:
@@ -70,13 +70,13 @@ class Library(NamedTuple):
     Attributes
     ----------
     version : str
-        What it says of itself.
+        The library's version text.
     standard : tuple of int
-        The version of MPI that it implements.
+        The version of the MPI standard that it implements.
     thread_level : str
-        How many threads of a rank may call it: SINGLE, FUNNELED, SERIALIZED or MULTIPLE.
+        Which threads of a rank may call it: SINGLE, FUNNELED, SERIALIZED or MULTIPLE.
     memory_kinds : str or None
-        Kinds of memory that it can send; None if it does not say.
+        The kinds of memory that it can send; None if it does not report them.
     """
 
     version: str
@@ -96,12 +96,12 @@ def library() -> Library:
 
 
 def standing() -> tuple[int, int, bool]:
-    """The process's own rank in COMM_WORLD, the number of ranks there, and whether several threads may call MPI."""
+    """Return this process's rank in COMM_WORLD, the number of ranks, and whether several threads may call MPI."""
     return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
 
 def among(ranks: Sequence[int]) -> MPI.Intracomm:
-    """A communicator of some of COMM_WORLD's ranks, in that order. Collective among those."""
+    """Create a communicator of some of COMM_WORLD's ranks, in that order. Collective among those."""
     world = MPI.COMM_WORLD.Get_group()
     group = world.Incl(list(ranks))
     comm = MPI.COMM_WORLD.Create_group(group, tag=min(ranks))
@@ -111,5 +111,5 @@ def among(ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 def gpu_awareness() -> awareness.Awareness:
-    """Tell whether device memory may be handed to MPI."""
+    """Return whether MPI accepts device memory."""
     return awareness.ask(library().memory_kinds)

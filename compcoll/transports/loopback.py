@@ -1,4 +1,4 @@
-"""All ranks in one process: for tests and for trying things out without mpirun."""
+"""A transport with all ranks in one process: for tests and experiments without mpirun."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ class _Transfer:
 
 
 class Loopback:
-    """A world of ranks whose messages are copies in memory, delivered as late and in as mixed an order as allowed.
+    """A world of ranks whose messages are copies in memory, delivered late and in random order as far as allowed.
 
-    A message is copied only when both ends are there and chance says so, so that a wire which is read or written too
-    early shows as a wrong result; memory of posted receives is filled with 0xff.
+    A message is copied when both ends are posted and a random number permits. So a wire that is read or written too
+    early causes a wrong result. The memory of posted receives is filled with 0xff.
 
     Parameters
     ----------
     size : int
         Number of ranks.
     ranks_per_node : int, optional
-        How many consecutive ranks share a node; all by default.
+        Number of consecutive ranks that share a node; all by default.
     seed : int, optional
-        Seed of the delivery order; None delivers at once, and the messages of handshakes through the nodes' memory.
+        Seed of the delivery order. With None, messages are delivered at once, and those of handshakes through the
+        nodes' shared memory.
 
     Examples
     --------
@@ -80,12 +81,12 @@ class Loopback:
         self.announcements: dict[int, str] = {}
 
     def post(self, transfer: _Transfer, *, sending: bool) -> None:
-        """Put one end of a message where the other finds it."""
+        """Queue one end of a message for the other end."""
         with self._lock:
             (self._sends if sending else self._receives)[transfer.key].append(transfer)
 
     def deliver(self, key: Key) -> None:
-        """Copy the next message of this source, destination and tag, if both ends are there and chance is kind."""
+        """Copy the next message of this source, destination and tag, if both ends are posted and chance permits."""
         with self._lock:
             sends, receives = self._sends[key], self._receives[key]
             if not sends or not receives or (self._random and self._random.random() < 0.5):
@@ -98,13 +99,13 @@ class Loopback:
         sent.done = received.done = True
 
     def run(self, requests: Iterable[Any], patience: int = 200) -> list[Any]:
-        """Drive one request of each rank to its end and return their results.
+        """Advance one request of each rank until all complete, and return their results.
 
         Raises
         ------
         CompcollError
-            If nothing moves for ``patience`` rounds over all ranks: a deadlock. An error that every rank raised is
-            raised as it is, one that some ranks raised as part of a message.
+            If no request advances for ``patience`` rounds over all ranks: a deadlock. If requests raise and all others
+            complete, the error of the first failed rank; in a deadlock, errors are part of the message.
         """
         todo = list(requests)
         order, idle = list(range(len(todo))), 0
@@ -163,10 +164,10 @@ class LoopbackTransport:
         return Reposted(lambda: self.irecv(wire, source, tag))
 
     def forget(self, message: Persistent) -> None:
-        """Give nothing back."""
+        """Do nothing: there is nothing to free."""
 
     def progress(self) -> None:
-        """Do nothing: everything advances by itself."""
+        """Do nothing: messages advance by themselves."""
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -184,7 +185,7 @@ class LoopbackTransport:
         return None
 
     def abandon(self) -> None:
-        """Do nothing: nobody sleeps."""
+        """Do nothing: no rank sleeps."""
 
     def free(self) -> None:
-        """Give nothing back."""
+        """Do nothing: there is nothing to free."""

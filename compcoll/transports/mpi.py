@@ -1,4 +1,4 @@
-"""Wires through MPI, on host memory."""
+"""The transport that sends wires by MPI."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _OPERATIONS = {
     "lxor": MPI.LXOR,
     "bxor": MPI.BXOR,
 }
-_REDUCED = (*"?bBhHiIlLqQfd", "Zf", "Zd")  # formats of buffers whose datatypes MPI reduces
-_ANNOUNCEMENT_TAG = 3  # of the four below those of collectives
+_REDUCED = (*"?bBhHiIlLqQfd", "Zf", "Zd")  # buffer formats whose datatypes MPI can reduce
+_ANNOUNCEMENT_TAG = 3  # one of the four tags below those of collectives
 _ANNOUNCEMENT_NBYTES = 512
 _SECONDS_TO_LEARN = 0.5
 _FAILURES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 def check_recovery() -> None:
-    """Make sure that MPI can go on without a rank.
+    """Check that MPI can continue without a failed rank.
 
     Raises
     ------
@@ -59,14 +59,14 @@ def check_recovery() -> None:
 
 
 def predefined(op: Any) -> str | None:
-    """Find the name of one of MPI's predefined operations; None for anything else."""
+    """Return the name of a predefined operation of MPI; None for anything else."""
     if not isinstance(op, MPI.Op):
         return None
     return next((name for name, operation in _OPERATIONS.items() if op == operation), None)
 
 
 class _Receiving:
-    """A receive under way; tells its wire how many bytes came, which may have to be all."""
+    """A receive in flight. It sets its wire's number of bytes, or checks it if the wire is exact."""
 
     __slots__ = ("Test",)
 
@@ -75,8 +75,8 @@ class _Receiving:
         come, count, byte = request.Test, status.Get_count, MPI.BYTE
         expected = wire.buffer.nbytes if wire.exact else -1
 
-        def test() -> bool:  # its names are at hand: a third of the time that attributes take
-            if not request:  # null when it has come
+        def test() -> bool:  # local names take a third of the time of attributes
+            if not request:  # a null request has completed
                 return True
             if not come(status):
                 return False
@@ -93,13 +93,13 @@ class _Receiving:
 
 @lru_cache
 def _function(name: str) -> int:
-    """The address of a function that mpi4py itself calls, wherever its module has found it."""
+    """Return the address of an MPI function in the library that mpi4py has loaded."""
     loaded = ctypes.CDLL(MPI.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
 
 
 def _handle(of: MPI.Datatype | MPI.Op | MPI.Comm) -> int:
-    """MPI's own handle: a number or an address."""
+    """Return the C handle of an MPI object as a number; it is an integer or an address."""
     return int.from_bytes(ctypes.string_at(MPI._addressof(of), MPI._sizeof(of)), sys.byteorder)
 
 
@@ -131,34 +131,34 @@ def _before_finalize(owner: MPI.Comm, key: int, value: Any) -> None:
 
 @lru_cache(maxsize=1)
 def _end_all_in_time() -> None:
-    """Let all communicators end before MPI, which first deletes the attributes of COMM_SELF; and in forked children."""
+    """Invalidate all communicators in forked children, and before MPI ends: it first deletes COMM_SELF's attributes."""
     lifetime.watch_forks()
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_before_finalize), True)
 
 
 class MPITransport:
-    """Point-to-point messages on a private duplicate of an MPI communicator.
+    """A transport on a private duplicate of an MPI communicator.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        Duplicated, collectively; messages here never meet the caller's.
+        Duplicated, collectively, so that messages never mix with the caller's.
     threads : bool
-        Whether several threads will call it.
+        Whether several threads will use the transport.
     timeout : float, optional
-        Seconds that each step of making it may last; by default COMPCOLL_TIMEOUT, or 1800.
+        Seconds that each step of the construction may last; by default COMPCOLL_TIMEOUT, or 1800.
 
     Attributes
     ----------
     seconds : float
-        The same.
+        The timeout.
     given_up : bool
-        Whether it could not be made.
+        Whether the construction has failed.
     lends_core : bool
-        Whether MPI lets other processes have the core when nothing has come, where it knows that they wait for it.
+        Whether MPI yields the core when no message has arrived, if it knows that other processes wait for the core.
     cores : float
-        This rank's share of the cores that it may use, if all ranks of the machine that share them take as much. Ranks
-        of one machine may be on several nodes: of containers, or of network name spaces.
+        This rank's share of the cores that it may use, if all ranks of the machine that share them use equally many.
+        With containers or network name spaces, ranks of one machine may be on several nodes.
     """
 
     library = "MPI"
@@ -207,7 +207,7 @@ class MPITransport:
             deferred_free.give_back(self, self.comm, self._persistent, heard)
 
     def _find_nodes(self) -> None:
-        """The ranks' nodes, the memory of this one's, and its cores."""
+        """Find all ranks' nodes, and this node's shared memory and cores."""
         progress = MPIProbe(_library(), _handle(self.comm), MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
         self.nodes: Sequence[int]
         found = find_nodes(host_name(), self.rank, self.size, partial(gather, self), progress)
@@ -239,8 +239,9 @@ class MPITransport:
             self._persistent.pop(kept).Free()
 
     def reductions(self, collective: str, op: str) -> tuple[MPIReduction, Callable[[Any, Any], Pending]]:
-        """MPI's own allreduce (of x into x: in place) or reduce_scatter of equal blocks: the blocking and the
-        nonblocking one, as functions of input and result.
+        """Return MPI's blocking and nonblocking allreduce or reduce_scatter, as functions of input and result.
+
+        An allreduce of x into x works in place; a reduce_scatter has equal blocks.
         """
         comm, operation, in_place = self.comm, _OPERATIONS[op], MPI.IN_PLACE
         block, start = {
@@ -258,19 +259,19 @@ class MPITransport:
         return reduction, lambda x, out: NeedsPolling(start(in_place if out is x else x, out, operation), x.nbytes)
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
-        """MPI's own nonblocking allgatherv; counts in elements."""
+        """Start MPI's nonblocking allgatherv; counts in elements."""
         return NeedsPolling(self.comm.Iallgatherv(x, [out, counts]), out.nbytes)
 
     def ibcast(self, x: Any, root: int) -> Pending:
-        """MPI's own nonblocking broadcast, in place."""
+        """Start MPI's nonblocking broadcast, in place."""
         return NeedsPolling(self.comm.Ibcast(x, root), x.nbytes)
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
-        """MPI's own nonblocking alltoall of equal blocks."""
+        """Start MPI's nonblocking alltoall of equal blocks."""
         return NeedsPolling(self.comm.Ialltoall(x, out), x.nbytes)
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
-        """The MPI library and the names of all ranks' hosts, sorted. Collective."""
+        """Return the MPI library and the sorted names of all ranks' hosts. Collective."""
         library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 \n")
         return library, tuple(sorted(set(gather(self, MPI.Get_processor_name))))
 
@@ -281,7 +282,7 @@ class MPITransport:
         self.comm.Barrier()
 
     def tell(self, work: Callable[[], Result]) -> Result:
-        """Give every rank what rank 0's work gives. Collective."""
+        """Call ``work`` on rank 0 and return its result on all ranks. Collective."""
         return cast(Result, gather(self, lambda: work() if self.rank == 0 else None)[0])
 
     def together(self) -> contextlib.AbstractContextManager[None]:
@@ -311,14 +312,14 @@ class MPITransport:
         known = error.Get_error_class() in _FAILURES
         if not known and not survives_failures():
             return None
-        # Who is told that the communicator was given up learns a little later of the rank that has died.
+        # After a communicator was revoked, it takes a while until MPI reports the rank that has died.
         deadline = time.monotonic() + _SECONDS_TO_LEARN
         while not (failed := self._failed()) and time.monotonic() < deadline:
-            MPI.COMM_SELF.Iprobe()  # MPI learns nothing while nobody calls it
+            MPI.COMM_SELF.Iprobe()  # MPI detects failures only during calls
             time.sleep(0.001)
         if not failed:
             return CommunicatorBroken("another rank has given this communicator up") if known else None
-        # Open MPI 5.0's own nonblocking collectives call the death of a rank MPI_ERR_OTHER at times.
+        # Open MPI 5.0's nonblocking collectives sometimes report the death of a rank as MPI_ERR_OTHER.
         return PeerFailed(f"rank {', '.join(map(str, failed))} of {self.size} has died", failed)
 
     def _failed(self) -> tuple[int, ...]:
@@ -333,14 +334,14 @@ class MPITransport:
             self.comm.Revoke()
 
     def survivors(self, timeout: float) -> MPITransport:
-        """Make a transport like this one among the ranks that are alive. Collective among those.
+        """Create a transport like this one between the ranks that are alive. Collective among those.
 
         Raises
         ------
         UnsupportedRecovery
-            If MPI cannot do without a rank.
+            If MPI cannot continue without a failed rank.
         PeerTimeout
-            If not all that are alive have come in time.
+            If not all ranks that are alive take part in time.
         """
         lifetime.check_alive()
         check_recovery()
@@ -353,7 +354,7 @@ class MPITransport:
         return transport
 
     def free(self) -> None:
-        """Give the private communicator back to MPI, unless MPI has ended already."""
+        """Free the private communicator unless MPI has already ended."""
         if not MPI.Is_finalized() and self.comm != MPI.COMM_NULL:
             for request in self._persistent:
                 request.Free()
@@ -362,5 +363,5 @@ class MPITransport:
 
 
 def transport_by_mpi(comm: Any, *, threads: bool, timeout: float | None = None) -> MPITransport:
-    """The transport for an MPI communicator; None for COMM_WORLD."""
+    """Create the transport for an MPI communicator; None for COMM_WORLD."""
     return MPITransport(MPI.COMM_WORLD if comm is None else comm, threads=threads, timeout=timeout)

@@ -1,4 +1,4 @@
-"""The nodes of a transport's ranks: who shares one, its cores, and the memory that its ranks have in common."""
+"""The nodes of a transport's ranks: which ranks share a node, its cores, and its shared memory."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Result = TypeVar("Result")
 
 
 class Gather(Protocol):
-    """Gathers what some work gives on each rank, as `Located.gather` does; collective."""
+    """Calls a function on each rank and returns all results, as `Located.gather` does; collective."""
 
     def __call__(self, work: Callable[[], Result], /) -> list[Result]: ...
 
 
 class Nodes(NamedTuple):
-    """The nodes of all ranks, and this one's.
+    """The nodes of all ranks, and the resources of this rank's node.
 
     Attributes
     ----------
     nodes : tuple of int
-        For each rank the number of its node, counted in order of first rank.
+        The number of each rank's node, counted in order of first rank.
     cores : float
-        This rank's share of the cores that it may use, if all ranks of the machine that share them take as much. Ranks
-        of one machine may be on several nodes: of containers, or of network name spaces.
+        This rank's share of the cores that it may use, if all ranks of the machine that share them use equally many.
+        With containers or network name spaces, ranks of one machine may be on several nodes.
     shared : Shared or None
-        Memory that the ranks of this node have in common: of all nodes with more than one rank, or of none.
+        Memory that the ranks of this node share. Either all nodes with more than one rank have it, or none.
     mail : Mail or None
-        What handshakes send their messages by inside the node.
+        The path of handshake messages inside the node.
     """
 
     nodes: tuple[int, ...]
@@ -43,8 +43,9 @@ class Nodes(NamedTuple):
 
 
 def host_name() -> str:
-    """A name of this machine, or of the part of it whose processes can share memory and reach each other alike: that of
-    the host, of its running kernel, and of the network name space.
+    """Return a name for this machine, or for the part whose processes share memory and network access.
+
+    It consists of the host's name, its running kernel and the network name space.
     """
     network = ""
     with contextlib.suppress(OSError):
@@ -53,18 +54,18 @@ def host_name() -> str:
 
 
 def find_nodes(name: str, rank: int, size: int, gather: Gather, progress: Callable[[], object]) -> Nodes:
-    """Tell all ranks each other's nodes, and offer those of one memory. Collective.
+    """Find the nodes of all ranks, and set up shared memory for the ranks of each node. Collective.
 
     Parameters
     ----------
     name : str
-        Of this rank's node.
+        Name of this rank's node.
     rank, size : int
-        This rank, and how many there are.
+        This rank, and the number of ranks.
     gather : callable
-        Gathers what some work gives on each rank.
+        Calls a function on each rank and returns all results.
     progress : callable
-        Lets other messages advance while a rank waits for one through memory.
+        Advances other messages while a rank waits for a message through shared memory.
     """
     own = own_cores()
     if size == 1:

@@ -1,4 +1,4 @@
-"""The small things that ranks tell each other besides wires, as JSON: to read it runs nothing, whoever sent it."""
+"""Small messages between ranks besides wires, as JSON: unlike pickle, reading it never runs code."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..errors import WireCorrupted
 
 
 def packed(value: object) -> bytes:
-    """Pack what JSON has: numbers, texts, None, sequences and dicts of those; tuples come out as lists."""
+    """Serialize numbers, strings, None, and sequences and dicts of those. Tuples become lists."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def unpacked(data: bytes | bytearray) -> Any:
-    """Unpack what a rank has packed.
+    """Deserialize the bytes that `packed` returned on some rank.
 
     Raises
     ------
     WireCorrupted
-        If it is something else.
+        If they are not JSON.
     """
     try:
         return json.loads(data)

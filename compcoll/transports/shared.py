@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node have in common: an unnamed file in memory, of which nothing stays behind."""
+"""Memory that the ranks of a node share: an unnamed file in memory, which the system removes with the processes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MARK_NBYTES = 16
 
 @dataclass(frozen=True)
 class Room:
-    """The division of the memory of a node's ranks: for sums, for the messages of handshakes, and a mark.
+    """The layout of a node's shared memory: sums, messages of handshakes, and a mark.
 
     Parameters
     ----------
     ranks : int
-        How many they are.
+        Number of ranks on the node.
     size : int
-        Of all nodes.
+        Number of ranks on all nodes.
     """
 
     ranks: int
@@ -41,7 +41,7 @@ class Room:
 
     @property
     def message_nbytes(self) -> int:
-        """The length of a handshake's message, and its number: whole cache lines."""
+        """The bytes of a handshake message and its sequence number, in whole cache lines."""
         return -(-(_NUMBER_NBYTES + longest_message(self.size)) // _LINE_NBYTES) * _LINE_NBYTES
 
     @property
@@ -49,32 +49,31 @@ class Room:
         return self.place(self.ranks, 0)[0] + _MARK_NBYTES
 
     def place(self, rank: int, number: int) -> tuple[int, int]:
-        """Find where the messages of a round that come to one of the ranks stand, and how many bytes they are: two, in
-        turn.
-        """
+        """Return the offset and bytes of the memory for messages to a rank in a round: two, used alternately."""
         rounds, nbytes = (self.size - 1).bit_length(), 2 * self.message_nbytes
         return self.sums_nbytes + (rank * rounds + number) * nbytes, nbytes
 
     def sums(self, memory: mmap.mmap) -> memoryview:
-        """The part of the memory for sums."""
+        """Return the part of the memory for sums."""
         return memoryview(memory)[: self.sums_nbytes]
 
     def memory(self, descriptor: int = -1) -> mmap.mmap:
-        """Map the memory, filled with zeros at first: what of it nobody uses takes no room. It is of this process alone
-        unless the file of a descriptor is given.
+        """Map the memory. It begins as zeros, and unused pages take no memory.
+
+        It is private to this process unless a file descriptor is given.
         """
         return mmap.mmap(descriptor, self.nbytes)
 
 
 class Shared(NamedTuple):
-    """Memory of a node's ranks for sums.
+    """Shared memory of a node's ranks for sums.
 
     Attributes
     ----------
     memory : buffer
         The memory.
     rank, ranks : int
-        This rank's place among them, and how many they are.
+        This rank's number on the node, and the number of ranks there.
     """
 
     memory: Any
@@ -83,18 +82,18 @@ class Shared(NamedTuple):
 
 
 class Mail:
-    """The messages of handshakes between ranks of a node, through its memory.
+    """Messages of handshakes between ranks of a node, through shared memory.
 
     Parameters
     ----------
     room : Room
-        How the memory is divided.
+        The layout of the memory.
     memory : buffer
-        All of it.
+        The whole memory.
     nodes : sequence of int
-        Each rank's.
+        Each rank's node.
     progress : callable
-        Lets other messages advance while a rank waits for one of these.
+        Advances other messages while a rank waits for one of these.
     """
 
     def __init__(self, room: Room, memory: Any, nodes: Sequence[int], progress: Callable[[], object]) -> None:
@@ -104,7 +103,7 @@ class Mail:
         self._progress = progress
 
     def message(self, source: int, dest: int, number: int, *, sending: bool) -> SharedMessage | None:
-        """One end of the messages of a round; None between nodes."""
+        """Return one end of the messages of round ``number``; None if the ranks are on different nodes."""
         node = self._nodes[dest]
         if self._nodes[source] != node:
             return None
@@ -113,7 +112,7 @@ class Mail:
 
 
 class Offer(NamedTuple):
-    """The means by which another process finds a file in memory, and knows that it is the one."""
+    """The information with which another process can open and verify a file in memory."""
 
     process: int
     descriptor: int
@@ -122,7 +121,7 @@ class Offer(NamedTuple):
 
 
 def offer(room: Room) -> tuple[mmap.mmap, Offer] | None:
-    """The memory, and where the others find it until it is withdrawn; None where the system has no files in memory."""
+    """Create the memory, and return it with the offer for other processes; None if the system has no memfd_create."""
     with contextlib.suppress(OSError, AttributeError):
         descriptor = os.memfd_create(_NAME)
         with contextlib.ExitStack() as failed:
@@ -137,7 +136,7 @@ def offer(room: Room) -> tuple[mmap.mmap, Offer] | None:
 
 
 def accept(offered: Offer) -> mmap.mmap | None:
-    """The memory that another process of this node offers; None where it cannot be reached: in another container."""
+    """Map the memory that another process of this node offers; None if it is out of reach, as in another container."""
     path = f"/proc/{offered.process}/fd/{offered.descriptor}"
     with contextlib.suppress(OSError):
         if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
@@ -155,5 +154,5 @@ def accept(offered: Offer) -> mmap.mmap | None:
 
 
 def withdraw(offered: Offer) -> None:
-    """Let nobody else find the memory."""
+    """Close the offered file descriptor, so that no other process can open the memory."""
     os.close(offered.descriptor)

@@ -1,4 +1,4 @@
-"""Sparsification: methods that send few elements of a buffer, as indices and values.
+"""Sparsification: methods that send a few elements of a buffer, as indices and values.
 
 >>> gradient, feedback = np.ones(4096, np.float32), compcoll.ErrorFeedback()
 >>> total = compcoll.allreduce(gradient, codec="topk", density=0.001, feedback=feedback)

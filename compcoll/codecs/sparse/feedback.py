@@ -1,4 +1,4 @@
-"""States of sparse training methods, owned by the caller: one a buffer."""
+"""Feedback objects of sparse training methods; the caller keeps one for each buffer."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ..options import real
 class DGCFeedback(ErrorFeedback):
     """Deep Gradient Compression: momentum correction, momentum factor masking and local clipping.
 
-    Each call's values g become ``u ← m · u + g; v ← v + u``; what is sent is chosen from v, and where it was, both are
-    set to 0. The optimizer that takes the sum must then have no momentum of its own.
+    A call with values g computes ``u ← m · u + g; v ← v + u``. The codec selects elements of v to send, and sets u and
+    v to 0 there. The optimizer that uses the sum must not apply momentum itself.
 
     Parameters
     ----------
     momentum : float
-        The m above, 0 to less than 1.
+        m in the formula, 0 to less than 1.
     clip : float, optional
-        The call's values are scaled down so that their Euclidean norm is at most this. DGC clips to the global
-        threshold divided by the square root of the number of ranks.
+        The largest Euclidean norm: each call's values are scaled down to it. DGC uses the global threshold divided by
+        the square root of the number of ranks.
 
     Attributes
     ----------
     residual : array or None
-        v: what was accumulated and not sent.
+        v: the accumulated values that were not sent.
     velocity : array or None
-        u.
+        u in the formula.
 
     References
     ----------
@@ -75,16 +75,17 @@ class DGCFeedback(ErrorFeedback):
 
 
 def warmup_density(epoch: int, density: float = 0.001, epochs: int = 5) -> float:
-    """DGC's schedule: 25 %, 6.25 %, 1.5625 %, 0.4 %, 0.1 % over the first epochs.
+    """Return the density of an epoch in DGC's schedule: 25 %, 6.25 %, 1.5625 %, 0.4 %, then 0.1 %.
 
     Parameters
     ----------
     epoch : int
-        Counted from 0.
+        The epoch, counted from 0.
     density : float
-        The final one.
+        The final density.
     epochs : int
-        From the last of these on the final one holds, or as soon as a quarter of the last would be less.
+        Length of the schedule. The final density holds from its last epoch on, or earlier if a quarter of the previous
+        density would be less.
 
     Examples
     --------
@@ -97,18 +98,18 @@ def warmup_density(epoch: int, density: float = 0.001, epochs: int = 5) -> float
 
 
 class VarianceFeedback(ErrorFeedback):
-    """The state of the variance-based methods: accumulated means r and second moments v.
+    """The feedback of variance-based methods: accumulated means r and second moments v.
 
-    Before each call `observe` takes the second moment of the buffer's samples: ``Σ (∇f_z / B)²`` over the B samples
-    z of the mini-batch, of which the call's values are the mean. Where the call asks for the ranks' mean, r and v are
-    kept in its unit: divided by the number of ranks, and by its square.
+    Before each call, pass the second moments of the samples to `observe`: ``Σ (∇f_z / B)²`` over the B samples z of the
+    mini-batch. The call's values are the mean of the same samples. If the call computes the ranks' mean, r is divided
+    by the number of ranks and v by its square.
 
     Attributes
     ----------
     residual : array or None
-        r.
+        r: the accumulated means.
     variance : array or None
-        v.
+        v: the accumulated second moments.
 
     References
     ----------
@@ -129,7 +130,7 @@ class VarianceFeedback(ErrorFeedback):
         self._observed: Any = None
 
     def observe(self, second_moment: Any) -> None:
-        """Add second moments to v at the next call: an array of the buffer's shape, of finite values, none negative."""
+        """Add second moments to v in the next call: an array of the buffer's shape with finite, nonnegative values."""
         if not bool(((second_moment - second_moment) == 0).all()) or bool((second_moment < 0).any()):
             raise InvalidBuffer("second moments must be finite and not negative")
         flat = second_moment.reshape(-1)
@@ -156,7 +157,7 @@ class VarianceFeedback(ErrorFeedback):
         return super().accumulate(incoming)
 
     def decay(self, kernels: Any, factor: float, sent: Any) -> None:
-        """Multiply v where nothing was sent."""
+        """Multiply v by ``factor`` except at the ``sent`` indices."""
         kept = kernels.take(self.variance, sent)
         kernels.multiply(self.variance, factor)
         kernels.put(sent, kept, self.variance)

@@ -1,4 +1,4 @@
-"""The sparsifiers: each one's configuration and what it chooses."""
+"""The sparsifiers: their options, and how they select elements."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ def _wanted(density: float, n: int) -> int:
 
 @dataclass(frozen=True)
 class TopK(Sparsifier):
-    """Send the elements of largest magnitude: ``k = ceil(density · n)`` of n, or somewhat more, as ``select`` tells;
-    never fewer where k are not zero, and always those that are not finite.
+    """Send the elements of largest magnitude: ``k = ceil(density · n)`` of n, or more, depending on ``select``.
+
+    At least k are sent unless fewer than k are nonzero. Elements that are not finite are always sent.
 
     Parameters
     ----------
     density : float
-        The part of the elements to send, above 0 and at most 1.
+        The fraction of the elements to send, above 0 and at most 1.
     select : {"exact", "ldte", "hierarchical", "trimmed", "bisection"}
-        How they are found: exactly k with ``"exact"`` and ``"trimmed"``, up to 1.5 k with ``"ldte"``, up to 2 k with
+        The search method: exactly k with ``"exact"`` and ``"trimmed"``, up to 1.5 k with ``"ldte"``, up to 2 k with
         ``"hierarchical"`` (DGC's sampling) and ``"bisection"``.
     wire : {"auto", "pairs", "packed", "runs", "mask"}
-        ``"packed"`` sends powers of two in 4 bits beside 28 bits of index; elements below 2**-7 of the largest power
-        are then left for a later call. Buffers of more than 2**28 elements take another format of indices.
+        Format of the indices; by default the shortest. ``"packed"`` sends powers of two in 4 bits beside 28 bits of
+        index. Elements below 2**-7 of the largest power stay in the residual, and buffers of more than 2**28 elements
+        use another format.
     out_format : {"dense", "sparse"}
-        What an allreduce returns: an array like the input, or a `SparseSum`.
+        Result of an allreduce: an array like the input, or a `SparseSum`.
 
     References
     ----------
@@ -76,7 +78,7 @@ class TopK(Sparsifier):
         return f"topk {self.density:g} {self.select}"
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """An element that is not sent is lost."""
+        """Return the whole value as bound, since an element may not be sent."""
         return ErrorBound(relative=1.0)
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
@@ -86,19 +88,19 @@ class TopK(Sparsifier):
 
 @dataclass(frozen=True)
 class RandomK(Sparsifier):
-    """Send ``ceil(density · n)`` elements chosen at random, the same ones on all ranks, and those that are not finite.
+    """Send ``ceil(density · n)`` random elements, the same on all ranks, and all elements that are not finite.
 
-    What is sent is not scaled up, so that sums are biased unless feedback keeps the rest. The choice depends on the
-    seed and on how many calls the feedback has seen; without feedback every call with one seed chooses the same.
+    Sent values are not scaled up, so sums are biased unless feedback keeps the residual. The selection depends on the
+    seed and the feedback's number of calls. Without feedback every call with the same seed selects the same elements.
 
     Parameters
     ----------
     density : float
-        The part of the elements to send, above 0 and at most 1.
+        The fraction of the elements to send, above 0 and at most 1.
     seed : int
-        0 to 2**32 - 1.
+        Seed of the random numbers, 0 to 2**32 - 1.
     wire, out_format
-        As of `TopK`.
+        See `TopK`.
 
     Examples
     --------
@@ -122,17 +124,16 @@ class RandomK(Sparsifier):
 
 @dataclass(frozen=True)
 class Strom(Sparsifier):
-    """Send every element above a fixed threshold, as plus or minus the threshold; what is beyond it stays in the
-    feedback.
+    """Send every element above a fixed threshold as plus or minus the threshold. The rest stays in the residual.
 
-    Where some chosen element is not finite, all are sent with their values in full.
+    If some selected element is not finite, all selected elements are sent with full values.
 
     Parameters
     ----------
     threshold : float
-        The τ of the paper, in the values' unit; of a mean, after they were divided by the number of ranks.
+        τ in the paper, in the unit of the values; for a mean, of the values divided by the number of ranks.
     wire, out_format
-        As of `TopK`; not ``"packed"``.
+        See `TopK`; ``"packed"`` is not possible.
 
     References
     ----------
@@ -156,7 +157,7 @@ class Strom(Sparsifier):
 
 
 class _NeedsVariance(Sparsifier):
-    """A sparsifier that works on second moments."""
+    """A sparsifier that uses second moments."""
 
     state: ClassVar[type[ErrorFeedback]] = VarianceFeedback
 
@@ -170,26 +171,26 @@ class _NeedsVariance(Sparsifier):
 
 
 def _variance(kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Array:
-    """The second moments; zeros where somebody looks at a single encoding."""
+    """Return the feedback's second moments; zeros for an encoding without feedback."""
     return feedback.variance if isinstance(feedback, VarianceFeedback) else kernels.zeros(values.size)
 
 
 @dataclass(frozen=True)
 class Variance(_NeedsVariance):
-    """Send only unambiguous elements: those whose accumulated mean r is large against the accumulated second moment v,
-    ``r² > alpha · v``. Values travel as powers of two, in 4 bits, from that of the largest magnitude in the whole
-    buffer, sent or not, down to 2**-7 of it; smaller elements stay for a later call.
+    """Send only unambiguous elements: those with ``r² > alpha · v``, for accumulated means r and second moments v.
 
-    Needs a `VarianceFeedback`, which keeps r and v. Where some chosen element is not finite, values travel in full.
+    Needs a `VarianceFeedback`, which keeps r and v. Values are sent as powers of two in 4 bits: from the power of the
+    largest magnitude in the whole buffer, sent or not, down to 2**-7 of it. Smaller elements stay for a later call. If
+    some selected element is not finite, full values are sent.
 
     Parameters
     ----------
     alpha : float
-        From 1 to 2, as a rule: the larger, the less is sent.
+        Usually 1 to 2; larger values send fewer elements.
     zeta : float
-        Decay of v where nothing is sent, 0 to 1.
+        Factor, 0 to 1, by which v decays in each call at elements that are not sent.
     wire, out_format
-        As of `TopK`.
+        See `TopK`.
 
     References
     ----------
@@ -208,7 +209,7 @@ class Variance(_NeedsVariance):
     zeta: float = option(0.999, Reals(0, 1, closed=True), "decay of v where nothing is sent")
 
     name: ClassVar[str] = "variance"
-    conserves = "none"  # values become powers of two, and what that changes is forgotten, as in the paper
+    conserves = "none"  # values become powers of two, and the difference is dropped, as in the paper
     value_format: ClassVar[int] = POWER
 
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
@@ -224,22 +225,23 @@ class Variance(_NeedsVariance):
 
 @dataclass(frozen=True)
 class Hybrid(_NeedsVariance):
-    """Send plus or minus a threshold where an element is above it and unambiguous: `Strom` and `Variance` together.
+    """Send elements that are above a threshold and unambiguous, as plus or minus the threshold.
 
-    Needs a `VarianceFeedback`. Where some chosen element is not finite, values travel in full.
+    This combines `Strom` and `Variance` and needs a `VarianceFeedback`. If some selected element is not finite, full
+    values are sent.
 
     Parameters
     ----------
     threshold : float
-        The τ of Strom's method, as of `Strom`.
+        See `Strom`.
     alpha, zeta : float
-        As of `Variance`.
+        See `Variance`.
     wire, out_format
-        As of `TopK`; not ``"packed"``.
+        See `TopK`; ``"packed"`` is not possible.
 
     References
     ----------
-    As `Variance`, section 4.4.
+    The paper of `Variance`, section 4.4.
 
     Examples
     --------
@@ -267,7 +269,7 @@ class Hybrid(_NeedsVariance):
         magnitudes = abs(kernels.take(feedback.residual, indices))
         left = kernels.take(feedback.variance, indices) - 2 * magnitudes * step + step * step
         feedback.decay(kernels, self.zeta, indices)
-        # Comparisons with what is not finite are false: nothing is left there.
+        # Comparisons with NaN and Inf are false, so 0 is left there.
         left = left * (left > 0) * (magnitudes < math.inf) if kernels.finite(left) else None
         kernels.put(indices, left, feedback.variance)
         feedback.sent(kernels, indices, sent)

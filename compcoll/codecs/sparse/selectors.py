@@ -1,7 +1,7 @@
-"""Ways to find the k largest magnitudes of a buffer, exactly or about.
+"""Selectors: search methods for the k largest magnitudes of a buffer, exact or approximate.
 
-All of them return indices, ascending: never fewer than k where k values are not zero, never a zero, and always every
-value that is not finite. Where a threshold cannot be found (many equal values), the exact choice takes over.
+All return ascending indices: at least k unless fewer than k values are nonzero, never of a zero, and always of all
+values that are not finite. If no threshold is found, as with many equal values, the exact selection is used.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from statistics import NormalDist
 from ..base import Array
 from .sparsifier import Selection
 
-_SAMPLE = 16384  # values of a long buffer in which thresholds are tried before they are in all
-_PART = 128  # of a longer one, a sample is this part
-_WHOLE = 4096  # values that are not worth a sample
-_RUN = 16  # values next to each other in a sample
-_MIDDLE = 1.2  # of what is accepted, in units of k
-_FEWEST = 8  # elements of a sample that shall be above a threshold, else it tells too little
-_ENOUGH = 128  # of them, beyond which a longer sample costs more than it saves
-_ROOM = 1 << 17  # indices, beyond which fresh memory costs more than another pass
-_NARROW = 1e-6  # of the largest magnitude: an interval in which no further threshold is tried
+_SAMPLE = 16384  # values in the sample of a long buffer, on which thresholds are tried first
+_PART = 128  # of a longer buffer, the sample has 1/128 of the values
+_WHOLE = 4096  # up to this many values no sample is taken
+_RUN = 16  # consecutive values in a sample
+_MIDDLE = 1.2  # number of elements to aim at, in units of k
+_FEWEST = 8  # elements of a sample that a reliable threshold should have above it
+_ENOUGH = 128  # number of such elements beyond which a longer sample costs more than it saves
+_ROOM = 1 << 17  # indices beyond which fresh memory costs more than another pass
+_NARROW = 1e-6  # smallest interval of thresholds to search, in units of the largest magnitude
 
 _NORMAL = NormalDist()
 
@@ -29,10 +29,10 @@ Selector = Callable[[Selection, Array, int], Array]
 
 
 def exact(kernels: Selection, values: Array, k: int) -> Array:
-    """The indices of the k largest magnitudes.
+    """Return the indices of the k largest magnitudes.
 
-    The threshold of a sample is a lower bound of the true one, nearly always; one pass collects what is above, and the
-    choice is made among that. Too few: the bound is lowered, and the pass repeated.
+    A sample gives a threshold that is nearly always below the true one. One pass collects all values above it, and the
+    k largest are selected among them. If they are fewer than k, the threshold is lowered and the pass repeated.
     """
     n = values.size
     if n > _WHOLE and k < n // 2:
@@ -51,7 +51,7 @@ def exact(kernels: Selection, values: Array, k: int) -> Array:
 
 
 def hierarchical(kernels: Selection, values: Array, k: int) -> Array:
-    """Choose from k to 2k by the threshold of a sample of 1 %; where too many are above, the k largest of them.
+    """Select k to 2k elements by the threshold of a 1 % sample; if more are above it, the k largest of them.
 
     Y. Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR
     2018, section 3.1 and appendix.
@@ -71,8 +71,7 @@ def hierarchical(kernels: Selection, values: Array, k: int) -> Array:
 
 
 def trimmed(kernels: Selection, values: Array, k: int) -> Array:
-    """The k largest: a threshold falls from the largest magnitude towards the mean until k are above, and the choice
-    is made among them.
+    """Select the k largest elements: lower a threshold from the largest magnitude to the mean until k are above it.
 
     J. Fang et al., "RedSync: Reducing synchronization bandwidth for distributed deep learning training system", JPDC
     133, 2019, algorithm 2.
@@ -86,26 +85,27 @@ def trimmed(kernels: Selection, values: Array, k: int) -> Array:
 
 
 def bisection(kernels: Selection, values: Array, k: int) -> Array:
-    """Choose from k to 2k: a threshold between mean and largest magnitude is found by bisection.
+    """Select k to 2k elements by bisection for a threshold between mean and largest magnitude.
 
-    RedSync, as `trimmed`, algorithm 3.
+    Algorithm 3 of RedSync, see `trimmed`.
     """
     mean, largest = _mean_and_largest(kernels, values)
     return _searched(kernels, values, k, 2 * k, mean, largest, (mean + largest) / 2)
 
 
 def ldte(kernels: Selection, values: Array, k: int) -> Array:
-    """Choose k to 1.5 k, by LDTE-BS: the threshold that a Laplacian distribution of the same mean and variance would
-    have, then bisection. The estimate is made for the middle of what is accepted; a normal distribution's threshold is
-    tried before bisection, too, and first where the mean magnitude says that the tail is lighter.
+    """Select k to 1.5 k elements by LDTE-BS: the threshold of a fitted Laplacian distribution, then bisection.
 
-    Of longer buffers the moments are a sample's, and of long ones the first trials, too, for about twice as many as
-    wanted: a threshold that is too low costs little, since the search goes on among what one pass over everything has
-    collected.
+    The estimate aims at 1.2 k elements. The threshold of a normal distribution is tried before bisection, too; it comes
+    first if the mean magnitude indicates a lighter tail.
+
+    Longer buffers take the moments from a sample. Very long buffers also try the first thresholds on a sample and aim
+    at about twice as many elements: too low a threshold costs little, since the search continues among the elements
+    that one pass has collected.
     """
     n, most = values.size, max(3 * k // 2, k + 1)
     if n <= 16 * _SAMPLE:
-        # Beyond a length half of the time goes into moments; a part tells them well enough for the first trial.
+        # For longer buffers moments take half of the time; those of a sample are good enough for the first trial.
         m = n if n <= _SAMPLE else n // 32 // _RUN * _RUN
         threshold, mean, largest, scale, second = _laplacian(kernels, values, m, _MIDDLE * k / n)
         tail = largest if m == n else 4 * max(largest, threshold)
@@ -120,12 +120,12 @@ def ldte(kernels: Selection, values: Array, k: int) -> Array:
         low, high = expected + 2 * deviation, expected + 6 * deviation
         tried = kernels.bisected(sampled, low, high, mean, largest, threshold, second)
         threshold = threshold if tried is None else tried
-    # The largest of the sample may not be everybody's.
+    # The buffer's largest magnitude may exceed the sample's, hence the factor 4.
     return _searched(kernels, values, k, most, mean, 4 * max(largest, threshold), threshold, scale, second)
 
 
 def _laplacian(kernels: Selection, values: Array, m: int, density: float) -> tuple[float, float, float, float, float]:
-    """Estimate like `Selection.laplacian`: threshold, mean, largest, scale of the tail, second threshold."""
+    """Call `Selection.laplacian`: return threshold, mean, largest magnitude, scale of the tail, second threshold."""
     return kernels.laplacian(values, m, density, _NORMAL.inv_cdf(1 - density / 2))
 
 
@@ -135,7 +135,7 @@ def _mean_and_largest(kernels: Selection, values: Array) -> tuple[float, float]:
 
 
 def _sampled(n: int, k: int) -> int:
-    """Length of a sample of n values, to find k of them."""
+    """Return the length of the sample of n values that is used to find the k largest."""
     return max(min(n // 8, max(_SAMPLE, n // _PART), _ENOUGH * n // max(k, 1)), _RUN) // _RUN * _RUN
 
 
@@ -145,7 +145,7 @@ def _room(values: Array, k: int) -> int:
 
 
 def _collect(kernels: Selection, values: Array, threshold: float, k: int) -> Array | None:
-    """The indices of all above a threshold, if they are at least k."""
+    """Return the indices of all values above a threshold; None if they are fewer than k."""
     found, count = kernels.above(values, threshold, _room(values, k))
     if found is None:
         found, count = kernels.above(values, threshold, count)
@@ -153,7 +153,7 @@ def _collect(kernels: Selection, values: Array, threshold: float, k: int) -> Arr
 
 
 def _largest_of(kernels: Selection, values: Array, indices: Array, k: int) -> Array:
-    """The indices of the k largest magnitudes among some."""
+    """Return the indices of the k largest magnitudes among those at ``indices``."""
     return kernels.take(indices, kernels.largest(kernels.take(values, indices), k))
 
 
@@ -168,9 +168,10 @@ def _searched(
     scale: float = 0.0,
     second: float = 0.0,
 ) -> Array:
-    """Choose from k to ``most``, by bisection; once what is above the lower end has been collected, only among that.
+    """Select k to ``most`` elements by bisection between the thresholds ``head`` and ``tail``.
 
-    Where a count is known, the next trial goes by the fit's exponential tail.
+    Once the elements above a threshold have been collected, the search continues only among them. If the number above
+    a threshold is known, the exponential tail of the fit gives the next threshold.
     """
     narrow, room, aim = _NARROW * tail, _room(values, k), _MIDDLE * k
     while tail - head > narrow:
@@ -186,7 +187,7 @@ def _searched(
     return exact(kernels, values, k)
 
 
-# The selectors, by the names that `TopK` takes.
+# The selectors by name, as in `TopK`'s option ``select``.
 SELECTORS: Mapping[str, Selector] = {
     "exact": exact,
     "hierarchical": hierarchical,

@@ -1,4 +1,4 @@
-"""Sparsifiers: the base class, the passes over buffers that they need of a device, and their coder."""
+"""Sparsifiers: the base class, the interface of a device's kernels for them, and their coder."""
 
 from __future__ import annotations
 
@@ -18,83 +18,88 @@ from ..base import Array, Codec, Coder, Device
 from ..checksum import NBYTES, opened
 from ..options import OneOf, option
 
-# Formats of indices, numbered as the kernels do: 32 bits each; 28 bits beside a power code of 4; 16-bit run lengths;
-# one bit for every element of the buffer.
+# Formats of indices, in the kernels' order: 32 bits each; 28 bits beside a 4-bit power code; 16-bit run lengths; one
+# bit for every element of the buffer.
 WIRES = ("pairs", "packed", "runs", "mask")
 
-# Formats of values: as they are; plus or minus a step; sign and exponent in 4 bits.
+# Formats of values: full precision; plus or minus a step; sign and exponent in 4 bits.
 FULL, SIGN, POWER = 0, 1, 2
 
 MOST_ELEMENTS, MOST_PACKED = (1 << 32) - 1, 1 << 28
 
 _HEADER_NBYTES = 32
-_EXPECTED_DENSITY = 0.01  # the part of the elements that is sent, for the cost model, where no option says it
-# Elements that are cleared between two looks at messages.
+_EXPECTED_DENSITY = 0.01  # fraction of elements that the cost model assumes for sparsifiers without a density
+# Elements to clear between two polls of messages.
 _CLEARED_AT_ONCE = 1 << 21
 _VALUE_NAMES = ("full", "sign", "power")
 
 
 class Selection(Protocol):
-    """A device's passes over a buffer of values that are computed on: float64 for float64, else float32.
+    """A device's kernels for buffers in the type of computation: float64 for float64, else float32.
 
-    Buffers are in the device's memory; indices, samples and what is taken of a buffer in the host's.
-
-    Thresholds are for magnitudes; NaN and Inf are above every finite one.
+    Buffers are in device memory; indices, samples and values taken from a buffer are in host memory. Thresholds apply
+    to magnitudes; NaN and Inf are above every finite threshold.
 
     Attributes
     ----------
     dtype : dtype
-        Of the values.
+        Element type of the values.
     """
 
     dtype: Any
 
     def moments(self, values: Array) -> tuple[float, float, float, float]:
-        """Compute, of the finite values: sum, sum of magnitudes, sum of squares, largest magnitude."""
+        """Return the sum, sum of magnitudes, sum of squares, and largest magnitude of the finite values."""
 
     def laplacian(
         self, values: Array, m: int, density: float, quantile: float
     ) -> tuple[float, float, float, float, float]:
-        """A Laplacian distribution with the moments of a sample of m values, or of all: the estimate of the threshold,
-        ``b · ln(cosh(μ/b) / η)``, above which a part of them lies; ``|μ|``; the largest magnitude looked at; in which
-        length the tail falls to 1/e there, b; and the estimate of a normal distribution without mean, of which the
-        quantile is given. The two change places where the mean magnitude says that the tail is lighter.
+        """Fit a Laplacian distribution to the moments of a sample of m values, or of all.
+
+        Return the threshold ``b · ln(cosh(μ/b) / η)`` that a fraction ``density`` of the values exceeds; ``|μ|``; the
+        largest magnitude of the sample; the length b in which the tail falls to 1/e there; and the threshold of a
+        zero-mean normal distribution, whose ``quantile`` is given. The two thresholds change places if the mean
+        magnitude indicates a lighter tail.
         """
 
     def count(self, values: Array, threshold: float) -> int:
         """Count the values above the threshold."""
 
     def above(self, values: Array, threshold: float, most: int) -> tuple[Array | None, int]:
-        """The indices of values above a threshold, ascending, unless there are more than ``most``; and their count."""
+        """Return the ascending indices of values above a threshold, None if more than ``most``; and their number."""
 
     def unambiguous(self, values: Array, variances: Array, alpha: float, threshold: float) -> Array:
-        """The indices of values r with ``|r| > threshold`` and ``r² > alpha · v``, and of those that are not finite."""
+        """Return the indices of values r with ``|r| > threshold`` and ``r² > alpha · v``, or that are not finite."""
 
     def bisected(
         self, sample: Array, low: float, high: float, head: float, tail: float, first: float, second: float
     ) -> float | None:
-        """A threshold between two others, above which from low to high of a sample lie: the first trial, the second, if
-        it lies between what is left, or by bisection; None where none was found.
+        """Return a threshold between ``head`` and ``tail`` that ``low`` to ``high`` values of a sample exceed.
+
+        It tries ``first``, then ``second`` if that lies in the remaining interval, then bisection. Return None if no
+        threshold is found.
         """
 
     def chosen(self, values: Array, search: Search, room: int) -> tuple[Array | None, int]:
-        """The indices of as many values as are searched, by one pass. All above the first threshold, if no higher one
-        is found where more are; None if these are fewer than k or more than ``room``. And how many they are.
+        """Return the indices of k to ``most`` values, and the number above the first threshold, in one pass.
+
+        If more than ``most`` values are above the first threshold, a higher one is searched. If there is none, return
+        all above the first. The indices are None if fewer than k or more than ``room`` values are above the first.
         """
 
     def kth_largest(self, values: Array, k: int) -> float:
-        """The magnitude that k values reach."""
+        """Return the k-th largest magnitude."""
 
     def largest(self, values: Array, k: int) -> Array:
-        """The indices of the k largest, without zeros and with all that are not finite; of equal ones the first."""
+        """Return the indices of the k largest: no zeros, all that are not finite, and the first of equal values."""
 
     def sample(self, values: Array, m: int) -> Array:
-        """A stratified sample of m values, a multiple of 16, in runs of 16 neighbours."""
+        """Return a stratified sample of m values, a multiple of 16, in runs of 16 consecutive values."""
 
     def take(self, values: Array, indices: Array) -> Array: ...
 
     def put(self, indices: Array, values: Array | None, out: Array) -> None:
-        """Store ``out[indices] = values``, or 0."""
+        """Store ``out[indices] = values``, or 0 if ``values`` is None."""
 
     def zeros(self, n: int) -> Array: ...
 
@@ -108,21 +113,22 @@ class Selection(Protocol):
         """Add in place: ``target += source · factor``."""
 
     def random(self, n: int, k: int, key: int) -> Array:
-        """The indices of k of n elements at random, ascending."""
+        """Return the ascending indices of k random elements out of n."""
 
     def union(self, first: Array, second: Array) -> Array:
-        """Indices that are in either, ascending."""
+        """Return the indices that are in either array, ascending."""
 
     def finite(self, values: Array) -> bool:
-        """Tell whether all values are finite."""
+        """Return whether all values are finite."""
 
     def powers(self, values: Array, largest: float = 0.0) -> tuple[Array, int]:
-        """The positions of values that have a power code, and the exponent that codes refer to: that of ``largest``, or
-        of the largest value if it is larger.
+        """Return the positions of values that have a power code, and the exponent that the codes refer to.
+
+        It is the exponent of ``largest``, or of the largest value if that is larger.
         """
 
     def wire_nbytes(self, n: int, indices: Array, index_format: int, value_format: int) -> int:
-        """Length of the wire of these elements of n."""
+        """Return the bytes of the wire of these elements out of n."""
 
     def write(
         self,
@@ -135,38 +141,38 @@ class Selection(Protocol):
         top: int,
         wire: Array,
     ) -> int:
-        """Write the wire of these elements of n, and return its length."""
+        """Write the wire of these elements out of n, and return its length in bytes."""
 
     def read(self, wire: Array, n: int) -> tuple[Array, Array]:
-        """Indices and values of a wire; `WireCorrupted` for all that is not one of n elements."""
+        """Return the indices and values of a wire; raise `WireCorrupted` if it is no wire of n elements."""
 
     def add(self, indices: Array, values: Array, out: Array) -> None:
         """Add in place: ``out[indices] += values``."""
 
     def subtract(self, indices: Array, sent: Array, out: Array) -> None:
-        """Subtract in place: ``out[indices] -= sent``; 0 where that is not finite."""
+        """Subtract in place: ``out[indices] -= sent``; store 0 if the result is not finite."""
 
     def without(self, n: int, positions: Array) -> Array:
-        """The positions among n that are not these."""
+        """Return all positions below n except these."""
 
     def merged(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-        """Sums of sparse vectors, added in their order."""
+        """Return the sum of sparse vectors, added in their order, as indices and values."""
 
     def cuts(self, indices: Array, bounds: list[int]) -> list[int]:
         """Count the indices that lie below each bound."""
 
 
 class Choice(NamedTuple):
-    """The elements that a sparsifier sends of some values.
+    """The elements that a sparsifier selects.
 
     Attributes
     ----------
     indices : array of uint32
-        Ascending.
+        Indices of the elements, ascending.
     step : float
-        For sign values.
+        Magnitude of sign values.
     largest : float
-        For power codes, the magnitude that they refer to; that of what is sent if it is larger.
+        For power codes, the magnitude that they refer to. If a sent magnitude is larger, they refer to that.
     """
 
     indices: Array
@@ -176,21 +182,21 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sparsifier(Codec):
-    """A method that sends some elements of a buffer, as indices and values.
+    """Base class of codecs that send some elements of a buffer, as indices and values.
 
     Parameters
     ----------
     wire : {"auto", "pairs", "packed", "runs", "mask"}
         Format of the indices; by default the shortest.
     out_format : {"dense", "sparse"}
-        What an allreduce returns: an array like the input, or a `SparseSum`.
+        Result of an allreduce: an array like the input, or a `SparseSum`.
 
     Attributes
     ----------
     state : type of ErrorFeedback
-        What it keeps from call to call, at the least.
+        The class of feedback that the method needs.
     largest_first : bool
-        Whether the largest magnitudes are sent, so that sums may be cut down to as many again.
+        Whether the method sends the largest magnitudes. Sums may then keep only their largest elements, too.
     """
 
     wire: str = option("auto", OneOf(("auto", *WIRES)), "the format of indices and values")
@@ -211,28 +217,28 @@ class Sparsifier(Codec):
         return "sparse"
 
     def wire_bits(self, device: Device, dtype: str) -> float:
-        """An index of 32 bits and the value for each element that is expected to be sent."""
+        """Return the bits per value if each element sent takes a 32-bit index and its value."""
         return getattr(self, "density", _EXPECTED_DENSITY) * (32 + max(8 * DTYPES[dtype].itemsize, 32))
 
     @property
     def sent_values(self) -> int:
-        """Format of the values on the wire."""
+        """The format of the values on the wire."""
         return POWER if self.wire == "packed" else self.value_format
 
     def coder(self, device: Device, dtype: str) -> Coder:
         return SparseCoder(self, device, dtype)
 
     def check_call(self, feedback: ErrorFeedback | None, out: Any) -> None:
-        """Refuse a state, or a buffer for the result, that an allreduce could not work with."""
+        """Raise `InvalidArgument` for a feedback or an ``out`` that an allreduce cannot use."""
         if out is not None and self.out_format == "sparse":
             raise InvalidArgument('out_format="sparse" returns indices and values of its own: give no out')
 
     @abstractmethod
     def choose(self, kernels: Selection, values: Array, feedback: ErrorFeedback | None) -> Choice:
-        """Choose what to send; elements that are not finite always are."""
+        """Select the elements to send, always including all that are not finite."""
 
     def settle(self, kernels: Selection, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
-        """Account for what was sent."""
+        """Update the feedback with the elements that were sent."""
         feedback.sent(kernels, indices, sent)
 
 
@@ -242,11 +248,11 @@ class SparseSum(NamedTuple):
     Attributes
     ----------
     indices : array of uint32
-        Ascending, without repetition; of the flattened array.
+        Indices into the flattened array, ascending and unique.
     values : array
-        As many, of the input's element type.
+        The sums at these indices, in the input's element type.
     shape : tuple of int
-        Of the whole array.
+        Shape of the whole array.
 
     Examples
     --------
@@ -264,20 +270,20 @@ class SparseSum(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Elements that one rank sends.
+    """The elements that one rank sends.
 
     Attributes
     ----------
     n : int
-        Of how many.
+        Number of elements of the buffer.
     indices : array of uint32
-        Which, ascending.
+        Indices of the elements, ascending.
     values : array
-        What they are.
+        Their values.
     index_format, value_format : int
-        How they travel.
+        Formats on the wire.
     step, top : float, int
-        What signs and power codes refer to.
+        Magnitude of signs, and the exponent that power codes refer to.
     """
 
     n: int
@@ -290,12 +296,12 @@ class Chosen(NamedTuple):
 
     @property
     def formats(self) -> str:
-        """The formats, for people."""
+        """The formats as readable text."""
         return f"{WIRES[self.index_format]} of {_VALUE_NAMES[self.value_format]} values"
 
 
 class _Incoming:
-    """A call's values, for a feedback."""
+    """A call's values: implements `compcoll.feedback.Incoming`."""
 
     def __init__(self, coder: SparseCoder, n: int, x: Array, scale: float) -> None:
         self._coder, self._n, self._x, self.scale = coder, n, x, scale
@@ -311,20 +317,20 @@ class _Incoming:
 
 
 class SparseCoder:
-    """A sparsifier's work on one device and element type (the contract is `compcoll.codecs.base.Coder`).
+    """A sparsifier bound to a device and an element type; implements `compcoll.codecs.base.Coder`.
 
-    Values are computed on in float64 for float64 and else in float32, and travel so.
+    Values are computed and sent in float64 for float64, else in float32.
 
     Parameters
     ----------
     sparsifier : Sparsifier
-        What to send.
+        Selects the elements.
     device : Device
-        Where arrays are.
+        The device of the arrays.
     dtype : str
-        Element type.
+        Element type of the arrays.
     checksum : bool
-        Whether wires end with a checksum, which is looked at before anything else.
+        Whether wires end with a checksum, which is checked before anything else.
     """
 
     fixed_size = False
@@ -338,21 +344,21 @@ class SparseCoder:
         self.kernels: Selection = device.selection(computed.name)
         self._direct = dtype == computed.name
         self._itemsize = computed.itemsize
-        # Values as they are computed on are the wire of this cast: the cast kernels load, add and store them.
+        # Values in the type of computation are the wire of this cast, so the cast kernels can load, add and store them.
         self._cast: Coder = device.coder(("cast", computed.precision, 0), dtype)
         self._as_bytes = device.as_bytes
         self._empty_bytes = device.empty_bytes
 
     def checked(self) -> SparseCoder:
-        """Give a coder like this one, with checksums."""
+        """Return the same coder with checksums."""
         return SparseCoder(self.sparsifier, self._device, self._dtype, checksum=True)
 
     def on(self, device: Any) -> SparseCoder:
-        """Give a coder like this one on another device."""
+        """Return the same coder for another device."""
         return SparseCoder(self.sparsifier, device, self._dtype, checksum=bool(self._seal_nbytes))
 
     def wire_nbytes(self, n: int) -> int:
-        """The longest wire of n values: with all of them sent, in the longest format that may be taken."""
+        """Return the bytes of the longest wire of n values: all are sent, in the longest possible format."""
         masks = -(-n // 8)
         indices = {"pairs": 4 * n, "packed": masks, "mask": masks, "runs": 2 * n + 2 * (n // 0xFFFF + 1), "auto": masks}
         return _HEADER_NBYTES + indices[self.sparsifier.wire] + self._itemsize * n + self._seal_nbytes
@@ -365,7 +371,7 @@ class SparseCoder:
         nbytes = self.write(chosen, 0, n, wire)
         indices, sent = self.read(wire[:nbytes], n)
         if residual is not None:
-            # Recursive doubling alone encodes what is not its own, and shares that; it takes no sparsifier.
+            # Only recursive doubling encodes without feeding the residual or with a share, and it takes no sparsifier.
             assert how.feed and how.residual_scale == 1.0
             self.kernels.subtract(indices, sent, values)
         if how.decoded is not None:
@@ -378,7 +384,7 @@ class SparseCoder:
         self._cast.decode(n, None, (self._as_bytes(values),), out)
 
     def select(self, n: int, x: Array, scale: float, feedback: ErrorFeedback | None) -> Chosen:
-        """Choose what to send of ``x · scale``, and of what the feedback holds."""
+        """Select the elements to send from ``x · scale`` plus the residual."""
         if feedback is not None:
             values = feedback.accumulate(_Incoming(self, n, x, scale))
         elif self._direct and scale == 1.0:
@@ -389,7 +395,7 @@ class SparseCoder:
         return self._chosen(values, feedback)
 
     def write(self, chosen: Chosen, begin: int, end: int, wire: Array) -> int:
-        """Write the wire of the chosen ones between two elements, as a buffer of its own, and return its length."""
+        """Write the wire of the chosen elements in ``[begin, end)``, as a separate buffer, and return its length."""
         first, last = self.kernels.cuts(chosen.indices, [begin, end])
         indices = chosen.indices[first:last] - begin if begin else chosen.indices[first:last]
         nbytes = self.kernels.write(
@@ -408,21 +414,24 @@ class SparseCoder:
         return nbytes + self._seal_nbytes
 
     def nbytes_of(self, chosen: Chosen) -> int:
-        """The length of the wire of all chosen elements."""
+        """Return the bytes of the wire of all chosen elements."""
         nbytes = self.kernels.wire_nbytes(chosen.n, chosen.indices, chosen.index_format, chosen.value_format)
         return nbytes + self._seal_nbytes
 
     def read(self, wire: Array, n: int) -> tuple[Array, Array]:
-        """Indices and values of a wire of n elements."""
+        """Return the indices and values of a wire of n elements."""
         return self.kernels.read(opened(self._device, wire, n) if self._seal_nbytes else wire, n)
 
     def settle(self, feedback: ErrorFeedback, indices: Array, sent: Array) -> None:
-        """Let the feedback know what was sent."""
+        """Update the feedback with the elements that were sent."""
         self.sparsifier.settle(self.kernels, feedback, indices, sent)
         feedback.calls += 1
 
     def zeros_for(self, out: Array, now_and_then: Callable[[], None]) -> Array:
-        """Zeros to add sparse vectors to whose dense sum goes to ``out``: its own memory, where that will do."""
+        """Return zeros for a dense sum: ``out`` itself if it has the type of computation, else new memory.
+
+        ``now_and_then`` is called after each part that was cleared.
+        """
         if not self._direct:
             return self.kernels.zeros(int(out.size))
         for begin in range(0, int(out.size), _CLEARED_AT_ONCE):
@@ -431,14 +440,14 @@ class SparseCoder:
         return out
 
     def store(self, parts: Sequence[tuple[Array, Array]], zeros: Array, out: Array) -> None:
-        """Store the dense sum of sparse vectors, added in their order."""
+        """Store the dense sum of sparse vectors in ``out``, added in their order."""
         for indices, sent in parts:
             self.kernels.add(indices, sent, zeros)
         if not self._direct:
             self._cast.decode(int(out.size), None, (self._as_bytes(zeros),), out)
 
     def stored(self, values: Array) -> Array:
-        """Values that are on the host, in the element type."""
+        """Convert values in host memory to the element type."""
         out = self._empty_bytes(values.size * DTYPES[self._dtype].itemsize).view(DTYPES[self._dtype].numpy)
         store(values, out, self._dtype)
         return out
@@ -449,13 +458,13 @@ class SparseCoder:
         self._cast.encode(n, x, (at,), at, EncodeOptions(scale=scale))
 
     def longest(self, n: int, count: int | None = None) -> int:
-        """Bytes that no wire of n elements exceeds, with at most so many of them sent."""
+        """Return an upper bound of the bytes of a wire of n elements, of which at most ``count`` are sent."""
         count = n if count is None else min(n, count)
         indices = max(4 * count, -(-n // 8), 2 * count + 2 * (n // 0xFFFF + 1))
         return _HEADER_NBYTES + indices + self._itemsize * count + self._seal_nbytes
 
     def sent(self, chosen: Chosen) -> tuple[Array, Array]:
-        """Indices and values as those see them who receive them."""
+        """Return the indices and values as the receiving ranks decode them."""
         if chosen.value_format == FULL:
             return chosen.indices, chosen.values
         wire = self._empty_bytes(self.nbytes_of(chosen))
@@ -463,16 +472,16 @@ class SparseCoder:
         return self.read(wire, chosen.n)
 
     def quantiles(self, chosen: Chosen, parts: int) -> list[int]:
-        """The indices at which parts with as many elements would begin, but for the first."""
+        """Return the indices at which equally filled parts would begin, except for the first part."""
         count, n = int(chosen.indices.size), chosen.n
         if count == 0:
             return [n * part // parts for part in range(1, parts)]
         return [int(chosen.indices[count * part // parts]) for part in range(1, parts)]
 
     def reduced(self, merged: tuple[Array, Array], n: int, most: int) -> tuple[Chosen, tuple[Array, Array] | None]:
-        """A sum of sparse vectors, as something to send of n elements, and what is left of it.
+        """Return the elements of a sum of sparse vectors to send, and the rest, None if there is none.
 
-        Where largest elements are sent, only so many of them are.
+        If the sparsifier sends the largest magnitudes, only the ``most`` largest are sent.
         """
         kernels, (indices, values) = self.kernels, merged
         left = None
@@ -496,7 +505,7 @@ class SparseCoder:
         indices, step, largest = self.sparsifier.choose(kernels, values, feedback)
         sent = kernels.take(values, indices)
         value_format, top = self.sparsifier.sent_values, 0
-        # Neither signs nor powers of two hold what is not finite.
+        # Neither signs nor powers of two can represent NaN and Inf.
         if value_format != FULL and not kernels.finite(sent):
             value_format = FULL
         if value_format == POWER:
@@ -505,7 +514,7 @@ class SparseCoder:
         return self._formatted(values.size, indices, sent, value_format, step, top)
 
     def _formatted(self, n: int, indices: Array, values: Array, value_format: int, step: float, top: int) -> Chosen:
-        """Use the index format asked for where it fits, else the shortest."""
+        """Use the requested index format if it fits, else the shortest."""
         asked = self.sparsifier.wire
         packed = value_format == POWER and n <= MOST_PACKED
         fits = [number for number, name in enumerate(WIRES) if packed or name != "packed"]

@@ -1,4 +1,4 @@
-"""Makes "compcoll" known to PyTorch; `import torch` calls this by the entry point torch.backends."""
+"""Registration of "compcoll" with PyTorch; `import torch` calls it through the entry point torch.backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import NAME
 
 
 def register() -> None:
-    """Register the backend and the rendezvous; again is harmless. MPI starts with the first process group.
+    """Register the backend and the rendezvous; repeated calls are harmless. The first process group starts MPI.
 
     Never raises: that would end every `import torch` in this environment.
     """

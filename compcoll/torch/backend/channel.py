@@ -1,9 +1,9 @@
-"""The channel from a process group to MPI: collectives in one order, each once all ranks have told that they make it.
+"""The channel from a process group to MPI: collectives in one order, each after a handshake of all ranks.
 
-What compcoll's collectives do is theirs: their first messages tell whether all ranks make the same call, and no wait is
-without end. Before one of MPI's blocking collectives runs, which take a part of the time of the nonblocking ones on
-large buffers, the communicator's handshake tells the same. A rank that is stuck in there because another has died
-cannot be called back: `watched` ends the job when time is up.
+compcoll's collectives make their own handshake: their first messages show whether all ranks make the same call, and
+every wait has a time-out. On large buffers, MPI's blocking collectives take a part of the time of its nonblocking ones.
+Before a blocking one runs, the communicator's handshake checks the call. A rank that is stuck in it because another
+rank has died cannot be interrupted: `watched` ends the job when its time is up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..background import Background
 from ..streams import StreamOrder
 
 SECONDS_TO_MEET = 60.0
-"""The shortest time-out of ranks that have only just started, which need not be at the same place soon."""
+"""The shortest time-out of ranks that have just started, and need not arrive at the same time."""
 
 _TAGS = 32768  # MPI promises tags up to 32767
 _SECONDS_BETWEEN_POLLS = 0.5
@@ -34,12 +34,12 @@ _SECONDS_BETWEEN_POLLS = 0.5
 
 @lru_cache(maxsize=4096)
 def signature(*words: object) -> Signature:
-    """Make what the other ranks are told of a call that some words describe."""
+    """Make the signature of a call from words; handshakes compare the signatures of all ranks."""
     return Signature(" ".join(str(word) for word in words))
 
 
 _blocked: dict[int, tuple[float, float, str]] = {}
-"""Of each thread in a blocking call of MPI's: when that began, its time-out, and what it does."""
+"""For each thread in a blocking MPI call: when the call began, its time-out in seconds, and its description."""
 
 
 def _end_late_calls() -> float:
@@ -55,7 +55,7 @@ _watch = Background("watch", _end_late_calls)
 
 @contextmanager
 def watched(what: str, seconds: float) -> Iterator[None]:
-    """Make blocking calls of MPI's in this thread: the job ends if they take longer than so many seconds."""
+    """Enclose blocking MPI calls in this thread: the job ends if they take longer than `seconds`."""
     _watch.start()
     _blocked[threading.get_ident()] = (time.monotonic(), seconds, what)
     try:
@@ -73,15 +73,15 @@ class Collective(NamedTuple):
     Attributes
     ----------
     run : callable
-        Does it.
+        Runs it.
     result : tensors or None
         The value of its future.
     signature : Signature or None
-        What all ranks must have told each other before it runs; None if ``run`` sees to the handshake.
+        Signature that a handshake compares before it runs; None if ``run`` makes the handshake.
     order : StreamOrder or None
-        The order on a GPU's streams of what works on tensors where they are.
+        Order on a GPU's streams, if it works on tensors there.
     blocks : bool
-        Whether ``run`` may block in MPI, where no rank can be called back; not if it has no signature.
+        Whether ``run`` may block in MPI, where no rank can be interrupted. Without a signature it does not.
     """
 
     run: Callable[[], object]
@@ -92,23 +92,23 @@ class Collective(NamedTuple):
 
 
 class Channel:
-    """Holds what a process group's ranks have in common.
+    """The communicators that a process group's ranks share.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        Becomes the channel's own.
+        Communicator that the channel takes over.
     seconds : float
-        The time-out of calls that name none.
+        Time-out of calls without one of their own, in seconds.
 
     Attributes
     ----------
     comm : mpi4py.MPI.Intracomm
-        For MPI's blocking collectives.
+        Communicator of MPI's blocking collectives.
     communicator : Communicator
-        For compcoll's collectives, and for handshakes.
+        Communicator of compcoll's collectives, and of handshakes.
     limit : float
-        The time-out of the call that runs, in seconds.
+        Time-out of the running call, in seconds.
     one_node : bool
         Whether all ranks are on one node.
     """
@@ -123,24 +123,24 @@ class Channel:
         self.broken: BaseException | None = None
 
     def handshake(self, call: Signature) -> None:
-        """Wait until all ranks have come here with the same call.
+        """Wait until all ranks have arrived with the same call.
 
         Raises
         ------
         PeerTimeout
-            If not all came in time. The channel cannot be used afterwards.
+            If some rank did not arrive in time. The channel cannot be used afterwards.
         CollectiveMismatch
             On every rank, if their calls differ.
         """
         self.communicator._agree(call, self.limit)
 
     def run(self, collective: Collective, seconds: float) -> Tensors | None:
-        """Run a collective after the ranks' handshake; each may take so many seconds.
+        """Run a collective after the ranks' handshake; each may take `seconds`, or the channel's time-out if <= 0.
 
         Returns
         -------
         tensors or None
-            Its result.
+            Result of the collective.
         """
         if self.broken is not None:
             raise CommunicatorBroken(f"this process group cannot be used any more: {self.broken}") from self.broken
@@ -163,7 +163,7 @@ class Channel:
             raise self.broken from error
 
     def free(self) -> None:
-        """Give the communicators back, unless something is still under way in them."""
+        """Free the communicators, unless an operation may still be in progress on them."""
         if self.broken is None:
             self.communicator.free()
             if not MPI.Is_finalized():
@@ -172,7 +172,7 @@ class Channel:
 
 
 def world() -> tuple[int, int]:
-    """Find the rank of this process among all that MPI knows of, and their number.
+    """Return the rank of this process in MPI.COMM_WORLD, and the number of ranks there.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def world() -> tuple[int, int]:
 
 
 def create_channel(ranks: list[int], seconds: float) -> Channel:
-    """Make a channel among some ranks of MPI.COMM_WORLD, in the order given; only they call this."""
+    """Make a channel among some ranks of MPI.COMM_WORLD, in the order given. Collective among these ranks."""
     with watched(f"a process group of ranks {ranks}", max(seconds, SECONDS_TO_MEET)):
         group = MPI.COMM_WORLD.group.Incl(ranks)
         comm = MPI.COMM_WORLD.Create_group(group, fingerprint(f"group {ranks}") % _TAGS)

@@ -1,4 +1,4 @@
-"""A process group's collectives before they run: what they have in common, and those that move elements of any type."""
+"""Preparation of a process group's collectives: their base, and the collectives that move elements of any type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Collectives:
     Parameters
     ----------
     channel : Channel
-        Between the ranks.
+        Channel between the ranks.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -39,23 +39,23 @@ class Collectives:
         self._stream = streams()
 
     def ordered(self, tensors: Sequence[Tensor], *, direct: bool = True) -> StreamOrder | None:
-        """Find the order of a call on a GPU's tensors, as `CallOrder`; None of one on tensors in host memory."""
+        """Return the order of a call on GPU tensors, as `CallOrder`; None for tensors in host memory."""
         return None if all(map(on_host, tensors)) else CallOrder(self._stream, tensors, direct=direct)
 
     def root(self, root: int) -> int:
-        """Check a rank of this group, and return it.
+        """Check that a rank is in this group, and return it.
 
         Raises
         ------
         InvalidArgument
-            If it is none.
+            If it is not.
         """
         if not 0 <= root < self.size:
             raise InvalidArgument(f"rank {root} is not in this group: 0 to {self.size - 1}")
         return root
 
     def one_each(self, parts: Tensors, what: str) -> None:
-        """Refuse lists that have not one entry for each rank."""
+        """Check that a list has one entry for each rank."""
         if len(parts) != self.size:
             raise InvalidBuffer(f"{what} has {len(parts)} entries: one for each of the {self.size} ranks is needed")
 
@@ -160,7 +160,7 @@ class Collectives:
         return Collective(run, [output], signature("all_to_all_single of", dtype), order)
 
     def barrier(self) -> Collective:
-        return Collective(lambda: None, None, signature("barrier"))  # the handshake is one
+        return Collective(lambda: None, None, signature("barrier"))  # the handshake is a barrier
 
     def _gather(
         self, order: StreamOrder | None, inputs: Sequence[Tensor], outputs: Sequence[Tensor], sizes: Sequence[int]
@@ -181,7 +181,7 @@ class Collectives:
         self.comm.Alltoall(np.array(sent, np.int64), announced)
         what = "alltoall's sizes match"
         if announced.tolist() != list(received):
-            # Two ranks must not agree on a misfit: hence the rank.
+            # Two ranks whose sizes do not match must not send equal signatures: hence the rank.
             what = f"alltoall's rank {self.rank} gets {announced.tolist()} elements, but made room for {list(received)}"
         self.channel.handshake(signature(what))
         target = packed(order, outputs, filled=False)
@@ -204,19 +204,19 @@ class Collectives:
 
 
 def only(things: Sequence[Thing]) -> Thing:
-    """Take the one tensor or list of a call."""
+    """Return the only tensor or list of a call."""
     if len(things) != 1:
         raise InvalidBuffer(f"{len(things)} tensors or lists were given: a process group takes one for each process")
     return things[0]
 
 
 def same_type(tensors: Sequence[Tensor]) -> torch.dtype:
-    """Find the element type that tensors have in common.
+    """Return the common element type of some tensors.
 
     Raises
     ------
     InvalidBuffer
-        If there are none, or several types.
+        If there are no tensors, or several types.
     """
     if not tensors:
         raise InvalidBuffer("no tensor was given")
@@ -230,20 +230,20 @@ def same_type(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def sizes_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Count the elements of each."""
+    """Return the number of elements of each tensor."""
     return tuple(int(tensor.numel()) for tensor in tensors)
 
 
 def apart(source: Tensor, target: Tensor) -> Tensor:
-    """Copy what is sent if it overlaps with what is received: MPI allows no aliases.
+    """Copy the source if it overlaps with the target: MPI allows no aliases.
 
-    The caller keeps what this returns for as long as MPI reads it.
+    The caller keeps the result as long as MPI reads it.
     """
     return source.clone() if overlap(source, target) else source
 
 
 def gather_shares(comm: MPI.Intracomm, source: Tensor, gathered: Tensor, sizes: Sequence[int]) -> None:
-    """Gather ``sizes`` elements of each rank in contiguous memory, which may hold this rank's already."""
+    """Gather ``sizes[r]`` elements of each rank r in contiguous memory, which may hold this rank's already."""
     in_place = source.data_ptr() == gathered.data_ptr() + sum(sizes[: comm.rank]) * gathered.element_size()
     source = source if in_place else apart(source, gathered)
     outgoing = MPI.IN_PLACE if in_place else bytes_of(source)
@@ -254,13 +254,13 @@ def gather_shares(comm: MPI.Intracomm, source: Tensor, gathered: Tensor, sizes: 
 
 
 def _shares(memory: Tensor, ranks: int) -> BufferSpec:
-    """Describe memory in equal shares."""
+    """Describe memory as equal shares, one for each rank."""
     buffer, nbytes, byte = bytes_of(memory)
     return buffer, nbytes // ranks, byte
 
 
 def _uneven(memory: Tensor, sizes: Sequence[int]) -> tuple[Memory, tuple[list[int], list[int]], MPI.Datatype]:
-    """Describe memory in shares of so many elements."""
+    """Describe memory as shares of the given numbers of elements."""
     buffer, _, byte = bytes_of(memory)
     counts = [size * memory.element_size() for size in sizes]
     return buffer, (counts, [0, *np.cumsum(counts)[:-1].tolist()]), byte

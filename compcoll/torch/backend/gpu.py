@@ -1,11 +1,11 @@
-"""Tensors of a GPU in calls of MPI: a GPU-aware MPI takes their memory, others take copies in pinned host memory.
+"""GPU tensors in MPI calls: a GPU-aware MPI gets their memory, other MPIs get copies in pinned host memory.
 
-MPI knows no streams. So the thread that runs a call, not its caller, waits for what the caller had launched, and
-`operations.memory_of` and `GPUPacked` wait for what the call itself has launched, before MPI is given memory. When MPI
-is through, so is what it wrote. Copies that follow have an event, and the current stream of whoever waits for the call
-comes after that event: the host does not wait.
+MPI does not know streams. So the thread that runs a call, not its caller, waits for what the caller had launched.
+`operations.memory_of` and `GPUPacked` wait for the call's own launches before MPI gets memory. When MPI has completed,
+so have its writes. Copies that follow record an event. A thread that waits for the call makes its current stream wait
+for that event; the host does not block.
 
-MPI makes the same calls with copies as without them. So each rank decides for itself.
+MPI calls are the same with copies as without them. So each rank decides for itself.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ..streams import StreamOrder
 
 
 def streams() -> Callable[[torch.device], torch.cuda.Stream]:
-    """Make streams for one group, whose work never waits for another's: one for each GPU, when it is needed."""
+    """Make streams for one group, one for each GPU when it is needed: groups never wait for each other's work."""
     return lru_cache(maxsize=None)(lambda gpu: torch.cuda.Stream(gpu))
 
 
 def gpu_of(tensors: Sequence[Tensor]) -> torch.device:
-    """Find the GPU on which all tensors of a call are.
+    """Return the GPU on which all tensors of a call are.
 
     Raises
     ------
     InvalidBuffer
-        If one is no dense tensor.
+        If one of them is not a dense tensor.
     UnsupportedDevice
         If they are not all on one GPU.
     """
@@ -47,21 +47,21 @@ def gpu_of(tensors: Sequence[Tensor]) -> torch.device:
 
 
 class CallOrder(StreamOrder):
-    """A call of MPI's on tensors of a GPU: the host waits for what its caller had launched, and then begins.
+    """The order of an MPI call on GPU tensors: the host waits for the caller's launches, then the call begins.
 
     Parameters
     ----------
     stream : callable
-        The group's stream on a GPU, as `streams` gives it.
+        Returns the group's stream on a GPU, as made by `streams`.
     tensors : sequence of torch.Tensor
-        All of the call's.
+        All tensors of the call.
     direct : bool
-        Whether the host reads and writes their memory by nothing but MPI.
+        Whether the host accesses their memory only through MPI.
 
     Attributes
     ----------
     staged : bool
-        Whether MPI is given copies.
+        Whether MPI gets copies.
     """
 
     def __init__(
@@ -72,27 +72,27 @@ class CallOrder(StreamOrder):
         self.staged = not (direct and gpu_awareness().aware)
 
     def _begin(self) -> None:
-        self._before.synchronize()  # before the ranks agree: this one may be late, or its GPU may have failed
+        self._before.synchronize()  # before the handshake: this rank may be late, or its GPU may have failed
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Make the context of calls of MPI in any thread."""
+        """Enclose MPI calls, in any thread."""
         with torch.cuda.stream(self._stream):
-            self._stream.query()  # a thread has a GPU's context once it has asked it something
+            self._stream.query()  # a thread has a GPU's context only after its first query
             yield
 
     def finish(self) -> None:
-        """Have the host wait for what was launched."""
+        """Make the host wait for launched work."""
         self._stream.synchronize()
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Allocate pinned host memory for what is in a tensor."""
+    """Allocate pinned host memory of a tensor's shape and element type."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 class GPUPacked(Packed):
-    """Tensors of a GPU as one contiguous piece of pinned host memory: what it is filled with has come."""
+    """GPU tensors in one contiguous block of pinned host memory; if it is filled, the values have arrived."""
 
     def __init__(self, tensors: Sequence[Tensor], *, filled: bool) -> None:
         super().__init__(tensors, filled=filled)
@@ -102,13 +102,13 @@ class GPUPacked(Packed):
             torch.cuda.current_stream(self._there.device).synchronize()
 
     def unpack(self) -> None:
-        """Have the current stream copy what has come to the tensors."""
+        """Make the current stream copy the block to the tensors."""
         self._there.copy_(self.memory, non_blocking=True)
         self.memory = self._there
         super().unpack()
 
 
 def packed(order: StreamOrder | None, tensors: Sequence[Tensor], *, filled: bool) -> Packed:
-    """Pack tensors of a call: where they are, or where its order has copies."""
+    """Pack the tensors of a call in their own memory, or in host memory if its order is staged."""
     staged = isinstance(order, CallOrder) and order.staged
     return (GPUPacked if staged else Packed)(tensors, filled=filled)

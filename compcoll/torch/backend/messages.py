@@ -28,24 +28,24 @@ _ON_HOST = nullcontext()
 
 
 class Message(Handle[list[Tensor]]):
-    """A message under way; PyTorch's handle of a send or a receive.
+    """A message in progress; also PyTorch's handle of a send or a receive.
 
-    It advances when it is waited for, and by a thread otherwise.
+    It advances during a wait, and otherwise in a background thread.
 
     Parameters
     ----------
     request : mpi4py.MPI.Request
-        MPI's handle.
+        MPI's request.
     packed : Packed
-        The tensor and the memory that MPI was given.
+        The tensor, and the memory that MPI got.
     order : CallOrder or None
-        Of a tensor on a GPU.
+        Stream order of a tensor on a GPU.
     what : str
-        For messages about errors.
+        Description for error messages.
     sending : bool
         Whether it is a send.
     seconds : float
-        Until a wait gives up.
+        Default time-out of a wait.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Message(Handle[list[Tensor]]):
         self._status = MPI.Status()
 
     def test(self) -> bool:
-        """Tell whether the message is through."""
+        """Return whether the message has completed."""
         with self._lock:
             if self.done:
                 return True
@@ -79,14 +79,14 @@ class Message(Handle[list[Tensor]]):
 
     @untraced
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the message is through.
+        """Wait until the message has completed.
 
         Raises
         ------
         PeerTimeout
             If it takes too long. A receive is then cancelled.
         InvalidBuffer
-            If what came does not fit.
+            If the received bytes do not fit the tensor.
         """
         self.note_wait(timeout)
         given = 0.0 if timeout is None else timeout.total_seconds()
@@ -135,7 +135,7 @@ class Message(Handle[list[Tensor]]):
 
 
 class _Progress:
-    """Advances messages that nobody waits for."""
+    """Advances messages that no thread waits for."""
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
@@ -169,7 +169,7 @@ class Messages:
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        Becomes theirs.
+        Communicator that this object takes over.
     seconds : float
         Time-out of a wait.
     """
@@ -184,18 +184,18 @@ class Messages:
         self._stream = streams()
 
     def send(self, tensors: Sequence[Tensor], dest: int, tag: int) -> Message:
-        """Start to send a tensor."""
+        """Start sending a tensor."""
         what = f"a send to rank {dest} with tag {tag}"
         return self._start(self._comm.Isend, tensors, self._rank(dest), tag, what, sending=True)
 
     def receive(self, tensors: Sequence[Tensor], source: int | None, tag: int) -> Message:
-        """Start to receive a tensor, from any rank if none is given."""
+        """Start receiving a tensor, from any rank if `source` is None."""
         rank = MPI.ANY_SOURCE if source is None else self._rank(source)
         what = f"a receive from {'any rank' if source is None else f'rank {source}'} with tag {tag}"
         return self._start(self._comm.Irecv, tensors, rank, tag, what, sending=False)
 
     def free(self) -> None:
-        """Give the communicator back."""
+        """Free the communicator."""
         if not MPI.Is_finalized():
             self._comm.Free()
 
@@ -220,17 +220,17 @@ class Messages:
         return rank
 
     def monitored_barrier(self, everybody: bool) -> None:
-        """Meet at rank 0, which hears from every other rank, then lets all go. No other message may be under way.
+        """Meet at rank 0, which hears from every other rank and then releases all. No other message may be in progress.
 
         Parameters
         ----------
         everybody : bool
-            Whether rank 0 names all ranks that do not come in time, not only the first.
+            Whether rank 0 reports all ranks that do not arrive in time, not only the first.
 
         Raises
         ------
         CommunicatorBroken
-            If some rank does not come in time.
+            If some rank does not arrive in time.
         """
         seconds, rank = self.seconds, self._comm.rank
         deadline = time.monotonic() + seconds

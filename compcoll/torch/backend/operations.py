@@ -1,4 +1,4 @@
-"""Tensors as MPI sees them, and PyTorch's operations of reductions: what they do to elements, and how MPI does it."""
+"""Tensors as MPI buffers, and PyTorch's reduction operations: what they do to elements, and how MPI runs them."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _EMPTY = bytearray(0)
 
 
 def memory_of(tensor: Tensor, nbytes: int) -> Memory:
-    """A contiguous tensor's memory; a GPU's, once that has done what the current stream has."""
+    """Return a contiguous tensor's memory; on a GPU, wait first for the work of the current stream."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows no streams
     return _from_address(tensor.data_ptr(), nbytes) if nbytes else _EMPTY
 
 
 def bytes_of(tensor: Tensor) -> BufferSpec:
-    """A contiguous tensor's memory, as bytes."""
+    """Return a contiguous tensor's memory as bytes."""
     nbytes = nbytes_of(tensor)
     return memory_of(tensor, nbytes), nbytes, MPI.BYTE
 
 
 def elements_of(tensor: Tensor) -> BufferSpec:
-    """A contiguous tensor's memory, as elements that MPI can reduce."""
+    """Return a contiguous tensor's memory as elements that MPI can reduce."""
     count = tensor.numel()
     return memory_of(tensor, count * tensor.element_size()), count, MPI_TYPES[tensor.dtype]
 
@@ -68,31 +68,31 @@ _OPERATIONS = {
     "BOR": MPI.BOR,
     "BXOR": MPI.BXOR,
 }
-# Of bytes that are 0 or 1, so that a sum of booleans is true where any is.
+# On bytes that are 0 or 1, so that a sum of booleans is true where any of them is.
 _OF_BOOLEANS = {"SUM": MPI.MAX, "MAX": MPI.MAX, "BOR": MPI.MAX}
 _OF_BOOLEANS |= {"PRODUCT": MPI.MIN, "MIN": MPI.MIN, "BAND": MPI.MIN, "BXOR": MPI.BXOR}
 _LINEAR = {"SUM": "sum", "AVG": "mean"}
 
 
 class ReduceOperation(NamedTuple):
-    """The way in which tensors are reduced.
+    """How tensors are reduced.
 
     Attributes
     ----------
     name : str
-        Of the operation, for messages.
+        Name of the operation, for error messages.
     operation : mpi4py.MPI.Op
-        What MPI does.
+        Operation of MPI.
     linear : str
-        ``"sum"`` or ``"mean"``; empty if it is another operation.
+        ``"sum"`` or ``"mean"``; empty for other operations.
     as_given : bool
-        Whether MPI adds up the very elements that are given, or whatever it does with them.
+        Whether MPI reduces the given elements themselves, without conversion or scaling.
     by_mpi : bool
-        Whether MPI does all of it.
+        Whether MPI does the whole reduction.
     scaled : bool
         Whether values are multiplied first.
     factor : float or torch.Tensor or None
-        What each rank's values are multiplied by then.
+        Factor of each rank's values in that case.
     """
 
     name: str
@@ -108,17 +108,17 @@ _known: dict[tuple[int, torch.dtype], ReduceOperation] = {}
 
 
 def reduce_operation(op: ReduceOp | ReduceOp.RedOpType, dtype: torch.dtype) -> ReduceOperation:
-    """Find what an operation of PyTorch does with elements of some type.
+    """Return how an operation of PyTorch reduces elements of a type.
 
     Raises
     ------
     InvalidArgument
         If there is no such operation.
     UnsupportedDType
-        If it cannot be done with them.
+        If it is not defined for that type.
     """
     kind = getattr(op, "op", op)
-    key = int(kind), dtype  # PyTorch's names of operations are hashed and compared slowly
+    key = int(kind), dtype  # the names of PyTorch's operations are slow to hash and to compare
     operation = _known.get(key)
     if operation is None:
         operation = _known[key] = _reduce_operation(kind.name, dtype)
@@ -155,21 +155,21 @@ def reduce_into(
     size: int,
     run: Callable[[BufferSpec, BufferSpec, MPI.Op], None],
 ) -> None:
-    """Reduce memory in elements that MPI knows.
+    """Reduce memory as elements of a type that MPI has.
 
     Parameters
     ----------
     source : torch.Tensor
-        Contiguous; not changed unless it is the target.
+        Contiguous tensor; unchanged unless it is the target.
     target : torch.Tensor
-        Contiguous, of the same element type: all of the result or, in a reduce_scatter, one rank's share.
+        Contiguous tensor of the same element type: the whole result or, in a reduce_scatter, one rank's share.
     operation : ReduceOperation
-        What to do.
+        Operation to apply.
     size : int
-        Ranks, for the mean.
+        Number of ranks, for the mean.
     run : callable
-        Gets the message to send, the one to receive, and MPI's operation. Source and target are one message if both
-        are the same tensor.
+        Called with the send buffer, the receive buffer and MPI's operation. Both buffers are the same if source and
+        target are the same tensor.
     """
     same = source is target
     if source.dtype is torch.complex32:
@@ -185,7 +185,7 @@ def reduce_into(
     run(outgoing, outgoing if same else elements_of(result), operation.operation)
     if operation.linear == "mean":
         rounding = None if result.dtype.is_floating_point or result.dtype.is_complex else "trunc"
-        # CUDA multiplies by the reciprocal of a number, which is not the CPU's quotient.
+        # CUDA multiplies by the reciprocal of a number, which differs from the CPU's quotient.
         result.div_(result.new_full((), size) if result.is_cuda else size, rounding_mode=rounding)
     if result is not target:
         target.copy_(result)

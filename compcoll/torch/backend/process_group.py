@@ -26,15 +26,15 @@ from .splitting import SplittingGroup
 
 
 def _collective(prepare: Callable[..., Collective], default: Any) -> Callable[..., Work | CompletedWork]:
-    """Make an operation of a method that prepares it: run in its turn, at once if the caller waits.
+    """Make an operation from the method that prepares it. Operations run in the order in which they were started.
 
     Parameters
     ----------
     prepare : callable
-        A method of `Collectives` or `Reductions`: takes the operation's arguments, with PyTorch's options where its
-        last one is ``opts``.
+        Method of `Collectives` or `Reductions`. It takes the operation's arguments, and PyTorch's options if its last
+        parameter is ``opts``.
     default : options of PyTorch's
-        Where the caller gives none.
+        Options for callers that pass none.
     """
     code = prepare.__code__
     names = code.co_varnames[1 : code.co_argcount]
@@ -71,13 +71,13 @@ class ProcessGroup(SplittingGroup):
     Parameters
     ----------
     store : torch.distributed.Store
-        Given to whoever asks for it; not used here.
+        Returned to callers that ask for it; not used here.
     channel : Channel
-        Between the ranks.
+        Channel between the ranks.
     ranks : list of int
-        Each rank's number in MPI.COMM_WORLD.
+        The ranks of the group in MPI.COMM_WORLD.
     options : Options
-        What is compressed.
+        What to compress.
     """
 
     def __init__(self, store: Any, channel: Channel, ranks: list[int], options: Options) -> None:
@@ -94,7 +94,7 @@ class ProcessGroup(SplittingGroup):
 
     @property
     def stats(self) -> Stats | None:
-        """Account of the collective that ended last among those that might be compressed; None before the first."""
+        """Statistics of the last completed collective that might be compressed; None before the first."""
         return self._collectives.stats
 
     allreduce = _collective(Reductions.allreduce, c10d.AllreduceOptions())
@@ -116,7 +116,7 @@ class ProcessGroup(SplittingGroup):
     all_to_all_single = _collective(Collectives.all_to_all_single, c10d.AllToAllOptions())
     barrier = _collective(Collectives.barrier, c10d.BarrierOptions())
 
-    # The names that these had in earlier versions of PyTorch, which parts of it still call.
+    # Names from earlier versions of PyTorch, which parts of PyTorch still call.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
@@ -136,7 +136,7 @@ class ProcessGroup(SplittingGroup):
         return self._started(self._messages.receive(tensors, None, tag))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier in which rank 0 names the first rank that does not come in time, or all of them."""
+        """Run a barrier in which rank 0 reports the first rank that does not arrive in time, or all such ranks."""
         channel = self.channel
         seconds = channel.seconds if timeout is None else timeout.total_seconds()
 
@@ -158,14 +158,14 @@ class ProcessGroup(SplittingGroup):
 
     @property
     def timeout(self) -> float:
-        """Seconds that a wait may last, of operations that name none."""
+        """Seconds that a wait may last, for operations without a time-out of their own."""
         return self.channel.seconds
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.channel.seconds = self._messages.seconds = timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """End this group, on all its ranks."""
+        """End this group. All its ranks call this."""
         if not self._alive:
             return
         self._alive = False
@@ -192,7 +192,7 @@ class ProcessGroup(SplittingGroup):
         return message
 
     def _refuse(self, name: str, error: Exception) -> None:
-        """Tell the other ranks, which wait in the same collective, that this one cannot take part."""
+        """Inform the other ranks, which wait in the same collective, that this rank cannot take part."""
         refusal = signature(f"{name} refused: {type(error).__name__}: {error}", "by rank", self.rank())
         try:
             self.jobs.run(partial(self.channel.run, Collective(_nothing, None, refusal), self.channel.seconds))
@@ -201,11 +201,11 @@ class ProcessGroup(SplittingGroup):
 
 
 def _nothing() -> None:
-    """Do nothing: no other rank refuses in these words, which name this one."""
+    """Do nothing: no other rank sends the same refusal, which contains this rank."""
 
 
 def _register_stub(group: ProcessGroup) -> None:
-    """Give PyTorch's C++ a backend to ask for its name and devices; any operation that reaches it is an error."""
+    """Register a backend that gives PyTorch's C++ a name and devices; any operation that reaches it is an error."""
     options = c10d.FakeProcessGroup.Options()
     options.error_on_collective = True
     stub = c10d.FakeProcessGroup._create_internal(group.rank(), group.size(), options)

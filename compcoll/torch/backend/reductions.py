@@ -1,4 +1,4 @@
-"""The collectives that reduce, by MPI or compressed."""
+"""Collectives that reduce, by MPI or compressed."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _log = getLogger("compcoll.torch")
 
 
 class Plan(NamedTuple):
-    """The way in which equal allreduces run.
+    """How equal allreduces run.
 
     Attributes
     ----------
     operation : ReduceOperation
-        What is done.
+        The reduction operation.
     op : str
-        How compcoll's communicator names that; empty where MPI reduces.
+        Its name for compcoll's communicator; empty if MPI reduces.
     codec : Codec or None
-        What the communicator compresses with, if that pays.
+        Codec of the communicator, used if that pays.
     algorithm : str
-        The communicator's, as in `compcoll.allreduce`.
+        Algorithm of the communicator, as in `compcoll.allreduce`.
     """
 
     operation: ReduceOperation
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
     @property
     def direct(self) -> bool:
-        """Whether nothing but MPI, and GPUs, touch elements, which may be in a GPU's memory."""
+        """Whether only MPI and GPUs access elements, which may be in GPU memory."""
         return self.operation.as_given and not self.op
 
 
@@ -67,14 +67,14 @@ class Reductions(Collectives):
     Parameters
     ----------
     channel : Channel
-        Between the ranks.
+        Channel between the ranks.
     options : Options
-        What is compressed.
+        What to compress.
 
     Attributes
     ----------
     stats : Stats or None
-        Account of the last collective that might be compressed, or went through shared memory; None before it.
+        Statistics of the last collective that might be compressed, or used shared memory; None before the first.
     """
 
     stats: Stats | None = None
@@ -88,7 +88,7 @@ class Reductions(Collectives):
         self._codec_tried = self._codec_ran = False
 
     def tell_unused_codec(self) -> None:
-        """Log one line if a codec was asked for, and no collective was compressed."""
+        """Log one line on rank 0 if a codec was requested, but no collective was compressed."""
         options = self._options
         if options.codec is None or self._codec_ran or self.rank != 0:
             return
@@ -108,7 +108,7 @@ class Reductions(Collectives):
         if not host and isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
             return self._sparse_allreduce(tensor, op)
         plan, call = self._plan(op, tensor.dtype if host else same_type(tensors), tensor.numel())
-        if plan.operation.scaled:  # plans do not know factors
+        if plan.operation.scaled:  # plans are shared by all factors
             plan = plan._replace(operation=reduce_operation(op, tensor.dtype))
         if not (host and tensor.is_contiguous()):
             order = None if host else self._order(tensors, coded=plan.codec is not None, direct=plan.direct)
@@ -119,7 +119,7 @@ class Reductions(Collectives):
         return Collective(run, tensors, call)
 
     def _order(self, tensors: Sequence[Tensor], *, coded: bool, direct: bool) -> StreamOrder | None:
-        """Find the order of a call on a GPU's tensors. The communicator's one GPU compresses them, if it can."""
+        """Return the order of a call on GPU tensors. The communicator's one GPU compresses them, if it can."""
         if coded and not all(map(on_host, tensors)) and gpu_can_encode():
             gpu = gpu_of(tensors)
             self._gpu = self._gpu or GPUArrays(gpu)
@@ -128,10 +128,10 @@ class Reductions(Collectives):
         return self.ordered(tensors, direct=direct)
 
     def _find_plan(self, op: ReduceOp, dtype: torch.dtype, count: int) -> tuple[Plan, Signature | None]:
-        """Find the plan of an allreduce, and what ranks tell each other before MPI's; the communicator has its own."""
+        """Return the plan of an allreduce, and its signature; None if the communicator makes the handshake itself."""
         plan = self._plan_of(reduce_operation(op, dtype), dtype, count * dtype.itemsize)
         small = self.size > 1 and plan.operation.by_mpi and 0 < count * dtype.itemsize <= surely_small(self.size)
-        if not plan.op and small:  # travels along with the handshake
+        if not plan.op and small:  # the values travel with the handshake
             name = "uint8" if dtype is torch.bool else str(dtype).removeprefix("torch.")
             op_name = operation_name(plan.operation.operation)
             if HostDevice.gathers(name, op_name):
@@ -139,7 +139,7 @@ class Reductions(Collectives):
         return plan, None if plan.op else signature("allreduce of", count, dtype, plan.operation.name)
 
     def _plan_of(self, operation: ReduceOperation, dtype: torch.dtype, nbytes: int) -> Plan:
-        """Find out how what may be compressed, or go through shared memory, is reduced."""
+        """Return how a reduction runs that may be compressed, or go through shared memory."""
         options = self._options
         if self._compress(dtype, operation, nbytes):
             return Plan(operation, operation.linear, options.codec, options.algorithm)
@@ -255,7 +255,7 @@ class Reductions(Collectives):
             self._note(codec)
 
     def _note(self, codec: Codec | None) -> None:
-        """Note that a collective of the communicator has ended, which may have been compressed."""
+        """Record the end of a communicator's collective that may have been compressed."""
         self.stats = self._communicator.stats
         self._codec_tried = self._codec_tried or codec is not None
         self._codec_ran = self._codec_ran or (self.stats is not None and self.stats.codec is not None)
@@ -277,7 +277,7 @@ class Reductions(Collectives):
         compress: bool,
         sizes: Sequence[int] | None = None,
     ) -> None:
-        """Reduce the parts of all ranks, which are equal unless their sizes are given, and keep this rank's."""
+        """Reduce the parts of all ranks and keep this rank's part. Parts are equal unless their sizes are given."""
         source, target = packed(order, parts, filled=True).memory, packed(order, [output], filled=False)
         result = torch.empty_like(target.memory) if overlap(source, target.memory) else target.memory
         if compress:
@@ -306,5 +306,5 @@ class Reductions(Collectives):
 
 
 def _array_of(memory: Tensor) -> Array:
-    """View contiguous memory as a communicator takes it."""
+    """View contiguous memory as the array that a communicator takes."""
     return memory if memory.is_cuda else array_of(memory)

@@ -1,4 +1,4 @@
-"""The rendezvous of processes that MPI started: no MASTER_ADDR, RANK or WORLD_SIZE is needed."""
+"""The rendezvous of processes that MPI started, which needs no MASTER_ADDR, RANK or WORLD_SIZE."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LONGEST_TEXT = 4096
 
 
 def rendezvous(timeout: timedelta = timedelta(seconds=SECONDS_TO_MEET)) -> Iterator[tuple[dist.Store, int, int]]:
-    """Find a store on rank 0 or in a file, this process's rank, and the number of ranks.
+    """Yield a store on rank 0 or in a file, this process's rank, and the number of ranks.
 
-    The process group needs no store, but PyTorch does for groups of other backends.
+    The process group needs no store, but PyTorch's groups of other backends do.
     """
     rank, size = world()
     end_job_with_uncaught_errors()
@@ -39,7 +39,7 @@ def _store(rank: int, size: int, timeout: timedelta) -> dist.Store:
     """Make a store for all ranks. Collective."""
     comm = MPI.COMM_WORLD.Dup()
     if len(set(_gathered(comm, crc32(host_name().encode())))) == 1:
-        # A file asks no name server, which a TCPStore does even for 127.0.0.1.
+        # A FileStore asks no name server; a TCPStore does, even for 127.0.0.1.
         path = _from_rank_0(comm, _temporary_file() if rank == 0 else "")
         files.append(path)
         store: dist.Store = dist.FileStore(path, size)
@@ -55,14 +55,14 @@ def _store(rank: int, size: int, timeout: timedelta) -> dist.Store:
 
 
 def _from_rank_0(comm: MPI.Intracomm, text: str) -> str:
-    """Give every rank the text of rank 0. Collective."""
+    """Return the text of rank 0 on every rank. Collective."""
     data = bytearray(text.encode().ljust(_LONGEST_TEXT))
     comm.Bcast([data, MPI.BYTE])
     return data.decode().rstrip()
 
 
 def _gathered(comm: MPI.Intracomm, number: int) -> list[int]:
-    """Gather a number of each rank. Collective."""
+    """Gather a number from each rank. Collective."""
     numbers = array("q", [0]) * comm.size
     comm.Allgather([array("q", [number]), MPI.INT64_T], [numbers, MPI.INT64_T])
     return numbers.tolist()
@@ -74,21 +74,21 @@ def _temporary_file() -> str:
 
 
 def create(given: _DistributedBackendOptions, options: object) -> ProcessGroup:
-    """Make the process group that PyTorch asks for.
+    """Make the process group that PyTorch requests.
 
-    Parameters are those of `compcoll.torch.backend.wrapping.create`.
+    The parameters are those of `compcoll.torch.backend.wrapping.create`.
 
     Raises
     ------
     InvalidArgument
-        If MPI does not let threads call it; or for options of another backend.
+        If MPI does not let several threads call it, or for options of another backend.
     """
     wanted, ranks = Options.given(options), _ranks(given)
     return ProcessGroup(given.store, create_channel(ranks, given.timeout.total_seconds()), ranks, wanted)
 
 
 def _ranks(given: _DistributedBackendOptions) -> list[int]:
-    """Find the numbers in MPI.COMM_WORLD of a group's ranks."""
+    """Return the ranks in MPI.COMM_WORLD of a group's ranks."""
     rank, size = world()
     if given.global_ranks_in_group:
         everybody = dist.group.WORLD

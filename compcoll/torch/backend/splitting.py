@@ -1,4 +1,4 @@
-"""Groups that are split off a process group in Python."""
+"""Splitting of process groups in Python."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from . import NAME
 
 
 class SplittingGroup(dist.ProcessGroup):
-    """The base of process groups "compcoll".
+    """Base of the process groups "compcoll".
 
     Parameters
     ----------
     store : torch.distributed.Store
-        By which the ranks find each other.
+        Store through which the ranks find each other.
     rank, size : int
-        Of this process, and of all.
+        Rank of this process, and number of ranks.
     options : Options
-        What is compressed.
+        What to compress.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, options: Options) -> None:
@@ -36,7 +36,7 @@ class SplittingGroup(dist.ProcessGroup):
     def _of_some(
         self, ranks: Sequence[int], store: dist.Store, timeout: timedelta | None, options: Options
     ) -> SplittingGroup:
-        """Make a group of some ranks of this one, this rank among them."""
+        """Make a group of some ranks of this group, including this rank."""
 
     def split_group(
         self,
@@ -47,7 +47,7 @@ class SplittingGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> SplittingGroup | None:
-        """A group of some ranks of this one, which alone call this, or all."""
+        """Make a group of some ranks of this group. These ranks call this, or all ranks; others get None."""
         if self.rank() not in ranks:
             return None
         store = dist.PrefixStore(f"{group_name or ranks}/", self.store)
@@ -56,7 +56,7 @@ class SplittingGroup(dist.ProcessGroup):
             group._set_group_name(group_name)
         if group_desc is not None:
             group._set_group_desc(group_desc)
-        self._parts.append(group)  # C++ alone would keep the base class's half of it only
+        self._parts.append(group)  # C++ alone would keep only the base class's half of it alive
         return group
 
     splitGroup = split_group  # noqa: N815

@@ -1,5 +1,7 @@
-"""The process group "compcoll" where the ranks are no MPI's: PyTorch's own backends, gloo on the CPU and NCCL on CUDA
-devices, and compressed collectives over them where the options say so.
+"""The process group "compcoll" for ranks that do not run under MPI.
+
+It uses PyTorch's own backends, gloo on the CPU and NCCL on CUDA devices, and runs compressed collectives over them as
+its options say.
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ from .splitting import SplittingGroup
 
 
 def _left(name: str) -> Callable[..., Any]:
-    """Make the method of a collective, by the name that PyTorch's own backends have for it, which these do.
+    """Make the method of a collective, which calls the method `name` of PyTorch's own backend.
 
-    The base class's would have them do it, too, but where C++ calls a subclass in Python it holds the GIL meanwhile:
-    which gloo's threads need to let go of tensors, while they have the lock that the call waits for (PyTorch 2.13).
+    The base class's method would call it, too. But for a subclass in Python, C++ holds the GIL during the call. gloo's
+    threads need the GIL to release tensors, while they hold the lock that the call waits for (PyTorch 2.13).
     """
 
     @untraced
     def collective(self: WrappingGroup, *arguments: Any, **more: Any) -> Any:
         first = arguments[0]
-        if not isinstance(first, Tensor) and not first:  # what a gather has but at the root
+        if not isinstance(first, Tensor) and not first:  # a gather has an empty list except at the root
             first = arguments[1]
         while not isinstance(first, Tensor):
             first = first[0]
@@ -48,7 +50,7 @@ def _left(name: str) -> Callable[..., Any]:
 
 
 def _one_by_one(name: str) -> Callable[..., Any]:
-    """Make a collective of several tensors of that of one: PyTorch's backends do not let Python call their own."""
+    """Make a collective of several tensors from that of one: Python cannot call the one of PyTorch's backends."""
 
     @untraced
     def collective(self: WrappingGroup, outputs: Sequence[Tensor], inputs: Sequence[Tensor], *opts: Any) -> Any:
@@ -59,16 +61,16 @@ def _one_by_one(name: str) -> Callable[..., Any]:
 
 
 class WrappingGroup(SplittingGroup):
-    """A process group of PyTorch's own backends that compresses what its options say.
+    """A process group of PyTorch's own backends that compresses as its options say.
 
     Parameters
     ----------
     store, rank, size
-        As of `SplittingGroup`.
+        As in `SplittingGroup`.
     timeout : datetime.timedelta
-        That an operation may last.
+        Time-out of an operation.
     options : Options
-        What is compressed: in all_reduce, all_reduce_coalesced and reduce_scatter_tensor.
+        What to compress in all_reduce, all_reduce_coalesced and reduce_scatter_tensor.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, options: Options) -> None:
@@ -88,12 +90,12 @@ class WrappingGroup(SplittingGroup):
 
     @property
     def stats(self) -> Stats | None:
-        """Account of the compressed collective that ended last; None before the first."""
+        """Statistics of the last compressed collective; None before the first."""
         return membership.stats(self)
 
     @cached_property
     def _others(self) -> set[str]:
-        """Device types that another backend was asked for, as in ``"cpu:gloo,cuda:compcoll"``: never compressed."""
+        """Device types for which ``"cpu:gloo,cuda:compcoll"`` or the like sets another backend: never compressed."""
         asked = str(dist.distributed_c10d._world.pg_backend_config.get(self, ""))
         pairs = [each.partition(":") for each in asked.split(",")]
         return {device for device, _, backend in pairs if backend not in ("", NAME)}
@@ -110,7 +112,7 @@ class WrappingGroup(SplittingGroup):
         return self._reduced("allreduce", one, [given], given, opts or c10d.AllreduceOptions())
 
     def uncompressed_allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Any:
-        """Have PyTorch's own backend do it; the base class's method would come back here."""
+        """Call PyTorch's own backend; the base class's method would come back to `allreduce`."""
         return self._get_backend(tensors[0].device).allreduce(list(tensors), opts)
 
     @untraced
@@ -128,7 +130,7 @@ class WrappingGroup(SplittingGroup):
     def _reduced(
         self, name: str, compressed: Callable[..., Any], arguments: list[Any], source: list[Tensor], opts: Any
     ) -> Any:
-        """Compress a reduction, or have PyTorch's own backend do it by its method of this name."""
+        """Compress a reduction, or call the method of this name of PyTorch's own backend."""
         if not self._compresses(source, opts.reduceOp):
             return self._followed(getattr(self._get_backend(source[0].device), name)(*arguments, opts), name)
         names = NAMES["reduce_scatter" if "scatter" in name else "allreduce"]
@@ -138,7 +140,7 @@ class WrappingGroup(SplittingGroup):
         return CompletedWork() if work is None else work
 
     def _followed(self, work: dist.Work, name: str, finish: Callable[[], list[Tensor]] | None = None) -> Followed:
-        """Give a backend's handle errors of ours."""
+        """Wrap a backend's handle, so that it raises errors of `compcoll.errors`."""
         return Followed(work, board_of(self).under_way(f"the process group's {name.strip('_')}"), finish)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -159,7 +161,7 @@ class WrappingGroup(SplittingGroup):
 
     @untraced
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Any:
-        """Exchange a tensor with each rank. gloo has it for one tensor only: there their bytes are one."""
+        """Exchange a tensor with each rank. gloo exchanges one tensor only: there all their bytes form one tensor."""
         opts, backend = opts or c10d.AllToAllOptions(), self._get_backend(outputs[0].device)
         if not outputs[0].is_cpu:
             return self._followed(backend.alltoall(list(outputs), list(inputs), opts), "alltoall")
@@ -196,14 +198,14 @@ class WrappingGroup(SplittingGroup):
 
 
 def create(given: c10d._DistributedBackendOptions, options: object) -> WrappingGroup:
-    """Make the process group that PyTorch asks for.
+    """Make the process group that PyTorch requests.
 
     Parameters
     ----------
     given : torch._C._distributed_c10d._DistributedBackendOptions
         Store, rank and size.
     options : Options, optional
-        What to compress; by default as the environment says.
+        What to compress; by default the options of the environment.
 
     Raises
     ------

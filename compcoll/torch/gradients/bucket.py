@@ -1,4 +1,4 @@
-"""Gradients that lie one behind the other: which of them travel how, and what feedback keeps of them."""
+"""Contiguous gradients of several parameters: which are compressed, their averaging, and their residuals."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ..training_stats import TrainingStats
 from .residuals import Kept, adopt
 
 Feedback: TypeAlias = bool | Callable[[], ErrorFeedback]
-"""True or False for the kind that the codec needs, or none; or what makes one of another kind."""
+"""True for the codec's default feedback, False for none, or a callable that makes another feedback."""
 
 _SEPARATE_NBYTES = 1 << 16
-"""Exact gradients of this size or more split what is compressed; smaller ones travel along as zeros."""
+"""Exact gradients of at least this many bytes split a compressed span; smaller ones stay in it as zeros."""
 
 
 class Part(NamedTuple):
-    """The place of a parameter's gradient in its bucket."""
+    """A parameter's gradient in its bucket: elements ``begin`` to ``end`` (exclusive)."""
 
     name: str
     begin: int
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Gradients that are compressed in one go, from the first of some parameters to the end of the last."""
+    """Gradients that one collective compresses, from the first parameter's begin to the last one's end."""
 
     begin: int
     end: int
@@ -47,29 +47,29 @@ class Span(NamedTuple):
 
 
 class Bucket:
-    """The way in which the gradients of some parameters travel: those of a bucket of DDP's, or all.
+    """The layout and averaging of one gradient bucket: a DDP bucket, or all gradients.
 
     Parameters
     ----------
     names : tuple of str
-        Of its parameters, in their order.
+        The bucket's parameters, in order.
     sizes : sequence of int
-        Their elements.
+        Elements of each parameter.
     gradients : torch.Tensor
-        One behind the other; others like these will be averaged.
+        One-dimensional; the parameters' gradients, contiguous. `average` later takes tensors of the same layout.
     place : HostArrays or GPUArrays
-        Where they are.
+        Where the gradients are.
     communicator : Communicator
-        Makes what feedback keeps.
+        Allocates the residuals.
     exact : mapping
         Whether a parameter is exact, by name.
     by_parameter : bool
-        Whether each compressed parameter is a span, rather than all between large exact ones. One of fewer than
-        `SMALLEST` elements goes with the next one, so that a layer's bias goes with its weight.
+        Whether each compressed parameter is a span of its own. Otherwise a span is all parameters between large exact
+        ones. A parameter with fewer than `SMALLEST` elements joins the next one: a layer's bias joins its weight.
     make : callable or None
         Makes the feedback of a span.
     kept : Kept
-        What was kept before; from now on views into memory that belongs to the bucket.
+        Earlier residuals. They are moved into the bucket's memory, and `kept` gets views of it.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Bucket:
                 self._add_span(compressed, values, communicator, make, kept)
                 compressed = []
         self._add_span(compressed, values, communicator, make, kept)
-        # Halves are summed in float32: exactly, as far as a half shows.
+        # Halves are summed in float32, whose rounding errors are below a half's precision.
         wide = dtype if dtype.itemsize > 2 else torch.float32
         ends = list(accumulate(end - begin for begin, end in holes))
         self._whole = sum(sizes) == (ends[-1] if holes else 0) and wide == dtype
@@ -128,17 +128,17 @@ class Bucket:
         Parameters
         ----------
         gradients : torch.Tensor
-            This rank's, one behind the other.
+            This rank's gradients, contiguous. Overwritten.
         communicator : Communicator
-            Of the ranks.
+            The ranks.
         codec : Codec or None
-            For those that are compressed.
+            Codec for the compressed gradients.
         algorithm : str
-            For those that are compressed.
+            Algorithm for the compressed gradients.
         stats : TrainingStats
-            What is sent is added to it.
+            Counts the bytes sent.
         unused : collection of str
-            Parameters that no rank used: their mean goes nowhere, and what is kept of them stays as it is.
+            Parameters that no rank used. Their mean becomes zero, and their residuals do not change.
         """
         values = self._place.array(gradients)
         set_aside = [(part, self._place.copy(part)) for kept in self._kept.values() for part in _of(kept, unused)]
@@ -146,7 +146,7 @@ class Bucket:
             part[...] = 0
         least = 2 * (communicator.size - 1) / communicator.size
         exact = self.lift(values)
-        # One alone has nothing to overlap with, and goes in C++ from its handshake to its end if it blocks.
+        # A single span has nothing to overlap with, and a blocking call runs entirely in C++.
         reduce = communicator.allreduce if len(self.spans) == 1 else communicator.iallreduce
         requests = []
         for span in self.spans:
@@ -159,19 +159,19 @@ class Bucket:
             for request in requests:
                 request.wait()
                 stats.add(request.stats, least)
-        # Codecs of blocks lose some of the zeros there, which are no gradients: a state does not hold it.
+        # Block codecs also leave residuals at the zeros of exact gradients. States do not hold these.
         for lost in self._lost_in_holes:
             lost[...] = 0
         for part, before in set_aside:
             self._place.put(before, part)
         if exact is not None:
-            # The ranks are together by now, and MPI's blocking call is much faster than its nonblocking one.
+            # Ranks are in step here, and MPI's blocking allreduce is much faster than its nonblocking one.
             communicator.allreduce(exact, op="mean", out=exact, codec=None)
             stats.add_last(communicator, least)
         self.put_back(values)
         for span in self.spans:
             for name, begin, end in span.parts:
-                if name in unused:  # some of it may be noise of its neighbours
+                if name in unused:  # its values may contain compression noise from neighbours
                     values[begin:end] = 0
 
     def _add_span(
@@ -199,7 +199,7 @@ class Bucket:
                     self._lost_in_holes.append(whole[before.end - span.begin : behind.begin - span.begin])
 
     def observe(self, moments: Mapping[str, HostArray]) -> None:
-        """Give the spans' feedback its second moments, by name of the parameter."""
+        """Pass second moments, by parameter name, to the spans' feedback."""
         for span in self.spans:
             assert isinstance(span.feedback, VarianceFeedback)
             variance = span.feedback.variance
@@ -209,7 +209,10 @@ class Bucket:
             span.feedback.observe(observed)
 
     def lift(self, values: Array) -> Array | None:
-        """The exact gradients, if there are any; taken out of their places, which are left zero, unless all are."""
+        """Move the exact gradients into their own array and leave zeros in their places; None if there are none.
+
+        If all gradients are exact, return ``values`` itself, unchanged.
+        """
         if self._whole:
             return values
         for (begin, end), part in self._lifted:
@@ -218,19 +221,19 @@ class Bucket:
         return self._exact if self._lifted else None
 
     def put_back(self, values: Array) -> None:
-        """Store the exact gradients' averages in their places."""
+        """Copy the exact gradients' means back to their places."""
         with np.errstate(over="ignore"):
             for (begin, end), part in self._lifted:
                 values[begin:end] = part
 
 
 def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedback] | None:
-    """Find what makes the feedback of a span.
+    """Return the callable that makes a span's feedback; None without feedback.
 
     Raises
     ------
     InvalidArgument
-        If it makes none.
+        If the callable does not make an ErrorFeedback.
     """
     if codec is None or feedback is False:
         return None
@@ -248,19 +251,19 @@ def _of(kept: Mapping[str, Array], names: Collection[str]) -> list[Array]:
 def average_sparse(gradient: Tensor, communicator: Communicator, stats: TrainingStats) -> Tensor:
     """Average a sparse gradient in host memory, exactly. Collective.
 
-    Every rank gets all ranks' rows and adds them up in the order of the ranks: all end with the same bits.
+    Every rank gathers all ranks' rows and adds them in rank order, so all ranks get identical bits.
 
     Parameters
     ----------
     gradient : torch.Tensor
-        This rank's, of any number of rows.
+        This rank's sparse gradient, with any number of rows.
     communicator : Communicator
-        Of the ranks.
+        The ranks.
     stats : TrainingStats
-        What is sent is added to it.
+        Counts the bytes sent.
     """
     own = gradient.coalesce()
-    # Halves are summed in float32: exactly, as far as a half shows.
+    # Halves are summed in float32, whose rounding errors are below a half's precision.
     wide = torch.promote_types(own.dtype, torch.float32)
     indices = own.indices().t().clone(memory_format=torch.contiguous_format)
     gathered = []

@@ -1,4 +1,4 @@
-"""Compressed gradients for one model: `compress`, advice on methods under an optimizer, and `DGC`."""
+"""Compressed gradients for one model: `compress`, warnings about unsuitable optimizers, and `DGC`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from .fsdp import ShardCompression
 # From the studies: docs/measurements/study-text.md.
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
 _MUCH = 0.9
-"""Momentum of SGD from which on methods whose gradients come late were seen to lose."""
+"""SGD momentum at or above which methods that delay gradients ended with a higher loss in the study."""
 
-# What ended more than 2 % above uncompressed gradients.
+# Codecs whose training loss ended more than 2 % above that of uncompressed gradients.
 _UNDER_ADAM = {
     "onebit": "it ended at 2.72 nats, and uncompressed gradients at 2.29",
     "topk": "1 % of the elements ended at 2.82 nats, and uncompressed gradients at 2.29",
@@ -42,7 +42,7 @@ _UNDER_ADAM = {
     "zfp": "4 bits a value diverged",
 }
 _AT_MOST: dict[str, tuple[str, float]] = {"minmax": ("bits", 2), "zfp": ("rate", 4)}
-"""Of methods that fail with few bits alone: the option that tells them, and the most that was seen to fail."""
+"""Codecs that fail only at low precision: the option that sets it, and the largest value that failed."""
 _UNDER_MOMENTUM = {
     "onebit": "it ended at 3.17 nats, and uncompressed gradients at 2.45",
     "topk": "1 % of the elements ended at 2.70 nats, and uncompressed gradients at 2.45",
@@ -68,84 +68,86 @@ def compress(
     optimizer: torch.optim.Optimizer | None = None,
     **codec_options: Any,
 ) -> GradientCompression | ShardCompression:
-    """Have a model's gradients averaged compressed, while back-propagation goes on. Collective.
+    """Average a model's gradients in compressed form, overlapped with back-propagation. Collective.
 
-    The process group may be any backend's (it still does all else). Gradients travel over MPI where it started the
-    ranks, else over a gloo group of the same ranks: under torchrun no MPI is needed. All ranks end with the same bits,
-    which for one algorithm are the same either way.
+    The process group may have any backend, and still runs all other collectives. Gradients are sent over MPI if
+    MPI started the ranks, else over a gloo group of the same ranks: torchrun needs no MPI. All ranks get identical
+    bits. For a given algorithm, both transports give the same bits.
 
     Parameters
     ----------
     model : DistributedDataParallel, or a module that `fully_shard` was applied to
-        Before its first backward pass; torch.compile may have wrapped it. Of FSDP2's modules, the reduce-scatter of
-        gradients is compressed.
+        The model, before its first backward pass. torch.compile may have wrapped it. For FSDP2 modules, the
+        reduce-scatter of gradients is compressed.
     codec : str or Codec, optional
-        As for `compcoll.allreduce`; None sends gradients as they are.
+        As for `compcoll.allreduce`. None sends gradients uncompressed.
     feedback : bool or callable
-        Whether what compression loses is added to the next step's gradients. Kept by parameter: for each compressed
-        one as much memory as its gradient. A callable makes another feedback than the codec's usual one, such as
-        ``partial(compcoll.sparse.DGCFeedback, 0.9)``: one is made for each parameter, or bucket (see ``selection``).
+        Whether to add each step's residual to the next step's gradients. Each compressed parameter needs as much memory
+        as its gradient. A callable makes a feedback other than the codec's default, such as
+        ``partial(compcoll.sparse.DGCFeedback, 0.9)``. It is called for each parameter, or bucket (see ``selection``).
     exclude : iterable of str, or callable
-        Gradients that stay exact: kinds (``"embeddings"``, ``"norms"``, ``"biases"``: the default) and patterns of
-        parameters' names, such as ``"head.*"``; or a function of name and parameter that decides alone.
+        Gradients that stay exact: kinds (default: ``"embeddings"``, ``"norms"``, ``"biases"``) and patterns of
+        parameter names, such as ``"head.*"``. A function of name and parameter replaces both.
     min_numel : int
-        Parameters of fewer elements stay exact.
+        Parameters with fewer elements stay exact.
     algorithm : str
-        As for `compcoll.allreduce`. ``"auto"`` does not compress buckets for which that would not pay.
+        As for `compcoll.allreduce`. ``"auto"`` does not compress buckets for which compression does not pay.
     selection : str
-        Of what DistributedDataParallel's gradients a sparse method selects elements, and takes thresholds and largest
-        magnitudes: ``"parameter"``, as the papers do, one message for each, where parameters of fewer than 1024
-        elements go with a larger one; or ``"bucket"``, with fewer messages, in which layers with small gradients may
-        wait for long. Of FSDP2's modules, each rank's row of a module's gradients is one.
+        Unit in which a sparse codec selects elements, thresholds and largest magnitudes under DistributedDataParallel.
+        ``"parameter"``, as in the papers, sends one message per parameter; parameters with fewer than 1024 elements
+        join a larger one. ``"bucket"`` sends fewer messages, but layers with small gradients may wait long. With FSDP2,
+        the unit is each rank's row of a module's gradients.
     param_codec : str or Codec, optional
-        What FSDP2's parameters are sent with when they are gathered. Each rank keeps its own part as it is, so that
-        losses do not add up; they are sent exactly by default.
+        Codec for FSDP2's parameter all-gather. Each rank keeps its own shard uncompressed, so errors do not
+        accumulate. By default parameters are sent exactly.
     timeout : float, optional
-        Seconds without progress of a collective after which all ranks give up; by default COMPCOLL_TIMEOUT, or else the
-        process group's.
+        Seconds without progress after which a collective fails on all ranks. Default: COMPCOLL_TIMEOUT, or else the
+        process group's timeout.
     transport : {"auto", "mpi", "group"}
-        What gradients travel over: MPI where the ranks are MPI's and else the group, or one of both.
+        Transport of the gradients. ``"auto"`` is MPI if MPI started the ranks, and else the group.
     optimizer : torch.optim.Optimizer, optional
-        The one that takes these gradients: a method that was measured not to go with it is warned of, once.
+        The optimizer that uses these gradients. `compress` warns once if measurements showed that the codec does not
+        suit it.
     **codec_options
         Configuration of a codec given by name, such as ``rate=8``.
 
     Returns
     -------
     GradientCompression or ShardCompression
-        Accounts, and the state to be saved with a checkpoint.
+        Statistics, and the state to save with a checkpoint.
 
     Raises
     ------
     InvalidArgument
-        If the model is not wrapped, or PyTorch gives its hooks no gradients, or an option is not allowed, also by the
-        codec: it is tried on a few zeros.
+        If the model is not wrapped, PyTorch passes no gradients to its hooks, or an option is invalid. The codec is
+        tried on a few zeros.
     HookTaken
         If something else reduces this model's gradients already.
     NotUnderMPI, MPIMissing
-        If ``transport="mpi"``, and MPI did not start these ranks, or there is none.
+        If ``transport="mpi"``, and MPI did not start these ranks, or is not installed.
     ThreadsUnavailable
-        If MPI started them, but not for several threads.
+        If MPI started the ranks without support for several threads.
     UnsupportedDevice
-        If the model is neither on the CPU nor on a CUDA device that CuPy can use, or has sparse gradients on one.
+        If the model is neither on the CPU nor on a CUDA device that CuPy can use, or has sparse gradients on a GPU.
     CollectiveMismatch
         If models or settings differ between ranks.
 
     Notes
     -----
-    Gradients on a GPU are compressed there, and what compression loses stays there: see docs/gpu.md.
+    Gradients on a GPU are compressed there, and their residuals stay there: see docs/gpu.md.
 
-    Sparse gradients, those of ``nn.Embedding(sparse=True)``, stay exact: all ranks gather all rows.
+    Sparse gradients, such as those of ``nn.Embedding(sparse=True)``, stay exact: all ranks gather all rows.
 
-    A mean is summed in float32, or float64 for such gradients, of values that are divided first: a half can hold it
-    wherever it holds the gradients. Only ``codec="cast"`` to float16 can lose tiny values, which feedback makes up for.
+    Means are summed in float32, or in float64 for float64 gradients. Values are divided before they are summed, so a
+    half can hold the mean wherever it holds the gradients. Only ``codec="cast"`` to float16 can lose tiny values;
+    feedback makes up for them.
 
     Examples
     --------
     >>> model = DistributedDataParallel(nn.Linear(64, 10))
     >>> compression = compcoll.torch.compress(model, codec="zfp", rate=8)
 
-    The methods by variance need second moments of single samples:
+    Variance-based codecs need second moments of single samples:
 
     >>> model = DistributedDataParallel(nn.Linear(64, 10))
     >>> compression = compcoll.torch.compress(model, codec="variance", alpha=1.5)
@@ -154,9 +156,9 @@ def compress(
 
     See Also
     --------
-    compcoll.torch.DGC : Deep Gradient Compression, which changes the optimizer, too.
+    compcoll.torch.DGC : Deep Gradient Compression, which also changes the optimizer.
     """
-    model = getattr(model, "_orig_mod", model)  # which torch.compile has wrapped
+    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
     _check_hooks_run(model)
     if isinstance(model, DistributedDataParallel):
         module = model.module
@@ -192,7 +194,7 @@ def compress(
 
 
 def _check_hooks_run(model: nn.Module) -> None:
-    """Refuse what PyTorch gives no gradients to compress, or not as it gives them without torch.compile."""
+    """Reject a model for which PyTorch does not call the communication hooks, or calls them differently."""
     reason = ""
     if getattr(model, "_use_python_reducer", False):
         reason = 'optimize_ddp="python_reducer" calls communication hooks without buckets; make the model with another'
@@ -205,12 +207,12 @@ def _check_hooks_run(model: nn.Module) -> None:
 
 
 def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None:
-    """Warn, once for each pair, of a codec of gradients that was measured not to go with an optimizer.
+    """Warn, once per pair, if measurements showed that a gradient codec does not suit an optimizer.
 
     Raises
     ------
     InvalidArgument
-        If it is no optimizer.
+        If ``optimizer`` is not a torch.optim.Optimizer.
     """
     if optimizer is None:
         return
@@ -242,39 +244,40 @@ def advise(codec: Codec | None, optimizer: torch.optim.Optimizer | None) -> None
 class DGC(GradientCompression):
     """Average a model's gradients by Deep Gradient Compression. Collective.
 
-    The momentum of compressed parameters moves from the optimizer into the compression (momentum correction), and ends
-    there where an element was sent (momentum factor masking): each gradient becomes ``u ← m · u + g; v ← v + u``, and
-    the largest elements of v are sent. Parameters that stay exact keep the optimizer's momentum. Weight decay and the
-    learning rate stay the optimizer's.
+    For compressed parameters, the momentum moves from the optimizer into the compression (momentum correction):
+    ``u ← m · u + g; v ← v + u``. The largest elements of v are sent. The momentum of a sent element becomes zero
+    (momentum factor masking). Exact parameters keep the optimizer's momentum. The optimizer still applies weight decay
+    and the learning rate.
 
     Parameters
     ----------
     model : DistributedDataParallel
-        Before its first backward pass.
+        The model, before its first backward pass.
     optimizer : torch.optim.SGD
-        With momentum, before its first step. Its groups are split: compressed parameters get a momentum of 0. Learning
-        rate schedulers are to be made afterwards.
+        SGD with momentum, before its first step. Its groups are split: compressed parameters get a momentum of 0.
+        Create learning rate schedulers afterwards.
     density : float
-        The part of the elements to send. It can be set from step to step, alike on all ranks: see the example.
+        Fraction of the elements to send. It can be changed between steps, to the same value on all ranks: see the
+        example.
     clip : float, optional
-        Largest Euclidean norm of a parameter's gradient. Each rank clips its own, before it is accumulated, to this
-        divided by the square root of the number of ranks.
+        Largest Euclidean norm of a parameter's gradient. Before accumulation, each rank clips its own gradient to
+        ``clip`` divided by the square root of the number of ranks.
     select : str
-        How the largest elements are found, as of `TopK`.
-    exclude, smallest, algorithm, selection, timeout, over
-        As of `compress`.
+        How to find the largest elements, as in `TopK`.
+    exclude, min_numel, algorithm, selection, timeout, transport
+        As in `compress`.
 
     Raises
     ------
     InvalidArgument
-        If the model is not wrapped, the optimizer is no SGD with a plain momentum, or an option is not allowed.
+        If the model is not wrapped, the optimizer is not SGD with plain momentum, or an option is invalid.
     HookTaken, NotUnderMPI, ThreadsUnavailable, CollectiveMismatch
-        As `compress` does.
+        As in `compress`.
 
     Notes
     -----
-    The paper clips by the norm of all gradients, which is known only after back-propagation; its authors' code clips
-    each parameter's, as this does.
+    The paper clips by the norm of all gradients, which is known only after back-propagation. The authors' code clips
+    each parameter's gradient, as this class does.
 
     References
     ----------
@@ -332,7 +335,7 @@ class DGC(GradientCompression):
 
     @property
     def density(self) -> float:
-        """The part of the elements that is sent."""
+        """Fraction of the elements that is sent."""
         codec = self.codec
         assert isinstance(codec, TopK)
         return codec.density
@@ -345,13 +348,13 @@ class DGC(GradientCompression):
 
 
 def _clipped(limit: float, gradient: Tensor) -> Tensor:
-    """A gradient of at most that norm; as it is where it is not finite."""
+    """Return the gradient scaled to at most norm ``limit``, or unchanged if its norm is not finite."""
     norm = float(gradient.norm(dtype=torch.promote_types(gradient.dtype, torch.float32)))
     return gradient * (limit / norm) if limit < norm < math.inf else gradient
 
 
 def _momentum_of(optimizer: torch.optim.Optimizer) -> float:
-    """The momentum that all of an optimizer's parameters have."""
+    """Return the momentum shared by all parameter groups, or raise InvalidArgument."""
     told = "DGC corrects the momentum of torch.optim.SGD, without Nesterov's and without dampening"
     if not isinstance(optimizer, torch.optim.SGD):
         raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: {told}; others go with codec='topk'")
@@ -365,7 +368,7 @@ def _momentum_of(optimizer: torch.optim.Optimizer) -> float:
 
 
 def _take_momentum(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-    """Split the optimizer's groups, so that some parameters have none."""
+    """Set the momentum of some parameters to 0, splitting the optimizer's groups where needed."""
     taken = {id(parameter) for parameter in parameters}
     for group in list(optimizer.param_groups):
         without = [parameter for parameter in group["params"] if id(parameter) in taken]

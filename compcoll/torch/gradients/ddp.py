@@ -1,4 +1,4 @@
-"""Compressed gradients of DistributedDataParallel."""
+"""Compressed gradients for DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ from .moments import Loss, back_propagate, observed, of_micro_batches, of_sample
 from .residuals import RESIDUAL, Residuals
 
 SELECTIONS = ("parameter", "bucket")
-"""The pieces of gradients of which a sparse method selects elements."""
+"""Units in which a sparse codec selects elements."""
 
 
 class GradientCompression:
-    """The compressed averaging of one model's gradients: what `compress` returns.
+    """Compressed averaging of one DistributedDataParallel model's gradients, as returned by `compress`.
 
     Attributes
     ----------
     stats : TrainingStats
-        What was sent so far. Replace it by a new one to count from zero.
+        Bytes and calls so far. Assign a new TrainingStats to count from zero.
     exact : dict
         Whether a parameter's gradient stays exact, by name.
     error : BaseException or None
-        What ended the averaging of the last backward pass, which raised it; None if that went well.
+        The exception that the last backward pass raised while averaging; None if it succeeded.
 
     Examples
     --------
@@ -124,9 +124,11 @@ class GradientCompression:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The process group whose ranks average their gradients: at first the model's. Between two steps another may be
-        set, by all its ranks: some of those before, whose models have the same buckets. What compression lost is kept.
-        With ranks that are new, wrap the model again, and load the states of `state_dict`.
+        """The process group whose ranks average their gradients; initially the model's.
+
+        Between two steps, it can be replaced by a group of ranks from the old one, whose models have the same buckets.
+        All ranks of the new group set it. Residuals are kept. To add ranks, wrap the model again and load the states
+        from `state_dict`.
         """
         return self._group
 
@@ -145,8 +147,9 @@ class GradientCompression:
 
     @property
     def codec(self) -> Codec | None:
-        """The codec. Between two steps another of the same kind may be set, alike on all ranks: a warm-up's
-        ``compression.codec = TopK(density=warmup_density(epoch))``.
+        """The codec. Between two steps, all ranks may set the same other codec of this type.
+
+        For a warm-up: ``compression.codec = TopK(density=warmup_density(epoch))``.
         """
         return self._codec
 
@@ -157,40 +160,40 @@ class GradientCompression:
         self._codec = codec
 
     def observe(self, moments: Mapping[str, Tensor]) -> None:
-        """Take the second moments of the coming backward pass, which the methods by variance decide by.
+        """Set the second moments by which a variance-based codec selects elements in the next backward pass.
 
-        `backward` calls this; it is for second moments that were found otherwise.
+        `backward` calls this method. Call it yourself only with second moments computed in another way.
 
         Parameters
         ----------
         moments : mapping
-            For each compressed parameter, by name in the model, ``Σ (∇f_z / B)²`` over this rank's B samples z: a
-            tensor of its shape. What is not finite counts as 0, so that the element is sent.
+            ``Σ (∇f_z / B)²`` over this rank's B samples z, for each compressed parameter, by name in the model. Each
+            tensor has the parameter's shape. Values that are not finite count as 0, so the element is sent.
 
         Raises
         ------
         InvalidArgument
-            If the codec needs none, or a parameter's are not there or of another shape.
+            If the codec needs no moments, or a parameter's moments are missing or have another shape.
         """
         if not self._needs_moments:
             raise InvalidArgument(f"{self._codec!r} decides by no second moments: there is nothing to observe")
         self._moments = observed(moments, self._parameters)
 
     def backward(self, loss: Loss, inputs: Tensor, targets: Tensor, micro_batches: int | None = None) -> Tensor:
-        """Find the mean gradient of a mini-batch and its samples' second moments, and have the gradient averaged: all
-        that ``loss(model(inputs), targets).backward()`` would do, for the methods by variance.
+        """Run a backward pass for variance-based codecs, in place of ``loss(model(inputs), targets).backward()``.
 
-        Exactly, by `torch.func`, one gradient for each sample: as much memory, and no layers that mix samples, such as
-        batch norms. Or from micro-batches, for any model: the second moments are then estimated without bias.
+        By default, `torch.func` computes one gradient per sample, so the second moments are exact. This needs memory
+        for all these gradients, and layers must not mix samples, as batch norms do. With ``micro_batches``, any model
+        works; the second moments are then unbiased estimates.
 
         Parameters
         ----------
         loss : callable
-            Of outputs and targets: their mean loss.
+            Returns the mean loss of outputs and targets.
         inputs, targets : Tensor
-            One sample a row.
+            One sample per row.
         micro_batches : int, optional
-            2 or more, equal parts of the rows; by default every sample by itself.
+            Number of equal parts of the rows, 2 or more. By default, each sample is handled by itself.
 
         Returns
         -------
@@ -200,7 +203,7 @@ class GradientCompression:
         Raises
         ------
         InvalidArgument
-            If the codec needs no second moments, or the rows cannot be divided so.
+            If the codec needs no second moments, or the rows cannot be divided into ``micro_batches`` equal parts.
         """
         if not self._needs_moments:
             raise InvalidArgument(f"{self._codec!r} decides by no second moments: call backward() of the loss")
@@ -213,9 +216,7 @@ class GradientCompression:
         return found.loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what this rank's compression has lost so far, and what else its feedback keeps: to be saved with the
-        model, by every rank its own.
-        """
+        """Copy this rank's residuals and other feedback state. Each rank saves its own with the model."""
         kept = self._residuals
         kept.settle()
         fetched = {
@@ -232,23 +233,23 @@ class GradientCompression:
         return state | {BUCKETS: layout, STEPS: self._steps}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on with the residuals of an earlier run.
+        """Continue with the residuals of an earlier run.
 
-        With as many ranks as then, the gradients of the next step have the bits that they would have had there, if the
-        state is of the second step or a later one: DistributedDataParallel makes its buckets anew after the first. So
-        that they have, a first step waits for all gradients before any is sent. Codecs that round at random draw by
-        the number of the step; of a state that lacks it, as early ones do, as from the first step on.
+        With the same number of ranks, the next step's gradients have the same bits as in the earlier run. This holds
+        for states from the second step on, because DistributedDataParallel rebuilds its buckets after the first step.
+        To use the earlier buckets, the first step sends nothing until all gradients are ready. Codecs with random
+        rounding continue from the saved step number, or from the first step if an old state lacks it.
 
         Parameters
         ----------
         states : dict, or sequence of dict
-            What this rank's `state_dict` gave; or all ranks' ones of then, whatever their number was: the sum over the
-            ranks is kept, and so no gradient is lost when the number of ranks changes.
+            This rank's `state_dict`, or those of all ranks of the earlier run. With all of them, the number of ranks
+            may change: the sum of the residuals over the ranks is kept, so no gradient is lost.
 
         Raises
         ------
         InvalidArgument
-            If they belong to another number of ranks, rank, or model.
+            If the states belong to another number of ranks, rank, or model.
         """
         rank, size, more = self._communicator.rank, self._communicator.size, self._kinds[1:]
         read = partial(residuals_of, states, rank, size, self._shapes, more, optional=OPTIONAL)
@@ -259,7 +260,7 @@ class GradientCompression:
         own = {logical_name(name): (name, p) for name, p in self._parameters.items()}
         kept = {kind: found[kind] for kind in self._kinds}
         carried = {kind: {n: each for n, each in arrays.items() if n not in own} for kind, arrays in kept.items()}
-        self._residuals.restart(carried, loaded=True)  # of what is frozen or exact now, it is kept for later
+        self._residuals.restart(carried, loaded=True)  # later states still need those of frozen or exact ones
         for kind, arrays in kept.items():
             held = {own[n][0]: to_memory(each, own[n][1]) for n, each in arrays.items() if n in own}
             self._residuals.arrays[kind].update(held)
@@ -272,7 +273,7 @@ class GradientCompression:
         return f"{type(self).__name__}({self._codec!r}, algorithm={self._algorithm!r}, feedback={feedback!r})"
 
     def reset(self) -> None:
-        """Forget what was lost and what was counted. Not during a backward pass."""
+        """Discard residuals and statistics. Do not call this during a backward pass."""
         self.stats, self._steps = TrainingStats(), 0
         self._residuals.restart({}, loaded=False)
         self._moments = None
@@ -280,7 +281,7 @@ class GradientCompression:
         self._buckets.clear()
 
     def free(self) -> None:
-        """Give back threads and communicators, when the model is trained no more. Collective."""
+        """Release threads and communicators after training. Collective."""
         self._residuals.scale.free()
         self._hook.remove()
         for jobs in self._jobs:
@@ -289,8 +290,9 @@ class GradientCompression:
             communicator.free()
 
     def _join(self, group: dist.ProcessGroup) -> list[Communicator]:
-        """Make communicators of a group's ranks, which have models and settings like these: for each bucket that is
-        under way at once, one. Collective.
+        """Check that a group's ranks have the same model and settings, and make their communicators. Collective.
+
+        There is one communicator for each bucket that can be in flight at the same time.
         """
         check_alike(group, self._device, self._lines)
         communicators = communicators_of(
@@ -318,10 +320,10 @@ class GradientCompression:
         self._moments = None
 
     def _start(self, bucket: FilledBucket) -> Future[Tensor]:
-        """Put a bucket's averaging in the line."""
+        """Queue the averaging of a bucket."""
         used = None if self._hook.used is None else frozenset(self._hook.used)
         job = partial(self._average, bucket, self._moments, 2 * len(self._sizes) * self._steps + bucket.before, used)
-        # By its number, which is alike on all ranks, not by which communicator is free.
+        # The bucket number selects the communicator, since all ranks must choose the same one.
         return self._submit(bucket.number, partial(job, self._communicator_of(bucket.number)), bucket.memory)
 
     def _start_sparse(self, number: int, gradient: Tensor) -> Future[Tensor]:
@@ -363,7 +365,7 @@ class GradientCompression:
         return mean
 
     def _unused(self, communicator: Communicator, names: tuple[str, ...], used: Collection[str]) -> list[str]:
-        """Find the compressed parameters that no rank has used: DistributedDataParallel throws their means away."""
+        """Find the compressed parameters that no rank used; DDP discards their means. Collective."""
         names = tuple(name for name in names if not self.exact[name])
         if not names or self._make is None:
             return []
@@ -372,10 +374,10 @@ class GradientCompression:
         return [name for name, mark in zip(names, anywhere, strict=True) if not mark]
 
     def _laid_out(self, bucket: FilledBucket) -> Bucket:
-        """Find how the gradients of a bucket travel."""
+        """Return the layout of a bucket, and make it if the bucket is new or its parameters changed."""
         known = self._buckets.get(bucket.number)
         if known is None or known.names != bucket.names:
-            # DDP makes its buckets anew after the first step; residuals go with the parameters.
+            # DDP rebuilds its buckets after the first step. Residuals move with their parameters.
             sizes = [self._sizes[name] for name in bucket.names]
             known = self._buckets[bucket.number] = Bucket(
                 *(bucket.names, sizes, bucket.memory, self._place, self._communicator),

@@ -1,4 +1,4 @@
-"""Compressed training of one FSDP2 model (`torch.distributed.fsdp.fully_shard`)."""
+"""Compressed collectives of one FSDP2 model (`torch.distributed.fsdp.fully_shard`)."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ from .residuals import RESIDUAL, Residuals, adopt
 
 
 class Column(NamedTuple):
-    """The place of a parameter in each rank's row of what a module sends.
+    """A parameter's columns, ``begin`` to ``end`` (exclusive), in each rank's row of a module's buffer.
 
     Attributes
     ----------
     shape : torch.Size
-        Of the whole parameter; what its columns hold beyond is padding.
+        Shape of the whole parameter. Further elements of its columns are padding.
     dim : int
-        Along which it is sharded.
+        Dimension along which it is sharded.
     """
 
     name: str
@@ -68,20 +68,20 @@ class Column(NamedTuple):
     exact: bool
 
     def to_rows(self, values: Tensor, ranks: int) -> Tensor:
-        """Lay values of the parameter's shape out like its gradient: a row for each rank."""
+        """Arrange values of the parameter's shape as one row per rank, padded with zeros."""
         padded = values.new_zeros(ranks * (self.end - self.begin))
         padded[: values.numel()] = torch.cat(values.chunk(ranks, self.dim)).reshape(-1)
         return padded.view(ranks, -1)
 
     def own(self, values: Tensor, shards: Communicator) -> Tensor:
-        """Copy values of the parameter's shape, with zeros where they are not in this rank's row."""
+        """Copy values of the parameter's shape, with zeros outside this rank's row."""
         rows = self.to_rows(values, shards.size)
         own = torch.zeros_like(rows)
         own[shards.rank] = rows[shards.rank]
         return self.from_rows(own)
 
     def from_rows(self, rows: Tensor) -> Tensor:
-        """Give what `to_rows` laid out its shape again."""
+        """Restore the parameter's shape from rows made by `to_rows`."""
         flat = rows.reshape(-1)[: self.shape.numel()]
         if not self.dim:
             return flat.view(self.shape)
@@ -91,14 +91,14 @@ class Column(NamedTuple):
 
 
 class Columns:
-    """The columns of some parameters, side by side.
+    """The columns of several parameters, side by side.
 
     Parameters
     ----------
     parameters : sequence
-        PyTorch's of a module that is sharded.
+        FSDP parameters of a sharded module.
     names : mapping
-        Of the model's parameters, by identity.
+        Names of the model's parameters, by id.
     exact : mapping
         Whether a parameter is exact, by name.
     """
@@ -118,11 +118,11 @@ class Columns:
 
     @property
     def compressed(self) -> list[Column]:
-        """Those that are not exact."""
+        """The columns that are not exact."""
         return [column for column in self.all if not column.exact]
 
     def exact(self, width: int, tensor: Tensor) -> Any:
-        """Indices of columns that stay exact; None for all."""
+        """Return the indices of the exact columns of ``tensor``; None if all are exact."""
         if width != self.width or tensor.dtype not in COMPRESSIBLE or len(self._exact) == width:
             return None
         if tensor.is_cuda and not isinstance(self._exact, Tensor):
@@ -131,23 +131,23 @@ class Columns:
 
 
 class Reduction:
-    """The mean of a module's gradients by compressed reduce-scatters or allreduces, with feedback.
+    """Compressed reduce-scatter or allreduce of a module's gradients, with feedback.
 
     Parameters
     ----------
     owner : ShardCompression
-        Of the model.
+        The model's compression.
     known : Columns
-        Of all the module's parameters.
+        Columns of all the module's parameters.
     communicator : Communicator
-        Of the ranks that add up.
+        The ranks that reduce.
     kind : str
-        The name of its residuals: `RESIDUAL` among the shards, or `BETWEEN` replicas.
+        Kind of its residuals: `RESIDUAL` among the shards, or `BETWEEN` replicas.
 
     Attributes
     ----------
     unit : float
-        How many times larger values are here than in the gradient that an optimizer gets, but for the loss's scale.
+        Factor by which the values here exceed the optimizer's gradient, apart from the loss scale.
     """
 
     def __init__(self, owner: ShardCompression, known: Columns, communicator: Communicator, kind: str) -> None:
@@ -163,7 +163,7 @@ class Reduction:
         return self.owner.residuals.arrays[self.kind]
 
     def residuals(self) -> dict[str, Tensor]:
-        """Copy the residuals, by name, of each parameter in its shape; zeros but in the rows that are added here."""
+        """Copy the residuals by parameter name, in the parameters' shapes; zeros outside the rows reduced here."""
         if self._feedback is None:
             return {}
         found = {}
@@ -178,7 +178,7 @@ class Reduction:
         return found
 
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
-        """Go on with the residuals of a state."""
+        """Continue with the residuals of a state."""
         check_fed_back(residuals, feedback=self._feedback is not None)
         if self._feedback is None:
             return
@@ -192,22 +192,22 @@ class Reduction:
     def reduce(
         self, values: Tensor, result: Tensor, op: Any, columns: Columns, unit: float, *, wait: bool
     ) -> Work | None:
-        """Add up the ranks' gradients.
+        """Reduce the ranks' gradients.
 
         Parameters
         ----------
         values : Tensor
-            This rank's, in rows; overwritten.
+            This rank's gradients, in rows. Overwritten.
         result : Tensor
-            One row; it may be the memory of the values.
+            The output row. It may share memory with ``values``.
         op
-            PyTorch's operation.
+            PyTorch's reduction operation.
         columns : Columns
-            Of the parameters that have gradients.
+            Columns of the parameters that have gradients.
         unit : float
-            As the attribute.
+            Unit of ``values``, as for the attribute.
         wait : bool
-            Whether this ends, or is ordered in its stream, when it returns; else a handle is returned.
+            If True, the reduction has completed, or is ordered in its stream, on return. If False, return a handle.
         """
         owner, place = self.owner, self.owner.place
         exact = None if owner.codec is None else columns.exact(result.numel(), values)
@@ -232,7 +232,7 @@ class Reduction:
             self._add(rows.reshape(-1), reduction.name, out, exactly=False)
             if len(exact):
                 if (residual := self._residual(rows)) is not None:
-                    residual[:, exact] = 0  # codecs of blocks lose some of the zeros there: a state does not hold it
+                    residual[:, exact] = 0  # block codecs leave residuals at zeros that are no gradients
                 got = result.new_empty(len(exact))
                 self._add(kept, reduction.name, place.array(got), exactly=True)
                 out[exact] = place.array(got)
@@ -240,7 +240,7 @@ class Reduction:
         return owner.start(partial(owner.watch, job, result) if skippable else job, wait, result, values)
 
     def _prepare(self, columns: Columns, rows: Array, unit: float) -> None:
-        """Lay the residuals of the parameters that have gradients now out like these, in their unit."""
+        """Arrange the residuals of the parameters that have gradients now in the gradients' layout and unit."""
         assert self._feedback is not None
         if unit != self.unit:
             for c in self.known.compressed:
@@ -257,14 +257,16 @@ class Reduction:
         self._laid_out = now
 
     def _residual(self, rows: Array) -> Array:
-        """View the residual of all rows; None without feedback."""
+        """Return a view of the residual of all rows; None without feedback."""
         if self._feedback is None:
             return None
         return self.owner.place.residual(self._feedback.residual).reshape(rows.shape)
 
     def _give_own(self, rows: Array, op: str) -> None:
-        """Add the residual of this rank's own row to it. The row is not encoded, so nothing would take this out: it is
-        there if a state is of other shards.
+        """Add the residual of this rank's own row to the row, and clear it.
+
+        The own row is not encoded, so feedback would never use this residual. It occurs after loading a state of other
+        shards.
         """
         rank, size = self._communicator.rank, self._communicator.size
         own = self._residual(rows)[rank]
@@ -276,7 +278,7 @@ class Reduction:
         owner, communicator = self.owner, self._communicator
         collective: Any = communicator.reduce_scatter if self._scatters else communicator.allreduce
         if exactly:
-            # Halves are summed in float32: exactly, as far as a half shows.
+            # Halves are summed in float32, whose rounding errors are below a half's precision.
             with np.errstate(over="ignore"):
                 out[...] = collective(owner.place.wide(values), op=op, codec=None)
         else:
@@ -286,29 +288,29 @@ class Reduction:
 
 
 class _Allocating:
-    """The base of what PyTorch is given as a collective."""
+    """Base class of the collectives passed to FSDP2."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate memory, as PyTorch's interface asks for it."""
+        """Allocate a buffer, as FSDP2's interface requires."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class ScatteredGradients(_Allocating, ReduceScatter):
-    """Adds up a module's gradients; each rank keeps its row.
+    """Reduce-scatter of a module's gradients.
 
     Parameters
     ----------
     reduction : Reduction
-        Among the shards.
+        The reduction among the shards.
     group : FSDPParamGroup
-        PyTorch's, of the module's parameters.
+        PyTorch's group of the module's parameters.
 
     Attributes
     ----------
     present : Columns
-        Of the parameters that have gradients in the step that comes next.
+        Columns of the parameters that have gradients in the next reduce-scatter.
     between : float
-        The unit between replicas.
+        Unit of the allreduce between replicas.
     """
 
     def __init__(self, reduction: Reduction, group: Any) -> None:
@@ -322,7 +324,7 @@ class ScatteredGradients(_Allocating, ReduceScatter):
         return self._reduction.reduce(input_tensor, output_tensor, op, self.present, unit, wait=not async_op)
 
     def _units(self, gradients: Tensor) -> tuple[float, float]:
-        """Find the units here, and between replicas: of halves and float64, PyTorch divides a part after the sums."""
+        """Return the units here and between replicas: for halves and float64, PyTorch divides partly after the sums."""
         group, replicas = self._group, self._reduction.owner.replicas
         _, after, _, between = _get_gradient_divide_factors(
             group._reduce_scatter_process_group,
@@ -335,16 +337,16 @@ class ScatteredGradients(_Allocating, ReduceScatter):
 
 
 class Replicas(dist.ProcessGroup):
-    """The process group that a module's all-reduce between replicas is given: FSDP2 has no other place for one's own.
+    """A process group for a module's all-reduce between replicas, since FSDP2 has no hook for this collective.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        Of this rank's rows.
+        The ranks that hold replicas of this rank's rows.
     reduction : Reduction
-        Between the replicas.
+        The reduction between the replicas.
     scattered : ScatteredGradients
-        What comes before.
+        The reduce-scatter that precedes it.
     """
 
     def __init__(self, group: dist.ProcessGroup, reduction: Reduction, scattered: ScatteredGradients) -> None:
@@ -352,13 +354,13 @@ class Replicas(dist.ProcessGroup):
         self._group, self._reduction, self._scattered = group, reduction, scattered
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> CompletedWork:
-        """Average one tensor; it has ended, or its stream is ordered, when this returns."""
+        """Reduce one tensor in place; on return this has completed, or is ordered in its stream."""
         (tensor,) = tensors
         op, before = dist.ReduceOp.SUM if options is None else options.reduceOp, self._scattered
         try:
             self._reduction.reduce(tensor, tensor, op, before.present, before.between, wait=True)
         except Exception:
-            # PyTorch's log of exceptions asks for the backend of every group, and this rank in it.
+            # PyTorch's exception logging looks up each group's backend, and this rank in the group.
             world = dist.distributed_c10d._world
             for known in (world.pg_map, world.pg_group_ranks):
                 known[self] = known[self._group]
@@ -367,19 +369,19 @@ class Replicas(dist.ProcessGroup):
 
 
 class GatheredParameters(_Allocating, AllGather):
-    """Gathers a module's parameters.
+    """All-gather of a module's parameters.
 
     Parameters
     ----------
     owner : ShardCompression
-        Of the model.
+        The model's compression.
     columns : Columns
-        Of all the module's parameters.
+        Columns of all the module's parameters.
 
     Attributes
     ----------
     lost : float or array
-        The square of the relative error of what this rank sent last.
+        Squared relative error of this rank's last encoded shard.
     """
 
     lost: Any = 0.0
@@ -395,7 +397,7 @@ class GatheredParameters(_Allocating, AllGather):
         exact = None if codec is None else self.columns.exact(width, input_tensor)
 
         def gather() -> None:
-            own = owner.place.copy(owner.place.array(input_tensor))  # PyTorch gives a part of the output
+            own = owner.place.copy(owner.place.array(input_tensor))  # the input is a view of the output
             out = owner.place.array(output_tensor).reshape(communicator.size, width)
             if exact is None:
                 communicator.allgather(own, out=out, codec=None)
@@ -416,16 +418,16 @@ class GatheredParameters(_Allocating, AllGather):
 
 
 class ShardCompression:
-    """The compressed collectives of one FSDP2 model: what `compress` returns.
+    """Compressed collectives of one FSDP2 model, as returned by `compress`.
 
     Attributes
     ----------
     stats : TrainingStats
-        What was sent so far. Replace it by a new one to count from zero.
+        Bytes and calls so far. Assign a new TrainingStats to count from zero.
     exact : dict
-        Whether a parameter and its gradient stay exact whatever the codecs, by name.
+        Whether a parameter and its gradient stay exact with any codec, by name.
     error : BaseException or None
-        What ended the last collective, out of which it came; None if that went well.
+        The exception that the last collective raised; None if it succeeded.
 
     Examples
     --------
@@ -508,19 +510,20 @@ class ShardCompression:
             group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
             if between is not None and self.between is not None:
                 self._reductions[BETWEEN].append(Reduction(self, known, self.between, BETWEEN))
-                group.mesh_info = copy.copy(group.mesh_info)  # which modules share
+                group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
                 averaged = Replicas(between, self._reductions[BETWEEN][-1], scattered)
                 group.mesh_info.replicate_process_group = averaged
 
     @property
     def parameters_error(self) -> float:
-        """The relative error, root mean square, of what a module's parameters were sent with last: the largest of all
-        modules on this rank. 0 where they are sent exactly; on a GPU the host waits for it.
+        """Relative root-mean-square error of the last parameter all-gather: the maximum over this rank's modules.
+
+        0 if parameters are sent exactly. On a GPU, the host waits for the result.
         """
         return math.sqrt(max((float(gather.lost) for gather in self._gathers), default=0.0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what this rank's compression has lost so far, to be saved with the model: every rank's own."""
+        """Copy this rank's residuals. Each rank saves its own with the model."""
         self.residuals.settle()
         found = {
             kind: {name: lost for each in reductions for name, lost in each.residuals().items()}
@@ -535,21 +538,23 @@ class ShardCompression:
         return state if self.between is None else state | {REPLICAS: self.replicas}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on with residuals of an earlier run, as `GradientCompression.load_state_dict` does, whose states may be
-        given, too. Of all ranks' states the number of replicas may have been another.
+        """Continue with the residuals of an earlier run, as `GradientCompression.load_state_dict` does.
+
+        States of `GradientCompression` can be loaded, too. If the states of all ranks are given, the number of
+        replicas may have changed.
         """
         rank, size = self._place()
         read = partial(residuals_of, states, rank, size, self._shapes, optional=OPTIONAL)
         residuals, between = read(), read(kind=BETWEEN)
         known = (c for each in self._reductions[RESIDUAL] for c in each.known.compressed)
         columns = {c.name: c for c in known if c.parameter.requires_grad}
-        # Of what is frozen or exact now, it is kept for later.
+        # Later states still need the residuals of parameters that are frozen or exact now.
         carried = {name: lost for name, lost in added(residuals, between).items() if name not in columns}
         residuals, between = ({n: lost for n, lost in each.items() if n in columns} for each in (residuals, between))
         every = [states] if isinstance(states, Mapping) else states
         if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(size, self.replicas)}:
             residuals, between = added(residuals, between), {}
-        else:  # with another placement than then, this rank adds up other elements between replicas
+        else:  # after a change of placement, this rank reduces other elements between replicas
             own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
             residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
         self.residuals.restart({RESIDUAL: carried}, loaded=True)
@@ -561,11 +566,11 @@ class ShardCompression:
 
     @property
     def replicas(self) -> int:
-        """How many replicas of the shards there are."""
+        """Number of replicas of the shards."""
         return 1 if self.between is None else self.between.size
 
     def begin(self, reduction: Reduction) -> bool:
-        """Begin a reduction of a step, and return whether a GradScaler may skip that step."""
+        """Begin a reduction, and return whether a GradScaler may skip its step."""
         if not self.feeds_back:
             return False
         step = torch._C._current_graph_task_id()
@@ -577,7 +582,7 @@ class ShardCompression:
         return self.residuals.scale.possible
 
     def watch(self, job: Callable[[], None], result: Tensor) -> None:
-        """Run a job of a step that may be skipped. All ranks learn whether its result is finite on all."""
+        """Run a job of a step that may be skipped, and record whether its result is finite on all ranks."""
         job()
         found = (~result.isfinite().all()).to(torch.float32).reshape(1)
         for communicator in self._communicators():
@@ -585,11 +590,11 @@ class ShardCompression:
         self.residuals.watch(found == 0)
 
     def _communicators(self) -> list[Communicator]:
-        """List those among the shards, and between the replicas if there are any."""
+        """List the communicator of the shards and, with replicas, the one between them."""
         return [self.communicator] if self.between is None else [self.communicator, self.between]
 
     def _place(self) -> tuple[int, int]:
-        """Tell this rank, and how many there are, counted replica by replica."""
+        """Return this rank and the number of ranks, counted replica by replica."""
         shards = self.communicator
         if self.between is None:
             return shards.rank, shards.size
@@ -599,14 +604,14 @@ class ShardCompression:
         return f"ShardCompression({self.codec!r}, param_codec={self.param_codec!r}, algorithm={self.algorithm!r})"
 
     def free(self) -> None:
-        """Give back thread and communicator, when the model is trained no more. Collective."""
+        """Release thread and communicators after training. Collective."""
         self.residuals.scale.free()
         self._jobs.close()
         for communicator in self._communicators():
             communicator.free()
 
     def start(self, job: Callable[[], Any], wait: bool, *tensors: Tensor) -> Work | None:
-        """Put a collective on some tensors in the line; PyTorch gets a handle unless it wants to wait."""
+        """Queue a collective on some tensors; return a handle, or wait and return None."""
 
         def run() -> None:
             self.error = None
@@ -633,7 +638,7 @@ def _post_backward(
     post_backward: Callable[..., Any],
     *unused: Any,
 ) -> Any:
-    """Note which parameters have gradients before PyTorch puts these side by side."""
+    """Record which parameters have gradients, before PyTorch copies these into one buffer."""
     scattered.present = columns(list(filter(partial(_has_gradient, group), group.fsdp_params)))
     return post_backward(*unused)
 

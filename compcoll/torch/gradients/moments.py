@@ -1,4 +1,4 @@
-"""Gradients of single samples: their mean, and the second moments by which methods by variance decide."""
+"""Mean and second moments of per-sample gradients, for variance-based codecs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..arrays import HostArray
 from ..buffers import array_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function of a model's outputs and targets, one sample a row, that gives their mean loss."""
+"""A function that returns the mean loss of a model's outputs and targets, one sample per row."""
 
 
 class Moments(NamedTuple):
-    """Moments of the B samples z of a mini-batch.
+    """Moments over the B samples z of a mini-batch.
 
     Attributes
     ----------
     loss : Tensor
-        The mean.
+        The mean loss.
     gradients : dict
-        ``Σ ∇f_z / B``, by name of the parameter.
+        ``Σ ∇f_z / B``, by parameter name.
     second : dict
-        ``Σ (∇f_z / B)²``, or an estimate.
+        ``Σ (∇f_z / B)²``, or an estimate of it, by parameter name.
     """
 
     loss: Tensor
@@ -38,12 +38,12 @@ class Moments(NamedTuple):
 
 
 def observed(moments: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, HostArray]:
-    """Copy the second moments of some parameters to the host, flat, in the order of memory, as buckets are.
+    """Copy the parameters' second moments to flat host arrays, in memory order as in DDP's buckets.
 
     Raises
     ------
     InvalidArgument
-        If a parameter's are not there or of another shape.
+        If a parameter's moments are missing or have another shape.
     """
     found = {}
     for name, parameter in parameters.items():
@@ -52,22 +52,22 @@ def observed(moments: Mapping[str, Tensor], parameters: Mapping[str, nn.Paramete
             raise InvalidArgument(f"second moments of {name!r}, {list(parameter.shape)}, are needed: got {shape}")
         kept = torch.empty_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
         kept.copy_(torch.nan_to_num(moments[name], nan=0.0, posinf=0.0))
-        here = kept.detach().cpu()  # which lives longer than the view of it
+        here = kept.detach().cpu()  # array_of() views its memory, so it must stay alive
         found[name] = array_of(here).copy()
     return found
 
 
 def of_samples(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Moments:
-    """Find the moments exactly: every sample's gradient by itself, all at once."""
+    """Compute exact moments from the gradients of all single samples, in one batch."""
     parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
     def loss_of_one(parameters: Mapping[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
         outputs = functional_call(module, parameters, (x.unsqueeze(0),))
         return loss(outputs, target.unsqueeze(0))
 
-    # Samples draw their own random numbers, for dropout.
+    # Each sample needs its own random numbers, for dropout.
     each = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-    with sdpa_kernel(SDPBackend.MATH):  # PyTorch would go through its faster attention sample by sample
+    with sdpa_kernel(SDPBackend.MATH):  # vmap runs the faster attention kernels one sample at a time
         gradients, losses = each(parameters, inputs, targets)
     count = len(inputs)
     second = {name: _wide(each).square().sum(0) / count**2 for name, each in gradients.items()}
@@ -75,15 +75,16 @@ def of_samples(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -
 
 
 def _wide(values: Tensor) -> Tensor:
-    """Halves as float32."""
+    """Convert halves to float32; keep other types."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def of_micro_batches(module: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, count: int) -> Moments:
-    """Estimate the moments from the gradients of that many equal parts of a mini-batch.
+    """Estimate the moments from the gradients of ``count`` equal parts of a mini-batch.
 
-    The variance s² of parts of b samples is, in the mean over all ways to divide the mini-batch, 1/b of that of single
-    ones. Their second moment is ``s² b (B - 1) / B`` plus the square of the mean. Parts of one sample make it exact.
+    Averaged over all ways to divide the mini-batch, the variance s² of parts of b samples is 1/b of the variance of
+    single samples. Their second moment is ``s² b (B - 1) / B`` plus the square of the mean. Parts of one sample give
+    the exact value.
     """
     samples = len(inputs)
     if count < 2 or samples % count:
@@ -105,15 +106,16 @@ def of_micro_batches(module: nn.Module, loss: Loss, inputs: Tensor, targets: Ten
             away = gradient - mean
             mean += away / number
             squares[name] = squares.get(name, torch.zeros_like(gradient)) + away * (gradient - mean)
-    factor = (samples - 1) / (count * (count - 1))  # b (B - 1) / B of s², whose sum is divided by count - 1
+    factor = (samples - 1) / (count * (count - 1))  # b (B - 1) / B, and count - 1 divides the sum in s²
     second = {name: (squares[name] * factor + mean.square()) / samples for name, mean in means.items()}
     unused = {name: torch.zeros_like(p) for name, p in parameters.items() if name not in means}
     return Moments(total, means, second | unused)
 
 
 def back_propagate(model: DistributedDataParallel, inputs: Tensor, gradients: Mapping[str, Tensor]) -> None:
-    """Have DistributedDataParallel average gradients that are known, as in any backward pass: by a function that has
-    them.
+    """Run a backward pass that gives the parameters known gradients, so that DistributedDataParallel averages them.
+
+    The forward pass is replaced by a function with these gradients.
     """
     module = model.module
     hidden = module.__dict__.get("forward")

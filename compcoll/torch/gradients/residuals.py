@@ -1,4 +1,4 @@
-"""Residuals of a model's gradients: where they are kept, their unit, and how a step that is skipped is undone."""
+"""Residuals of a model's gradients: storage, loss-scale units, and undoing of skipped steps."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ..loss_scale import LossScale
 
 RESIDUAL = "residual"
 _POWERS = {"variance": 2}
-"""The power of the loss's scale by which arrays that feedback keeps are larger, where it is not 1."""
+"""Feedback arrays that scale with a power of the loss scale other than 1, and that power."""
 
 Kept = dict[str, dict[str, Array]]
-"""Arrays that feedback keeps of parameters, by its name of the array (``"residual"`` …) and that of the parameter."""
+"""Feedback arrays by kind (``"residual"`` …) and parameter name."""
 
 
 def adopt(
     known: dict[str, Array], whole: Array, parts: Iterable[tuple[str, int, int]], place: HostArrays | GPUArrays
 ) -> None:
-    """Move what is kept of some parameters into parts of other memory.
+    """Move parameters' arrays into parts of another array.
 
     Parameters
     ----------
     known : dict
-        By name; from now on views of that memory.
+        Arrays by parameter name. Replaced by views of ``whole``.
     whole : array
-        The memory: its last axis is cut.
+        The target, split along its last axis.
     parts : iterable of tuple
-        Name, begin and end of each.
+        Name, begin and end of each part.
     place : HostArrays or GPUArrays
-        Where the memory is.
+        Where the target is.
     """
     for name, begin, end in parts:
         part = whole[..., begin:end]
@@ -42,30 +42,30 @@ def adopt(
 
 
 class Residuals:
-    """The residuals of a model's gradients, and other arrays of its feedback, in units of the loss's scale.
+    """The residuals and other feedback arrays of a model's gradients, multiplied by the loss scale.
 
-    A GradScaler skips a step in which a gradient overflows. All ranks have the same means, so all skip the step or none
-    does. What a skipped step changed is undone before the next backward pass.
+    A GradScaler skips a step in which a gradient overflows. All ranks have the same means, so either all ranks or none
+    skip the step. Before the next backward pass, the changes of a skipped step are undone.
 
     Parameters
     ----------
     place : HostArrays or GPUArrays
         Where the arrays are.
     jobs : JobQueue
-        Runs jobs on them.
+        Runs the jobs that change the arrays.
     parameters : iterable of Tensor
-        Those whose gradients are scaled.
+        Parameters whose gradients are scaled.
     kinds : sequence of str
-        The names of the arrays.
+        Names of the feedback arrays.
 
     Attributes
     ----------
     arrays : Kept
-        The arrays of parameters that were compressed.
+        Arrays of the compressed parameters.
     carried : dict of dict
-        By kind and name: residuals without a scale of parameters that are frozen or exact now, which later states hold.
+        Unscaled residuals of parameters that are frozen or exact now, by kind and name. Later states include them.
     scale : LossScale
-        The loss's.
+        The loss scale.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Residuals:
         self._remembered: set[tuple[str, str]] = set()
 
     def unit(self, kind: str) -> float:
-        """Return how many times larger an array is than it would be without a scale."""
+        """Return the factor by which the loss scale enlarges the arrays of a kind."""
         return self.scale.unit ** _POWERS.get(kind, 1)
 
     def begin(self) -> None:
-        """Begin a backward pass: undo the last step if it was skipped, and convert all arrays to the present scale."""
+        """Begin a backward pass: undo the last step if it was skipped, and rescale all arrays to the current scale."""
         self.settle()
         if (ratio := self.scale.begin()) == 1.0:
             return
@@ -97,7 +97,7 @@ class Residuals:
         self._place.run(self._jobs, multiply)
 
     def remember(self, names: Iterable[str], kinds: Iterable[str]) -> None:
-        """Copy the arrays of some parameters before the first backward pass of a step changes them."""
+        """Save copies of some parameters' arrays before a step's first backward pass changes them."""
         for kind in kinds:
             for name in self.arrays[kind].keys() & names:
                 key, array = (kind, name), self.arrays[kind][name]
@@ -110,11 +110,11 @@ class Residuals:
                 self._remembered.add(key)
 
     def watch(self, finite: Tensor) -> None:
-        """Take a tensor of one element: whether the means of a bucket are finite on all ranks."""
+        """Record a one-element tensor: whether all means of a bucket are finite, the same on all ranks."""
         self._finite.append(finite)
 
     def settle(self) -> None:
-        """Undo what the last step changed if not all its means are finite."""
+        """Restore the arrays from before the last step if any of its means is not finite."""
         if not self._finite:
             return
 
@@ -129,7 +129,7 @@ class Residuals:
             self._remembered.clear()
 
     def restart(self, carried: Mapping[str, Mapping[str, Tensor]], *, loaded: bool) -> None:
-        """Forget all arrays; the caller then stores those of a state, if one is loaded."""
+        """Discard all arrays. If a state is loaded, the caller then stores its arrays."""
         self.scale.restart(loaded=loaded)
         self.arrays.update({kind: {} for kind in self.arrays})
         self.carried = {kind: dict(tensors) for kind, tensors in carried.items()}

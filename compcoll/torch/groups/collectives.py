@@ -1,4 +1,4 @@
-"""Compressed collectives over any process group: named, and called, as those of `torch.distributed`."""
+"""Compressed collectives over any process group, with the names and arguments of `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def all_reduce(
 ) -> Work | dist.Work | None:
     """Sum or average all ranks' tensors in place, compressed; every rank gets the same bits.
 
-    Over any process group, of ranks that torchrun started, or any other launcher: no MPI is needed.
+    This works over any process group, whether torchrun or another launcher started its ranks. MPI is not needed.
 
     Parameters
     ----------
@@ -53,31 +53,31 @@ def all_reduce(
     op : str or torch.distributed.ReduceOp
         ``"sum"`` or ``"avg"``.
     group : torch.distributed.ProcessGroup or torch.distributed.DeviceMesh, optional
-        The default one by default. The ranks of a mesh of two dimensions are one group, and its rows nodes (or parts of
-        them): what ``algorithm="hierarchical"`` goes by.
+        The default group by default. The ranks of a two-dimensional mesh form one group. For
+        ``algorithm="hierarchical"``, its rows are nodes (or parts of them).
     async_op : bool
         Whether to return a handle at once.
     codec : str or Codec
         As in `compcoll.allreduce`.
     algorithm : str
-        As in `compcoll.allreduce`. ``"auto"`` compresses where that is faster, and else has the group's own all_reduce,
-        or memory that ranks of a node share: `stats` tells. ``"hierarchical"`` sums exactly inside a node, and sends
-        between nodes one compressed sum of each.
+        As in `compcoll.allreduce`. ``"auto"`` compresses where that is faster; else it uses the group's own all_reduce,
+        or memory that ranks of a node share. `stats` reports which. ``"hierarchical"`` sums exactly inside a node, and
+        sends one compressed sum of each node to the other nodes.
     feedback : ErrorFeedback, optional
-        Keeps what compression loses and adds it to the next call's values.
+        Keeps the residual and adds it to the next call's values.
     **codec_options
         Configuration of a codec given by name, such as ``rate=8``.
 
     Returns
     -------
     Work or None
-        With ``async_op``, a handle as PyTorch's own.
+        With ``async_op``, a handle like PyTorch's own.
 
     Raises
     ------
     CompcollError
-        See `compcoll.errors`. What is refused on one rank only is refused on all where the others call the same
-        algorithm; ``tensor`` is unchanged.
+        See `compcoll.errors`. If a call is invalid on one rank only, all ranks raise an error, provided that they call
+        the same algorithm; ``tensor`` is unchanged.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def all_reduce(
     >>> bool((tensor == 1).all())
     True
     """
-    # Beside calls that wait for a network all of this is out of the caches: each look at an object costs, and adds up.
+    # Between waits for a network, all of this leaves the CPU caches: each access to an object costs, and adds up.
     member, decision, key = None, None, None
     if feedback is None:
         try:
@@ -94,7 +94,7 @@ def all_reduce(
             key = (*about, op, codec, algorithm, *codec_options.items())
             member = members.get(ref(dist.group.WORLD if group is None else group))
             decision = None if member is None else member.decided.get(key)
-        except (AttributeError, TypeError):  # no tensor, no group, or what cannot be a key
+        except (AttributeError, TypeError):  # no tensor, no group, or an argument that cannot be a key
             key = None
     if member is None or decision is None:
         member, decision = _decide([tensor], op, group, codec, algorithm, codec_options, feedback, key)
@@ -113,7 +113,7 @@ def all_reduce_coalesced(
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
 ) -> Work | dist.Work | None:
-    """Sum or average several tensors as if they were one; parameters are those of `all_reduce`.
+    """Sum or average several tensors as if they were one. The parameters are those of `all_reduce`.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def _decide(
     feedback: ErrorFeedback | None,
     key: _Key | None = None,
 ) -> tuple[Member, Decision]:
-    """Decide how a sum runs, and keep that under the key of equal calls."""
+    """Decide how a sum runs, and store the decision for equal calls under their key."""
     group, operation, codec = check_tensors(group, *tensors), linear(op), coding(codec, options)
     choose.check("allreduce", algorithm)
     member = member_of(group, tensors[0].device)
@@ -155,7 +155,7 @@ def _decide(
 
 
 def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async_op: bool) -> Work | dist.Work | None:
-    """Sum tensors in place: by the member's communicator, or by the group's own all_reduce."""
+    """Sum tensors in place, by the member's communicator or by the group's own all_reduce."""
     by_group, operation, codec, algorithm, feedback = decision
     if by_group is not None:
         packed = Packed(tensors, filled=True)
@@ -163,7 +163,7 @@ def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async
             packed.memory.div_(member.communicator.size)
         with member.board.waits(_OWN):
             work = member.all_reduce([packed.memory], _options(async_op))
-            member.stats = by_group  # while the network works
+            member.stats = by_group  # while the network is busy
             if async_op:
                 return Followed(work, member.board.under_way(_OWN), partial(_unpacked, packed, tensors))
             work.wait()
@@ -184,8 +184,10 @@ def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async
 
 
 def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -> bool:
-    """Tell whether the group's own all_reduce does what was planned: also instead of another sum without a codec, whose
-    handshake alone costs as much, but for those through memory that ranks share. Of halves on CPUs ours are more exact.
+    """Return whether the group's own all_reduce runs the planned sum.
+
+    It also replaces our sums without a codec, whose handshake alone costs as much, except those through memory that
+    ranks share. It does not for 16-bit floats on CPUs, where ours are more accurate.
     """
     if algorithm == choose.AUTO and memory.is_cpu and memory.dtype.itemsize < 4:
         return False
@@ -193,21 +195,21 @@ def _is_the_groups(plan: Plan, algorithm: str, memory: Tensor, member: Member) -
         return True
     if algorithm != choose.AUTO or plan.codec is not None:
         return False
-    if not memory.is_cpu:  # from GPU to GPU, where ours copies to the host
+    if not memory.is_cpu:  # the group sends from GPU to GPU, ours copies to the host
         return True
     return not (member.in_one_node and plan.algorithm in (choose.SHARED_MEMORY, choose.DISSEMINATION))
 
 
 @cache
 def _options(async_op: bool) -> dist.AllreduceOptions:
-    """Make them once: beside calls that wait for a network, and so for caches, that takes microseconds each time."""
+    """Make the options once: with cold caches, after waiting for a network, that takes microseconds each time."""
     options = dist.AllreduceOptions()
     options.asyncOp = async_op
     return options
 
 
 def _unpacked(packed: Packed, result: list[Tensor]) -> list[Tensor]:
-    """Put what was summed where it belongs."""
+    """Copy the sums to where they belong."""
     packed.unpack()
     return result
 
@@ -225,12 +227,12 @@ def reduce_scatter_tensor(
     feedback: ErrorFeedback | None = None,
     **codec_options: Any,
 ) -> Work | None:
-    """Sum or average all ranks' inputs; rank r's output gets block r. Parameters are those of `all_reduce`.
+    """Sum or average all ranks' inputs; rank r's output gets block r. The parameters are those of `all_reduce`.
 
     Raises
     ------
     InvalidBuffer
-        If the input has not as many elements as all ranks' outputs.
+        If the input does not have as many elements as all ranks' outputs together.
 
     Examples
     --------
@@ -275,13 +277,14 @@ def all_gather_into_tensor(
     algorithm: str = choose.AUTO,
     **codec_options: Any,
 ) -> Work | None:
-    """Gather all ranks' tensors, one behind the other; every rank gets the same bits, also of its own. Parameters are
-    those of `all_reduce`.
+    """Gather all ranks' tensors in the order of their ranks. The parameters are those of `all_reduce`.
+
+    Every rank gets the same bits, also for its own tensor.
 
     Raises
     ------
     InvalidBuffer
-        If the output has not as many elements as all ranks' inputs.
+        If the output does not have as many elements as all ranks' inputs together.
 
     Examples
     --------
@@ -299,7 +302,7 @@ def all_gather_into_tensor(
 
     def run() -> None:
         place, target = member.place(output_tensor.device), Packed([output_tensor], filled=False)
-        own: Array = place.copy(place.array(input_tensor.contiguous()))  # which may be a part of the output
+        own: Array = place.copy(place.array(input_tensor.contiguous()))  # the input may be a part of the output
         out = place.array(target.memory).reshape(group.size(), -1)
         member.communicator.allgather(own, out=out, codec=codec, algorithm=algorithm)
         target.unpack()

@@ -1,5 +1,7 @@
-"""Compressed rows and messages from rank to rank over any process group, such as those of a mixture of experts, and
-activations of a pipeline: encoded here, and sent by the group's own all_to_all, send and recv.
+"""Compressed rows and messages from rank to rank over any process group.
+
+They may be tokens of a mixture of experts, or activations of a pipeline. They are encoded here, and sent by the group's
+own all_to_all, send and recv.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .operators import traced_by
 _HOST = HostDevice()
 _Splits: TypeAlias = list[int]
 _Codecs: TypeAlias = tuple[Codec, Codec]
-"""Of values, and of gradients."""
+"""Codecs of values and of gradients."""
 
 
 @traced_by(operators.all_to_all_single)
@@ -44,27 +46,27 @@ def all_to_all_single(
     codec: str | Codec = "zfp",
     **codec_options: Any,
 ) -> Followed | None:
-    """Send each rank some rows of a tensor, compressed: equally many, or as many as the split sizes say, as for a
-    mixture of experts.
+    """Send some rows of a tensor to each rank, compressed: equal shares, or as many as the split sizes say.
 
-    Rows are encoded rank by rank, this rank's own, too, so that an element has the same error wherever it goes.
+    Split sizes serve a mixture of experts. Rows are encoded rank by rank, including this rank's own, so that an element
+    has the same error wherever it goes.
 
     Parameters
     ----------
     output, input : torch.Tensor
-        Contiguous; float16, bfloat16, float32 or float64.
+        Contiguous tensors of float16, bfloat16, float32 or float64.
     output_split_sizes, input_split_sizes : sequence of int, optional
         Rows along the first axis that come from, and go to, each rank; equal shares by default.
     group, async_op, codec, **codec_options
-        As of `compcoll.torch.all_reduce`; of the codecs those whose wires have a size that is known before.
+        As in `compcoll.torch.all_reduce`. The codec's wires must have a size that is known in advance.
 
     Raises
     ------
     InvalidBuffer, InvalidArgument, UnsupportedDType, UnsupportedDevice
-        If tensors, split sizes or the codec cannot be right.
+        If tensors, split sizes or codec are invalid.
     CollectiveMismatch
-        On every rank, if what some rank sends is not what another expects; of tensors on the CPU. On a GPU the host
-        would have to wait for that: there such a call ends as the group's own does.
+        On every rank, if some rank sends other rows than the receiver expects. Only tensors on the CPU are checked. On
+        a GPU the host would have to wait for the check: there such a call ends as the group's own does.
 
     Examples
     --------
@@ -104,7 +106,7 @@ def all_to_all_single(
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows exchanged among the ranks; gradients go back the same way, by another codec."""
+    """Rows exchanged among the ranks; gradients go back along the same path, by another codec."""
 
     @staticmethod
     def forward(
@@ -131,8 +133,9 @@ def all_to_all_single_autograd(
     backward_codec: str | Codec | None = None,
     **codec_options: Any,
 ) -> Tensor:
-    """Exchange rows as `all_to_all_single` does, and have gradients go back the same way, compressed by a codec of
-    their own: the dispatch and the combination of a mixture of experts.
+    """Exchange rows as `all_to_all_single` does; gradients go back along the same path, by a codec of their own.
+
+    This serves the dispatch and the combination in a mixture of experts.
 
     Parameters
     ----------
@@ -141,19 +144,19 @@ def all_to_all_single_autograd(
     output_split_sizes, input_split_sizes : sequence of int, optional
         Rows that come from, and go to, each rank; equal shares by default.
     group, codec, **codec_options
-        As of `compcoll.torch.all_to_all_single`.
+        As in `compcoll.torch.all_to_all_single`.
     backward_codec : str or Codec, optional
-        Of gradients; ``codec`` by default.
+        Codec of gradients; ``codec`` by default.
 
     Returns
     -------
     torch.Tensor
-        The rows that came, rank by rank.
+        The received rows, rank by rank.
 
     Raises
     ------
     InvalidBuffer, InvalidArgument, UnsupportedDType, UnsupportedDevice, CollectiveMismatch
-        As `all_to_all_single`; of the backward codec at once, too.
+        As in `all_to_all_single`. The backward codec is checked at once, too.
 
     Examples
     --------
@@ -179,14 +182,14 @@ def all_to_all_single_autograd(
 
 
 def encoded(part: Tensor, codec: Codec) -> Tensor:
-    """Encode a flat tensor where it is."""
+    """Encode a flat tensor on its device."""
     if not part.numel():
         return torch.empty(0, dtype=torch.uint8, device=part.device)
     return torch.from_numpy(encode(array_of(part), codec)) if part.is_cpu else encode(part, codec)
 
 
 def decoded(wire: Tensor, part: Tensor, codec: Codec) -> Tensor:
-    """Decode as many values as a flat tensor has, of its type."""
+    """Decode as many values as a flat tensor has, in its element type."""
     if not wire.is_cpu:
         found: Tensor = decode(wire, part.numel(), part.dtype, codec)
         return found
@@ -195,12 +198,12 @@ def decoded(wire: Tensor, part: Tensor, codec: Codec) -> Tensor:
 
 
 def wire_nbytes(n: int, like: Tensor, codec: Codec) -> int:
-    """Tell how long the wire of so many values of a tensor's type is."""
+    """Return the bytes of a wire of `n` values of a tensor's element type."""
     return codec.coder(_HOST, str(like.dtype).removeprefix("torch.")).wire_nbytes(n) if n else 0
 
 
 def _check_alike(group: dist.ProcessGroup, call: str, rows_out: list[int], rows_in: list[int]) -> None:
-    """Make sure that all ranks make this call, and expect what the others send. Collective."""
+    """Check that all ranks make this call and expect what the others send. Collective."""
     own = torch.tensor([zlib.crc32(call.encode()), *rows_out, *rows_in])
     every = [torch.empty_like(own) for _ in range(group.size())]
     with board_of(group).waits("all_to_all_single"):
@@ -220,26 +223,26 @@ def _check_alike(group: dist.ProcessGroup, call: str, rows_out: list[int], rows_
 def send(
     tensor: Tensor, dst: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "zfp", **codec_options: Any
 ) -> None:
-    """Send a tensor to one rank, compressed: activations to the next stage of a pipeline, or gradients back, each with
-    a codec of its own.
+    """Send a tensor to one rank, compressed.
 
-    As `torch.distributed.send`: no gradient comes back by itself; the schedule of a pipeline sends them.
+    A pipeline sends activations to the next stage, and gradients back, each with a codec of its own. As with
+    `torch.distributed.send`, no gradient comes back by itself: the pipeline's schedule sends it.
 
     Parameters
     ----------
     tensor : torch.Tensor
         float16, bfloat16, float32 or float64.
     dst : int
-        The other's rank in the default group.
+        Destination rank in the default group.
     group, codec, **codec_options
-        As of `compcoll.torch.all_reduce`; of the codecs those whose wires have a size that is known before.
+        As in `compcoll.torch.all_reduce`. The codec's wires must have a size that is known in advance.
     tag : int
-        To match a receive with its send.
+        Tag that matches a receive with its send.
 
     Raises
     ------
     InvalidBuffer, InvalidArgument, UnsupportedDType, UnsupportedDevice
-        If tensor, rank or codec cannot be right; before anything is sent.
+        If tensor, rank or codec are invalid; before anything is sent.
 
     Examples
     --------
@@ -263,22 +266,22 @@ def send(
 def recv(
     tensor: Tensor, src: int, group: Group = None, tag: int = 0, *, codec: str | Codec = "zfp", **codec_options: Any
 ) -> None:
-    """Receive a tensor that another rank sent by `compcoll.torch.send`, whose other parameters these are.
+    """Receive a tensor that another rank sent by `compcoll.torch.send`.
 
     Parameters
     ----------
     tensor : torch.Tensor
-        Where it goes; of as many elements as were sent, and of their type.
+        Tensor to receive into, with as many elements as were sent, and of their type.
     src : int
-        The other's rank in the default group.
+        Source rank in the default group.
     group, tag, codec, **codec_options
-        As the sender's.
+        As in the sender's call.
 
     Raises
     ------
     CollectiveMismatch
-        If the sender sent another number of elements, or another type, or by another codec: ``tensor`` is unchanged. On
-        a GPU, where the host would have to wait for that, such a call ends as the group's own does.
+        If the sender's number of elements, element type or codec differs; ``tensor`` is unchanged. On a GPU the host
+        would have to wait for the check: there such a call ends as the group's own does.
 
     Examples
     --------
@@ -297,7 +300,7 @@ def recv(
             dist.recv(came, src, group, tag)
         if not torch.equal(came, own):
             if came[1]:
-                with waits():  # so that the next one fits
+                with waits():  # take the wire, so that the next message fits
                     dist.recv(torch.empty(int(came[1]), dtype=torch.uint8), src, group, tag)
             raise CollectiveMismatch(
                 f"rank {src} sent other values than the {n} of {tensor.dtype} by {chosen!r} that are received here: "
@@ -323,5 +326,5 @@ def _checked(
 
 
 def _head(tensor: Tensor, codec: Codec, nbytes: int) -> Tensor:
-    """Make what goes before a wire: a fingerprint of what it holds, and its length."""
+    """Make the header of a wire: a fingerprint of its contents, and its length in bytes."""
     return torch.tensor([zlib.crc32(f"{tensor.numel()} {tensor.dtype} {codec!r}".encode()), nbytes])

@@ -1,8 +1,7 @@
-"""The ranks of one of PyTorch's process groups as a communicator of ours, over MPI or over the group itself, and this
-process's calls over the group.
+"""Communicators over PyTorch process groups, by MPI or by the group itself, and this process's calls over a group.
 
-Of each group that is used a communicator is kept, over a gloo group of the same ranks. Calls run in the order in which
-they were started, an asynchronous one in a thread.
+One communicator is kept for each group in use, over a gloo group of the same ranks. Calls run in the order in which
+they were started, asynchronous calls in a thread.
 """
 
 from __future__ import annotations
@@ -51,31 +50,31 @@ from ..untraced import untraced
 from .transport import GroupTransport, node_name
 
 WAYS = ("auto", "mpi", "group")
-"""What wires may travel over: MPI where the ranks are MPI's and else the group, or one of both."""
+"""Transports of wires: MPI if the ranks are MPI's and else the group ("auto"), or always one of them."""
 
 IN_FLIGHT = 2
-"""The most communicators of `communicators_of`: one waits for its wires while the other encodes."""
+"""The most communicators that `communicators_of` makes: one waits for its wires while the other encodes."""
 
 _THREADS_ADVICE = 'set mpi4py.rc.thread_level = "multiple" before MPI starts, and use an MPI built with threads'
 _BY_ELASTIC = "TORCHELASTIC_RUN_ID"  # torchrun's
 
 
 Group: TypeAlias = dist.ProcessGroup | DeviceMesh | None
-"""What names a group: itself, a device mesh of one dimension or of two, whose rows are nodes, or None, the default."""
+"""A process group; a device mesh of one dimension, or of two, whose rows are nodes; or None, the default group."""
 
 _of_meshes: WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = WeakKeyDictionary()
-"""Groups that were made of meshes, by their ranks; as long as the default group lives."""
+"""Groups that were made from meshes, by their ranks; kept as long as the default group lives."""
 _rows: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""Of groups that were made of a mesh, this rank's row in it."""
+"""This rank's row in the mesh from which a group was made."""
 
 
 def check_group(group: Group) -> dist.ProcessGroup:
-    """The group that a call means, the default one if it names none. Collective for a new mesh of two dimensions.
+    """Return the group that a call names; the default group for None. Collective for a new mesh of two dimensions.
 
     Raises
     ------
     InvalidArgument
-        If there is none yet, or this process is not in it.
+        If there is no group yet, or this process is not in it.
     """
     if not dist.is_initialized():
         raise InvalidArgument("there is no process group yet: torch.distributed.init_process_group() comes first")
@@ -89,7 +88,7 @@ def check_group(group: Group) -> dist.ProcessGroup:
 
 
 def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """The group of a mesh's ranks, made at first."""
+    """Return the group of a mesh's ranks, which the first call makes."""
     place = mesh.get_coordinate()
     if place is None:
         raise InvalidArgument(f"group={mesh!r}: this process is not in that mesh, and must not call its collectives")
@@ -101,7 +100,7 @@ def _group_of_mesh(mesh: DeviceMesh) -> dist.ProcessGroup:
     if (name := f"{mesh.device_type} {mesh.mesh.tolist()}") not in known:
         ranks = sorted(mesh.mesh.flatten().tolist())
         limit = timedelta(seconds=timeout_of(mesh.get_group(0), torch.device(mesh.device_type)))
-        # Names that are made locally differ between ranks that have made different numbers of groups.
+        # Locally made names differ between ranks that have made different numbers of groups.
         local = len(ranks) < dist.get_world_size()
         group = known[name] = dist.new_group(ranks, timeout=limit, use_local_synchronization=local)
         _rows[group] = place[0]
@@ -121,26 +120,26 @@ def communicator_of(
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        Any backend's.
+        Group of any backend.
     device : torch.device
-        Where the group has its tensors.
+        Device of the group's tensors.
     timeout : float, optional
-        Seconds without progress after which a wait gives up; by default COMPCOLL_TIMEOUT, or else the group's.
+        Seconds without progress after which a wait fails; by default COMPCOLL_TIMEOUT, or else the group's time-out.
     transport : {"auto", "mpi", "group"}
-        What wires travel over.
+        Transport of wires.
     measured : bool
-        Whether to measure a group's links first, if nobody has: for ``algorithm="auto"``.
+        Whether to measure a group's links first, if no profile has them: for ``algorithm="auto"``.
 
     Raises
     ------
     InvalidArgument
-        If the time-out is no number of seconds, or there is no such way.
+        If the time-out is no number of seconds, or there is no such transport.
     NotUnderMPI
-        On every rank, if MPI is asked for, and the group's ranks are not ranks of one MPI job.
+        On every rank, if MPI is requested, but the group's ranks are not ranks of one MPI job.
     MPIMissing
-        If MPI is asked for, and there is none.
+        If MPI is requested, but there is none.
     ThreadsUnavailable
-        On every rank, if MPI was initialised without MPI_THREAD_MULTIPLE on any.
+        On every rank, if MPI was initialised without MPI_THREAD_MULTIPLE on any rank.
     """
     return communicators_of(group, device, timeout, transport, measured=measured, most=1)[0]
 
@@ -154,12 +153,12 @@ def communicators_of(
     measured: bool = False,
     most: int = IN_FLIGHT,
 ) -> list[Communicator]:
-    """Make communicators for as many collectives that go on at once, each in a thread of its own. Collective.
+    """Make communicators for collectives that run at the same time, each in a thread of its own. Collective.
 
-    Over a group who looks for a message waits for it: there a communicator has one collective after another. Between
-    nodes, where wires take most of the time, there are several, with connections of their own. There is one inside a
-    node, where ranks share cores, on GPUs, where a stream orders everything, and over MPI. Parameters and errors are
-    those of `communicator_of`; ``most`` tells how many.
+    Over a group, a poll for a message waits for it, so a communicator runs one collective after another. Between nodes,
+    where wires take most of the time, several are made, with connections of their own. One is made inside a node, where
+    ranks share cores, on GPUs, where a stream orders everything, and over MPI. Parameters and errors are those of
+    `communicator_of`; ``most`` limits their number.
     """
     if transport not in WAYS:
         raise InvalidArgument(f"transport={transport!r} is none of {', '.join(WAYS)}")
@@ -184,13 +183,13 @@ def communicators_of(
 
 
 def _transport(group: dist.ProcessGroup, device: torch.device, seconds: float) -> GroupTransport:
-    """A transport over a group; ranks of a node are told by its mesh, or found."""
+    """Make a transport over a group. Its mesh defines the nodes; without a mesh they are detected."""
     host = f"{node_name()} row {_rows[group]}" if group in _rows else None
     return GroupTransport(group, device, seconds, host=host)
 
 
 def _measure(group: dist.ProcessGroup, device: torch.device, seconds: float) -> None:
-    """Measure what a group's links carry, unless a profile tells."""
+    """Measure a group's links, unless a profile has them."""
     transport = _transport(group, device, seconds)
 
     def quick_profile() -> Profile:
@@ -201,22 +200,22 @@ def _measure(group: dist.ProcessGroup, device: torch.device, seconds: float) -> 
 
 @untraced
 def tune(group: Group = None, seconds: float = 30.0) -> str:
-    """Measure codecs and what a group's links carry, and store a profile by which ``algorithm="auto"`` chooses from
-    then on, in this user's settings: that of these hosts and this backend. Collective in the group.
+    """Measure codecs and a group's links, and store a profile for ``algorithm="auto"``. Collective in the group.
 
-    Without one a few allreduces are measured when a group is used first, which takes two or three seconds.
+    The profile is stored in this user's settings; it holds for these hosts and this backend. Without a profile, the
+    first use of a group measures a few allreduces, which takes two or three seconds.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup or DeviceMesh, optional
-        The default one by default.
+        The default group by default.
     seconds : float
-        No measurement begins after so long.
+        No measurement begins after this time.
 
     Returns
     -------
     str
-        What was measured, for people.
+        Report of the measurements.
 
     Raises
     ------
@@ -239,13 +238,13 @@ def tune(group: Group = None, seconds: float = 30.0) -> str:
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
-    """A device on which a group has its tensors."""
+    """Return a device on which a group has its tensors."""
     kinds = [device.type for device in group._device_types]
     return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])
 
 
 def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, transport: str) -> list[int] | None:
-    """Find the group's ranks in MPI_COMM_WORLD; None if they are no MPI's, and need not be."""
+    """Return the group's ranks in MPI_COMM_WORLD; None if they are no MPI ranks, and need not be."""
     own = packed(_standing(needed=transport == "mpi"))
     told = [unpacked(each) for each in gathered(own, group, device)]
     ranks, sizes, threads = (list(column) for column in zip(*told, strict=True))
@@ -267,15 +266,15 @@ def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, transport: str
 
 
 def mpi_knows(ranks: int) -> bool:
-    """Tell whether this process is one of at least so many ranks of MPI's."""
+    """Return whether this process is one of at least so many MPI ranks."""
     return _standing()[1] >= ranks
 
 
 def _standing(*, needed: bool = False) -> tuple[int, int, bool]:
-    """Find this process's rank in MPI_COMM_WORLD, the number of ranks there, and whether several threads may call MPI.
+    """Return this process's rank in MPI_COMM_WORLD, the number of ranks, and whether several threads may call MPI.
 
-    There are no ranks if MPI does not run and no launcher starts it, unless it is needed. torchrun, which may itself be
-    started by srun, starts processes that MPI must not take for its rank.
+    The number of ranks is 0 if MPI does not run, no launcher starts it, and it is not needed. srun may start torchrun:
+    MPI must not take a process of torchrun for the rank that srun started.
     """
     likely = "mpi4py.MPI" in sys.modules or (_BY_ELASTIC not in os.environ and launcher().name != "none")
     try:
@@ -290,16 +289,16 @@ def _standing(*, needed: bool = False) -> tuple[int, int, bool]:
 
 
 class Decision(NamedTuple):
-    """The way in which a sum runs.
+    """How a sum runs.
 
     Attributes
     ----------
     by_group : Stats or None
-        What is said of it where it is the group's own all_reduce.
+        Statistics to report if the group's own all_reduce runs it.
     operation : Linear
         The sum or mean.
     codec, algorithm, feedback
-        Of the communicator's allreduce otherwise.
+        Arguments of the communicator's allreduce otherwise.
     """
 
     by_group: Stats | None
@@ -310,18 +309,18 @@ class Decision(NamedTuple):
 
 
 class Member:
-    """The part of this process in a group: its communicator, and its calls in their order.
+    """The part of this process in a group: its communicator, and its calls in order.
 
     Attributes
     ----------
     stats : Stats or None
-        Of the collective that ended last.
+        Statistics of the last completed collective.
     decided : dict
-        How sums of one tensor run, by all their arguments. Those need no other look.
+        Decisions for sums of one tensor, by all their arguments. Equal calls reuse them.
     in_one_node : bool
-        Whether all ranks are in one node, and open collectives through memory that they share.
+        Whether all ranks are in one node, and make handshakes through shared memory.
     board : Board
-        Where those that wait in the group's own all_reduce find out who is silent.
+        Reports silent ranks to those that wait in the group's own all_reduce.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -330,13 +329,13 @@ class Member:
         self.decided: dict[tuple[Any, ...], Decision] = {}
         self.board: Board = self.communicator._transport.board  # type: ignore[attr-defined]  # of this group, over it
         self.in_one_node = len(set(self.communicator.nodes)) == 1
-        self._group = ref(group)  # which a member must not keep alive
+        self._group = ref(group)  # a member must not keep its group alive
         self._jobs = JobQueue("group")
         self._places: dict[torch.device, HostArrays | GPUArrays] = {}
 
     @property
     def gpu_transport_known(self) -> bool:
-        """Tell whether the ranks have found out what carries messages between their GPUs, by which ``auto`` decides."""
+        """Whether the ranks know what carries messages between their GPUs; ``auto`` decides by that."""
         there = self.communicator._gpu
         return there is not None and there.gpu_transport_known
 
@@ -346,13 +345,13 @@ class Member:
         return getattr(group, "uncompressed_allreduce", group.allreduce)(tensors, options)
 
     def place(self, device: torch.device) -> HostArrays | GPUArrays:
-        """The arrays that stand for tensors of a device."""
+        """Return the arrays that represent tensors of a device."""
         if device not in self._places:
             self._places[device] = arrays_on(device)
         return self._places[device]
 
     def start(self, run: Callable[[], Any], result: Any, async_op: bool, *tensors: Tensor) -> Work | None:
-        """Run a collective in its turn; at once if the caller waits."""
+        """Run a collective after those started before; return a handle at once if `async_op` is set."""
 
         def job() -> Any:
             run()
@@ -367,11 +366,11 @@ class Member:
 
 
 members: dict[ReferenceType[dist.ProcessGroup], Member] = {}
-"""By group, as long as it lives: one that is made anew is another. A WeakKeyDictionary costs a call of Python's."""
+"""Members by group, as long as the group lives; a new group gets its own. A WeakKeyDictionary costs a Python call."""
 
 
 def member_of(group: dist.ProcessGroup, device: torch.device) -> Member:
-    """The part of this process in a group, made at first. Collective then."""
+    """Return this process's member of a group. The first call makes it, and is collective."""
     if (known := members.get(ref(group))) is not None:
         return known
     made = members[ref(group, members.pop)] = Member(group, device)
@@ -380,17 +379,17 @@ def member_of(group: dist.ProcessGroup, device: torch.device) -> Member:
 
 @untraced
 def stats(group: Group = None) -> Stats | None:
-    """Tell what the compressed collective of a group that ended last did on this rank: codec, algorithm and bytes.
+    """Return what the last compressed collective of a group did on this rank: codec, algorithm and bytes.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup or torch.distributed.DeviceMesh, optional
-        The default one by default.
+        The default group by default.
 
     Returns
     -------
     Stats or None
-        None before the first.
+        None before the first collective.
 
     Examples
     --------
@@ -403,7 +402,7 @@ def stats(group: Group = None) -> Stats | None:
 
 
 def check_tensors(group: Group, *tensors: Tensor) -> dist.ProcessGroup:
-    """Refuse tensors that cannot be compressed; find the group that is meant."""
+    """Check that tensors can be compressed, and return the call's group."""
     group = check_group(group)
     for tensor in tensors:
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
@@ -434,7 +433,7 @@ def coding(codec: str | Codec | None, options: dict[str, Any]) -> Codec:
     Raises
     ------
     InvalidArgument
-        If it names none.
+        If the call names no codec.
     """
     chosen = as_codec(codec, options)
     if chosen is None:
@@ -443,12 +442,12 @@ def coding(codec: str | Codec | None, options: dict[str, Any]) -> Codec:
 
 
 def check_fixed(codec: Codec) -> Codec:
-    """Refuse a codec whose wires have sizes that others do not know.
+    """Check that other ranks know the size of a codec's wires.
 
     Raises
     ------
     InvalidArgument
-        If it is one.
+        If they do not.
     """
     if not codec.fixed_size:
         raise InvalidArgument(f"{codec!r}: its wires have sizes that other ranks do not know; use one of a fixed rate")

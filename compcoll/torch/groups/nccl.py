@@ -1,7 +1,7 @@
-"""NCCL as PyTorch has it: bytes from GPU to GPU in a stream's order, by a process group of NCCL's of our own.
+"""PyTorch's NCCL: bytes from GPU to GPU in stream order, by a NCCL process group of our own.
 
-It has the ranks of the caller's group. That itself is not used: NCCL wants its work in one order on all ranks, and what
-does not block is launched by another thread than the one in which the caller uses the group.
+It has the ranks of the caller's group. The caller's group itself is not used: NCCL requires one order of work on all
+ranks, and nonblocking work is launched by another thread than the one in which the caller uses the group.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ...gpu.stream_transport import Message
 from ...gpu.watchdog import NCCLBase
 
 _NEVER = timedelta(days=3650)
-"""After which PyTorch's own watch would end the process: ours ends the collective, and says so."""
+"""A time-out that PyTorch's watchdog never reaches. It would end the process; ours ends the collective, and says so."""
 
 _LEFT_TO_US = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0"}
-"""PyTorch reads these when a group is made: else an error of NCCL's would end the process, or nobody let work go."""
+"""PyTorch reads these when a group is made. Else an error of NCCL would end the process, or no thread release work."""
 
 
 class TorchNCCLTransport(NCCLBase):
-    """One rank's part of a process group of NCCL's (the contract is `compcoll.gpu.stream_transport.GpuTransport`).
+    """One rank's part of a NCCL process group (the contract is `compcoll.gpu.stream_transport.GpuTransport`).
 
     Parameters
     ----------
     runtime : CudaRuntime
-        Of this rank's GPU.
+        Runtime of this rank's GPU.
     group : torch.distributed.ProcessGroupNCCL
-        Of all ranks.
+        Group of all ranks.
     device : torch.device
         The GPU.
     """
@@ -52,7 +52,7 @@ class TorchNCCLTransport(NCCLBase):
     def exchange(self, leaving: Sequence[Message], arriving: Sequence[Message], stream: Any) -> None:
         sent, came = _rounds(leaving), _rounds(arriving)
         with self._launching(stream):
-            empty = _tensor((*leaving, *arriving)[0][0])[:0]  # to or from whoever has none; it does not travel
+            empty = _tensor((*leaving, *arriving)[0][0])[:0]  # for ranks without a message; it does not travel
             for number in range(max(len(sent), len(came))):
                 outputs, inputs = self._by_rank(came, number, empty), self._by_rank(sent, number, empty)
                 self._put(self._group.alltoall(outputs, inputs))
@@ -73,12 +73,12 @@ class TorchNCCLTransport(NCCLBase):
 
     @contextmanager
     def _launching(self, stream: Any) -> Iterator[None]:
-        """Let what PyTorch launches go to a stream."""
+        """Direct PyTorch's launches to a stream."""
         with self._runtime.current, torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr, device=self._device)):
             yield
 
     def _put(self, work: dist.Work) -> None:
-        """Let what comes next on the current stream come after some work of NCCL's; ``wait`` would raise its errors."""
+        """Order later work on the current stream after some NCCL work; ``wait`` would raise its errors here."""
         work.synchronize()
         self._works.append(work)
 
@@ -100,11 +100,11 @@ class TorchNCCL:
     Parameters
     ----------
     runtime : CudaRuntime
-        Of this rank's GPU.
+        Runtime of this rank's GPU.
     index : int
-        CUDA's number of it.
+        CUDA's index of the GPU.
     store : torch.distributed.Store
-        By which the ranks find each other.
+        Store through which the ranks find each other.
     """
 
     name = "PyTorch's NCCL"
@@ -132,7 +132,7 @@ class TorchNCCL:
 
 
 def _rounds(messages: Sequence[Message]) -> list[dict[int, Any]]:
-    """Split messages into rounds of at most one for each other rank, by rank: an all_to_all has no more."""
+    """Split messages into rounds of at most one message for each other rank, since an all_to_all has no more."""
     rounds: list[dict[int, Any]] = []
     for content, rank in messages:
         free = next((each for each in rounds if rank not in each), None)
@@ -143,13 +143,14 @@ def _rounds(messages: Sequence[Message]) -> list[dict[int, Any]]:
 
 
 def _tensor(array: Any) -> Tensor:
-    """View memory of the GPU as a tensor, in no other order than now: who launches has put it into a stream's."""
+    """View GPU memory as a tensor without synchronization: the caller has put the launch into stream order."""
     return torch.from_dlpack(array.__dlpack__(stream=-1))
 
 
 def _error_of(work: dist.Work) -> object:
-    """Find the error of work that has ended; None if there is none, or if this PyTorch cannot hand it to Python: then
-    the time-out tells.
+    """Return the error of completed work, or None.
+
+    It is also None if this PyTorch cannot return the error to Python; then the time-out reports the failure.
     """
     try:
         return work.exception()
@@ -158,7 +159,7 @@ def _error_of(work: dist.Work) -> object:
 
 
 def _with(settings: dict[str, str], work: Callable[[], Any]) -> Any:
-    """Do some work while variables of the environment are set."""
+    """Run some work while environment variables are set."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -1,11 +1,11 @@
 """The collectives as PyTorch operators, for compiled functions.
 
 The operators return new tensors. They find a group by its name, and a codec by its repr, since their schemas take only
-tensors, numbers and text. Each takes and returns a tensor that counts calls: so no compiler reorders, merges or drops
-calls, for which the other ranks wait. (PyTorch's effect tokens do not keep the order in Inductor 2.13.) A call that no
-operator can do breaks the graph, and runs as without torch.compile.
+tensors, numbers and text. Each takes and returns a tensor that counts calls, so that no compiler reorders, merges or
+drops calls for which other ranks wait. (PyTorch's effect tokens do not keep the order in Inductor 2.13.) A call that no
+operator supports breaks the graph, and runs as without torch.compile.
 
-This module must not load torch._dynamo, which takes seconds: whoever compiles has loaded it.
+This module must not load torch._dynamo, which takes seconds; programs that compile have loaded it.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _REASON = (
 )
 
 _eager: dict[str, Callable[..., Any]] = {}
-"""The collectives as they run outside of graphs, by their names: operators run them, too."""
+"""The collectives as they run outside of graphs, by name; operators run them, too."""
 
 
 def traced_by(traced: Callable[..., _Result]) -> Callable[[_Collective], _Collective]:
-    """Have torch.compile trace another function than a collective.
+    """Make torch.compile trace another function instead of a collective.
 
     Parameters
     ----------
     traced : callable
-        Takes the collective's arguments; returns its result in a tuple, or None if no operator can do the call: then
+        Takes the collective's arguments. Returns its result in a tuple, or None if no operator supports the call: then
         the collective itself runs outside of the graph.
     """
 
@@ -67,18 +67,18 @@ def traced_by(traced: Callable[..., _Result]) -> Callable[[_Collective], _Collec
 
 
 _codecs: dict[str, Codec] = {}
-"""The codecs that operators were traced with, by their reprs."""
+"""The codecs that operators were traced with, by repr."""
 
 
 @constant
 def _options_of(kind: type) -> tuple[str, ...] | None:
-    """Names of the options of a class of codecs; None if it is not a dataclass."""
+    """Return the names of a codec class's options; None if it is not a dataclass."""
     return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else None
 
 
 @constant
 def _as_text(op: Any, group: Group, codec: str | type[Codec], /, **options: Any) -> tuple[str, str, str] | None:
-    """Names of operation, group and codec; None if no operator can do the call, or if the call refuses them."""
+    """Return the names of operation, group and codec; None if no operator supports the call, or if it is invalid."""
     try:
         operation = linear(op)
         name = check_group(group).group_name
@@ -90,7 +90,7 @@ def _as_text(op: Any, group: Group, codec: str | type[Codec], /, **options: Any)
 
 
 def _guarded(value: Any) -> Any:
-    """A number of which torch.compile knows the value, and not only a symbol."""
+    """Return a number whose value torch.compile knows, and not only a symbol."""
     from torch.fx.experimental.symbolic_shapes import guard_scalar
 
     return guard_scalar(value) if isinstance(value, (int, float)) else value
@@ -106,7 +106,7 @@ def _asked(
     feedback: ErrorFeedback | None = None,
     **options: Any,
 ) -> _Asked | None:
-    """Describe a call to an operator; None if it is to run outside of the graph. Values of a codec guard the graph."""
+    """Describe a call to an operator; None if it must run outside of the graph. Codec options guard the graph."""
     if outside or feedback is not None:
         return None
     kind: str | type[Codec] = codec if isinstance(codec, str) else type(codec)
@@ -197,18 +197,18 @@ _all_to_all.register_autograd(_exchange_back, setup_context=_keep)
 
 with torch.inference_mode(False):
     _ticket = torch.zeros((), dtype=torch.int64, device="cpu")
-"""What each call reads and then changes."""
+"""The count of calls, which each call reads and then changes."""
 
 
 def _in_turn(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> Any:
-    """Call an operator after those that were called before: the compiler sees that each needs the one before it."""
+    """Call an operator after all earlier calls: the compiler sees that each call needs the count of the one before."""
     ticket, result = operator(_ticket, *arguments)
     _ticket.copy_(ticket)
     return result
 
 
 def all_reduce(tensor: Tensor, op: Any = "sum", group: Group = None, async_op: bool = False, **call: Any) -> _Result:
-    """Trace `compcoll.torch.all_reduce`; so do the other functions their namesakes."""
+    """Trace `compcoll.torch.all_reduce`. The other functions trace the collectives of their names."""
     return all_reduce_coalesced([tensor], op, group, async_op, **call)
 
 

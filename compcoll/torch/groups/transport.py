@@ -1,11 +1,11 @@
-"""Wires through one of PyTorch's process groups, for ranks that no MPI knows.
+"""A transport over a PyTorch process group, for ranks that do not run under MPI.
 
-They travel as uint8 tensors, by isend and irecv of a gloo group of our own among the same ranks: so neither order nor
-tags of the caller's calls matter. gloo tells only who waits whether a message has come (``is_completed`` stays false
-until somebody has waited), so that ``Test`` of a message waits for it: the transport blocks. A collective then runs in
-one go on whichever thread starts it, all in the same order on all ranks, and gloo's threads move sends meanwhile.
+Wires travel as uint8 tensors, by isend and irecv of a gloo group of our own with the same ranks, so the order and tags
+of the caller's calls do not matter. gloo reports that a message has come only to a thread that waits for it
+(``is_completed`` stays false before). So ``Test`` of a message waits for it: the transport blocks. A collective then
+runs in one go in the thread that starts it, in the same order on all ranks, while gloo's threads move sends.
 
-Ranks of one node open collectives through memory that they share, as under MPI, and sum through it where that pays.
+Ranks of one node make handshakes through shared memory, as under MPI, and sum through it where that pays.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from ..failure_detector import Board, store_of
 from ..membership import gather_bytes, gathered
 from .nccl import TorchNCCL
 
-_LENGTH_NBYTES = 8  # in front of what may be shorter than its memory: gloo does not tell how many bytes came
+_LENGTH_NBYTES = 8  # in front of a wire that may be shorter than its memory: gloo does not report the bytes that came
 
-_UNKNOWN = -1  # bytes that gloo sent
+_UNKNOWN = -1  # bytes sent: gloo does not report them
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,  # multiplied by 1/p afterwards
@@ -54,9 +54,10 @@ _OPERATIONS = {
 
 
 def node_name() -> str:
-    """A name of this rank's node: that of its machine, and of the part of it that its launcher takes for a node.
+    """Return a name of this rank's node: its machine, and the part of it that its launcher takes for a node.
 
-    By LOCAL_WORLD_SIZE, of ranks in a row, as torchrun sets it; not where RANK and LOCAL_RANK do not go with it.
+    The part follows from LOCAL_WORLD_SIZE, for consecutive ranks, as torchrun sets it. It is left out if RANK and
+    LOCAL_RANK are not consistent with that.
     """
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     rank, local, neighbours = (int(told) if (told := os.environ.get(name, "")).isdecimal() else -1 for name in names)
@@ -64,19 +65,20 @@ def node_name() -> str:
 
 
 class GroupTransport:
-    """Messages among the ranks of a process group, and gloo's own collectives on NumPy arrays (the contracts are
-    `Connection` and `Native` of `transports.base`).
+    """Messages among the ranks of a process group, and gloo's own collectives on NumPy arrays.
+
+    The contracts are `Connection` and `Native` of `transports.base`.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        Any backend's. All its ranks make one, together.
+        Group of any backend. All its ranks make the transport together.
     device : torch.device
-        Where the group has its tensors: those by which ranks find each other.
+        Device of the group's tensors, with which ranks find each other.
     seconds : float
-        That any wait may last.
+        The longest time that a wait may last.
     host : str, optional
-        Ranks of the same name share a node; by default `node_name`.
+        Name of the node, the same for ranks that share one; `node_name` by default.
 
     Raises
     ------
@@ -86,9 +88,9 @@ class GroupTransport:
     Attributes
     ----------
     board : Board
-        Where the ranks find out who is silent.
+        Reports which ranks are silent.
     leaving : set of DeviceTransport
-        Those whose wires in device memory this carries.
+        Transports whose wires in device memory this transport carries.
     """
 
     blocks = True
@@ -107,7 +109,7 @@ class GroupTransport:
             texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(told)]
             raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
         self._hosts = tuple(sorted({name for _, name, _ in told}))
-        # Another group of these ranks, made when this one is gone, gets its name, but not this key.
+        # A later group of these ranks, made when this one is gone, gets the same name, but not this key.
         store = store_of(group)
         if store is None:
             raise InvalidArgument(
@@ -147,21 +149,22 @@ class GroupTransport:
 
     @staticmethod
     def _with_length(wire: Wire) -> Tensor:
-        """Another piece of memory for a wire that may be shorter than its own, with room for its length."""
+        """Return another buffer for a wire that may be shorter than its own, with room for its length."""
         if wire.message is None:
             wire.message = torch.empty(_LENGTH_NBYTES + wire.buffer.nbytes, dtype=torch.uint8)
         message: Tensor = wire.message
         return message
 
     def forget(self, message: Persistent) -> None:
-        """Give nothing back."""
+        """Do nothing: there is nothing to release."""
 
     def free(self) -> None:
-        """Give nothing back: connections end with this object, when nobody has it any more."""
+        """Do nothing: connections end with this object, when nothing refers to it any more."""
 
     def waiting(self, work: dist.Work, what: str, peer: int | None = None) -> None:
-        """Wait for one of gloo's operations, as long as the group's time-out lets. Nothing else goes on meanwhile, so
-        all wires leave first: other ranks may wait for them.
+        """Wait for a gloo operation, at most as long as the group's time-out.
+
+        Nothing else runs meanwhile. So all wires are sent first, since other ranks may wait for them.
 
         Raises
         ------
@@ -174,12 +177,12 @@ class GroupTransport:
             work.wait(self.limit)
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Gather what some work gives on each rank, of what JSON has: tuples come as lists. Collective.
+        """Gather the result of some work on each rank, as JSON has it: tuples become lists. Collective.
 
         Raises
         ------
         CompcollError
-            If it failed on some rank, on all.
+            On all ranks, if the work failed on any.
         """
         failed: BaseException | None = None
         result: Result | None = None
@@ -190,7 +193,7 @@ class GroupTransport:
         return self._settled(failed, result)
 
     def _settled(self, failed: BaseException | None, result: Any = None) -> list[Any]:
-        """Gather results, or raise on all ranks what failed on some."""
+        """Gather results, or raise on all ranks the errors of some."""
         text = "" if failed is None else f"{type(failed).__name__}: {failed}"
         told = [unpacked(each) for each in gather_bytes(packed((text, result)), self._all_gather)]
         if failed is not None:
@@ -227,7 +230,7 @@ class GroupTransport:
         return False
 
     def bootstrap(self, device: Any) -> Bootstrap:
-        """The way of this rank's GPU to the others': by PyTorch's own NCCL, if it has one."""
+        """Return what connects this rank's GPU with those of other ranks: PyTorch's own NCCL, if there is one."""
         if torch.cuda.is_available() and dist.is_nccl_available():
             return TorchNCCL(device.runtime, device.index, self._store)
         way: Bootstrap = device.bootstrap()
@@ -243,7 +246,7 @@ class GroupTransport:
         return None
 
     def abandon(self) -> None:
-        """Wake nobody: who waits in gloo does so as long as the time-out lets."""
+        """Do nothing: a rank that waits in gloo cannot be woken before its time-out."""
 
     @property
     def native(self) -> GroupTransport:
@@ -293,7 +296,7 @@ class GroupTransport:
 
 
 class _Started:
-    """An operation of gloo's under way, which can only be waited for; its work keeps its tensors."""
+    """A gloo operation in progress, which can only be waited for; its work keeps its tensors alive."""
 
     __slots__ = ("_end", "_peer", "_transport", "_what", "_work")
 
@@ -309,7 +312,7 @@ class _Started:
         self._work: dist.Work | None = work
 
     def Test(self) -> bool:
-        """Wait until it has ended."""
+        """Wait until the operation has completed."""
         if self._work is not None:
             self._transport.waiting(self._work, self._what, self._peer)
             self._work = None
@@ -319,7 +322,7 @@ class _Started:
 
 
 def _unpack(wire: Wire) -> None:
-    """Take what has come for a wire that may be shorter than its memory."""
+    """Copy the received bytes to the memory of a wire, which may be longer."""
     memory = _memory(wire)
     nbytes = int(wire.message[:_LENGTH_NBYTES].view(torch.int64))
     if not 0 <= nbytes <= memory.numel():
@@ -335,5 +338,5 @@ def _memory(wire: Wire) -> Tensor:
 
 
 def _bytes(array: Any) -> Tensor:
-    """View an array's memory as bytes: of every element type, those that PyTorch does not know, too."""
+    """View an array's memory as bytes, also for element types that PyTorch does not have."""
     return torch.from_numpy(array.reshape(-1).view(np.uint8))

@@ -1,4 +1,4 @@
-"""A step of gradients' averaging by low-rank factors: put into buffers, sent in one order, and written back."""
+"""Averaging of gradients by low-rank factors: fill buffers, send them in a common order, write means back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .fusion import Buffer, Kind, Sums, Wait
 
 
 class Product(NamedTuple):
-    """A gradient's mean: its factors; and those of what this rank gave to it."""
+    """Factors of a gradient's mean (left, right), and of this rank's contribution to it (sent)."""
 
     gradient: Gradient
     left: Tensor
@@ -28,34 +28,34 @@ class Product(NamedTuple):
 
 
 class Averaging(ABC):
-    """The arithmetic of a method, on buffers that are filled and sent in the same order on every rank.
+    """Base class of the low-rank methods; every rank fills and sends the buffers in the same order.
 
-    What is kept for the next step changes at a step's very end, when all means are known, and only if all are finite:
-    a step that loss scaling will skip leaves no trace, on any rank.
+    Residuals and factors change only at the end of a step, when all means are known, and only if all are finite. So a
+    step that loss scaling skips changes nothing on any rank.
 
     Parameters
     ----------
     gradients : sequence of Gradient
-        Of the model.
+        The model's gradients.
     sums : Sums
         Computes means.
     scale : LossScale
-        The loss's.
+        The loss scale.
     reuse : bool
-        Whether factors are kept for the next step, rather than drawn anew.
+        Whether the next step starts from this step's factors, rather than from random ones.
     seed : int
-        Of the factors that are drawn: the same on all ranks.
+        Seed of the random factors, the same on all ranks.
     exact : int
-        So many steps are sent exactly at first.
+        Number of initial steps that are sent exactly.
 
     Attributes
     ----------
     stats : TrainingStats
-        What was sent, and seconds: encoding is projection, decoding all that is done when means have come.
+        Bytes sent, and seconds: encoding is projection, decoding is the work after the means have arrived.
     steps, step : int
-        Steps so far; and those with factors, less those that were not finite.
+        All steps so far, and finite steps with factors.
     factors : int
-        How many of a gradient's two factors a step sends.
+        Number of a gradient's two factors that a step sends.
     """
 
     factors: ClassVar[int]
@@ -72,7 +72,7 @@ class Averaging(ABC):
 
     @abstractmethod
     def kind(self) -> Kind:
-        """Tell what the coming step sends first of gradients that have factors."""
+        """Return the kind of factor that the coming step sends first."""
 
     @abstractmethod
     def _project(self, gradient: Gradient, values: Tensor | None, buffer: Buffer) -> None:
@@ -84,14 +84,14 @@ class Averaging(ABC):
 
     @abstractmethod
     def _products(self, buffers: Sequence[Buffer]) -> tuple[list[Product], list[Buffer]]:
-        """The means, when those of some buffers have come, and further buffers that this took."""
+        """Return the products of buffers whose means have arrived, and any further buffers used."""
 
     @abstractmethod
     def _keep(self, products: Sequence[Product]) -> None:
         """Keep factors for the next step."""
 
     def reset(self) -> None:
-        """Forget what was lost and counted, and start with new factors."""
+        """Discard residuals and statistics, and start with new factors."""
         self.stats, self.steps, self.step = TrainingStats(), 0, 0
         self.scale.restart(loaded=False)
         self._draw(0)
@@ -100,7 +100,7 @@ class Averaging(ABC):
                 gradient.set_residual(torch.zeros(()))
 
     def begin(self) -> Kind:
-        """Begin a step, and return what it sends of gradients that have factors."""
+        """Begin a step, and return the kind that it sends of gradients with factors."""
         self.steps += 1
         if (ratio := self.scale.begin()) != 1.0:
             for gradient in self.low:
@@ -111,13 +111,14 @@ class Averaging(ABC):
         return Kind.EXACT if self.steps <= self._exact else self.kind()
 
     def take(self, buffer: Buffer) -> None:
-        """Take a buffer in; the order of these calls is that in which they are sent."""
+        """Add a buffer to the step. Buffers are sent in the order of these calls."""
         buffer.restart()
         self._buffers.append(buffer)
 
     def put(self, buffer: Buffer, gradient: Gradient, values: Tensor | None) -> None:
-        """Put a gradient into its buffer; None if this rank has none: it takes part with what it lost before. Again, if
-        the gradient changed before it was sent.
+        """Put a gradient into its buffer. Call this again if the gradient changes before it is sent.
+
+        If this rank has no gradient (None), it contributes its residual alone.
         """
         started = perf_counter()
         buffer.due.discard(gradient.name)
@@ -128,9 +129,7 @@ class Averaging(ABC):
         self.stats.encode_seconds += perf_counter() - started
 
     def send(self, used: Collection[str]) -> None:
-        """Start to send the buffers that are full, up to the first that is not; the last one may tell which parameters
-        were used.
-        """
+        """Send full buffers in order, up to the first one not full; the last one may carry flags of used parameters."""
         for buffer in self._buffers[len(self._waits) :]:
             if buffer.due:
                 return
@@ -140,7 +139,7 @@ class Averaging(ABC):
             self._waits.append(self._start(buffer))
 
     def wait(self) -> set[str] | None:
-        """Wait for the means of all buffers that were sent. Return which parameters any rank used, if flags tell."""
+        """Wait for the means of all sent buffers; return the parameters that any rank used, or None without flags."""
         started = perf_counter()
         for wait in self._waits:
             wait()
@@ -151,12 +150,13 @@ class Averaging(ABC):
         return {gradient.name for gradient, used in zip(self.gradients, last.get_flags(), strict=True) if used}
 
     def finish(self, targets: Mapping[str, Tensor]) -> None:
-        """End a step, after `wait`: gradients, by name, become means. Those that nobody has are left out.
+        """End a step after `wait`: overwrite the gradients with their means.
 
         Parameters
         ----------
         targets : mapping
-            What was put in; zeros where this rank had none.
+            The gradients that were put in, by name; zeros where this rank had none. Gradients that no rank has are
+            absent.
         """
         started = perf_counter()
         products, more = self._products(self._buffers)
@@ -177,7 +177,7 @@ class Averaging(ABC):
         self._count(perf_counter() - started)
 
     def _draw(self, step: int) -> None:
-        # A generator takes 32 bits of its seed.
+        # Mix seed and step into 32 bits, since a generator uses only 32 bits of its seed.
         (mixed,) = np.random.SeedSequence((self._seed, step)).generate_state(1)
         generator = torch.Generator().manual_seed(int(mixed))
         for gradient in self.low:
@@ -198,7 +198,10 @@ class Averaging(ABC):
 
 
 class ACP(Averaging):
-    """One factor a step, left and right by turns; the other is the orthonormalised mean of the last step."""
+    """ACP-SGD: send one factor per step, left and right alternating.
+
+    The other factor is the orthonormalised mean of the last step.
+    """
 
     factors = 1
 
@@ -237,10 +240,10 @@ class ACP(Averaging):
 
 
 class Power(Averaging):
-    """The left factors' mean, orthonormalised, then the right ones' for it.
+    """Power-SGD: average and orthonormalise the left factors, then compute and average the right ones.
 
-    A buffer's two sums are one job of the sums' queue, which goes through buffers in their order, the same on all
-    ranks: so right factors leave as soon as the mean of the left ones has come, while back-propagation goes on.
+    A buffer's two sums are one job of the sums' queue. The queue runs buffers in the same order on all ranks. So right
+    factors are sent as soon as the left mean has arrived, while back-propagation continues.
     """
 
     factors = 2
@@ -268,7 +271,7 @@ class Power(Averaging):
             buffer.start(self.sums, stats, self.ranks)()
             if right is None:
                 return
-            # Ranks run this in their callers' threads or in the queue's: bits depend on how many threads these have.
+            # The caller's thread or the queue's thread may run this job. The bits depend on torch's thread count.
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             started = perf_counter()
@@ -289,18 +292,18 @@ class Power(Averaging):
         return wait
 
     def _right_of(self, buffer: Buffer) -> Buffer | None:
-        """The buffer of the right factors that belong to one of left ones, if it has any."""
+        """Return the buffer of the right factors that belong to a buffer of left ones; None if it has no factors."""
         low = [gradient for gradient in buffer.gradients if buffer.has_factor(gradient)]
         if low and buffer.right is None:
             buffer.right = Buffer(low, Kind.RIGHT, buffer.wire.device)
         return buffer.right
 
     def _fill(self, right: Buffer, buffer: Buffer) -> None:
-        """Project to the orthonormalised means of left factors."""
+        """Compute right factors from the orthonormalised means of the left ones."""
         lefts = {gradient.name: buffer.mean_factor(gradient) for gradient in right.gradients}
         sound = list(lefts)
         if not bool(buffer.wire[: buffer.factors].isfinite().all()):
-            # NaN and Inf stay with their parameter: they go on to its right factor, and so to its product.
+            # NaN and Inf must reach their own parameter's product, and no other parameter.
             sound = [name for name, left in lefts.items() if bool(left.isfinite().all())]
         lefts.update(zip(sound, orthonormalize([lefts[name] for name in sound]), strict=True))
         self._lefts.update(lefts)

@@ -1,4 +1,4 @@
-"""Hooks to which back-propagation hands its gradients: one by one, or in the buckets of DistributedDataParallel."""
+"""Hooks that receive gradients from back-propagation, one by one or in DistributedDataParallel's buckets."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .fusion import Buffer, Kind, fuse
 
 
 class DDPGradients:
-    """The buckets of DistributedDataParallel as fusion buffers.
+    """A DistributedDataParallel communication hook that uses the buckets as fusion buffers.
 
     Parameters
     ----------
     averaging : Averaging
-        Gets the gradients.
+        Receives the gradients.
     model : DistributedDataParallel
-        Takes the hook.
+        Gets the hook.
     name : str
-        Of the hook, for messages.
+        Name of the hook, for messages.
     """
 
     def __init__(self, averaging: Averaging, model: DistributedDataParallel, name: str) -> None:
@@ -50,7 +50,7 @@ class DDPGradients:
             self._targets[name] = _shaped(part, self._parameters[name])
         buffer = self._buffers.get((self._now, bucket.number))
         if buffer is None or tuple(gradient.name for gradient in buffer.gradients) != bucket.names:
-            # DDP makes its buckets anew after the first step.
+            # DDP rebuilds its buckets after the first step.
             flags = len(self._gradients) if self.hook.used is not None and bucket.last else 0
             gradients = [self._gradients[name] for name in bucket.names]
             buffer = self._buffers[self._now, bucket.number] = Buffer(gradients, self._now, bucket.memory.device, flags)
@@ -68,16 +68,16 @@ class DDPGradients:
             future.set_result(memory)
 
     def _finish(self) -> None:
-        """Make means of the gradients of all buckets."""
+        """Overwrite the gradients of all buckets with their means."""
         used = self._averaging.wait()
         self._averaging.finish({n: values for n, values in self._targets.items() if used is None or n in used})
 
 
 def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
-    """View the flat part of a bucket's memory that holds a parameter's gradient in the parameter's shape.
+    """Return a view, in the parameter's shape, of the flat part of a bucket that holds its gradient.
 
-    DDP stores a gradient with the strides of its parameter, if that has neither gaps nor overlaps, and complex numbers
-    as pairs.
+    DDP stores a gradient with the parameter's strides if the parameter has neither gaps nor overlaps. It stores complex
+    numbers as pairs.
     """
     if parameter.is_complex() and not part.is_complex():
         part = torch.view_as_complex(part.view(-1, 2))
@@ -85,21 +85,23 @@ def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
 
 
 class GradientHooks:
-    """Hooks on parameters: a gradient is put into its buffer as soon as it is there, and full buffers are sent while
-    back-propagation goes on, in an order that is the same on all ranks; at its end all gradients are means.
+    """Hooks on parameters that average gradients while back-propagation continues.
+
+    Each gradient is put into its buffer when it is ready. Full buffers are sent in the same order on all ranks. When
+    back-propagation ends, all gradients are means.
 
     Parameters
     ----------
-    averaging
-        As of `DDPGradients`.
+    averaging : Averaging
+        Receives the gradients.
     model : torch.nn.Module
         Its parameters and buffers become those of rank 0.
     group : torch.distributed.ProcessGroup
         The ranks.
     nbytes : float
-        Uncompressed bytes of a fusion buffer.
+        Uncompressed size of a fusion buffer in bytes.
     overlap : bool
-        Whether to send before back-propagation has ended.
+        Whether to send buffers before back-propagation ends.
 
     Attributes
     ----------
@@ -123,11 +125,11 @@ class GradientHooks:
         root = dist.get_global_rank(group, 0)
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
-                # Backends send memory as it lies, which may be in another order on another rank.
+                # Backends send memory in storage order, which may differ between ranks.
                 values = tensor.detach().contiguous()
                 dist.broadcast(values, root, group=group)
                 if not tensor.is_contiguous():
-                    once = tuple(slice(None if stride else 1) for stride in tensor.stride())  # of expanded dimensions
+                    once = tuple(slice(None if stride else 1) for stride in tensor.stride())  # index 0 of expanded dims
                     tensor[once].copy_(values[once])
         me = weakref.ref(self)
 
@@ -141,15 +143,15 @@ class GradientHooks:
         self._handles.append(register_optimizer_step_pre_hook(check_step))
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def put(self, parameter: Tensor) -> None:
-        """Take a gradient that is there; called by back-propagation."""
+        """Put a ready gradient into its buffer; back-propagation calls this."""
         name = self._names[id(parameter)]
-        # What is accumulated without being averaged is part of the next average, even if that pass does not use it.
+        # Accumulated gradients are part of the next average, even if that pass does not use their parameters.
         self._used.add(name)
         if not self.enabled:
             return
@@ -168,7 +170,7 @@ class GradientHooks:
         self.errors.begin()
         kind = self._averaging.begin()
         if kind not in self._layouts:
-            # Memory for exact steps is not kept beyond them.
+            # Exact steps come first, so their buffers are not needed again.
             self._layouts.pop(Kind.EXACT, None)
             gradients, device = self._averaging.gradients, next(iter(self._parameters.values())).device
             self._layouts[kind] = fuse(gradients, kind, self._nbytes, device, flagged=True)
@@ -180,7 +182,7 @@ class GradientHooks:
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
-        """Average what is there: back-propagation calls this at its end, and raises what this does."""
+        """Average the gradients; back-propagation calls this at its end, and propagates its exceptions."""
         try:
             self._finish()
         except Exception as error:
@@ -204,7 +206,7 @@ class GradientHooks:
         self._under_way = False
 
     def _forget_interrupted(self, model: nn.Module, arguments: Any) -> None:
-        """Forget, before a forward pass, the last back-propagation if an error ended it before it came to its end."""
+        """Before a forward pass, discard a back-propagation that an error interrupted."""
         if self._under_way and torch._C._current_graph_task_id() == -1:
             self._averaging.wait()
             self._under_way = False
@@ -222,7 +224,7 @@ class GradientHooks:
 
 
 def hooks_of(parameter: Tensor) -> GradientHooks | None:
-    """Find the hooks that take a parameter's gradient already, if any do."""
+    """Return the hooks that already average a parameter's gradient; None if there are none."""
     hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     owners = (getattr(hook, "__self__", None) for hook in hooks.values())
     return next((owner for owner in owners if isinstance(owner, GradientHooks)), None)

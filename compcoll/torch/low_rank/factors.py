@@ -1,4 +1,4 @@
-"""The low-rank factors of one gradient, what they have lost, and orthonormal columns."""
+"""Low-rank factors of one gradient, their residual, and orthonormalisation."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from ...host.device import HostDevice
 from ...kernels import _host
 
 _CACHED = 1 << 17
-"""Elements of a matrix that a core's cache holds twice."""
+"""Number of elements of which a core's cache holds two copies."""
 _PRECISION = {getattr(torch, name): dtype.precision for name, dtype in DTYPES.items()}
 _LINE = 64
-"""Bytes to which rows of what is kept are aligned."""
+"""Alignment in bytes of the rows of residuals."""
 _PAST_CACHES = 8 << 20
-"""Bytes of a model's gradients that are not in any cache when they are needed again."""
+"""Size of a model's gradients in bytes above which they have left all caches before they are used again."""
 _NEITHER, _LEFT, _RIGHT = range(3)
-"""The factor that a pass of the kernels computes."""
+"""Which factor a kernel pass computes."""
 _SEED = 0x0B7A
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Rows and columns of a gradient as a matrix: its first dimension, and all others."""
+    """Return the rows (first dimension) and columns (all others) of a gradient viewed as a matrix."""
     return shape[0], math.prod(shape[1:])
 
 
 def worthwhile(shape: torch.Size, rank: int, rate: float, factors: int) -> bool:
-    """Tell whether what is sent of a gradient is smaller than its matrix, by more than this rate.
+    """Return whether factors reduce the elements sent for a gradient by more than a rate.
 
     Parameters
     ----------
     shape : torch.Size
-        The gradient's.
+        Shape of the gradient.
     rank : int
         Columns of the factors.
     rate : float
-        Elements of the matrix to those that are sent.
+        Ratio of the matrix's elements to the elements sent.
     factors : int
-        How many of the two a step sends. If 1, they take turns: counted is their mean.
+        Number of factors per step, 1 or 2. With 1, the two alternate, and their mean size counts.
     """
     if len(shape) < 2:
         return False
@@ -52,29 +52,29 @@ def worthwhile(shape: torch.Size, rank: int, rate: float, factors: int) -> bool:
 class Gradient:
     """One parameter's gradient: exact, or a product of a left factor (rows × rank) and a right one (rank × columns).
 
-    Arithmetic is in float32, or float64 for such gradients.
+    Arithmetic is in float32, or in float64 for float64 gradients.
 
     Parameters
     ----------
     name : str
-        The parameter's.
+        Name of the parameter.
     shape : torch.Size
-        Of the gradient.
+        Shape of the gradient.
     dtype : torch.dtype
-        Of the gradient.
+        Element type of the gradient.
     device : torch.device
-        Where it is.
+        Device of the gradient.
     rank : int
         Columns of the left factor; 0 for an exact gradient.
     feedback : bool
-        Whether what is lost is kept.
+        Whether to keep a residual.
 
     Attributes
     ----------
     left, right : torch.Tensor
-        Factors, the right one transposed. The same on all ranks.
+        Factors, rows × rank and rank × columns. The same on all ranks.
     feedback : bool
-        Whether what this rank's part of the sums loses is kept.
+        Whether the residual of this rank's contribution to the sums is kept.
     """
 
     def __init__(
@@ -99,27 +99,25 @@ class Gradient:
             self._residual = torch.zeros(self.rows, self.columns, dtype=self.dtype, device=device)
 
     def draw(self, generator: torch.Generator) -> None:
-        """Take both factors from a generator's normal numbers."""
+        """Fill both factors with normally distributed random numbers."""
         for factor in (self.left, self.right):
             factor.copy_(torch.randn(factor.shape, generator=generator, dtype=self.dtype))
 
     def residual(self) -> Tensor:
-        """Give what this rank's part of the sums has lost so far, in the gradient's units: rows × columns."""
+        """Return the residual of this rank's contribution, rows × columns, in the gradient's units."""
         assert self._residual is not None
         return self._residual
 
     def set_residual(self, values: Tensor) -> None:
-        """Replace what was lost."""
+        """Replace the residual."""
         self.residual().copy_(values)
 
     def multiply(self, factor: float) -> None:
-        """Have what was lost in other units."""
+        """Multiply the residual by a factor, to change its unit."""
         self.residual().mul_(factor)
 
     def project_left(self, gradient: Tensor | None, right: Tensor, out: Tensor) -> None:
-        """Compute the left factor, for a right one, of this rank's matrix: the gradient, if there is one, and what was
-        lost.
-        """
+        """Compute the left factor of this rank's matrix (gradient, if any, plus residual) for a given right one."""
         if gradient is None:
             out.zero_()
         else:
@@ -128,7 +126,7 @@ class Gradient:
             out.addmm_(self._residual, right.t())
 
     def project_right(self, gradient: Tensor | None, left: Tensor, out: Tensor) -> None:
-        """Compute the right factor, for a left one, of this rank's matrix."""
+        """Compute the right factor of this rank's matrix for a given left one."""
         if gradient is None:
             out.zero_()
         else:
@@ -137,16 +135,17 @@ class Gradient:
             out.addmm_(left.t(), self._residual)
 
     def finish(self, gradient: Tensor, left: Tensor, right: Tensor, sent: tuple[Tensor, Tensor] | None) -> None:
-        """Store a product as the gradient; what another product leaves of this rank's matrix will be what was lost.
+        """Store the product of the mean's factors as the gradient, and update the residual.
 
         Parameters
         ----------
         gradient : torch.Tensor
-            What was projected, zeros if that was None. Replaced.
+            The gradient that was projected; zeros if that was None. Overwritten.
         left, right : torch.Tensor
             Factors of the mean.
         sent : tuple of torch.Tensor, optional
-            Factors of what this rank's matrix gave to the mean. Without it residuals stay as they are.
+            Factors of this rank's contribution to the mean: the new residual is this rank's matrix minus their product.
+            If None, the residual does not change.
         """
         for rows in self._blocks():
             part = gradient[rows]
@@ -160,14 +159,14 @@ class Gradient:
                 part.copy_(torch.mm(left[rows], right).view(part.shape))
 
     def can_hold(self, left: Tensor, right: Tensor, dtype: torch.dtype) -> bool:
-        """Tell whether an element type can hold a product of finite factors: float16 ends at 65504."""
+        """Return whether an element type can hold the product of finite factors: float16 ends at 65504."""
         return dtype is not torch.float16 or bool(torch.mm(left, right).to(dtype).isfinite().all())
 
     def _matrix(self, gradient: Tensor) -> Tensor:
         return gradient.reshape(self.rows, self.columns).to(self.dtype)
 
     def _blocks(self) -> Iterator[slice]:
-        """Rows to be worked on together: on a CPU as many as stay in its cache from one pass to the next."""
+        """Yield blocks of rows to process together: on a CPU as many as stay in cache between two passes."""
         step = self.rows
         if self.left.device.type == "cpu":
             step = max(_CACHED * torch.get_num_threads() // self.columns, 1)
@@ -176,18 +175,18 @@ class Gradient:
 
 
 class OnePassGradient(Gradient):
-    """A gradient of which this rank's own factor decides what is lost: ACP-SGD's.
+    """A gradient whose residual depends only on this rank's own factor, as in ACP-SGD.
 
-    A pass reads the gradient and what was lost, stores their sum beside, and has the factor at its end. When all means
-    are known, and finite, that sum and the factors that were sent take the place of those before: the product is
-    subtracted from it by the next pass. So nothing has to be undone after a step that was not finite.
+    One pass reads the gradient and the residual, stores their sum in a second buffer, and computes the factor. If all
+    means are finite, this sum and the sent factors replace the earlier ones. The next pass subtracts the factors'
+    product from the sum. So a step that is not finite needs no undoing.
 
     Parameters
     ----------
     name, shape, dtype, rank
-        As of `Gradient`.
+        As for `Gradient`.
     nbytes : int
-        Of all gradients of the model.
+        Size in bytes of all the model's gradients.
     """
 
     def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, rank: int, nbytes: int) -> None:
@@ -256,7 +255,7 @@ class OnePassGradient(Gradient):
         )
 
     def _plain(self, gradient: Tensor) -> Tensor:
-        """Give a gradient as kernels take it: itself, or a copy."""
+        """Return the gradient itself if the kernels can read it, and else a contiguous copy."""
         if gradient.is_contiguous() and gradient.dtype in _PRECISION and not gradient.is_neg():
             return gradient
         dtype = gradient.dtype if gradient.dtype in _PRECISION else self.dtype
@@ -264,19 +263,20 @@ class OnePassGradient(Gradient):
 
 
 def orthonormal(matrices: Tensor) -> Tensor:
-    """Orthonormal columns that span the matrices' columns: the Q of a reduced QR decomposition.
+    """Return orthonormal columns that span the matrices' columns: Q of a reduced QR decomposition.
 
-    The same bits give the same bits, on machines of one kind with the same number of threads. Each matrix is scaled by
-    its largest magnitude first, so that tiny gradients do not vanish in squares.
+    Identical inputs give identical bits on machines of one kind with the same number of threads. Each matrix is first
+    divided by its largest magnitude, so that squares of tiny gradients do not underflow.
 
-    A column that adds nothing to those before it, but for rounding errors, gets a direction of a fixed random sequence
-    in its place: all columns of a matrix of zeros do. So the result is orthonormal whatever the rank, and a layer whose
-    gradient was zero finds a direction when it comes alive; products with a zero gradient stay zeros.
+    A column that depends linearly on earlier ones, up to rounding, is replaced by a direction from a fixed random
+    sequence. In a zero matrix, this applies to all columns. So the result is orthonormal for matrices of any rank, and
+    a layer whose gradient was zero has a direction when its gradient becomes nonzero. Products with a zero gradient
+    remain zero.
 
     Parameters
     ----------
     matrices : torch.Tensor
-        (count, rows, columns) of float32 or float64, finite, with no more columns than rows.
+        (count, rows, columns), float32 or float64, finite, with at most as many columns as rows.
 
     Returns
     -------
@@ -297,12 +297,12 @@ def orthonormal(matrices: Tensor) -> Tensor:
 
 
 def orthonormalize(matrices: list[Tensor]) -> list[Tensor]:
-    """`orthonormal` of each of some matrices; those of one shape and type are decomposed in one batch.
+    """Apply `orthonormal` to each matrix; matrices of the same shape and type form one batch.
 
     Parameters
     ----------
     matrices : list of torch.Tensor
-        (rows, columns) each.
+        Each (rows, columns).
     """
     batches: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
     for number, matrix in enumerate(matrices):

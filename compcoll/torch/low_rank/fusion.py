@@ -1,4 +1,4 @@
-"""Fusion buffers: gradients' factors, and exact gradients, that are summed together; and their sums."""
+"""Fusion buffers, which hold factors and exact gradients, and their sums over the ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Wait = Callable[[], object]
 
 
 class Kind(enum.Enum):
-    """The part of gradients that have factors which is in a buffer."""
+    """What a buffer holds of gradients that have factors: the exact gradient, or one factor."""
 
     EXACT = "exact"
     LEFT = "left"
@@ -39,42 +39,42 @@ class Kind(enum.Enum):
 
 
 def numbers_of(gradient: Gradient, kind: Kind) -> int:
-    """Count the numbers that a gradient is sent as."""
+    """Return how many numbers are sent for a gradient."""
     if kind is Kind.EXACT or not gradient.rank:
         return gradient.size * gradient.parts
     return gradient.rank * (gradient.rows if kind is Kind.LEFT else gradient.columns)
 
 
 class Buffer:
-    """Memory of what is summed together: factors, then exact gradients, then a number for each flag.
+    """Memory for one sum: factors, then exact gradients, then one number per flag.
 
     Parameters
     ----------
     gradients : sequence of Gradient
-        Of one element type, in the order in which they become ready.
+        Gradients of one element type, in the order in which they become ready.
     kind : Kind
-        What of them is sent.
+        What to send of gradients with factors.
     device : torch.device
-        Where the memory is.
+        Device of the memory.
     flags : int
-        How many.
+        Number of flags.
 
     Attributes
     ----------
     own : torch.Tensor
         This rank's factors.
     wire : torch.Tensor
-        Sent, and the mean when it was received.
+        The values to send, and after the sum the means.
     factors, flags : int
         How many numbers of the wire are factors, and flags.
     feedback : ErrorFeedback or None
-        What a codec lost of them.
+        Holds the codec's residual of the factors.
     due : set of str
-        Gradients that are still to come before it can be sent.
+        Gradients that are still missing before the buffer can be sent.
     sent : bool
-        Whether it was.
+        Whether the buffer was sent.
     right : Buffer or None
-        That of the right factors that belong to left ones, where both are sent.
+        The buffer of the matching right factors, if a step sends both.
     """
 
     def __init__(self, gradients: Sequence[Gradient], kind: Kind, device: torch.device, flags: int = 0) -> None:
@@ -97,30 +97,30 @@ class Buffer:
         self.restart()
 
     def has_factor(self, gradient: Gradient) -> bool:
-        """Tell whether a gradient is sent as a factor here."""
+        """Return whether this buffer sends a gradient as a factor."""
         return self.kind is not Kind.EXACT and gradient.rank > 0
 
     def restart(self) -> None:
-        """Make ready for another step."""
+        """Prepare for another step."""
         self.due = {gradient.name for gradient in self.gradients}
         self.sent = False
 
     def own_factor(self, gradient: Gradient) -> Tensor:
-        """Give the memory to which this rank's factor is written."""
+        """Return a view of this rank's factor, to write to."""
         return self._shaped(self.own, gradient)
 
     def mean_factor(self, gradient: Gradient) -> Tensor:
-        """The mean of all ranks' factors."""
+        """Return a view of the mean of all ranks' factors."""
         return self._shaped(self.wire, gradient)
 
     def lost_factor(self, gradient: Gradient) -> Tensor | None:
-        """Give what a codec lost of this rank's part of the mean, if one took part."""
+        """Return the codec's residual of this rank's part of the mean; None without a codec."""
         if self.feedback is None or self.feedback.residual is None:
             return None
         return self._shaped(torch.from_numpy(self.feedback.residual), gradient)
 
     def put(self, gradient: Gradient, values: Tensor | None, ranks: int) -> None:
-        """Put a gradient in as it is, divided by the number of ranks; zeros for None."""
+        """Store an exact gradient divided by the number of ranks; zeros for None."""
         begin, end = self._places[gradient.name]
         part = self.wire[begin:end].view((*gradient.shape, 2) if gradient.parts == 2 else gradient.shape)
         if values is None:
@@ -130,11 +130,11 @@ class Buffer:
         part.div_(ranks)
 
     def get(self, gradient: Gradient, values: Tensor) -> None:
-        """Take a mean out."""
+        """Copy an exact gradient's mean to ``values``."""
         begin, end = self._places[gradient.name]
         part = self.wire[begin:end]
         if gradient.parts == 2:
-            # A copy: pairs that begin at an odd place are no complex numbers to PyTorch.
+            # view_as_complex() rejects pairs at an odd offset, hence the copy.
             values.copy_(torch.view_as_complex(part.view(*gradient.shape, 2).clone()))
         else:
             values.copy_(part.view(gradient.shape))
@@ -143,12 +143,12 @@ class Buffer:
         self.wire[self._end :] = torch.tensor(flags, dtype=self.wire.dtype)
 
     def get_flags(self) -> list[bool]:
-        """Tell which flags were set on any rank."""
+        """Return which flags any rank has set."""
         raised: list[bool] = (self.wire[self._end :] != 0).tolist()
         return raised
 
     def start(self, sums: Sums, stats: TrainingStats, ranks: int) -> Wait:
-        """Have the mean computed; what is returned waits until it is there."""
+        """Start to compute the mean; return a callable that waits for it."""
         torch.div(self.own, ranks, out=self.wire[: self.factors])
         return sums.start(self, stats)
 
@@ -161,28 +161,28 @@ class Buffer:
 def fuse(
     gradients: Sequence[Gradient], kind: Kind, nbytes: float, device: torch.device, *, flagged: bool
 ) -> list[Buffer]:
-    """Buffers for all of a model's gradients.
+    """Distribute all of a model's gradients over buffers.
 
-    A buffer is full when it holds so many bytes times the rate at which this kind compresses the whole model: so there
-    are about as many buffers as there would be uncompressed.
+    A buffer is full at ``nbytes`` times the ratio of sent to uncompressed bytes of the whole model. So there are about
+    as many buffers as without compression.
 
     Parameters
     ----------
     gradients : sequence of Gradient
-        In the order in which they become ready.
+        Gradients in the order in which they become ready.
     kind : Kind
-        What of them is sent.
+        What to send of gradients with factors.
     nbytes : float
-        Uncompressed size of a buffer; 0 for each gradient on its own.
+        Uncompressed size of a buffer in bytes; 0 gives each gradient its own buffer.
     device : torch.device
-        Where they are.
+        Device of the buffers.
     flagged : bool
         Whether the last buffer has a flag for each gradient.
 
     Returns
     -------
     list of Buffer
-        In the order in which they are sent.
+        Buffers in sending order.
     """
     sent = {g.name: numbers_of(g, kind) * g.dtype.itemsize for g in gradients}
     limit = nbytes * sum(sent.values()) / max(sum(g.nbytes for g in gradients), 1)
@@ -203,10 +203,10 @@ def fuse(
 
 
 def _line_beside(group: dist.ProcessGroup, device: torch.device) -> Any:
-    """Make a connection of a group's ranks that only jobs use. Collective.
+    """Make a process group of the same ranks that only jobs use. Collective.
 
-    Under a key that rank 0 draws: names that PyTorch gives to groups which some ranks make on their own are others on
-    ranks that have made more groups before, and such ranks would wait for each other for ever.
+    Its store key is a random one from rank 0. PyTorch's own group names count the groups that a rank has made. They
+    could differ between ranks, which would then wait for each other forever.
     """
     store = store_of(group)
     if store is None:
@@ -222,24 +222,24 @@ def _line_beside(group: dist.ProcessGroup, device: torch.device) -> Any:
 
 
 class Sums:
-    """Adds up buffers' wires by a process group's own all_reduce, asynchronously and in the order of the calls.
+    """Sums of the buffers' wires by the process group's own all_reduce, asynchronous and in call order.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        Any backend's.
+        A group of any backend.
     device : torch.device
-        Where buffers are.
+        Device of the buffers.
     jobs : bool
-        Whether sums are started by jobs of the queue. They go over a connection of their own then: ranks match a
-        group's collectives by their order, and the caller's thread starts more of them meanwhile.
+        Whether jobs of the queue start the sums. The sums then use a process group of their own, because ranks match a
+        group's collectives by order, and the caller's thread may start others at the same time.
 
     Attributes
     ----------
     jobs : JobQueue
         Runs jobs of several sums, one job after another.
     ranks : int
-        How many.
+        Number of ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, *, jobs: bool) -> None:
@@ -247,10 +247,10 @@ class Sums:
         self._line = _line_beside(group, device) if jobs else group
 
     def begin(self, step: int, buffers: int) -> None:
-        """Begin a step, of so many buffers at most: by its number draw codecs that round at random."""
+        """Begin a step with at most ``buffers`` buffers; codecs with random rounding draw by its number."""
 
     def start(self, buffer: Buffer, stats: TrainingStats) -> Wait:
-        """Begin; the result waits for the end."""
+        """Start a sum; return a callable that waits for it."""
         work = Followed(
             self._line.allreduce([buffer.wire]),
             board_of(self._group).under_way("the group's all_reduce of factors"),
@@ -261,35 +261,35 @@ class Sums:
         return work.wait
 
     def free(self) -> None:
-        """Give back what it has. Collective."""
+        """Release threads and communicators. Collective."""
         self.jobs.close()
 
 
 class CodedSums(Sums):
-    """Sums by compcoll's allreduce, in a thread of its own: factors with a codec, all else exactly.
+    """Sums by compcoll's allreduce in a thread of its own: factors with a codec, everything else exactly.
 
-    What the codec loses of a rank's factors is the buffer's `feedback`: it is not fed back here, since it
-    belongs to this step's other factors.
+    The codec's residual of a rank's factors is in the buffer's `feedback`. It is not added to the next sum here,
+    because it belongs to this step's other factors.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup
-        Whose ranks take part.
+        The ranks.
     device : torch.device
-        Where buffers are.
+        Device of the buffers.
     codec : Codec
-        For factors.
+        Codec of the factors.
     algorithm : str
         As for `compcoll.allreduce`.
     feedback : bool
-        Whether to know what was lost.
-    timeout, over
-        As of `compcoll.torch.compress`.
+        Whether to record the codec's residual.
+    timeout, transport
+        As for `compcoll.torch.compress`.
 
     Raises
     ------
     UnsupportedDevice
-        If they are not on the CPU.
+        If the buffers are not on the CPU.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class CodedSums(Sums):
         self._codec, self._algorithm, self._feedback = codec, algorithm, feedback
 
     def begin(self, step: int, buffers: int) -> None:
-        self._communicator.sequence_number = 2 * buffers * step  # a buffer's factors, and the rest of it
+        self._communicator.sequence_number = 2 * buffers * step  # two collectives per buffer: factors, and the rest
 
     def start(self, buffer: Buffer, stats: TrainingStats) -> Wait:
         values, factors = array_of(buffer.wire), buffer.factors

@@ -1,4 +1,4 @@
-"""Low-rank gradients: ACP-SGD and Power-SGD, for DistributedDataParallel or any module."""
+"""Low-rank gradient compression by ACP-SGD and Power-SGD, for DistributedDataParallel or any module."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from .factors import Gradient, OnePassGradient, matrix_shape, worthwhile
 from .fusion import CodedSums, Sums
 
 BUFFER_MB = 25.0
-"""Uncompressed size of fusion buffers: that of DistributedDataParallel's buckets."""
+"""Default uncompressed size of fusion buffers in MiB, equal to DistributedDataParallel's bucket size."""
 
 _STATE = ("steps", "step", "factors", "buckets")
-"""Keys of a state besides those that others have."""
+"""State keys that only low-rank methods have."""
 
 
 class LowRank:
@@ -107,7 +107,7 @@ class LowRank:
         self._shapes = {logical_name(name): p.shape for name, p in module.named_parameters()}
         self._carried: dict[str, Tensor] = {}
         self._rank, self._size = group.rank(), group.size()
-        # Gradients become ready in about the reverse order of the forward pass.
+        # Gradients become ready in roughly the reverse order of the forward pass.
         nbytes = sum(p.numel() * p.element_size() for p in parameters.values())
         one_pass = self._method is ACP and feedback and device.type == "cpu"
         gradients = [
@@ -132,8 +132,8 @@ class LowRank:
 
     @property
     def stats(self) -> TrainingStats:
-        """The account of what was sent so far, with seconds of this rank: of projections (encode), of waits for means,
-        and of all that comes after them (decode). Replace it by a new one to count from zero.
+        """Bytes and calls so far, and this rank's seconds: projection (encode), waiting for means, and the work
+        after them (decode). Assign a new TrainingStats to count from zero.
         """
         return self._averaging.stats
 
@@ -143,7 +143,7 @@ class LowRank:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the averaging of the last backward pass, which raised it; None if that went well."""
+        """The exception that the last backward pass raised while averaging; None if it succeeded."""
         return self._hooks.errors.error
 
     @contextmanager
@@ -158,9 +158,9 @@ class LowRank:
             self._hooks.enabled = before
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what is to be saved with the model: this rank's residuals, the factors, and how many steps were made.
+        """Copy the state to save with the model: this rank's residuals, the factors, and the step counts.
 
-        Residuals have the shapes of their parameters, whatever wrapper and memory format the model has.
+        Residuals have the shapes of their parameters, independent of the model's wrapper and memory format.
         """
         low = self._averaging.low
         layout = self._hooks.hook.layout if isinstance(self._hooks, DDPGradients) else []
@@ -174,21 +174,21 @@ class LowRank:
         }
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on where an earlier run ended.
+        """Continue an earlier run.
 
-        What was lost of a parameter that is not compressed now, since it was frozen or excluded, is kept for states to
-        come. One that the state does not hold starts with residuals of zero and new factors.
+        Residuals of parameters that are not compressed now (frozen or excluded) are kept for later states. Parameters
+        that the state lacks start with zero residuals and new factors.
 
         Parameters
         ----------
         states : dict, or sequence of dict
-            What this rank's `state_dict` gave; or all ranks' ones of then, whatever their number was: the mean over
-            the ranks of what was lost is kept.
+            This rank's `state_dict`, or those of all ranks of the earlier run. With all of them, the number of ranks
+            may change: the mean of the residuals over the ranks is kept.
 
         Raises
         ------
         InvalidArgument
-            If they belong to another number of ranks, rank, or model. Nothing is changed then.
+            If the states belong to another number of ranks, rank, or model. Nothing is changed in this case.
         """
         low = {logical_name(gradient.name): gradient for gradient in self._averaging.low}
         residuals = residuals_of(states, self._rank, self._size, self._shapes, _STATE)
@@ -216,17 +216,17 @@ class LowRank:
         for name, gradient in low.items():
             for factor, kept in zip((gradient.left, gradient.right), first["factors"].get(name, ()), strict=False):
                 factor.copy_(kept)
-            # A rank that got none of the earlier ranks' residuals begins with zeros.
+            # A rank without a share of the earlier ranks' residuals starts with zeros.
             if name in residuals:
                 gradient.set_residual(residuals[name].view(gradient.rows, gradient.columns))
 
     def reset(self) -> None:
-        """Forget what was lost, factors, and what was counted. Not during a backward pass."""
+        """Discard residuals, factors and statistics. Do not call this during a backward pass."""
         self._carried = {}
         self._averaging.reset()
 
     def free(self) -> None:
-        """Take the hooks off, and give back threads and communicators. Collective; DDP keeps its hook."""
+        """Remove the hooks, and release threads and communicators. Collective. DDP keeps its hook."""
         self._averaging.scale.free()
         self._hooks.remove()
         self._averaging.sums.free()
@@ -236,52 +236,52 @@ class LowRank:
 
 
 class ACPSGD(LowRank):
-    """Average a model's gradients by low-rank factors, one of the two factors a step: ACP-SGD. Collective.
+    """Average a model's gradients by low-rank factors, sending one of the two factors per step: ACP-SGD. Collective.
 
-    A gradient as a matrix M (its first dimension by all others) is approximated by a product of a left factor P and a
-    right factor Q. In odd steps Q is the orthonormalised mean that the last step sent, and P = (M + E) Q is sent; in
-    even ones P and Q change places; E is what earlier steps lost, E ← M + E - P Qᵀ. So there is one small allreduce a
-    step, that nothing waits for: it starts when its gradients are ready, while back-propagation goes on. After
-    ``backward()`` the gradients are the means' products, on all ranks the same bits.
+    A gradient, viewed as a matrix M (first dimension by all others), is approximated by the product of a left factor P
+    and a right factor Q. In odd steps, each rank sends P = (M + E) Q, where Q is the orthonormalised mean of the last
+    step. In even steps, P and Q change places. E is the residual: E ← M + E - P Qᵀ. Each step needs one small
+    allreduce, which starts when its gradients are ready and overlaps with back-propagation. After ``backward()``, the
+    gradients are products of the mean factors, with identical bits on all ranks.
 
     Parameters
     ----------
     model : torch.nn.Module
-        DistributedDataParallel, of which this becomes the communication hook: buckets are then fusion buffers. Or any
-        other module, whose parameters and buffers become rank 0's, and whose gradients are taken one by one as they
-        become ready. Frozen parameters are left alone.
+        DistributedDataParallel, or any other module. For DistributedDataParallel, this object becomes its communication
+        hook, and its buckets are the fusion buffers. For another module, parameters and buffers become those of rank 0,
+        and hooks take each gradient when it is ready. Frozen parameters are not touched.
     rank : int
-        Columns of the factors. The paper takes 4 for convolutional nets and 32 for transformers.
+        Columns of the factors. The paper uses 4 for convolutional nets and 32 for transformers.
     min_compression_rate : float
-        A gradient with not more than this many times the elements that a step sends of its factors is sent exactly, as
-        are gradients of one dimension, and those with fewer rows or columns than ``rank``. `ACPSGD` sends one factor a
-        step, half of both on average; `PowerSGD` both.
+        A gradient is sent as factors only if it has more than this many times the elements that a step sends of them.
+        `ACPSGD` sends one factor per step, on average half of both; `PowerSGD` sends both. One-dimensional gradients,
+        and those with fewer rows or columns than ``rank``, are always sent exactly.
     exclude : iterable of str, or callable
-        Further gradients that are sent exactly: kinds and patterns of names, or a function, as for `compress`.
+        Further gradients to send exactly: kinds and patterns of names, or a function, as for `compress`.
     exact_steps : int
-        So many steps are sent exactly at first.
+        Number of initial steps that are sent exactly.
     buffer_mb : float, optional
-        Uncompressed size of fusion buffers, in MiB: 25. Their factors are as much smaller as the model's are. 0 for
-        each gradient on its own. DistributedDataParallel has its ``bucket_cap_mb`` instead.
+        Uncompressed size of a fusion buffer in MiB; default 25. Its factors are smaller by the model's compression
+        rate. 0 sends each gradient on its own. Not for DistributedDataParallel, which has ``bucket_cap_mb``.
     overlap : bool
-        Whether buffers are sent while back-propagation goes on, rather than at its end.
+        Whether to send buffers during back-propagation, rather than at its end.
     feedback : bool
-        Whether what is lost is added to the next step's gradients. Takes as much memory as they do; `ACPSGD` on CPUs
-        twice as much.
+        Whether to add residuals to the next step's gradients. They need as much memory as the gradients; with `ACPSGD`
+        on CPUs twice as much.
     reuse : bool
-        Whether factors start from the last step's, rather than from random ones.
+        Whether each step starts from the last step's factors, rather than from random ones.
     seed : int
-        Of the first factors, 0 or more; without ``reuse`` of all.
+        Seed of the random factors, 0 or more: of the first ones, or without ``reuse`` of all.
     process_group : torch.distributed.ProcessGroup, optional
-        Any backend's; the default one. DistributedDataParallel has its own.
+        A group of any backend. By default the default group. Not for DistributedDataParallel, which has its own.
     codec : str or Codec, optional
-        Compresses the factors further, as `compcoll.allreduce` does. What it loses is fed back as well.
+        Codec that compresses the factors further, as in `compcoll.allreduce`. Feedback includes its residual.
     algorithm : str
-        Of that allreduce.
+        Algorithm of that allreduce.
     timeout : float, optional
-        With a codec, as of `compress`; without one the process group has its own.
+        With a codec, as in `compress`. Without one, the process group's timeout applies.
     transport : {"auto", "mpi", "group"}
-        With a codec, what factors travel over, as of `compress`.
+        With a codec, the transport of the factors, as in `compress`.
     **codec_options
         Configuration of a codec given by name.
 
@@ -290,28 +290,28 @@ class ACPSGD(LowRank):
     exact : dict
         Whether a parameter's gradient is sent exactly, by name.
     conserves : str
-        "exact": with feedback, the gradients given so far and the mean over the ranks of the residuals add up to the
-        sum of the mean gradients, but for rounding. Backward passes with NaN or Inf are not counted.
+        "exact": with feedback, the returned gradients plus the residuals' mean over the ranks equal the sum of the mean
+        gradients, up to rounding. Backward passes with NaN or Inf are not counted.
 
     Raises
     ------
     InvalidArgument
-        If an option is not allowed, no parameter can be compressed at this rank, gradients are sparse, parameters are
+        If an option is invalid, no parameter can be compressed at this rank, gradients are sparse, parameters are
         sharded, or a part of the model averages gradients itself.
     HookTaken
         If something else reduces this model's gradients already.
     CollectiveMismatch
-        If models, settings, or versions and instruction sets of torch differ between ranks: with other arithmetic their
-        parameters would drift apart.
+        If models, settings, torch versions or torch instruction sets differ between ranks. Different arithmetic would
+        let the ranks' parameters drift apart.
     NotUnderMPI, ThreadsUnavailable, UnsupportedDevice
         With a codec, as for `compress`.
 
     Notes
     -----
-    A rank that has no gradient of a parameter that others have takes part with zeros; where no rank has one, it stays
-    as it is (with DistributedDataParallel: ``find_unused_parameters=True``). A gradient that is not finite on one rank
-    is not finite on all ranks, so that a GradScaler skips the step everywhere, and residuals and factors of all
-    parameters stay as they are.
+    If some ranks have no gradient for a parameter, they contribute zeros. If no rank has one, the gradient is not
+    changed; DistributedDataParallel needs ``find_unused_parameters=True`` for this. If a gradient is not finite on one
+    rank, it is not finite on any rank: a GradScaler then skips the step on all ranks, and all residuals and factors
+    keep their values.
 
     References
     ----------
@@ -333,8 +333,9 @@ class ACPSGD(LowRank):
 class PowerSGD(LowRank):
     """Average a model's gradients by low-rank factors: Power-SGD. Collective.
 
-    P = (M + E) Q, its mean orthonormalised; then Q = (M + E)ᵀ P, whose mean is the next step's start; E ← M + E - P Qᵀ.
-    The second allreduce waits for the first. All else is as in `ACPSGD`, which does less than half of the work.
+    First P = (M + E) Q is averaged and orthonormalised. Then Q = (M + E)ᵀ P is averaged, and its mean is the next
+    step's start; E ← M + E - P Qᵀ. The second allreduce waits for the first. Parameters and attributes are those of
+    `ACPSGD`, which does less than half of the work.
 
     References
     ----------

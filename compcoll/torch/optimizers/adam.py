@@ -36,24 +36,24 @@ from .vectors import (
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 _SETTLED = 0.96
-"""The ratio of norms of the variance, a memory of it apart, from which on 1-bit Adam takes it for settled."""
+"""Least ratio of the variance's norm to the one ``1 / (1 - β2)`` steps earlier at which 1-bit Adam's warm-up ends."""
 
 _ATTRIBUTES = {"begun": "sequence_number"}
-"""Attributes that have another name than in saved states."""
+"""Attributes whose name differs from that in saved states."""
 
 
 class CompressedAdam(torch.optim.Optimizer):
-    """The base of `OneBitAdam` and `ZeroOneAdam`: AdamW on one vector of all parameters, and its state."""
+    """Base class of `OneBitAdam` and `ZeroOneAdam`: AdamW on one vector of all parameters."""
 
     conserves: ClassVar[str] = "exact"
-    """Whether values that were sent and residuals add up to those that were to be sent: "exact", "decay" or "none"."""
+    """How the sent values plus the residuals relate to the values to send: "exact", "decay" or "none"."""
     _step_supports_amp_scaling = True
-    """Read by `torch.amp.GradScaler`: see `compcoll.torch.optimizers.ranks`."""
+    """`torch.amp.GradScaler` reads this attribute: see `compcoll.torch.optimizers.ranks`."""
     _kinds: tuple[str, ...] = ("momentum", "variance")
-    """Vectors that are saved, the attributes of these names; of `_own` those that differ between the ranks."""
+    """Attributes that hold saved vectors. Those in `_own` differ between the ranks."""
     _own: tuple[str, ...] = ()
     _counters: tuple[str, ...] = ("steps", "frozen_at", "begun")
-    """Numbers that are saved, the attributes of these names."""
+    """Attributes that hold saved numbers."""
 
     account = renamed_attribute("account", "stats")
 
@@ -100,7 +100,7 @@ class CompressedAdam(torch.optim.Optimizer):
         algorithm = compressing(chosen) if algorithm is None else algorithm
         self._settings = f"{settings}, codec {chosen!r}, algorithm {algorithm}, gradient_codec {of_gradients!r}"
         self._exchange = Exchange(chosen, algorithm, True, self.momentum)
-        # Under Adam what feedback brings later has the wrong weight: these residuals are not kept.
+        # Under Adam, a residual added in a later step has the wrong weight, so gradients have no feedback.
         coded = None if of_gradients is None else Exchange(of_gradients, "direct", False, self._gradient)
         self._of_gradients = coded
         shapes = [f"{name}: {n}, {self._flat.dtype}" for name, n in self._flat.sizes.items()]
@@ -123,15 +123,15 @@ class CompressedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Average what is to be averaged of this step, and move the parameters. Collective.
+        """Perform a step's averages and update the parameters. Collective.
 
-        With a GradScaler all ranks skip a step in which the gradients of one overflow: ``scaler.step(optimizer)`` is
-        collective, too.
+        With a GradScaler, ``scaler.step(optimizer)`` is collective, too. If the gradients of any rank overflow, all
+        ranks skip the step.
 
         Parameters
         ----------
         closure : callable, optional
-            Finds the loss and its gradients anew.
+            Recomputes the loss and its gradients.
         """
         loss = None
         if closure is not None:
@@ -165,7 +165,7 @@ class CompressedAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what is to be saved with the model, by every rank its own, or by `GatheredState` as one."""
+        """Copy the state to save with the model. Each rank saves its own, or `GatheredState` saves one for all."""
         vectors = {kind: self._flat.by_name(getattr(self, kind)) for kind in self._kinds}
         residual = self._exchange.residual
         kept = {} if residual is None else self._flat.by_name(torch.from_numpy(residual))
@@ -177,21 +177,21 @@ class CompressedAdam(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on where an earlier run ended.
+        """Continue an earlier run.
 
         Parameters
         ----------
         states : dict, or sequence of dict
-            What this rank's `state_dict` gave; or all ranks' ones of then, whatever their number was: the mean over
-            the ranks of what was lost is kept. After a state that lacks what codecs drew that round at random, as early
-            ones do, they draw on from where they are. Values of parameters that are trained no more are dropped, with
-            a warning.
+            This rank's `state_dict`, or those of all ranks of the earlier run. With all of them, the number of ranks
+            may change: the mean of the residuals over the ranks is kept. Codecs with random rounding continue from the
+            saved position, or from the current one if an old state lacks it. Values of parameters that are no longer
+            trained are dropped with a warning.
 
         Raises
         ------
         InvalidArgument
-            If they belong to another number of ranks, rank, optimizer, or model. Nothing is changed then. That all
-            ranks go on from the same step is found out in the next `step`, which raises `CollectiveMismatch`.
+            If the states belong to another number of ranks, rank, optimizer, or model. Nothing is changed in this case.
+            If the ranks' states are of different steps, the next `step` raises `CollectiveMismatch`.
         """
         rank, size = self._communicator.rank, self._communicator.size
         every, residuals = read_states(
@@ -214,7 +214,7 @@ class CompressedAdam(torch.optim.Optimizer):
         self._restored(alike)
 
     def free(self) -> None:
-        """Give back the communicator, when the model is trained no more. Collective; DDP keeps its hook."""
+        """Release the communicator after training. Collective. DDP keeps its hook."""
         if self._owned:
             self._communicator.free()
 
@@ -222,20 +222,20 @@ class CompressedAdam(torch.optim.Optimizer):
         return f"{type(self).__name__}({self._settings})"
 
     def _advance(self) -> None:
-        """Do a step with the gradients that are there."""
+        """Perform a step with the packed gradients."""
         raise NotImplementedError
 
     def _restored(self, alike: bool) -> None:
-        """Find what follows from a state that was read, of as many ranks if they are alike."""
+        """Recompute values derived from a loaded state; ``alike`` if it is of the same number of ranks."""
 
     def _check_groups(self) -> None:
-        """Refuse what has become of the parameters and groups, if this optimizer cannot do it."""
+        """Reject changes to the parameters or groups that this optimizer does not support."""
         check_trained(self, self._trained)
         if len({(tuple(each["betas"]), each["eps"]) for each in self.param_groups}) > 1:
             raise InvalidArgument("betas and eps must be the same in all groups: lr and weight_decay may differ")
 
     def _start_alike(self) -> None:
-        """Give all ranks rank 0's parameters and buffers."""
+        """Copy rank 0's parameters and buffers to all ranks. Collective."""
         values = self._flat.pack(self._parameters)
         self._communicator.bcast(values.numpy(), 0, out=values.numpy(), codec=None)
         self._put(values)
@@ -245,13 +245,13 @@ class CompressedAdam(torch.optim.Optimizer):
             each.detach().copy_(value)
 
     def _put(self, values: Tensor) -> None:
-        """Set the parameters."""
+        """Set the parameters from a vector."""
         for parameter, view in zip(self._parameters, self._flat.views(values), strict=True):
             parameter.detach().copy_(view)
 
     @property
     def _betas(self) -> tuple[float, float]:
-        """The present ones: schedulers such as OneCycleLR change them."""
+        """The current betas: schedulers such as OneCycleLR change them."""
         first, second = self.param_groups[0]["betas"]
         return float(first), float(second)
 
@@ -261,7 +261,7 @@ class CompressedAdam(torch.optim.Optimizer):
 
     @property
     def sequence_number(self) -> int:
-        """The number of collectives that began: what a state holds of codecs that round at random."""
+        """Number of collectives started; states save it for codecs with random rounding."""
         return self._communicator.sequence_number
 
     @sequence_number.setter
@@ -269,51 +269,51 @@ class CompressedAdam(torch.optim.Optimizer):
         self._communicator.sequence_number = number
 
     def _average_gradients(self) -> None:
-        """Have the gradients be their mean over the ranks. Collective."""
+        """Replace the gradients by their mean over the ranks. Collective."""
         if self._of_gradients is None:
             exact_mean(self._gradient, self._communicator, self.stats)
         else:
             self._of_gradients.mean(self._gradient, self._communicator, self.stats)
 
     def _adamw_step(self, updates: int) -> None:
-        """AdamW's step by the mean of the gradients; ``updates`` of the variance are made with it."""
+        """Perform an AdamW step with the mean gradients; it is the variance's update number ``updates``."""
         self._average_gradients()
         self.momentum.lerp_(self._gradient, 1 - self._betas[0])
         self._observe_variance()
         self._move(self._root(updates))
 
     def _observe_variance(self) -> None:
-        """Take the gradients' squares, of which the mean over the ranks is made already, into the variance."""
+        """Update the variance with the squares of the averaged gradients."""
         self.variance.mul_(self._betas[1]).addcmul_(self._gradient, self._gradient, value=1 - self._betas[1])
 
     def _root(self, updates: int) -> Tensor:
-        """The variance's root after so many updates, without the bias of its start, and epsilon."""
+        """Return the bias-corrected root of the variance after a number of updates, plus epsilon."""
         return (self.variance.sqrt() / math.sqrt(1 - self._betas[1] ** updates)).add_(self._eps)
 
     def _hold(self, updates: int) -> None:
-        """Divide by the present variance from now on. Elements that never had a gradient do not move."""
+        """Fix the denominator at the current variance. Elements that never had a gradient do not move."""
         self._dead = self.variance == 0
         self._denominator = self._root(updates).masked_fill_(self._dead, math.inf)
 
     def _rates(self) -> list[float]:
-        """Find the groups' learning rates, over the bias of the momentum's start."""
+        """Return each group's learning rate, divided by the momentum's bias correction."""
         return [float(group["lr"]) / (1 - self._betas[0] ** self.steps) for group in self.param_groups]
 
     def _decays(self) -> list[float]:
-        """Find what weight decay leaves of the parameters in a step, by group."""
+        """Return each group's factor by which weight decay multiplies the parameters in a step."""
         return [1 - float(group["lr"]) * group["weight_decay"] for group in self.param_groups]
 
     def _each(self, values: Sequence[float]) -> list[float]:
-        """Repeat each group's value for its parameters."""
+        """Repeat each group's value for each of its parameters."""
         return [value for group, value in zip(self.param_groups, values, strict=True) for _ in group["params"]]
 
     def _move(self, denominator: Tensor) -> None:
-        """Decay the parameters, and move them along the momentum."""
+        """Apply weight decay, and move the parameters along the momentum."""
         views = (self._flat.views(self.momentum), self._flat.views(denominator))
         steps = (self._each(self._decays()), self._each(self._rates()))
         for parameter, momentum, root, kept, rate in zip(self._parameters, *views, *steps, strict=True):
             own = parameter.detach()
-            wide = own.to(self._flat.dtype)  # itself, if it is of that type
+            wide = own.to(self._flat.dtype)  # the same tensor if the type matches
             wide.mul_(kept).addcdiv_(momentum.to(own.device), root.to(own.device), value=-rate)
             if wide is not own:
                 own.copy_(wide)
@@ -322,72 +322,72 @@ class CompressedAdam(torch.optim.Optimizer):
 class OneBitAdam(CompressedAdam):
     """AdamW that averages its momentum in compressed form: 1-bit Adam. Collective.
 
-    At first it is AdamW with means of the gradients, exact ones by default. Once the variance has settled it is held,
-    and each rank sends the common momentum with its own gradient in it, ``β1 m + (1 - β1) g``, compressed and with
-    what earlier steps lost; the mean, compressed once more with feedback of its own, becomes everybody's m. Momentum
-    averages linearly, which a step of Adam does not: so methods that lose much belong here under Adam, and not at the
-    gradients.
+    During the warm-up, this is AdamW with averaged gradients, exact by default. When the variance has settled, it is
+    frozen. From then on, each rank updates the common momentum with its own gradient, ``β1 m + (1 - β1) g``, and sends
+    it compressed, with its residual. The mean is compressed once more, with feedback of its own, and becomes m on all
+    ranks. Momentum averages linearly, and Adam's step does not. So under Adam, compress the momentum, not the
+    gradients, with codecs of low precision.
 
-    After ``backward()`` the gradients are each rank's own: with DistributedDataParallel, too, of which this becomes the
-    communication hook. ``no_sync()`` changes nothing then, and gradients may be accumulated as one likes.
+    After ``backward()``, each rank keeps its own gradients, also with DistributedDataParallel, whose communication hook
+    this optimizer takes. So ``no_sync()`` has no effect, and gradients can be accumulated freely.
 
     Parameters
     ----------
     model : torch.nn.Module
-        DistributedDataParallel, or any other, whose parameters become rank 0's.
+        DistributedDataParallel, or any other module. The parameters of another module become those of rank 0.
     lr, betas, eps, weight_decay
-        As of `torch.optim.AdamW`.
+        As for `torch.optim.AdamW`.
     warmup : int or "auto"
-        Steps of AdamW at first, 1 or more. ``"auto"`` ends them by the paper's criterion: the learning rate rises no
-        more, and the sum of the variance is at least 0.96 of what it was ``1 / (1 - β2)`` steps before.
+        Number of initial AdamW steps, 1 or more. ``"auto"`` ends the warm-up by the paper's criterion: the learning
+        rate no longer rises, and the sum of the variance is at least 0.96 of its value ``1 / (1 - β2)`` steps before.
     params : iterable, optional
-        Parameters of the model, or groups of them with their own ``lr`` and ``weight_decay``; all by default.
+        Parameters of the model, or groups of them with their own ``lr`` and ``weight_decay``. Default: all.
     codec : str or Codec, optional
-        Of the momentum, as for `compcoll.allreduce`; None averages it exactly.
+        Codec of the momentum, as for `compcoll.allreduce`. None averages it exactly.
     algorithm : str, optional
-        Of that allreduce: ``"direct"``, or ``"sparse_ring"`` for sparsifiers. ``"auto"`` does not compress where that
-        would not pay.
+        Algorithm of that allreduce. Default: ``"direct"``, or ``"sparse_ring"`` for sparsifiers. ``"auto"`` does not
+        compress where compression does not pay.
     gradient_codec : str or Codec, optional
-        Of the gradients' means, from which the variance is made, without feedback: None averages them exactly, a
-        sparsifier is refused. Elements whose means all decode to 0 there do not move later.
+        Codec, without feedback, of the mean gradients from which the variance is computed. None averages them exactly.
+        Sparsifiers are rejected. Elements whose means all decode to 0 never move after the warm-up.
     group : ProcessGroup or Communicator, optional
-        The ranks: the default process group; or a communicator of compcoll's that is used for nothing else.
-    timeout, over
-        As of `compcoll.torch.compress`.
+        The ranks: by default the default process group. A communicator must not be used for anything else.
+    timeout, transport
+        As for `compcoll.torch.compress`.
     **codec_options
         Configuration of a codec given by name.
 
     Attributes
     ----------
     steps : int
-        How many were made.
+        Number of steps so far.
     frozen_at : int
-        The step after which the variance was held; 0 before.
+        Step after which the variance was frozen; 0 before.
     momentum, variance : Tensor
-        Of all parameters, one behind the other, in host memory.
+        One-dimensional, of all parameters one after another, in host memory.
     stats : TrainingStats
-        What was sent so far. Replace it by a new one to count from zero.
+        Bytes and calls so far. Assign a new TrainingStats to count from zero.
 
     Raises
     ------
     InvalidArgument
-        If an option is not allowed, parameters are not the model's, or the codec's losses would grow without end.
+        If an option is invalid, parameters are not the model's, or the codec's residuals would grow without bound.
     HookTaken
         If DistributedDataParallel has a communication hook already.
     CollectiveMismatch
-        If models, settings, or versions and instruction sets of torch differ between ranks.
+        If models, settings, torch versions or torch instruction sets differ between ranks.
     NotUnderMPI, MPIMissing, ThreadsUnavailable
         As for `compcoll.torch.compress`.
 
     Notes
     -----
-    The variance that is held, and the momentum, are without the bias of their start (``1 - β^t``), so that nothing
-    jumps when the warm-up ends; the paper's long warm-up leaves none.
+    The frozen variance and the momentum are bias-corrected by ``1 - β^t``, so nothing jumps when the warm-up ends. The
+    paper needs no correction, because its warm-up is long.
 
-    After the warm-up the new momentum plus the residuals of all ranks equals the mean of the ranks' own momenta plus
-    the residuals before, up to rounding, in all elements that move.
+    After the warm-up, the new momentum plus all ranks' new residuals equals the mean of the ranks' own momenta plus the
+    earlier residuals, up to rounding, in all elements that move.
 
-    A parameter without a gradient counts as one with a gradient of zeros, as after ``zero_grad(set_to_none=False)``.
+    A parameter without a gradient counts as having a zero gradient, as after ``zero_grad(set_to_none=False)``.
 
     References
     ----------
@@ -451,7 +451,7 @@ class OneBitAdam(CompressedAdam):
             self._hold(self.frozen_at)
 
     def _settled(self) -> bool:
-        """Tell whether all ranks find that the variance has settled. Collective."""
+        """Return whether the variance has settled on all ranks. Collective."""
         span = math.ceil(1 / (1 - self._betas[1]) - 1e-9)
         norms = deque(self.norms, span + 1)
         norms.append(float(self.variance.sum(dtype=torch.float64)))
@@ -459,56 +459,58 @@ class OneBitAdam(CompressedAdam):
         rate = max(float(group["lr"]) for group in self.param_groups)
         rising, self.highest_rate = rate > self.highest_rate, max(rate, self.highest_rate)
         found = not rising and len(norms) > span and norms[-1] >= _SETTLED * norms[0]
-        # Sums may differ in their last bits where ranks have other numbers of threads.
+        # Sums may differ in their last bits between ranks with different thread counts.
         return bool(self._communicator.allreduce(np.array([int(found)]), op="min", codec=None)[0])
 
 
 class ZeroOneAdam(CompressedAdam):
-    """AdamW whose ranks take steps of their own between compressed averages: 0/1 Adam. Collective.
+    """AdamW with local steps between compressed averages: 0/1 Adam. Collective.
 
-    The variance takes the mean of the gradients in the first steps, then in every second, every fourth and so on,
-    ``variance_updates`` times each, and not after the step ``freeze``. In all other steps a rank moves by its own
-    momentum and adds that up, ``u ← u + lr m``. Every so often u is averaged, compressed and with feedback on both
-    sides: all go on from where they last were together, moved by the mean of u, with the momentum that led there.
-    From the step ``local_after`` on the distance of these averages doubles every ``local_steps`` steps, up to
-    ``local_limit``.
+    The mean gradients update the variance in the first steps, then in every second step, every fourth and so on,
+    ``variance_updates`` times at each interval, and not after the step ``freeze``. In all other steps, each rank moves
+    by its own momentum and accumulates the update, ``u ← u + lr m``. At intervals, u is averaged, compressed and with
+    feedback on both sides. All ranks then continue from their last common parameters, moved by the mean of u, with the
+    momentum that corresponds to it. From the step ``local_after`` on, the interval between averages doubles every
+    ``local_steps`` steps, up to ``local_limit``.
 
-    Between two averages the parameters differ from rank to rank; `synchronized` tells. `state_dict` holds them.
+    Between two averages, the parameters differ between ranks: see `synchronized`. `state_dict` includes them.
 
     Parameters
     ----------
-    model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec, group, timeout, over, **codec_options
-        As of `OneBitAdam`.
+    model, lr, betas, eps, weight_decay, params, codec, algorithm, gradient_codec, group, timeout, transport
+        As for `OneBitAdam`.
     variance_updates : int
-        Updates of the variance at each distance: 16.
+        Updates of the variance at each interval. Default: 16.
     freeze : int, optional
-        The last step in which the variance may be updated; by default it is ever more rarely so.
+        Last step that may update the variance. By default the updates only become rarer.
     local_after : int, optional
-        The first step that may be local; by default the one after ``freeze``, or none.
+        First step that may be local. Default: the step after ``freeze``, or none.
     local_steps : int
-        Steps until the distance doubles: 32678, as in the paper's longest run.
+        Steps until the interval doubles. Default: 32678, as in the paper's longest run.
     local_limit : int
-        The largest distance: 16.
+        Largest interval. Default: 16.
+    **codec_options
+        As for `OneBitAdam`.
 
     Attributes
     ----------
-    steps, momentum, variance, account
-        As of `OneBitAdam`.
+    steps, momentum, variance, stats
+        As for `OneBitAdam`.
     frozen_at : int
-        The step of the latest update of the variance.
+        Step of the latest update of the variance.
 
     Raises
     ------
     InvalidArgument, HookTaken, CollectiveMismatch, NotUnderMPI, MPIMissing, ThreadsUnavailable
-        As of `OneBitAdam`.
+        As for `OneBitAdam`.
 
     Notes
     -----
-    The variance is updated where the ranks are together only, at the first average when it is due. Weight decay shrinks
-    what was added up, too, so that an exact average gives the mean of the ranks' parameters.
+    A due update of the variance waits for the next average, when the ranks' parameters are equal. Weight decay also
+    shrinks u, so that an exact average gives the mean of the ranks' parameters.
 
-    The mean of u that moves the parameters plus the residuals of all ranks equals the mean of the ranks' own u plus the
-    residuals before, up to rounding, in all elements that move.
+    The mean of u that moves the parameters plus all ranks' new residuals equals the mean of the ranks' own u plus the
+    earlier residuals, up to rounding, in all elements that move.
 
     References
     ----------
@@ -578,7 +580,7 @@ class ZeroOneAdam(CompressedAdam):
 
     @property
     def synchronized(self) -> bool:
-        """Tell whether all ranks have the same parameters now."""
+        """Whether all ranks have the same parameters now."""
         return not self.local
 
     def state_dict(self) -> dict[str, Any]:
@@ -602,21 +604,21 @@ class ZeroOneAdam(CompressedAdam):
             self.next_average = self.steps + self._interval(self.steps + 1)
 
     def _observed(self) -> None:
-        """The variance was updated: find when it will be next."""
+        """Record an update of the variance, and schedule the next one."""
         self.frozen_at = self.steps
         self.next_observation = self.steps + 2 ** (self.observations // self._variance_updates)
         self.observations += 1
         self._hold(self.observations)
 
     def _interval(self, step: int) -> int:
-        """Steps from one average to the next, of which this is the first."""
+        """Return the number of steps to the next average, the given step being the first."""
         if self._local_after is None or step < self._local_after:
             return 1
         doublings = 1 + (step - self._local_after) // self._local_steps
         return min(2 ** min(doublings, 30), self._local_limit)
 
     def _local_step(self) -> None:
-        """Move by this rank's own momentum, and add that up."""
+        """Move by this rank's own momentum, and accumulate the update."""
         if not self.local:
             self._flat.pack(self._parameters, self.anchor)
         self.local += 1
@@ -630,11 +632,11 @@ class ZeroOneAdam(CompressedAdam):
         self._move(self._denominator)
 
     def _average(self) -> None:
-        """Bring the ranks together where the mean of their updates leads. Collective."""
+        """Move all ranks from their last common parameters by the mean of their updates. Collective."""
         self._exchange.mean(self.updates, self._communicator, self.stats)
         self.updates.masked_fill_(self._dead, 0)
         self._put(self.anchor.addcdiv_(self.updates, self._denominator, value=-1))
-        if not all(self.rates):  # no update tells the momentum where the learning rate was 0
+        if not all(self.rates):  # with a learning rate of 0, the update does not contain the momentum
             exact_mean(self.momentum, self._communicator, self.stats)
         views = map(self._flat.views, (self.momentum, self.updates))
         for momentum, update, rate in zip(*views, self._each(self.rates), strict=True):
@@ -649,14 +651,14 @@ class ZeroOneAdam(CompressedAdam):
     def _restored(self, alike: bool) -> None:
         if self.observations:
             self._hold(self.observations)
-        if not alike:  # as by an exact average
+        if not alike:  # the loaded means equal an exact average, so all ranks agree
             self._begin_interval()
             self.next_average = self.steps + 1
         self._put(self.parameters)
 
 
 def _means(arrays: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The means over the ranks of then of what each had for itself."""
+    """Average the ranks' own arrays over the ranks of the earlier run."""
     return {name: torch.stack([each[name].double() for each in arrays]).mean(0) for name in arrays[0]}
 
 

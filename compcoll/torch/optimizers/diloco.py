@@ -1,4 +1,4 @@
-"""Local steps: ranks train on their own, and every so often average how far they have come. DiLoCo, also streaming."""
+"""DiLoCo, also streaming: ranks train locally, and periodically average their parameter changes."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ _STATE = ("settings", "steps", "rounds", "begun", "versions", "due", "outer_stat
 
 @dataclass(frozen=True)
 class Schedule:
-    """When fragments are averaged, and how much of their ranks' own they keep: the options of `DiLoCo` about that.
+    """The options of `DiLoCo` on when fragments are averaged and how they are mixed in.
 
     Raises
     ------
     InvalidArgument
-        If a number of steps or fragments is out of its range, two do not go together, or the share is none.
+        If an option is out of range, or two options conflict.
     """
 
     every: int
@@ -88,23 +88,23 @@ class Schedule:
 
     @property
     def phases(self) -> list[int]:
-        """After which step of each round each fragment is sent."""
+        """For each fragment, the step of each round after which it is sent."""
         return [self.every * (number + 1) // self.fragments % self.every for number in range(self.fragments)]
 
 
 class UnderWay(NamedTuple):
-    """An average of outer gradients that runs, or has ended and is still to be mixed in.
+    """An average of outer gradients that is running, or complete and not yet mixed in.
 
     Attributes
     ----------
     due : int
-        The step after which it is mixed in.
+        Step after which the average is mixed in.
     gradient : Tensor
-        The outer gradient; the ranks' mean when the work has ended.
+        The outer gradient; after the work completes, the ranks' mean.
     work : Handle or None
-        The average; its value is the bytes sent. None if it had ended when it was saved.
+        The running average; its result is the bytes sent. None if it has completed.
     residual : array or None
-        What compression had lost before.
+        The residual before the average.
     """
 
     due: int
@@ -114,29 +114,29 @@ class UnderWay(NamedTuple):
 
 
 class Fragment:
-    """Some layers of a model, synchronised together.
+    """Layers of a model that are synchronised together.
 
     Parameters
     ----------
     parameters : mapping
-        By name.
+        Parameters by name.
     phase : int
-        After which step of each round it is sent.
+        Step of each round after which the fragment is sent.
     make : callable
         Makes the exchange of a vector.
 
     Attributes
     ----------
     parameters : dict
-        This rank's, which the inner optimizer moves.
+        This rank's parameters, which the inner optimizer moves.
     outer : Tensor
-        The parameters that all ranks have in common, as one vector in host memory.
+        The common parameters of all ranks, as one vector in host memory.
     version : int
-        How many outer steps it has made.
+        Number of outer steps so far.
     sent : int
-        The step at which its outer gradient was taken last; -1 if that is to be done again.
+        Step at which the outer gradient was last computed; -1 if it must be computed again.
     under_way : UnderWay or None
-        Its average that is not mixed in yet.
+        The average that is not mixed in yet.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], phase: int, make: Callable[[Tensor], Exchange]) -> None:
@@ -148,47 +148,45 @@ class Fragment:
         self.under_way: UnderWay | None = None
 
     def gradient(self, step: int) -> Tensor:
-        """Take the outer gradient of a step: the common parameters minus this rank's."""
+        """Return the outer gradient of a step: the common parameters minus this rank's."""
         self.sent = step
         gradient = torch.empty_like(self.outer)
         views = zip(self.flat.views(self.outer), self.flat.views(gradient), strict=True)
         for parameter, (common, difference) in zip(self.parameters.values(), views, strict=True):
             own = parameter.detach()
-            # In the parameter's precision: what `mix` rounded away is no step of this rank's.
+            # Subtract in the parameter's precision: the rounding by `mix` is not a change that this rank made.
             torch.sub(common.to(own.dtype).to(common.dtype), own.to(common), out=difference)
         return gradient
 
     def mix(self, alpha: float) -> None:
-        """Set this rank's parameters to α of them and 1 - α of the common ones."""
+        """Set this rank's parameters to α times their values plus 1 - α times the common ones."""
         for parameter, common in zip(self.parameters.values(), self.flat.views(self.outer), strict=True):
             target = parameter.detach()
             if not alpha:
                 target.copy_(common)
                 continue
-            own = target.to(common.dtype)  # itself, if it is of that type
+            own = target.to(common.dtype)  # the same tensor if the type matches
             target.copy_(torch.lerp(common.to(target.device), own, alpha, out=own))
 
     def average_gradients(self, communicator: Communicator, stats: TrainingStats, used: Container[str]) -> int:
-        """Have the gradients of the parameters that some rank uses be the ranks' mean, exactly; returns the bytes sent.
-        Collective.
-        """
+        """Replace the gradients of ``used`` parameters by their exact mean; return the bytes sent. Collective."""
         mean = self.flat.pack(p.grad for p in self.parameters.values())
         nbytes = exact_mean(mean, communicator, stats)
         for (name, parameter), values in zip(self.parameters.items(), self.flat.views(mean), strict=True):
             if name in used:
                 if parameter.grad is None or parameter.grad.is_sparse:
-                    parameter.grad = torch.empty_like(parameter)  # in its memory format, as fused steps want it
+                    parameter.grad = torch.empty_like(parameter)  # fused steps need its memory format
                 parameter.grad.copy_(values)
         return nbytes
 
     def agree(self, communicator: Communicator) -> None:
-        """Go on from the first rank's parameters. Collective."""
+        """Set the common and this rank's parameters to rank 0's common parameters. Collective."""
         values = self.outer.numpy()
         communicator.bcast(values, 0, out=values, codec=None)
         self.mix(0.0)
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Give what is saved, by kind and by name: residuals, and a mean that is still to be mixed in, if there are."""
+        """Return the arrays to save, by kind and name, including residuals and a pending mean if there are any."""
         by_name, residual, under_way = self.flat.by_name, self.exchange.residual, self.under_way
         return {
             "parameters": by_name(self.flat.pack(self.parameters.values())),
@@ -199,12 +197,12 @@ class Fragment:
         }
 
     def due(self, due: Mapping[str, int]) -> int | None:
-        """Find when a mean that is still to be mixed in is due, of all that a state has; None if there is none.
+        """Return the step at which this fragment's pending mean in a state is due; None if there is none.
 
         Raises
         ------
         InvalidArgument
-            If they are means of other fragments.
+            If the state's means are of other fragments.
         """
         found = {due.get(name) for name in self.flat.names}
         if len(found) > 1:
@@ -212,8 +210,9 @@ class Fragment:
         return found.pop()
 
     def load(self, state: Mapping[str, Any], residuals: Mapping[str, Tensor], size: int) -> None:
-        """Go on from a state, with this rank's part of the residuals; on another number of ranks than ``size`` from the
-        common parameters.
+        """Load a state, with this rank's part of the residuals.
+
+        If the state is of another number of ranks than ``size``, the fragment starts from the common parameters.
         """
         due = self.due(state["due"])
         self.flat.load(state["outer"], self.outer)
@@ -229,89 +228,90 @@ class Fragment:
             self.under_way = UnderWay(due, self.flat.load(state["under_way"], torch.empty_like(self.outer)), None, None)
 
     def abandon(self) -> None:
-        """Forget the average under way: what it has not brought is in the next outer gradient."""
+        """Discard the pending average: the next outer gradient includes its content."""
         self.sent = -1
         if self.under_way is None:
             return
         work, residual = self.under_way.work, self.under_way.residual
         self.under_way = None
         if work is not None:
-            with suppress(Exception):  # whose reason the caller knows, or will know at the next call
+            with suppress(Exception):  # the caller knows the cause, or the next call reports it
                 work.wait()
             if residual is not None and self.exchange.residual is not None:
                 self.exchange.residual[...] = residual
 
 
 class DiLoCo:
-    """Have each rank train on its own, and average what many steps have come to: DiLoCo. Collective.
+    """Train each rank locally, and average the parameter changes of many steps: DiLoCo. Collective.
 
-    Every ``every`` steps of the inner optimizer a rank's outer gradient, the common parameters minus its own, is
+    Every ``every`` steps of the inner optimizer, the outer gradients (common parameters minus this rank's own) are
     averaged over the ranks, compressed and with feedback. The outer optimizer moves the common parameters by the mean,
-    and all ranks go on from there. Gradients are each rank's own: with DistributedDataParallel, too, of which this
-    becomes the communication hook. Calls of ``inner.step()`` are counted by a hook; nothing else is to be called.
+    and all ranks continue from there. Each rank keeps its own gradients, also with DistributedDataParallel, whose
+    communication hook this object takes. A hook counts the calls of ``inner.step()``. No other call is needed.
 
-    *Streaming*: with ``fragments`` above 1 every so many-th layer forms a fragment, and fragments are sent in turn,
-    each every ``every`` steps, so that less is sent at once. With ``delay`` a fragment travels while the next
-    ``delay`` steps run, and is mixed in after them: ``θ ← alpha θ + (1 - alpha) θ_outer``.
+    *Streaming*: with ``fragments`` above 1, the model's layers are distributed over fragments in turn. Each fragment is
+    sent every ``every`` steps, at different steps, so that less is sent at once. With ``delay``, a fragment is sent
+    while the next ``delay`` steps run, and mixed in after them: ``θ ← alpha θ + (1 - alpha) θ_outer``.
 
     Parameters
     ----------
     model : torch.nn.Module
-        DistributedDataParallel or any other. Its parameters and buffers become rank 0's, or those of the ranks that
-        have trained already, if it joins them.
+        DistributedDataParallel, or any other module. Its parameters and buffers become those of rank 0. If it joins
+        ranks that have trained already, it takes theirs.
     inner : torch.optim.Optimizer
-        Any, of all trainable parameters of the model.
+        Any optimizer that has all trainable parameters of the model.
     outer : callable, optional
-        Makes the outer optimizer of a list of vectors, one a fragment: by default SGD at a learning rate of 0.7 with
-        Nesterov's momentum of 0.9. One that works element by element.
+        Makes the outer optimizer from a list of vectors, one per fragment. It must work element by element. Default:
+        SGD with a learning rate of 0.7 and Nesterov momentum of 0.9.
     every : int
-        The paper's H: inner steps from one average to the next.
+        The paper's H: inner steps between two averages.
     warmup : int
-        Steps at first in which gradients are averaged, exactly, and the ranks stay together: the paper starts from a
-        model that has 27 % of all steps behind it.
+        Number of initial steps in which gradients are averaged exactly, and the ranks stay together. The paper starts
+        from a model trained for 27 % of all steps.
     fragments : int
-        1 to ``every``, and at most as many as the model has layers.
+        1 to ``every``, and at most the number of the model's layers.
     delay : int
-        Steps that an average may take, fewer than ``every``.
+        Steps that an average may take, below ``every``.
     alpha : float, optional
-        From 0 to below 1; by default 0, and 0.5 with a delay, as in the paper.
+        From 0 to below 1. Default: 0, or with a delay 0.5, as in the paper.
     codec : str or Codec, optional
-        Of outer gradients, as for `compcoll.allreduce`; None sends them as they are.
+        Codec of outer gradients, as for `compcoll.allreduce`. None sends them uncompressed.
     feedback : bool
-        Whether what compression loses is added to the next outer gradient.
-    algorithm, group, timeout, over, **codec_options
-        As of `OneBitAdam`.
+        Whether to add residuals to the next outer gradient.
+    algorithm, group, timeout, transport, **codec_options
+        As for `OneBitAdam`.
 
     Attributes
     ----------
     outer : torch.optim.Optimizer
-        The outer optimizer: its learning rate may be changed, alike on all ranks.
+        The outer optimizer. Its learning rate may be changed, to the same value on all ranks.
     steps : int
         Inner steps so far.
     stats : TrainingStats
-        What was sent so far, with the mean and the most of a step. Replace it by a new one to count from zero.
+        Bytes and calls so far, with the mean and the maximum per step. Assign a new TrainingStats to count from zero.
     communicator : Communicator
-        Averages among the ranks; for nothing else but its `shrink`.
+        Averages among the ranks. Use it for nothing else but its `shrink`.
 
     Raises
     ------
     InvalidArgument
-        If an option is not allowed, the inner optimizer has other parameters than the model, or what the codec loses
-        would grow without end.
+        If an option is invalid, the inner optimizer has other parameters than the model, or the codec's residuals would
+        grow without bound.
     HookTaken, CollectiveMismatch, NotUnderMPI, MPIMissing, ThreadsUnavailable
-        As of `OneBitAdam`.
+        As for `OneBitAdam`.
 
     Notes
     -----
-    The outer parameters, and what is sent, are in host memory.
+    The outer parameters and the data to send are in host memory.
 
-    All means that were given to the outer optimizer plus the residuals of all ranks equal the sum of the exact means of
-    the outer gradients, up to rounding; with ``feedback=False`` no residuals are kept.
+    The means given to the outer optimizer plus all ranks' residuals equal the sum of the exact means of the outer
+    gradients, up to rounding. With ``feedback=False``, no residuals are kept.
 
-    With a GradScaler a local step that overflows leaves this rank's parameters as they are, and counts, so that all
-    ranks stay in the same step without a message. In the warm-up all ranks skip it together.
+    With a GradScaler, a local step that overflows does not change this rank's parameters, but counts, so that all ranks
+    stay at the same step without communication. In the warm-up, all ranks skip such a step together.
 
-    When ranks die, ``inner.step()`` raises what the average did. Set `group` to one of those that are left, and go on.
+    If ranks die, ``inner.step()`` raises the error of the average. Set `group` to a group of the surviving ranks, and
+    continue.
 
     References
     ----------
@@ -328,7 +328,7 @@ class DiLoCo:
     """
 
     conserves: ClassVar[str] = "exact"
-    """Whether values that were sent and residuals add up to those that were to be sent: "exact", "decay" or "none"."""
+    """How the sent values plus the residuals relate to the values to send: "exact", "decay" or "none"."""
 
     account = renamed_attribute("account", "stats")
 
@@ -385,17 +385,19 @@ class DiLoCo:
         keep_gradients(model, f"compcoll {type(self).__name__}")
 
     def _exchanges(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Exchange], str]:
-        """Return what makes the exchange of a vector, and the settings in words."""
+        """Return the factory of exchanges, and its settings as text."""
         told = f"codec {codec!r}, feedback {feedback}, algorithm {self._algorithm}"
         return partial(Exchange, codec, self._algorithm, feedback), told
 
     @property
     def group(self) -> Ranks | None:
-        """The ranks. Between two steps others may be set, by all of them: some of those before, of which others died,
-        ``diloco.group = diloco.communicator.shrink()`` where the library has that; or those and new ones, which make
-        a `DiLoCo` meanwhile. All then have the outer parameters, the outer optimizer's state and the number of steps
-        of a rank that made the most outer steps. A rank that has made as many keeps its own parameters, others start
-        from the outer ones. Averages under way are given up: what they would have brought is in the next one.
+        """The ranks. Between two steps, all ranks of another group may set it.
+
+        After ranks have died, use the surviving ones: ``diloco.group = diloco.communicator.shrink()`` where the library
+        has it. To add ranks, each new rank makes a `DiLoCo` at the same time. All ranks then get the outer parameters,
+        the outer optimizer's state and the step number of a rank with the most outer steps. Ranks with as many outer
+        steps keep their own parameters; others start from the outer ones. Averages under way are discarded: the next
+        average includes their content.
         """
         return self._ranks
 
@@ -408,18 +410,19 @@ class DiLoCo:
         self._resumed = False
 
     def synchronize(self) -> None:
-        """Average all fragments now, and have all ranks go on from the outer parameters, as at the end of a training.
-        Collective.
+        """Average all fragments now, and set all ranks' parameters to the outer ones. Collective.
+
+        Call this at the end of a training, for example.
 
         Raises
         ------
         CollectiveMismatch
-            If not all ranks call this after the same step.
+            If ranks call this after different steps.
         """
         self._check_resumed()
         self._finish(self._fragments)
         check_together(self.communicator, f"{type(self).__name__}.synchronize after step {self.steps}")
-        for fragment in (f for f in self._fragments if f.sent != self.steps):  # nothing new: momentum alone would move
+        for fragment in (f for f in self._fragments if f.sent != self.steps):  # the rest would move by momentum alone
             self._begin(fragment, self.steps)
         self._finish(self._fragments)
         with torch.no_grad():
@@ -427,8 +430,10 @@ class DiLoCo:
                 fragment.mix(0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy what is to be saved: this rank's parameters, the outer ones, both optimizers' states, residuals, and
-        averages under way, for which it waits. By every rank its own, or by `GatheredState` as one.
+        """Copy the state to save. Each rank saves its own, or `GatheredState` saves one for all.
+
+        It holds this rank's parameters, the outer ones, both optimizers' states, residuals, and averages under way, for
+        which this method waits.
         """
         for fragment in self._fragments:
             self._settle(fragment)
@@ -447,22 +452,22 @@ class DiLoCo:
         }
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on where an earlier run ended: the model's parameters and the inner optimizer's state, too.
+        """Continue an earlier run, including the model's parameters and the inner optimizer's state.
 
         Parameters
         ----------
         states : dict, or sequence of dict
-            What this rank's `state_dict` gave; or all ranks' ones of then. On another number of ranks each starts from
-            the outer parameters, with the inner optimizer's state of a rank of then. After a state that lacks what
-            codecs drew that round at random, as early ones do, they draw on from where they are. Values of parameters
-            that are trained no more are dropped, with a warning.
+            This rank's `state_dict`, or those of all ranks of the earlier run. With all of them, the number of ranks
+            may change: each rank then starts from the outer parameters, with the inner optimizer's state of an earlier
+            rank. Codecs with random rounding continue from the saved position, or from the current one if an old state
+            lacks it. Values of parameters that are no longer trained are dropped with a warning.
 
         Raises
         ------
         InvalidArgument
-            If they belong to another number of ranks, rank, or model, or to other settings, such as another
-            ``every``. Nothing is changed then. That all ranks go on from the same step is found out in the next step,
-            which raises `CollectiveMismatch`.
+            If the states belong to another number of ranks, rank, or model, or to other settings, such as ``every``.
+            Nothing is changed in this case. If the ranks' states are of different steps, the next step raises
+            `CollectiveMismatch`.
         """
         rank, size = self.communicator.rank, self.communicator.size
         shapes = {name: shape for fragment in self._fragments for name, shape in fragment.flat.shapes.items()}
@@ -488,7 +493,7 @@ class DiLoCo:
         self._resumed = True
 
     def free(self) -> None:
-        """Take the hook off the inner optimizer, and give back what it has. Collective; DDP keeps its hook."""
+        """Remove the inner optimizer's hooks, and release thread and communicator. Collective. DDP keeps its hook."""
         self._let_go()
         for fragment in self._fragments:
             fragment.abandon()
@@ -509,7 +514,7 @@ class DiLoCo:
         return f"{type(self).__name__}({self._told})"
 
     def _let_go(self) -> None:
-        """Leave the inner optimizer as it was."""
+        """Restore the inner optimizer's hooks and attributes."""
         for handle in self._handles:
             handle.remove()
         vars(self._inner).pop(SUPPORTED, None)
@@ -517,7 +522,7 @@ class DiLoCo:
             setattr(self._inner, SUPPORTED, self._inner_scales)
 
     def _check_resumed(self) -> None:
-        """Make sure that all ranks go on from the same state, if this one does. Collective."""
+        """After loading a state, check that all ranks continue from the same step. Collective."""
         if self._resumed:
             check_together(self.communicator, f"{type(self).__name__} goes on from a state of step {self.steps}")
             self._resumed = False
@@ -525,8 +530,9 @@ class DiLoCo:
     @torch.compiler.disable
     @torch.no_grad()
     def _before(self, _: object, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Unscale gradients, average those of the first steps, and hide those that overflow: a step without gradients
-        changes nothing, and is counted.
+        """Unscale gradients, average those of the warm-up, and hide those that overflow.
+
+        The inner step without gradients changes nothing, but counts.
         """
         self._hidden = []
         with scaling_of(self._inner) as scaling:
@@ -536,13 +542,13 @@ class DiLoCo:
             parameters = {name: p for fragment in self._fragments for name, p in fragment.parameters.items()}
             warming = self.steps < self._schedule.warmup
             if warming:
-                if any(each is not None for each in (*args[1:], *given.values())):  # the first is the optimizer
+                if any(each is not None for each in (*args[1:], *given.values())):  # args[0] is the optimizer
                     raise InvalidArgument("warmup averages gradients: compute them before step(), not in a closure")
                 flags = [overflowed, *(p.grad is not None for p in parameters.values())]
                 overflowed, *used = any_rank(self.communicator, flags)
             if scaling is not None:
                 unscale(parameters.values(), scale)
-                self._inner.found_inf = self._inner.grad_scale = None  # all is done: the inner one has no part in it
+                self._inner.found_inf = self._inner.grad_scale = None  # the inner optimizer must not scale again
             if overflowed:
                 self._hidden = [(p, p.grad) for p in parameters.values() if p.grad is not None]
                 for parameter, _gradient in self._hidden:
@@ -555,7 +561,7 @@ class DiLoCo:
     @torch.compiler.disable
     @torch.no_grad()
     def _stepped(self, *_: object) -> None:
-        """Count a step of the inner optimizer, mix in what is due, and send what is its turn."""
+        """Count a step of the inner optimizer, mix in due averages, and send the fragments of this step."""
         for parameter, gradient in self._hidden:
             parameter.grad = gradient
         self._hidden = []
@@ -570,7 +576,7 @@ class DiLoCo:
             self._rounds += 1
             for fragment in self._fragments:
                 fragment.flat.pack(fragment.parameters.values(), fragment.outer)
-                if self.steps == self._schedule.warmup:  # a rank that came during these steps may have made others
+                if self.steps == self._schedule.warmup:  # a rank that joined during these steps may differ
                     fragment.agree(self.communicator)
             return
         self._finish([f for f in self._fragments if f.under_way is not None and f.under_way.due <= self.steps])
@@ -581,18 +587,18 @@ class DiLoCo:
                     self._finish([fragment])
 
     def _turn_of(self, fragment: Fragment) -> bool:
-        """Tell whether it is sent after this step."""
+        """Return whether a fragment is sent after this step."""
         return self.steps % self._schedule.every == fragment.phase
 
     def _begin(self, fragment: Fragment, due: int) -> None:
-        """Send a fragment's outer gradient."""
+        """Start to average a fragment's outer gradient."""
         gradient = fragment.gradient(self.steps)
         job = partial(fragment.exchange.mean, gradient, self.communicator, self.stats)
         residual = None if fragment.exchange.residual is None else fragment.exchange.residual.copy()
         fragment.under_way = UnderWay(due, gradient, self._jobs.submit(job), residual)
 
     def _finish(self, fragments: Sequence[Fragment]) -> None:
-        """Make the outer steps of fragments whose averages are due, in the order of these."""
+        """Wait for the averages of fragments and make their outer steps, in due order."""
         for fragment in sorted(fragments, key=lambda each: 0 if each.under_way is None else each.under_way.due):
             if fragment.under_way is None:
                 continue
@@ -606,7 +612,7 @@ class DiLoCo:
             fragment.mix(self._schedule.alpha)
 
     def _settle(self, fragment: Fragment) -> None:
-        """Wait for an average; if it fails, take back what it and those behind it have changed."""
+        """Wait for an average. If it fails, discard all pending averages and restore their residuals."""
         under_way = fragment.under_way
         if under_way is None or under_way.work is None:
             return
@@ -620,7 +626,7 @@ class DiLoCo:
         self.stats.peak_step_nbytes = max(self.stats.peak_step_nbytes, self._recent.spread(nbytes))
 
     def _join(self, ranks: Ranks | None) -> None:
-        """Average with these ranks from now on, from where those are that have come farthest. Collective."""
+        """Average with these ranks from now on, starting from the most advanced one. Collective."""
         communicator = join(ranks, self._lines, self._timeout, self._over, self._algorithm)
         self._ranks: Ranks | None = ranks
         self.communicator = communicator
@@ -645,7 +651,7 @@ class DiLoCo:
         self._rounds = max(int(rounds[root]), 0)
 
     def _common(self) -> dict[str, Any]:
-        """Collect what all ranks have in common."""
+        """Collect the state that all ranks share."""
         return {
             "steps": self.steps,
             "outer": [fragment.outer for fragment in self._fragments],
@@ -656,14 +662,14 @@ class DiLoCo:
 
 
 def strided(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str, nn.Parameter]]:
-    """Deal a model's layers out, every ``count``-th to the same fragment.
+    """Distribute a model's layers over ``count`` fragments in turn.
 
-    A layer is what has the same name up to its first number, or before its first dot if it has none.
+    Parameters form a layer if their names agree up to the first number, or without a number up to the first dot.
 
     Raises
     ------
     InvalidArgument
-        If there are fewer layers than fragments.
+        If the model has fewer layers than ``count``.
     """
     layers: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in parameters.items():
@@ -679,12 +685,12 @@ def strided(parameters: Mapping[str, nn.Parameter], count: int) -> list[dict[str
 
 
 def check_inner(inner: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Refuse an inner optimizer of other parameters than the model's.
+    """Check that an inner optimizer has exactly the model's trainable parameters.
 
     Raises
     ------
     InvalidArgument
-        If it lacks one, or has others.
+        If it lacks a parameter, or has others.
     """
     held = {id(p) for group in inner.param_groups for p in group["params"] if p.requires_grad}
     lacking = [name for name, p in parameters.items() if id(p) not in held]
@@ -695,7 +701,7 @@ def check_inner(inner: torch.optim.Optimizer, parameters: Mapping[str, nn.Parame
 
 
 def outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]) -> dict[str, Any]:
-    """Copy the state: of each kind a tensor for each parameter, and what is no vector, such as a number of steps."""
+    """Copy an outer optimizer's state: vectors as a tensor per kind and parameter; the rest, such as step counts."""
     vectors: dict[str, dict[str, Tensor]] = {}
     rest: list[dict[str, Any]] = []
     for fragment in fragments:
@@ -709,7 +715,7 @@ def outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]) -> 
 
 
 def load_outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment], state: Mapping[str, Any]) -> None:
-    """Go on from what `outer_state` gave; elements that it does not have are 0."""
+    """Load a state from `outer_state`; elements that it lacks are 0."""
     kept = {}
     for fragment, rest in zip(fragments, state["rest"], strict=True):
         kept[id(fragment.outer)] = one = deepcopy(rest)

@@ -1,4 +1,4 @@
-"""The ranks among which an optimizer averages, models whose gradients stay each rank's own, and loss scaling."""
+"""The communicator of an optimizer, hooks that leave gradients local, and loss scaling."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from ..hooks import register_hook
 from ..membership import check_alike, compare
 
 Ranks: TypeAlias = dist.ProcessGroup | Communicator
-"""A process group of any backend, or a communicator of compcoll's that is used for nothing else."""
+"""A process group of any backend, or a compcoll communicator that is used for nothing else."""
 
 
 def join(
     ranks: Ranks | None, lines: Sequence[str], timeout: float | None, transport: str, algorithm: str
 ) -> Communicator:
-    """Make a communicator of the ranks, which have the same models and settings. Collective.
+    """Check that all ranks have the same model and settings, and return their communicator. Collective.
 
     Parameters
     ----------
     ranks : ProcessGroup or Communicator, optional
-        The default process group by default. A communicator is taken as it is.
+        Default: the default process group. A communicator is used as it is.
     lines : sequence of str
-        What must be alike on all ranks.
-    timeout, over
-        As of `compcoll.torch.compress`; a communicator has its own.
+        Settings that must be equal on all ranks.
+    timeout, transport
+        As for `compcoll.torch.compress`. A communicator has its own.
     algorithm : str
-        Of the averages: ``"auto"`` goes by what links carry.
+        Algorithm of the averages. ``"auto"`` needs measurements of the links.
 
     Raises
     ------
     InvalidArgument
-        If there is no such group, or a communicator has a time-out or a way given.
+        If there is no such group, or timeout or transport is given together with a communicator.
     CollectiveMismatch
-        On every rank, with the first line in which they differ.
+        On every rank, if ``lines`` differ. The error shows the first difference.
     """
     own = [*lines, f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"]
     if isinstance(ranks, Communicator):
@@ -64,14 +64,14 @@ def join(
 
 
 def _gathered(data: bytes, communicator: Communicator) -> list[bytes]:
-    """Gather what each rank has to tell. Collective."""
+    """Gather each rank's bytes. Collective."""
     sizes = communicator.allgather(np.array([len(data)]), codec=None).ravel()
     whole = communicator.allgatherv(np.frombuffer(data, np.uint8), codec=None)
     return [bytes(part) for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
 def broadcast_object(root: int, communicator: Communicator, value: dict[str, Any]) -> dict[str, Any]:
-    """Give all ranks what one of them has. Collective."""
+    """Broadcast a dict from ``root`` to all ranks. Collective."""
     memory = io.BytesIO()
     if communicator.rank == root:
         torch.save(value, memory)
@@ -83,31 +83,31 @@ def broadcast_object(root: int, communicator: Communicator, value: dict[str, Any
 
 
 def any_rank(communicator: Communicator, flags: Sequence[bool]) -> list[bool]:
-    """Find which of some flags any rank has set. Collective."""
+    """Return for each flag whether any rank has set it. Collective."""
     return [bool(flag) for flag in communicator.allreduce(np.array(flags, np.int64), op="max", codec=None)]
 
 
 def check_together(communicator: Communicator, line: str) -> None:
-    """Make sure that all ranks do the same, such as to go on from a state of the same step. Collective.
+    """Check that all ranks call this with the same line, for example after loading a state. Collective.
 
     Raises
     ------
     CollectiveMismatch
-        On every rank, if a rank has another line, or makes another call.
+        On every rank, if a rank has another line or makes another call.
     """
     sequence_number = communicator.sequence_number
     communicator._agree(Signature(line))
-    communicator.sequence_number = sequence_number  # codecs draw by it: as without this call
+    communicator.sequence_number = sequence_number  # codecs draw by it
 
 
 def module_of(model: nn.Module) -> nn.Module:
-    """The module itself, without DistributedDataParallel around it."""
+    """Return the module without its DistributedDataParallel wrapper."""
     module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     return module
 
 
 def keep_gradients(model: nn.Module, name: str) -> None:
-    """Have DistributedDataParallel leave each rank its own gradients: `name` averages something else."""
+    """Register a DistributedDataParallel hook, called ``name``, that leaves each rank its own gradients."""
     if not isinstance(model, DistributedDataParallel):
         return
 
@@ -121,20 +121,22 @@ def keep_gradients(model: nn.Module, name: str) -> None:
 
 
 SUPPORTED = "_step_supports_amp_scaling"
-"""The attribute by which `torch.amp.GradScaler` sees that it must not skip an optimizer's steps itself: a rank alone
-would skip them. It sets ``found_inf`` and ``grad_scale`` then, while ``step()`` runs, and deletes them afterwards.
+"""Name of the attribute that stops `torch.amp.GradScaler` from skipping an optimizer's step on one rank alone.
+
+If it is set, the scaler sets ``found_inf`` and ``grad_scale`` on the optimizer while ``step()`` runs, and deletes them
+afterwards.
 """
 
 
 class Scaling(NamedTuple):
-    """What a GradScaler found.
+    """The result of a GradScaler.
 
     Attributes
     ----------
     overflowed : bool
-        Whether a gradient of this rank holds Inf or NaN.
+        Whether a gradient of this rank contains Inf or NaN.
     scale : float
-        What the gradients are still to be divided by.
+        Factor by which the gradients must still be divided.
     """
 
     overflowed: bool
@@ -143,9 +145,10 @@ class Scaling(NamedTuple):
 
 @contextmanager
 def scaling_of(optimizer: torch.optim.Optimizer) -> Iterator[Scaling | None]:
-    """Read what the GradScaler that calls ``step()`` has found; None without a scaler.
+    """Return the result of the GradScaler that calls ``step()``; None without a scaler.
 
-    After an error the scaler deletes nothing, and would multiply its next scale by what is left: it is deleted here.
+    After an error, the scaler does not delete its attributes, and would multiply its next scale by the old one. So this
+    context manager deletes them.
     """
     found = getattr(optimizer, "found_inf", None)
     scale = getattr(optimizer, "grad_scale", None)
@@ -163,7 +166,7 @@ def unscale(parameters: Iterable[Tensor], scale: float) -> None:
     Raises
     ------
     InvalidArgument
-        If one is of float16, in which small gradients would be lost, as `torch.amp.GradScaler.unscale_` refuses it.
+        If a gradient is float16, which would lose small values. `torch.amp.GradScaler.unscale_` rejects it, too.
     """
     if scale == 1.0:
         return

@@ -1,4 +1,4 @@
-"""Local steps whose outer gradients are sent as their largest elements, in two bits each: SparseLoCo."""
+"""SparseLoCo: local steps with sparse outer gradients, whose largest elements are sent with two bits each."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from .ranks import Ranks
 from .vectors import Exchange
 
 CHUNK = 4096
-"""Elements among which the largest are chosen: 64 × 64."""
+"""Number of elements per chunk, 64 × 64. The largest ones of each chunk are sent."""
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class ChunkedTopK:
-    """The wire of the largest elements of each chunk of 4096: where they are, and two bits for the value of each.
+    """A code for the largest elements of each chunk of 4096: their indices, and two bits per value.
 
-    Indices are ascending, and written as Elias and Fano did: the lower bits as they are, the upper ones as a row of
-    bits in which the n-th 1 stands at the upper part of the n-th index plus n. Of 41 elements (1 %) an index takes 8.6
-    bits. A value is its sign and one of two magnitudes: the means of those above and not above their mean.
+    Indices are ascending and use Elias-Fano coding: the lower bits are stored directly. The upper parts form a bit
+    vector whose n-th 1 is at the upper part of the n-th index plus n. With 41 elements (1 %), an index takes 8.6 bits.
+    A value is its sign and one of two magnitudes, each a mean of a group: magnitudes above their mean, and the rest.
 
     Parameters
     ----------
     density : float
-        The part of the elements to send: k is the next whole number of a chunk's.
+        Fraction of the elements to send. k is this fraction of a chunk, rounded up.
 
     Attributes
     ----------
     k : int
-        Elements of each chunk.
+        Number of elements sent per chunk.
 
     References
     ----------
@@ -57,7 +57,7 @@ class ChunkedTopK:
         self._high_bits = self.k + (CHUNK >> self._low_bits)
 
     def encode(self, values: npt.NDArray[np.float32]) -> Bytes:
-        """Encode chunks, one a row; returns the wire of each."""
+        """Encode chunks, one per row, and return their wires, one per row."""
         rows = torch.from_numpy(values)
         chosen = torch.topk(rows.abs(), self.k, dim=1, sorted=False).indices.sort(dim=1).values
         taken, indices = rows.gather(1, chosen).numpy(), chosen.numpy()
@@ -76,7 +76,7 @@ class ChunkedTopK:
         return np.concatenate([levels.view(np.uint8), np.packbits(np.concatenate(bits, axis=1), axis=1)], axis=1)
 
     def decode(self, wire: Bytes) -> npt.NDArray[np.float32]:
-        """Decode chunks, one a row."""
+        """Decode wires, one per row, and return the chunks, one per row."""
         count = len(wire)
         levels = np.ascontiguousarray(wire[:, :8]).view("<f4")
         bits = np.unpackbits(wire[:, 8:], axis=1)
@@ -92,8 +92,10 @@ class ChunkedTopK:
 
 
 class _SparseExchange(Exchange):
-    """An exchange of the largest elements: ``e ← β e + Δ``, of which is sent what `ChunkedTopK` encodes, and e keeps
-    the rest. All ranks add all wires, in the ranks' order. The mean of an element is over those that sent it.
+    """An exchange of the largest elements of ``e ← β e + Δ``.
+
+    `ChunkedTopK` encodes the elements to send, and e keeps the rest. All ranks add all wires in rank order. The mean of
+    an element is over the ranks that sent it.
     """
 
     of_mean = False
@@ -104,7 +106,7 @@ class _SparseExchange(Exchange):
         self.residual: HostArray | None = torch.zeros_like(vector).numpy()
 
     def try_out(self, communicator: Communicator) -> None:
-        """Do nothing: there is no codec that could be refused."""
+        """Do nothing: there is no codec that could fail."""
 
     def mean(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
         values, residual = array_of(vector), self.residual
@@ -134,42 +136,41 @@ class _SparseExchange(Exchange):
 
 
 class SparseLoCo(DiLoCo):
-    """Have each rank train on its own, and average the largest elements of what many steps have come to: SparseLoCo.
-    Collective.
+    """Train each rank locally, and average the largest elements of the changes of many steps: SparseLoCo. Collective.
 
-    A rank adds its outer gradient to what it has not sent yet, ``e ← beta e + Δ``, and sends the largest elements of
-    each 4096 of e, in two bits each and about 8 for their places; e keeps the rest. Error feedback takes the place of
-    the outer momentum: the common parameters move by the mean, times ``lr``. The mean of an element is over the ranks
-    that sent it: one that a single rank sends moves as far as that rank says.
+    Each rank adds its outer gradient to its unsent remainder, ``e ← beta e + Δ``. It sends the largest elements of
+    every 4096 of e, with two bits per value and about 8 bits per index. e keeps the rest. Error feedback takes the
+    place of the outer momentum: the common parameters move by the mean, times ``lr``. The mean of an element is over
+    the ranks that sent it: if a single rank sends an element, it moves by that rank's value.
 
     Parameters
     ----------
-    model, inner, every, warmup, fragments, delay, alpha, group, timeout, over
-        As of `DiLoCo`.
+    model, inner, every, warmup, fragments, delay, alpha, group, timeout, transport
+        As for `DiLoCo`.
     density : float
-        The part of the elements to send: above 0, at most 0.5. The paper takes 0.01 to 0.03.
+        Fraction of the elements to send: above 0, at most 0.5. The paper uses 0.01 to 0.03.
     beta : float
-        What e keeps from one outer step to the next, from 0 to 1.
+        Factor of e from one outer step to the next, from 0 to 1.
     lr : float
         The outer learning rate.
 
     Attributes
     ----------
-    outer, steps, account
-        As of `DiLoCo`.
+    outer, steps, stats
+        As for `DiLoCo`.
 
     Raises
     ------
     InvalidArgument, HookTaken, CollectiveMismatch, NotUnderMPI, MPIMissing, ThreadsUnavailable
-        As of `DiLoCo`.
+        As for `DiLoCo`.
 
     Notes
     -----
-    On each rank what it sends plus its new e equals ``beta e + Δ``, up to rounding. On another number of ranks a state
-    keeps the mean of e over the ranks.
+    On each rank, the sent values plus the new e equal ``beta e + Δ``, up to rounding. If a state is loaded on another
+    number of ranks, the mean of e over the ranks is kept.
 
-    The mean over those that sent an element is what the authors' program computes. By the mean over all ranks few
-    elements that a rank sends move far: in the study of a small GPT the loss is 2.43 instead of 2.37.
+    The authors' program also averages an element over the ranks that sent it. With the mean over all ranks, few of a
+    rank's elements move far: in the study of a small GPT, the loss is 2.43 instead of 2.37.
 
     References
     ----------

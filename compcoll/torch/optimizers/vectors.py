@@ -1,4 +1,4 @@
-"""Parameters as one vector in host memory: its mean over the ranks, and states by the parameters' names."""
+"""Parameters as one vector in host memory: layout, mean over the ranks, and states by parameter name."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ States = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class Flat:
-    """The layout of parameters that lie one behind the other.
+    """The layout of a vector that holds several parameters one after another.
 
     Parameters
     ----------
     parameters : mapping
-        By name, in their order.
+        Parameters by name, in order.
 
     Attributes
     ----------
     names : tuple of str
-        Of the parameters.
+        Names of the parameters.
     shapes, sizes : dict
-        Their shapes and numbers of elements, by name.
+        Shapes and numbers of elements, by name.
     dtype : torch.dtype
-        The element type of vectors: float64 if a parameter has it, else float32.
+        Element type of vectors: float64 if a parameter has it, else float32.
 
     Raises
     ------
     InvalidArgument
-        If there are none.
+        If there are no parameters.
     UnsupportedDType
-        If one has another type than float16, bfloat16, float32 and float64.
+        If a parameter is not float16, bfloat16, float32 or float64.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -63,16 +63,16 @@ class Flat:
         self.dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
 
     def zeros(self) -> Tensor:
-        """Make a vector of zeros."""
+        """Return a vector of zeros."""
         return torch.zeros(sum(self.sizes.values()), dtype=self.dtype)
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """View a vector's memory in the parameters' shapes."""
+        """Return views of a vector in the parameters' shapes."""
         parts = vector.split(list(self.sizes.values()))
         return [part.view(shape) for part, shape in zip(parts, self.shapes.values(), strict=True)]
 
     def pack(self, tensors: Iterable[Tensor | None], vector: Tensor | None = None) -> Tensor:
-        """Copy tensors of the parameters' shapes into a vector, by default a new one; zeros for None."""
+        """Copy tensors of the parameters' shapes into a vector (default: a new one); None becomes zeros."""
         vector = self.zeros() if vector is None else vector
         for view, tensor in zip(self.views(vector), tensors, strict=True):
             if tensor is None:
@@ -82,44 +82,45 @@ class Flat:
         return vector
 
     def by_name(self, vector: Tensor) -> dict[str, Any]:
-        """Split a vector into arrays of the parameters' shapes that share its memory, by name."""
+        """Return arrays by name, in the parameters' shapes, that share a vector's memory."""
         return {name: view.numpy() for name, view in zip(self.names, self.views(vector), strict=True)}
 
     def load(self, arrays: Mapping[str, Tensor], vector: Tensor) -> Tensor:
-        """Copy a state's values of the parameters into a vector; zeros where the state has none."""
+        """Copy a state's arrays into a vector; zeros for parameters that it lacks."""
         return self.pack((arrays[n].reshape(s) if n in arrays else None for n, s in self.shapes.items()), vector)
 
 
 def exact_mean(vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
-    """Average a vector without a codec, in place; returns the bytes sent. Collective."""
+    """Average a vector in place without a codec, and return the bytes sent. Collective."""
     values = array_of(vector)
     communicator.allreduce(values, op="mean", out=values, codec=None)
     return stats.add_last(communicator, 2 * (communicator.size - 1) / communicator.size)
 
 
 class Exchange:
-    """The mean of a vector over the ranks by compcoll's allreduce, again and again, with feedback.
+    """Repeated mean of a vector over the ranks by compcoll's allreduce, with feedback.
 
-    With the algorithm ``"direct"`` a rank's values are encoded once, and the mean once more by the owner of each part,
-    both with feedback: a rank keeps what its own encodings lost.
+    With the algorithm ``"direct"``, each rank encodes its values once, and the owner of each part encodes the mean once
+    more. Both use feedback: each rank keeps the residuals of its own encodings.
 
     Parameters
     ----------
     codec : Codec or None
         As for `compcoll.allreduce`.
     algorithm : str
-        Of that.
+        As for `compcoll.allreduce`.
     feedback : bool
-        Whether residuals are kept.
+        Whether to keep residuals.
     vector : Tensor
-        Others like this one will be averaged.
+        A vector with the size and type of those to average.
 
     Attributes
     ----------
     residual : array or None
-        The residual of each element; None if there is no feedback.
+        The residual of each element; None without feedback.
     of_mean : bool
-        Whether residuals are parts of the mean, so that the ranks' sum counts, rather than of this rank's values.
+        Whether residuals are contributions to the mean, so that their sum over the ranks counts. If False, they are in
+        the units of this rank's values.
 
     Raises
     ------
@@ -137,7 +138,7 @@ class Exchange:
         self.residual: HostArray | None = None
 
     def try_out(self, communicator: Communicator) -> None:
-        """Refuse what a call would, on a few zeros, and make the residuals. Collective."""
+        """Average a few zeros, to raise a call's errors early, and allocate the residuals. Collective."""
         zeros = torch.zeros(64, dtype=self._vector.dtype).numpy()
         make = None if self._feedback is None else ErrorFeedback
         try_codec(communicator, [zeros], self._codec, self._algorithm, make)
@@ -146,7 +147,7 @@ class Exchange:
             self.residual = self._feedback.residual
 
     def mean(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
-        """Set a vector to the ranks' mean; returns the bytes sent. Collective."""
+        """Replace a vector by the ranks' mean, and return the bytes sent. Collective."""
         values = array_of(vector)
         draw_as_begun(self._feedback, communicator)
         communicator.allreduce(
@@ -165,32 +166,32 @@ def read_states(
     here: Mapping[str, torch.Size],
     model: nn.Module,
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Read the parameters that are trained here out of a rank's state, or of all ranks' states.
+    """Read the currently trained parameters from one rank's state, or from all ranks' states.
 
     Parameters
     ----------
     states : mapping, or sequence of mapping
-        Of one rank, or of all.
+        State of one rank, or of all.
     rank, size : int
-        Of now.
+        Current rank and number of ranks.
     complete, partial : sequence of str
-        Which of their entries hold tensors by name: of all parameters, or of some.
+        State entries that hold tensors by name: for all parameters, or for some.
     more : sequence of str
-        Their other entries.
+        Other state entries.
     here : mapping
-        The shapes of the parameters that are trained.
+        Shapes of the trained parameters, by name.
     model : torch.nn.Module
-        Whose other parameters were trained then: they are dropped, with a warning.
+        The model. State values of its parameters that are not trained now are dropped with a warning.
 
     Returns
     -------
     list, dict
-        The states in the order of the ranks; and this rank's part of the residuals.
+        The states in rank order, and this rank's part of the residuals.
 
     Raises
     ------
     InvalidArgument
-        If a parameter is missing, has another shape, or is none of the model's; and as of `residuals_of`.
+        If a parameter is missing, has another shape, or is not in the model; and as `residuals_of` does.
     """
     gone = {name for name, _ in model.named_parameters()} - here.keys()
     dropped: set[str] = set()
@@ -230,19 +231,19 @@ def untrained(model: nn.Module, trained: Mapping[int, str]) -> list[Tensor]:
 
 
 def check_trained(optimizer: torch.optim.Optimizer, trained: Mapping[int, str]) -> None:
-    """Refuse parameters that were frozen, thawed or added to an optimizer since ``trained`` were found.
+    """Check that no parameters of an optimizer were frozen, unfrozen or added since ``trained`` was recorded.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Any.
+        Any optimizer.
     trained : mapping
-        The names of those that required gradients, by their ids.
+        Names of the parameters that required gradients, by id.
 
     Raises
     ------
     InvalidArgument
-        If others do now.
+        If other parameters require gradients now.
     """
     now = {id(p): p for p in parameters_of(optimizer) if p.requires_grad}
     if now.keys() == trained.keys():
@@ -254,14 +255,14 @@ def check_trained(optimizer: torch.optim.Optimizer, trained: Mapping[int, str]) 
 
 
 def state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """Copy an optimizer's state; tensors in the parameters' logical order.
+    """Copy an optimizer's state; tensors are contiguous.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Any.
+        Any optimizer.
     names : mapping
-        The parameters' names by their ids.
+        Parameter names by id.
     """
     given = optimizer.state_dict()["state"]
     state = {
@@ -273,7 +274,7 @@ def state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) ->
 
 
 def load_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str], state: Mapping[str, Any]) -> None:
-    """Have an optimizer go on from what `state_by_name` gave; tensors get the memory format of the parameters."""
+    """Load a state from `state_by_name` into an optimizer; tensors get the memory format of the parameters."""
     kept = {
         at: {kind: _laid_out(value, p) for kind, value in state["state"][names[id(p)]].items()}
         for at, p in enumerate(parameters_of(optimizer))
@@ -288,19 +289,19 @@ def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def load(optimizer: torch.optim.Optimizer, state: dict[int, Any], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Give an optimizer its state, by the parameters' places, and its groups' options."""
+    """Load a state, by parameter index, and the groups' options into an optimizer."""
     places = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     numbered = [{**deepcopy(dict(group)), "params": each} for group, each in zip(groups, places, strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": numbered})
 
 
 def check_groups(groups: Sequence[Any], count: int) -> None:
-    """Refuse a state of another number of groups.
+    """Check the number of parameter groups of a state.
 
     Raises
     ------
     InvalidArgument
-        If it has more or fewer.
+        If it differs from ``count``.
     """
     if len(groups) != count:
         raise InvalidArgument(f"this state has {len(groups)} groups of parameters, but here are {count}")
@@ -311,7 +312,7 @@ def _copied(value: Any) -> Any:
 
 
 def _laid_out(value: Any, parameter: Tensor) -> Any:
-    """Copy a value, in the parameter's memory format if it has its shape: fused steps go by memory's order."""
+    """Copy a value. If it has the parameter's shape, use its memory format, since fused steps use memory order."""
     if isinstance(value, Tensor) and value.shape == parameter.shape:
         return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
     return _copied(value)
