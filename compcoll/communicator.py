@@ -517,7 +517,9 @@ class Communicator:
         slot = self._slots.in_turn[number % AT_ONCE]
         stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
         run = Run(slot.group, slot.allocate, stats, OrderingTicket(None), number)
-        result = self._engine.follow(self._rest(plan, buffers, run, slot, call, signature), signature, plan.timeout)
+        operation = self._programs.operation(plan, slot, buffers.residual is not None)
+        steps = self._rest(plan, buffers, run, slot, call, signature, operation)
+        result = self._engine.follow(steps, signature, plan.timeout)
         stats.total_seconds = perf_counter() - started
         self._last = stats
         return result
@@ -588,7 +590,7 @@ class Communicator:
                 assert self._gpu is not None
                 given = buffers._replace(x=(yield from self._gpu.fetch_small(buffers)))
         call = self._handshaken(plan, given, operation, level, run.number, 1, 0)
-        return (yield from self._rest(plan, buffers, run, slot, call, signature))
+        return (yield from self._rest(plan, buffers, run, slot, call, signature, operation))
 
     def _handshaken(
         self,
@@ -607,7 +609,14 @@ class Communicator:
         return Collective(exchange, extremes, level, piggyback, operation, x, out, residual, number, spins, sleeps)
 
     def _rest(
-        self, plan: CompiledPlan, buffers: Buffers, run: Run, slot: Slot, call: Collective, signature: Signature
+        self,
+        plan: CompiledPlan,
+        buffers: Buffers,
+        run: Run,
+        slot: Slot,
+        call: Collective,
+        signature: Signature,
+        operation: Operation | None,
     ) -> Steps:
         """Finish a call under way: its handshake, then what the plan runs."""
         while call.level is None and not call.ended:
@@ -617,9 +626,6 @@ class Communicator:
         if call.level == ON_GPU and plan.on_gpus is not None:
             result = yield from plan.on_gpus(buffers, run)
             return buffers.result if result is None else result
-        operation = None
-        if buffers.order is None:
-            operation = self._programs.operation(plan, slot, buffers.residual is not None)
         in_turn = choose.IN_TURN if operation is None else (choose.SHARED_MEMORY,)
         if plan.plan.algorithm not in in_turn:
             run.ticket.used = True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Protocol
 
@@ -118,6 +119,28 @@ class OrderingTicket:
 _SPINS = 50
 
 
+def start_thread(name: str, work: Callable[[], object]) -> threading.Thread:
+    """Start a daemon thread.
+
+    Raises
+    ------
+    RuntimeError
+        If the system has no more threads.
+    """
+    thread = threading.Thread(target=work, name=f"{THREADS}{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def wait_until(test: Callable[[], bool], seconds: float) -> bool:
+    """Poll a function until it returns True, sleeping between polls after a while. Return whether it did in time."""
+    deadline = time.monotonic() + seconds
+    while not poll(test, _SPINS, sleeps_within(seconds)):
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
 def wait_for(pending: Pending, seconds: float, what: str) -> None:
     """Wait on the host for a request that usually completes soon: spin first, then sleep.
 
@@ -126,10 +149,8 @@ def wait_for(pending: Pending, seconds: float, what: str) -> None:
     PeerTimeout
         If it has not completed after ``seconds``; ``what`` begins the message.
     """
-    deadline = time.monotonic() + seconds
-    while not poll(pending.Test, _SPINS, sleeps_within(seconds)):
-        if time.monotonic() > deadline:
-            raise PeerTimeout(f"{what} within {seconds:g} s")
+    if not wait_until(pending.Test, seconds):
+        raise PeerTimeout(f"{what} within {seconds:g} s")
 
 
 def keep_forever(thing: Any) -> None:

@@ -145,9 +145,8 @@ class CompiledPlan:
         Returns the generator that runs a call: of an algorithm, or of what else has no operation.
     operation : Operation or None
         Runs every call of the plan, if one operation does.
-    programs : dict or None
-        The algorithm's programs by slot and whether there is feedback, each compiled when it is first needed; None if
-        the algorithm cannot be compiled.
+    compiles : bool
+        Whether an algorithm's program runs the calls, compiled for each slot when it is first needed.
     unblocked : CompiledPlan or None
         What runs instead where some rank must not block in MPI; None if the same does.
     timeout : float or None
@@ -159,7 +158,7 @@ class CompiledPlan:
     plan: Plan
     steps: Callable[[Plan, Buffers, Run], Steps]
     operation: Operation | None = None
-    programs: dict[tuple[int, bool], Compiled] | None = None
+    compiles: bool = False
     unblocked: CompiledPlan | None = None
     timeout: float | None = None
     on_gpus: Callable[[Buffers, Run], Steps] | None = None

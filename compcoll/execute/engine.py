@@ -9,14 +9,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
 from .. import lifetime
 from ..errors import CompcollError
 from ..kernels._host import poll, sleeps_within
-from ..pending import THREADS, OrderingTicket, Peers, Pending, Steps, WaitPolicy, give_way, spin_seconds
+from ..pending import OrderingTicket, Peers, Pending, Steps, WaitPolicy, give_way, spin_seconds, start_thread
 from ..stats import Stats
 
 # MPI knows one progress for all communicators, and so do we: a rank that waits in one must advance the others.
@@ -260,9 +260,7 @@ class Engine:
         self._closed = False
         self._thread: threading.Thread | None = None
         if threaded:
-            given = (weakref.ref(self), self._work)
-            self._thread = threading.Thread(target=_progress, args=given, name=f"{THREADS}progress", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("progress", partial(_progress, weakref.ref(self), self._work))
             weakref.finalize(self, self._work.set)
         _all.add(self)
         _end_all_at_exit()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Protocol
 
 from ..errors import CommunicatorBroken, CompcollError, PeerTimeout
+from ..pending import wait_until
 from .failures import as_failure
 
 _SECONDS_TO_ANSWER = 0.5
@@ -69,10 +69,8 @@ class FailureDetector:
         if not self._told:
             self._told = True
             self._transport.announce(f"{_WAITS}{waiting}")
-        deadline = time.monotonic() + self._seconds
         others = self._transport.size - 1
-        while self._failure is None and len(self._heard()) < others and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda: self._failure is not None or len(self._heard()) >= others, self._seconds)
         heard = dict(self._heard())
         self._transport.abandon()
         if self._failure is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from ..codecs.sparse.sparsifier import Sparsifier
 from ..dtypes import DTYPES
 from ..gpu.ipc_transport import UNIQUE_ID_NBYTES, Links
 from ..gpu.stream_transport import Bootstrap, GpuTransport
-from ..pending import THREADS, Pending, Steps, keep_forever, wait_for
+from ..pending import Pending, Steps, keep_forever, start_thread, wait_for
 from ..plan import choose
 from ..plan import gpu_profiles as gpu
 from ..plan.call import Call, Setting
@@ -37,9 +36,8 @@ class _Working:
         self.error: Exception | None = None
         self._seconds = seconds
         self._started = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name=f"{THREADS}join", daemon=True)
         try:
-            self._thread.start()
+            self._thread = start_thread("join", self._run)
         except RuntimeError as error:  # the system gives no more
             self.error = error
 

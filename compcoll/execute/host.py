@@ -240,7 +240,7 @@ class Collectives(PlannedSteps):
         if plan.algorithm == choose.NATIVE and call.rows is None:
             return CompiledPlan.of_operation(plan, Started(self._started_by_mpi(call)))
         fixed = call.rows is None and isinstance(plan.coder, HostCoder)
-        return CompiledPlan(plan, self._steps_of[call.collective], programs={} if fixed else None)
+        return CompiledPlan(plan, self._steps_of[call.collective], compiles=fixed)
 
     def _by_mpi(self, plan: Plan, *, has_timeout: bool) -> CompiledPlan:
         """MPI's own reduction, or what takes its place where some rank must not block in it."""

@@ -22,6 +22,9 @@ from .slots import Slot
 
 _MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
 
+_Key = tuple[CompiledPlan, int, bool]
+"""What a program is for: a plan, the number of a slot, and whether there is feedback."""
+
 
 class _Given(NamedTuple):
     """A stand-in for an array that a run will be given: its parts are where they begin.
@@ -85,48 +88,39 @@ class Programs:
 
     def __init__(self, transport: Connection) -> None:
         self._transport = transport
-        self._kept: dict[int, tuple[CompiledPlan, tuple[int, bool]]] = {}  # by the program's identity, the oldest first
+        self._kept: dict[_Key, Compiled] = {}  # the oldest first
         self._messages = 0
 
     def operation(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Operation | None:
         """The operation that runs a call in a slot; None if a generator does."""
-        if compiled.operation is not None or compiled.programs is None:
+        if not compiled.compiles:
             return compiled.operation
-        found = compiled.programs.get((slot.number, feedback))
+        found = self._kept.get((compiled, slot.number, feedback))
         return self._compile(compiled, slot, feedback) if found is None else found.program
 
     def forget(self, plans: Iterable[CompiledPlan]) -> None:
         """Let go of plans that are not used again."""
-        for each in plans:
-            for compiled in tuple((each.programs or {}).values()):
-                if compiled.program.done:
-                    self._forget(compiled)
-            if each.unblocked is not None:
-                self.forget([each.unblocked])
+        gone = set(plans)
+        gone |= {each.unblocked for each in gone if each.unblocked is not None}
+        for key, compiled in list(self._kept.items()):
+            if key[0] in gone and compiled.program.done:
+                self._forget(key)
 
     def free(self) -> None:
         """Give all messages back."""
-        for plan, key in list(self._kept.values()):
-            assert plan.programs is not None
-            self._forget(plan.programs[key])
+        for key in list(self._kept):
+            self._forget(key)
 
     def _compile(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Program:
-        assert compiled.programs is not None
-        key = slot.number, feedback
-        made = compiled.programs[key] = self._rehearse(compiled, slot, feedback)
-        self._kept[id(made.program)] = compiled, key
-        self._messages += len(made.messages)
-        while self._messages > _MOST_KEPT and (oldest := self._oldest()) is not made:
-            self._forget(oldest)
-        return made.program
-
-    def _oldest(self) -> Compiled:
-        """The first program compiled that is not running, or the last one."""
-        for plan, key in self._kept.values():
-            assert plan.programs is not None
-            if (compiled := plan.programs[key]).program.done:
+        made = self._rehearse(compiled, slot, feedback)
+        for key, old in list(self._kept.items()):
+            if self._messages + len(made.messages) <= _MOST_KEPT:
                 break
-        return compiled
+            if old.program.done:  # else it is running
+                self._forget(key)
+        self._kept[compiled, slot.number, feedback] = made
+        self._messages += len(made.messages)
+        return made.program
 
     def _rehearse(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Compiled:
         plan, call, stats = compiled.plan, compiled.plan.call, Stats("", None, "")
@@ -148,10 +142,8 @@ class Programs:
         program.sends(stats.wire_nbytes, stats.raw_sent_nbytes)
         return made
 
-    def _forget(self, compiled: Compiled) -> None:
-        plan, key = self._kept.pop(id(compiled.program))
-        assert plan.programs is not None
-        del plan.programs[key]
+    def _forget(self, key: _Key) -> None:
+        compiled = self._kept.pop(key)
         self._messages -= len(compiled.messages)
         for message in compiled.messages:
             self._transport.forget(message)

@@ -12,13 +12,14 @@ import functools
 import importlib.util
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import IO
 
 from .. import config
 from ..errors import UnsupportedDevice
+from ..pending import wait_until
 from .programs import Program
 
 ARCHITECTURES = ("80", "90", "100")
@@ -193,13 +194,15 @@ def _write(path: Path, content: bytes) -> None:
 def _alone(path: Path) -> Iterator[None]:
     """Hold a file lock. After a time limit, go on without it: its holder may hang, and compiling twice is harmless."""
     with open(path, "w") as lock:
-        until = time.monotonic() + _SECONDS_TO_COMPILE
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_SECONDS_BETWEEN_POLLS)
-            except OSError:  # the file system has no locks
-                break
+        wait_until(lambda: _locked(lock), _SECONDS_TO_COMPILE)
         yield
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that has no locks
+        pass
+    return True

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import CollectiveFailed, CompcollError, PeerTimeout
-from ..pending import THREADS, Pending
+from ..pending import Pending, start_thread
 
 Event = Any
 _SECONDS_BETWEEN_POLLS = 0.02
@@ -67,7 +67,7 @@ class Watchdog:
                 return
             self._running = True
         try:
-            threading.Thread(target=self._run, name=f"{THREADS}watch", daemon=True).start()
+            start_thread("watch", self._run)
         except RuntimeError:  # the system has no more threads
             self._running = False
             raise
@@ -185,9 +185,8 @@ class NCCLBase(ABC):
         if not ended:
             self._at_the_end(self._abort)
             return
-        leaving = threading.Thread(target=self._at_the_end, args=(self._leave,), name=f"{THREADS}free", daemon=True)
         try:
-            leaving.start()
+            leaving = start_thread("free", lambda: self._at_the_end(self._leave))
         except RuntimeError:  # the system has no more threads
             self._at_the_end(self._abort)
             return

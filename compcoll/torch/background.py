@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 
 from ..gpu.captures import use_thread_local_capture_mode
-from ..pending import THREADS
+from ..pending import start_thread
 
 _SECONDS_AT_THE_END = 2.0
 
@@ -45,7 +45,7 @@ class Background:
     """
 
     def __init__(self, name: str, look: Callable[[], float | None], *, ends_at_exit: bool = False) -> None:
-        self._name, self._look = f"{THREADS}{name}", look
+        self._name, self._look = name, look
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -61,8 +61,7 @@ class Background:
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
+                    self._thread = start_thread(self._name, self._run)
 
     def wake(self) -> None:
         """Make the thread call its function now."""

@@ -5,7 +5,6 @@ A rank that fails reports this in its next collective step. The step need not be
 
 from __future__ import annotations
 
-import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -24,14 +23,14 @@ from ..errors import (
     InvalidArgument,
     PeerTimeout,
 )
-from ..pending import give_way, keep_forever
+from ..pending import keep_forever, start_thread, wait_until
 from .library import MPI
 from .serialization import packed, unpacked
 
 Result = TypeVar("Result")
 
-_LOOKS = 200
-_SECONDS_AWAKE, _NAP = 0.01, 50e-6
+_SECONDS_BETWEEN_CHECKS = 0.02
+"""Time between looks at whether another rank has given up."""
 _VERSION_NBYTES = 64
 _COUNT_NBYTES = 8
 
@@ -80,21 +79,12 @@ def _wait(
     request: MPI.Request, buffers: Any, seconds: float, late: str, gave_up: Callable[[], None] = lambda: None
 ) -> None:
     """Wait for a request that uses these buffers; ``gave_up`` raises if some rank has given up."""
-    begun = time.monotonic()
-    looks = 0
+    deadline = time.monotonic() + seconds
     try:
-        while not request.Test():
-            looks += 1
-            if looks <= _LOOKS:
-                continue
-            waited = time.monotonic() - begun
-            if waited > seconds:
+        while not wait_until(request.Test, min(seconds, _SECONDS_BETWEEN_CHECKS)):
+            if time.monotonic() > deadline:
                 raise PeerTimeout(late)
             gave_up()
-            if waited < _SECONDS_AWAKE:
-                give_way()
-            else:
-                time.sleep(_NAP)
     except BaseException:
         keep_forever((request, buffers))  # MPI may still write there
         raise
@@ -120,7 +110,7 @@ def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
         except Exception as error:
             told.set_exception(error)
 
-    threading.Thread(target=run, name="compcoll-construction", daemon=True).start()
+    start_thread("construction", run)
     try:
         return told.result(seconds)
     except FutureTimeout:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, cast
@@ -14,7 +13,7 @@ from typing import Any, cast
 from .. import config, lifetime
 from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery, WireCorrupted
 from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
-from ..pending import NeedsPolling, Pending, keep_forever
+from ..pending import NeedsPolling, Pending, keep_forever, wait_until
 from . import deferred_free
 from .base import Native, Persistent, Result, Wire
 from .construction import compare_versions, duplicate, gather, in_time, together
@@ -313,11 +312,15 @@ class MPITransport:
         if not known and not survives_failures():
             return None
         # After a communicator was revoked, it takes a while until MPI reports the rank that has died.
-        deadline = time.monotonic() + _SECONDS_TO_LEARN
-        while not (failed := self._failed()) and time.monotonic() < deadline:
+        failed: tuple[int, ...] = ()
+
+        def learned() -> bool:
+            nonlocal failed
             MPI.COMM_SELF.Iprobe()  # MPI detects failures only during calls
-            time.sleep(0.001)
-        if not failed:
+            failed = self._failed()
+            return bool(failed)
+
+        if not wait_until(learned, _SECONDS_TO_LEARN):
             return CommunicatorBroken("another rank has given this communicator up") if known else None
         # Open MPI 5.0's nonblocking collectives sometimes report the death of a rank as MPI_ERR_OTHER.
         return PeerFailed(f"rank {', '.join(map(str, failed))} of {self.size} has died", failed)

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compcoll.transports.library import gpu_awareness
 from compcoll.torch import Options
 from compcoll.torch.backend import gpu
+from compcoll.transports.library import gpu_awareness
 
 
 class Mapped:
