@@ -547,7 +547,7 @@ class Communicator:
         return request
 
     def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers, request: Request | None = None) -> Request:
-        """Start a collective in the lane of its number, as a new request or as one that has ended."""
+        """Start a collective in the slot of its number, as a new request or as one that has ended."""
         signature, plan, number = self._signature(plan), plan.unblocked or plan, self._sequence_number
         self._sequence_number = number + 1
         slot, ticket = self._slots.in_turn[number % AT_ONCE], self._next_ticket()
@@ -644,7 +644,7 @@ class Communicator:
         return buffers.result if result is None else result
 
     def _operation(self, collective: str, plan: CompiledPlan, slot: Slot, buffers: Buffers) -> Operation | None:
-        """The operation that runs a call in a lane; None if a generator does. A refusal reaches all ranks."""
+        """The operation that runs a call in a slot; None if a generator does. A refusal reaches all ranks."""
         try:
             return self._programs.operation(plan, slot, buffers.residual is not None)
         except Exception as error:  # no memory for its wires

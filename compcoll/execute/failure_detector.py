@@ -30,7 +30,7 @@ class Caller(Protocol):
 
 class FailureDetector:
     """Every rank that gives up tells all others what it waited for. Who waits itself hears that, gives up, too, and
-    tells what it waited for; who does not answer is missing (the contract is `compcoll.progress.Peers`).
+    tells what it waited for; who does not answer is missing (the contract is `compcoll.pending.Peers`).
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..algorithms import ALGORITHMS, additive, bcast, native, pairwise, sparse
+from ..algorithms import ALGORITHMS, additive, native, sparse
 from ..algorithms.gather import gather
 from ..algorithms.hierarchical import sharded
 from ..algorithms.job import Job, Window
@@ -180,10 +180,11 @@ class PlannedSteps:
         assert plan.call.root is not None
         job = self._job(plan, buffers, run, balanced_chunks(plan.call.n, 1, plan.block, plan.segment))
         job.root = plan.call.root
-        return bcast.bcast(job)
+        return choose.BCAST[plan.algorithm](job)
 
     def _alltoall(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        return pairwise.alltoall(self._job(plan, buffers, run, self._equal(plan, plan.call.n // self._size)))
+        job = self._job(plan, buffers, run, self._equal(plan, plan.call.n // self._size))
+        return choose.ALLTOALL[plan.algorithm](job)
 
     def _add(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         """Run an allreduce of numbers that stand for values."""

@@ -22,8 +22,8 @@ from .slots import Slot
 
 _MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
 
-_Key = tuple[CompiledPlan, int, bool]
-"""What a program is for: a plan, the number of a slot, and whether there is feedback."""
+_Key = tuple[CompiledPlan, Slot, bool]
+"""What a program is for: a plan, a slot, and whether there is feedback."""
 
 
 class _Given(NamedTuple):
@@ -95,15 +95,15 @@ class Programs:
         """The operation that runs a call in a slot; None if a generator does."""
         if not compiled.compiles:
             return compiled.operation
-        found = self._kept.get((compiled, slot.number, feedback))
+        found = self._kept.get((compiled, slot, feedback))
         return self._compile(compiled, slot, feedback) if found is None else found.program
 
     def forget(self, plans: Iterable[CompiledPlan]) -> None:
         """Let go of plans that are not used again."""
         gone = set(plans)
         gone |= {each.unblocked for each in gone if each.unblocked is not None}
-        for key, compiled in list(self._kept.items()):
-            if key[0] in gone and compiled.program.done:
+        for key in list(self._kept):
+            if key[0] in gone and key[1].free:
                 self._forget(key)
 
     def free(self) -> None:
@@ -113,12 +113,12 @@ class Programs:
 
     def _compile(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Program:
         made = self._rehearse(compiled, slot, feedback)
-        for key, old in list(self._kept.items()):
+        for key in list(self._kept):
             if self._messages + len(made.messages) <= _MOST_KEPT:
                 break
-            if old.program.done:  # else it is running
+            if key[1].free:  # else the program may be running, or about to
                 self._forget(key)
-        self._kept[compiled, slot.number, feedback] = made
+        self._kept[compiled, slot, feedback] = made
         self._messages += len(made.messages)
         return made.program
 

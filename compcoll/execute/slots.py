@@ -1,7 +1,7 @@
-"""Lanes: memory for wires, and tags, of collectives that run one after the other.
+"""Slots: memory for wires, and message tags. Collectives in one slot run one after the other.
 
-Collectives in different lanes may be under way at once. Lane 0 is for a blocking one while no rank has another; the
-others are taken in turn, so that all ranks put the same collective into the same lane.
+Collectives in different slots may run at the same time. Slot 0 is for a blocking collective while no rank has another
+one under way. The other slots are used in rotation, so that all ranks put the same collective into the same slot.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from ..transports.base import Group, Transport
 from .engine import Request
 
 AT_ONCE = 4
-"""Lanes for collectives that are under way at once; more wait for these."""
+"""Number of nonblocking collectives that run at the same time; later ones wait for a slot."""
 
 _TAGS_EACH = 4  # a collective's phases may overlap
 
 
 class Slot:
-    """One lane.
+    """Memory and tags of one slot.
 
     Parameters
     ----------
     number : int
-        Its place among them.
+        Index of the slot.
     transport : Transport
         Between all ranks.
     allocate : callable
-        Gives memory of so many bytes.
+        Returns memory of a given number of bytes.
 
     Attributes
     ----------
     group : Group
-        All ranks, under the lane's tags.
+        All ranks, under the slot's tags.
     arena : Arena
         Memory for wires.
     allocate : callable
-        Gives it, in bytes.
+        Returns memory for a wire of a given number of bytes.
     last : Request or None
-        The collective that entered it last.
+        The last collective that used the slot.
     """
 
     def __init__(self, number: int, transport: Transport, allocate: Callable[[int], Array]) -> None:
@@ -50,16 +50,21 @@ class Slot:
         self.allocate = self.arena.allocate
         self.last: Request | None = None
 
+    @property
+    def free(self) -> bool:
+        """Whether no collective is under way in this slot."""
+        return self.last is None or self.last.done
+
 
 class Slots:
-    """All lanes of a communicator; parameters are those of `Slot`.
+    """All slots of a communicator; parameters are those of `Slot`.
 
     Attributes
     ----------
     alone : Slot
         For a blocking collective while no rank has another.
     in_turn : tuple of Slot
-        Those of all others, `AT_ONCE` of them, by the number of collectives that the communicator began before.
+        `AT_ONCE` slots for all other collectives, chosen by the sequence number of the call.
     """
 
     def __init__(self, transport: Transport, allocate: Callable[[int], Array]) -> None:

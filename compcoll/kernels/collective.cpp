@@ -24,7 +24,7 @@ public:
                nb::object out, nb::object residual, uint64_t number, size_t spins, size_t sleeps)
         : handshake_object_(handshake), operation_object_(operation), x_(x), out_(out), residual_(residual),
           handshake_(nb::cast<Exchange&>(handshake)), operation_(operation.is_none() ? nullptr : &nb::cast<Operation&>(operation)),
-          expected_(level), number_(number), patience_{spins, sleeps} {
+          expected_(level), number_(number), policy_{spins, sleeps} {
         if (!piggyback.is_none()) nb::cast<PiggybackReduction&>(piggyback).load(x);
         handshake_.begin(extremes, piggyback);
         if (operation_ && !operation_->needs_python() && !handshake_.needs_python()) begin_operation();
@@ -40,8 +40,8 @@ public:
         try {
             std::optional<Released> released;
             if (in_one_go) released.emplace();
-            if (stage_ == Stage::handshake && handshake_.advance(patience_)) end_handshake();
-            if (stage_ == Stage::operation && in_one_go) moved = operation_->advance(patience_);
+            if (stage_ == Stage::handshake && handshake_.advance(policy_)) end_handshake();
+            if (stage_ == Stage::operation && in_one_go) moved = operation_->advance(policy_);
         } catch (...) {
             if (stage_ == Stage::handshake) cancel();
             throw;
@@ -50,7 +50,7 @@ public:
         if (stage_ == Stage::operation) {
             if (!begun_) begin_operation();
             WaitPolicy none{0, 0};
-            moved = operation_->advance(in_one_go ? none : patience_) || moved;
+            moved = operation_->advance(in_one_go ? none : policy_) || moved;
             if (operation_->done()) end();
         }
         return moved || stage != stage_ || (stage_ == Stage::handshake && before != handshake_.position());
@@ -99,7 +99,7 @@ private:
     Operation* operation_;
     size_t expected_;
     uint64_t number_;
-    WaitPolicy patience_;
+    WaitPolicy policy_;
     Stage stage_ = Stage::handshake;
     bool begun_ = false;
     std::optional<size_t> level_;

@@ -252,7 +252,7 @@ COMPCOLL_EACH_BLOCK_CODEC(COMPCOLL_BLOCK_KERNELS_OF)
 COMPCOLL_BLOCK_KERNELS_OF_THE(COMPCOLL_BLOCKS)
 #endif
 
-#define COMPCOLL_SUMMAND_KERNELS(type, T)                                                                                     \
+#define COMPCOLL_INTEGER_QUANTIZER_KERNELS(type, T)                                                                                     \
     COMPCOLL_KERNEL survey_blocks_##type(const Parameters p) { compcoll::survey_blocks<T>(p); }                              \
     COMPCOLL_KERNEL encode_integers_##type(const Parameters p) {                                                             \
         if (p.variant == 1) return compcoll::encode_integers<T, uint8_t>(p);                                                  \
@@ -270,10 +270,10 @@ COMPCOLL_BLOCK_KERNELS_OF_THE(COMPCOLL_BLOCKS)
 
 #if defined(COMPCOLL_INTEGER_QUANTIZER)
 #if COMPCOLL_TYPES & 1
-COMPCOLL_SUMMAND_KERNELS(float32, float)
+COMPCOLL_INTEGER_QUANTIZER_KERNELS(float32, float)
 #endif
 #if COMPCOLL_TYPES & 2
-COMPCOLL_SUMMAND_KERNELS(float64, double)
+COMPCOLL_INTEGER_QUANTIZER_KERNELS(float64, double)
 #endif
 #endif
 

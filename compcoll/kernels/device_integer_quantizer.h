@@ -46,7 +46,7 @@ __device__ __forceinline__ void survey_blocks(const Parameters& p) {
 }
 
 template <class T>
-__device__ __forceinline__ T agreed_on(const Parameters& p, int64_t i) {
+__device__ __forceinline__ T shared_scale(const Parameters& p, int64_t i) {
     const uint32_t block = static_cast<uint32_t>(p.second);
     const int64_t b = i >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(i) / block) : i / p.second;
     return load_value<T>(p.wires[0] + b * static_cast<int64_t>(sizeof(T)));
@@ -64,7 +64,7 @@ __device__ __forceinline__ void encode_integers(const Parameters& p) {
     for_eights(p, [&](int64_t i, int count) {
         T x[8];
         load_fed(p, i, count, x);
-        const IntegerSteps<T> steps(agreed_on<T>(p, i), p.first);
+        const IntegerSteps<T> steps(shared_scale<T>(p, i), p.first);
         Number numbers[8];
         COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
             const T level = steps.level(x[k]);
@@ -81,7 +81,7 @@ __device__ __forceinline__ void decode_integers(const Parameters& p) {
     for_eights(p, [&](int64_t i, int count) {
         Number numbers[8];
         load_elements(p.wires[1] + i * static_cast<int64_t>(sizeof(Number)), count, numbers);
-        const IntegerSteps<T> steps(agreed_on<T>(p, i), p.first);
+        const IntegerSteps<T> steps(shared_scale<T>(p, i), p.first);
         T x[8];
         COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = steps.value(static_cast<Signed>(numbers[k]));
         store_values(p.out, p.out_storage, i, count, x);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void decode_votes(const Parameters& p) {
             const uint64_t fields = load_bytes(p.wires[1] + i / 8 * width, (width * count + 7) / 8);
             COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) votes[k] = static_cast<uint32_t>(fields >> width * k) & ((1u << width) - 1);
         }
-        const bool finite = is_finite(agreed_on<T>(p, i));
+        const bool finite = is_finite(shared_scale<T>(p, i));
         T x[8];
         COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = finite ? verdict<T>(votes[k], ranks) : quiet_nan<T>();
         store_values(p.out, p.out_storage, i, count, x);

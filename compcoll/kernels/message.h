@@ -32,7 +32,7 @@ public:
 
     bool wait(WaitPolicy& policy) const {
         if (shared_) return shared_->wait(policy);
-        return mpi_ ? mpi_->wait(policy) : policy.ask([&] { return is_true(test_); });
+        return mpi_ ? mpi_->wait(policy) : policy.poll_python([&] { return is_true(test_); });
     }
 
     // Whether all calls work without Python. Only a Python `progress` of a shared message is called after a while.

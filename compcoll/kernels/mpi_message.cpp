@@ -34,7 +34,7 @@ bool MPIMessage::wait(WaitPolicy& policy) {
     if (test()) return true;
     if (policy.spins <= 1 && !policy.may_sleep()) return false;
     const Released released;
-    return policy.watch([this] { return test(); });
+    return policy.poll_mpi([this] { return test(); });
 }
 
 // MPI_Get_count takes the datatype by value, so its type depends on the library.

@@ -40,7 +40,7 @@ public:
     }
 
     bool advance(WaitPolicy& policy) override {
-        if (done() || !policy.ask_without_naps([&] { return is_true(test_); })) return false;
+        if (done() || !policy.poll_without_sleeps([&] { return is_true(test_); })) return false;
         request_.reset();
         test_.reset();
         return true;
@@ -58,7 +58,7 @@ private:
 
 void compcoll::bind_operation(nb::module_& m) {
     m.def("poll", [](const nb::object& test, size_t spins, size_t sleeps) {
-        return WaitPolicy{spins, sleeps}.ask([&] { return is_true(test); });
+        return WaitPolicy{spins, sleeps}.poll_python([&] { return is_true(test); });
     }, nb::arg("test"), nb::arg("spins"), nb::arg("sleeps"), "Call `test` until it returns True, with so much patience; return whether it did.");
     m.def("sleeps_within", &WaitPolicy::sleeps_within, nb::arg("timeout"),
           "The most milliseconds of naps in a wait that may last so many seconds.");

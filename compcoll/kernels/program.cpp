@@ -1,5 +1,5 @@
 // compcoll.kernels._host.Program: what an algorithm did, message by message and kernel by kernel, to be done again on other buffers
-// (compcoll/collectives/replay.py).
+// (compcoll/execute/programs.py).
 #include "program.h"
 
 #include <nanobind/stl/optional.h>

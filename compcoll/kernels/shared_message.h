@@ -61,15 +61,15 @@ public:
             if (policy.may_sleep() ? soon() : test()) return true;
         if (!policy.may_sleep()) return false;
         const Released released;
-        naps_ = 0;
-        return policy.look([&] { return there(); }) || policy.sleep([&] { return there(); }, [&](auto most) { sleep(most); });
+        sleeps_ = 0;
+        return policy.poll_memory([&] { return there(); }) || policy.sleep([&] { return there(); }, [&](auto most) { sleep(most); });
     }
 
 private:
     static constexpr size_t line = 64;
     static constexpr size_t spins = 4;  // shorter than a poll of an MPI message
     static constexpr size_t between_progress = 16;
-    static constexpr size_t naps_between_progress = 8;  // over 10 ms between calls of a `progress` that needs the GIL
+    static constexpr size_t sleeps_between_progress = 8;  // over 10 ms between calls of a `progress` that needs the GIL
 
     bool soon() const {
         for (size_t i = 0; i < spins; ++i, relax())
@@ -92,7 +92,7 @@ private:
 
     // Sleep until the message arrives, for at most `most`.
     void sleep(std::chrono::microseconds most) {
-        if (probe_ || ++naps_ % naps_between_progress == 0) let_progress();
+        if (probe_ || ++sleeps_ % sleeps_between_progress == 0) let_progress();
         sleep_unless([&] { return there(); }, head().number, head().asleep, uint32_t{1}, most);
     }
 
@@ -102,7 +102,7 @@ private:
     nanobind::object progress_;
     const MPIProbe* probe_;  // `progress_`, if it is an MPIProbe
     uint32_t number_ = 0;
-    size_t vain_ = 0, naps_ = 0;
+    size_t vain_ = 0, sleeps_ = 0;
 };
 inline void bind_shared_message(nanobind::module_& m) {
     namespace nb = nanobind;

@@ -84,7 +84,7 @@ public:
         if (!done()) {
             const auto step = [&] { return take() || add() || copy(); };
             const Released released;
-            const auto wait = [&] { return policy.look(step) || policy.sleep(step, [&](auto most) { sleep(most); }); };
+            const auto wait = [&] { return policy.poll_memory(step) || policy.sleep(step, [&](auto most) { sleep(most); }); };
             while (!done() && (step() || wait())) policy.renew();
         }
         if (!without_gil) end_if_done();  // otherwise in the next `advance`, with the GIL

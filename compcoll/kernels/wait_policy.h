@@ -22,12 +22,12 @@ namespace compcoll {
 // for up to `sleeps` milliseconds and polls after each sleep.
 struct WaitPolicy {
     using Clock = std::chrono::steady_clock;
-    static constexpr std::chrono::microseconds shortest_nap{100}, longest_nap{1000}, longest_sleep{4000};
+    static constexpr std::chrono::microseconds first_sleep{100}, longest_yielding_sleep{1000}, longest_sleep{4000};
     static constexpr size_t few = 2;  // spins where ranks share their cores
     static constexpr std::chrono::microseconds message{2500};
     static constexpr std::chrono::milliseconds longest_with_gil{30};
 
-    static constexpr size_t most_naps = 250;  // ms; the caller may need the GIL afterwards, which another thread may hold for long
+    static constexpr size_t most_sleeps = 250;  // ms; the caller may need the GIL afterwards, which another thread may hold for long
 
     size_t spins = 1, sleeps = 0;
     bool in_vain = false;  // whether all sleeps have passed without the event
@@ -38,11 +38,11 @@ struct WaitPolicy {
     void renew() { in_vain = false; }
 
     // The limit of `sleeps` for a wait of at most `timeout` seconds.
-    static size_t sleeps_within(double timeout) { return static_cast<size_t>(std::min<double>(most_naps, 1000 * timeout / 4)); }
+    static size_t sleeps_within(double timeout) { return static_cast<size_t>(std::min<double>(most_sleeps, 1000 * timeout / 4)); }
 
     // Poll memory that another process will write: in quick succession, while it may come soon. Without the GIL.
     template <class Test>
-    bool look(Test test) const {
+    bool poll_memory(Test test) const {
         const auto begun = Clock::now();
         do {
             for (int i = 0; i < 4; ++i, relax())
@@ -54,8 +54,8 @@ struct WaitPolicy {
     // Sleep between polls by `sleep(most)`, which ends early when something arrives, so that others have the core. Without the GIL.
     template <class Test, class Sleep>
     bool sleep(Test test, Sleep sleep) {
-        const auto end = Clock::now() + napping();
-        for (auto nap = shortest_nap; Clock::now() < end; nap = std::min(2 * nap, longest_sleep)) {
+        const auto end = Clock::now() + sleep_budget();
+        for (auto nap = first_sleep; Clock::now() < end; nap = std::min(2 * nap, longest_sleep)) {
             sleep(nap);
             if (test()) return true;
         }
@@ -67,25 +67,25 @@ struct WaitPolicy {
     // plus some 50 us until the system runs the thread again. So there are no sleeps while a message of 256 KiB is under way at 1
     // Gb/s. Without the GIL.
     template <class Test>
-    bool watch(Test test) {
+    bool poll_mpi(Test test) {
         const auto begun = Clock::now(), spun = begun + std::chrono::microseconds(spins);
         do {
             if (test()) return true;
         } while (spins > 1 && Clock::now() < spun);
         return may_sleep() && (yield(test, message) ||
-                            nap(test, begun, begun + napping(), [](auto time) { std::this_thread::sleep_for(time); }));
+                            nap(test, begun, begun + sleep_budget(), [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
     // Poll for an event that only a Python function reports. With the GIL, except during sleeps.
     template <class Test>
-    bool ask(Test test) {
+    bool poll_python(Test test) {
         if (spins > 0 && test()) return true;
         const auto begun = Clock::now(), end = begun + longest_with_gil;
         for (size_t i = 1; i < spins && Clock::now() < end; ++i)
             if (test()) return true;
         if (!may_sleep()) return false;
         if (yield(test)) return true;  // keeps the GIL: beside a thread that computes, to take it back costs a switch interval
-        return nap(test, begun, begun + std::min(longest_with_gil, napping()), [](auto time) {
+        return nap(test, begun, begun + std::min(longest_with_gil, sleep_budget()), [](auto time) {
             const nanobind::gil_scoped_release released;
             std::this_thread::sleep_for(time);
         });
@@ -93,17 +93,17 @@ struct WaitPolicy {
 
     // Poll an operation that advances only while it is polled. With the GIL, and so for a short time only.
     template <class Test>
-    bool ask_without_naps(Test test) const {
+    bool poll_without_sleeps(Test test) const {
         return spins > 0 && (test() || (may_sleep() && yield(test, longest_with_gil)));
     }
 
 private:
-    std::chrono::milliseconds napping() const { return std::chrono::milliseconds(may_sleep() ? sleeps : 0); }
+    std::chrono::milliseconds sleep_budget() const { return std::chrono::milliseconds(may_sleep() ? sleeps : 0); }
 
     template <class Test, class Sleep>
     bool nap(Test test, Clock::time_point begun, Clock::time_point end, Sleep sleep) {
         while (Clock::now() < end) {
-            sleep(std::clamp<Clock::duration>((Clock::now() - begun) / 50, shortest_nap / 2, longest_nap));
+            sleep(std::clamp<Clock::duration>((Clock::now() - begun) / 50, first_sleep / 2, longest_yielding_sleep));
             if (test()) return true;
         }
         in_vain = true;
@@ -116,16 +116,16 @@ private:
     template <class Test>
     static bool yield(Test test, std::chrono::microseconds soon = std::chrono::microseconds(200)) {
         constexpr std::chrono::microseconds slice{500};
-        constexpr int of_no_account = 30;
-        static std::atomic<bool> dear{false};  // whether the previous yield cost a slice
-        static std::atomic<Clock::rep> dear_until{Clock::time_point::min().time_since_epoch().count()};
+        constexpr int negligible_after = 30;
+        static std::atomic<bool> costly{false};  // whether the previous yield cost a slice
+        static std::atomic<Clock::rep> costly_until{Clock::time_point::min().time_since_epoch().count()};
         auto now = Clock::now();
         const auto end = now + soon;
-        while (now < end && now.time_since_epoch().count() >= dear_until.load(std::memory_order_relaxed)) {
+        while (now < end && now.time_since_epoch().count() >= costly_until.load(std::memory_order_relaxed)) {
             sched_yield();
             const auto before = std::exchange(now, Clock::now());
-            if (dear.exchange(now - before > slice) && now - before > slice)  // twice in a row
-                dear_until.store((now + of_no_account * (now - before)).time_since_epoch().count(), std::memory_order_relaxed);
+            if (costly.exchange(now - before > slice) && now - before > slice)  // twice in a row
+                costly_until.store((now + negligible_after * (now - before)).time_since_epoch().count(), std::memory_order_relaxed);
             if (test()) return true;
         }
         return false;

@@ -41,6 +41,7 @@ def _steps(collective: str) -> Mapping[str, Callable[[Job], Steps]]:
 
 
 ALLREDUCE, REDUCE_SCATTER, ALLGATHER = _steps("allreduce"), _steps("reduce_scatter"), _steps("allgather")
+BCAST, ALLTOALL = _steps("bcast"), _steps("alltoall")
 """The generators of our own dense collectives, by algorithm."""
 
 SPARSE = tuple(record.name for record in OF_SPARSIFIERS)

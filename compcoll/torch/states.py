@@ -16,8 +16,8 @@ from ..feedback import ErrorFeedback
 from .buffers import array_of, is_dense
 
 _VERSION = 2
-_LOSSES = "residuals"
-_KEYS = {"version", "rank", "size", _LOSSES}
+_RESIDUALS = "residuals"
+_KEYS = {"version", "rank", "size", _RESIDUALS}
 STEPS, BUCKETS = "steps", "buckets"
 """Further keys of DistributedDataParallel states: the number of steps so far, and the buckets of the next step."""
 BEGUN, BETWEEN, REPLICAS = "begun", "between", "replicas"
@@ -40,7 +40,7 @@ def logical_name(name: str) -> str:
     return name
 
 
-def draw_as_begun(feedback: ErrorFeedback | None, communicator: Communicator) -> None:
+def count_calls_with(feedback: ErrorFeedback | None, communicator: Communicator) -> None:
     """Make a codec that selects elements at random, such as ``randomk``, count the collectives that have begun.
 
     Codecs that round at random use this number, too, and states contain it.
@@ -49,7 +49,7 @@ def draw_as_begun(feedback: ErrorFeedback | None, communicator: Communicator) ->
         feedback.calls = communicator.sequence_number
 
 
-def loss_dtype(dtype: torch.dtype) -> torch.dtype:
+def residual_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the element type of residuals for gradients of a type."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
@@ -80,7 +80,7 @@ def to_memory(values: Tensor, parameter: Tensor) -> npt.NDArray[Any]:
 
 def _like(parameter: Tensor) -> Tensor:
     # As in DistributedDataParallel's buckets, elements that overlap or leave gaps are laid out row by row.
-    dtype = loss_dtype(parameter.dtype)
+    dtype = residual_dtype(parameter.dtype)
     if not is_dense(parameter):
         return torch.empty(parameter.shape, dtype=dtype)
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype)
@@ -90,7 +90,7 @@ def state_of(rank: int, size: int, residuals: Mapping[str, Any], **more: Mapping
     """Make a rank's state, with further values of its parameters, such as a velocity."""
     copies = {
         kind: {name: torch.as_tensor(kept).clone() for name, kept in arrays.items()}
-        for kind, arrays in {_LOSSES: residuals, **more}.items()
+        for kind, arrays in {_RESIDUALS: residuals, **more}.items()
     }
     return {"version": _VERSION, "rank": rank, "size": size, **copies}
 
@@ -101,7 +101,7 @@ def residuals_of(
     size: int,
     shapes: Mapping[str, Sequence[int]],
     more: Sequence[str] = (),
-    kind: str = _LOSSES,
+    kind: str = _RESIDUALS,
     optional: Collection[str] = (),
 ) -> dict[str, Tensor]:
     """Return a rank's part of its own state or of all ranks' states; the sum over the ranks is preserved.
@@ -157,7 +157,7 @@ def residuals_of(
                     f"this state has {list(kept.shape)} elements of {name!r}, which is no parameter of that shape"
                 )
             if not bool(torch.isfinite(kept).all()):
-                raise InvalidArgument(f"this state's residual of {name!r} hold NaN or Inf")
+                raise InvalidArgument(f"this state's residual of {name!r} holds NaN or Inf")
             residuals[name] = residuals[name] + kept if name in residuals else kept.clone()
     return residuals
 

@@ -18,7 +18,7 @@ from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
 from ..arrays import Array, GPUArrays, HostArray, HostArrays
 from ..policy import SMALLEST
-from ..states import draw_as_begun
+from ..states import count_calls_with
 from ..training_stats import TrainingStats
 from .residuals import Kept, adopt
 
@@ -151,7 +151,7 @@ class Bucket:
         requests = []
         for span in self.spans:
             part = values[span.begin : span.end]
-            draw_as_begun(span.feedback, communicator)
+            count_calls_with(span.feedback, communicator)
             requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
             stats.add_last(communicator, least)

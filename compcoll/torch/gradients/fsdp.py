@@ -38,9 +38,9 @@ from ..states import (
     REPLICAS,
     added,
     check_fed_back,
-    draw_as_begun,
+    count_calls_with,
     logical_name,
-    loss_dtype,
+    residual_dtype,
     residuals_of,
     state_of,
 )
@@ -174,7 +174,7 @@ class Reduction:
                 whole[self._rows.start : self._rows.stop] = kept
                 found[c.name] = c.from_rows(whole) / (self.unit * self.owner.residuals.scale.unit)
             elif c.parameter.requires_grad:
-                found[c.name] = torch.zeros(c.shape, dtype=loss_dtype(c.parameter.dtype))
+                found[c.name] = torch.zeros(c.shape, dtype=residual_dtype(c.parameter.dtype))
         return found
 
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
@@ -187,7 +187,7 @@ class Reduction:
         for c in self.known.compressed:
             if c.name in residuals:
                 rows = c.to_rows(residuals[c.name], self.owner.communicator.size)[self._rows]
-                self._arrays[c.name] = (rows * self.unit).to(loss_dtype(c.parameter.dtype)).numpy()
+                self._arrays[c.name] = (rows * self.unit).to(residual_dtype(c.parameter.dtype)).numpy()
 
     def reduce(
         self, values: Tensor, result: Tensor, op: Any, columns: Columns, unit: float, *, wait: bool
@@ -282,7 +282,7 @@ class Reduction:
             with np.errstate(over="ignore"):
                 out[...] = collective(owner.place.wide(values), op=op, codec=None)
         else:
-            draw_as_begun(self._feedback, communicator)
+            count_calls_with(self._feedback, communicator)
             collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
         owner.stats.add_last(communicator, (1 if self._scatters else 2) * (communicator.size - 1) / communicator.size)
 

@@ -49,7 +49,7 @@ from ..membership import gathered, timeout_of
 from ..untraced import untraced
 from .transport import GroupTransport, node_name
 
-WAYS = ("auto", "mpi", "group")
+TRANSPORTS = ("auto", "mpi", "group")
 """Transports of wires: MPI if the ranks are MPI's and else the group ("auto"), or always one of them."""
 
 IN_FLIGHT = 2
@@ -160,8 +160,8 @@ def communicators_of(
     ranks share cores, on GPUs, where a stream orders everything, and over MPI. Parameters and errors are those of
     `communicator_of`; ``most`` limits their number.
     """
-    if transport not in WAYS:
-        raise InvalidArgument(f"transport={transport!r} is none of {', '.join(WAYS)}")
+    if transport not in TRANSPORTS:
+        raise InvalidArgument(f"transport={transport!r} is none of {', '.join(TRANSPORTS)}")
     if timeout is not None or config.timeout_is_set():
         seconds = config.timeout(timeout)
     else:

@@ -22,7 +22,7 @@ from ..groups.membership import communicator_of
 from ..handles import Followed
 from ..job_queue import JobQueue
 from ..membership import gathered, timeout_of
-from ..states import draw_as_begun
+from ..states import count_calls_with
 from ..training_stats import TrainingStats
 from .factors import Gradient
 
@@ -325,7 +325,7 @@ class CodedSums(Sums):
         def job() -> None:
             if factors:
                 part = values[:factors]
-                draw_as_begun(feedback, self._communicator)
+                count_calls_with(feedback, self._communicator)
                 if feedback is not None and feedback.residual is not None:
                     feedback.residual[...] = 0
                 self._communicator.allreduce(

@@ -19,7 +19,7 @@ from ...sparse import Sparsifier
 from ..arrays import HostArray
 from ..buffers import COMPRESSIBLE, array_of
 from ..policy import try_codec
-from ..states import draw_as_begun, residuals_of
+from ..states import count_calls_with, residuals_of
 from ..training_stats import TrainingStats
 
 States = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -149,7 +149,7 @@ class Exchange:
     def mean(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
         """Replace a vector by the ranks' mean, and return the bytes sent. Collective."""
         values = array_of(vector)
-        draw_as_begun(self._feedback, communicator)
+        count_calls_with(self._feedback, communicator)
         communicator.allreduce(
             values, op="mean", out=values, feedback=self._feedback, codec=self._codec, algorithm=self._algorithm
         )
