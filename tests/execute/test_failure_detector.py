@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from fakes.loopback import World
 
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, CompcollError, PeerFailed, PeerTimeout
-from compcoll.execute import failure_detector as missing
+from compcoll.execute import failure_detector
 from compcoll.execute.compiled_plan import CompiledPlan
 from compcoll.execute.failure_detector import FailureDetector
 from compcoll.execute.failures import as_failure
@@ -27,12 +27,15 @@ class Answers:
         self.abandoned = 0
         self.error: Exception | None = None
         self.meaning: CompcollError | None = None
-        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
-        monkeypatch.setattr(missing, "time", clock)
+        monkeypatch.setattr(failure_detector, "wait_until", self._wait_until)
 
-    def _sleep(self, seconds: float) -> None:
-        assert 0 < seconds <= 0.01
-        self.now += seconds
+    def _wait_until(self, test: Callable[[], bool], seconds: float) -> bool:
+        deadline = self.now + seconds
+        while not test():
+            if self.now > deadline:
+                return False
+            self.now += 0.004
+        return True
 
     def announced(self) -> dict[int, str]:
         if self.error is not None:
