@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from ..errors import WireCorrupted
+from ..host.device import HostDevice
 from ..pending import Pending
 from ..transports.base import Persistent, Transport, Wire
 from .streams import Timeline
-
-
-class Sealing(Protocol):
-    """The host's checksum functions."""
-
-    def seal(self, wire: Any) -> None:
-        """Store in the last 4 bytes the CRC-32C of the bytes before."""
-
-    def sealed(self, wire: Any) -> bool:
-        """Return whether the last 4 bytes are the CRC-32C of the bytes before."""
 
 
 class _Departure:
@@ -86,12 +76,12 @@ class DeviceTransport:
         Carries host memory, and device memory if the timeline does not stage.
     timeline : Timeline
         The collective's timeline.
-    sealing : Sealing, optional
+    sealing : HostDevice, optional
         For wires that end with a checksum, which must all be staged. The checksum is stored after the copy from the
         device, and checked before the copy to the device. Forwarded wires keep their checksum.
     """
 
-    def __init__(self, host: Transport, timeline: Timeline, sealing: Sealing | None = None) -> None:
+    def __init__(self, host: Transport, timeline: Timeline, sealing: HostDevice | None = None) -> None:
         self._host = host
         self._timeline = timeline
         self._sealing = sealing

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import WireCorrupted
+from ..host.arena import Arena
 from ..pending import Pending, Steps
 from ..transports.base import Persistent, Transport, Wire
 from .streams import Streams, Timeline
@@ -68,21 +69,6 @@ class Sharing(Protocol):
 
     def close(self) -> None:
         """Close everything that was opened."""
-
-
-class Slabs(Protocol):
-    """Memory for wires on a GPU: the part of `compcoll.host.arena.Arena` that is needed here.
-
-    Attributes
-    ----------
-    slabs : sequence of array
-        Allocations, each in one piece. They stay.
-    """
-
-    @property
-    def slabs(self) -> Sequence[Array]: ...
-
-    def allocate(self, nbytes: int) -> Array: ...
 
 
 class Links:
@@ -253,14 +239,14 @@ class IPCTransport:
         Carries the notices.
     timeline : Timeline
         The collective's timeline.
-    memory : Slabs
+    memory : Arena
         The collective's memory for wires on the GPU.
     pinned : callable
         Returns host memory of the given bytes, valid until the collective's memory is used again.
     """
 
     def __init__(
-        self, links: Links, host: Transport, timeline: Timeline, memory: Slabs, pinned: Callable[[int], Array]
+        self, links: Links, host: Transport, timeline: Timeline, memory: Arena, pinned: Callable[[int], Array]
     ) -> None:
         self._links = links
         self._host = host

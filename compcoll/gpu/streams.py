@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..pending import Pending
+from ..transports.base import Wire
 
 Array = Any
 Stream = Any
@@ -56,23 +57,6 @@ class Runtime(Protocol):
 
     def pinned_bytes(self, nbytes: int) -> Array:
         """Allocate pinned host memory."""
-
-
-class Landing(Protocol):
-    """The attributes of `compcoll.transports.base.Wire` that streams need.
-
-    Attributes
-    ----------
-    staging : Landing or None
-        The pinned host memory through which this wire in device memory travels.
-    ready : Event or None
-        The event after which the bytes are there; None if they already are.
-    """
-
-    buffer: Array
-    nbytes: int
-    staging: Any
-    ready: Event | None
 
 
 class Streams:
@@ -157,11 +141,11 @@ class Timeline:
         self._caller = caller
         self._before = before
         self._used: list[Stream] = []
-        self._ticket = 0
+        self._decoded = 0
         self._last_read: Event | None = None
         self._last_messages: Event | None = None
 
-    def _enter(self, stream: Stream, terms: Sequence[Landing]) -> None:
+    def _enter(self, stream: Stream, terms: Sequence[Wire]) -> None:
         """Launch the next kernels on a stream, after the caller's work and the arrival of some wires."""
         if stream not in self._used:
             self._used.append(stream)
@@ -171,7 +155,7 @@ class Timeline:
                 self._runtime.wait(stream, wire.ready)
         self._runtime.launching = stream
 
-    def encoding(self, terms: Sequence[Landing], *, of_result: bool) -> None:
+    def encoding(self, terms: Sequence[Wire], *, of_result: bool) -> None:
         """Prepare to encode the sum of some wires; ``of_result``: and of values that other streams may have decoded."""
         encode = self._streams.encode
         self._enter(encode, terms)
@@ -180,7 +164,7 @@ class Timeline:
                 if stream is not encode:
                     self._runtime.wait(encode, self._runtime.record(stream))
 
-    def encoded(self, wire: Landing) -> None:
+    def encoded(self, wire: Wire) -> None:
         """Mark the end of an encode; with staging, copy its wire to pinned memory."""
         runtime = self._runtime
         wire.ready = runtime.record(self._streams.encode)
@@ -191,38 +175,39 @@ class Timeline:
             wire.staging.nbytes, wire.staging.ready = wire.nbytes, runtime.record(outward)
             self._last_read = wire.staging.ready
 
-    def departing(self, wire: Landing) -> Pending | None:
+    def departing(self, wire: Wire) -> Pending | None:
         """Return the event on which the host waits before it sends a wire; None if the bytes are already there."""
         event = wire.ready if wire.staging is None else wire.staging.ready
         return None if event is None else self._runtime.pending(event)
 
-    def decoding(self, terms: Sequence[Landing], *, adding: bool) -> None:
+    def decoding(self, terms: Sequence[Wire], *, adding: bool) -> None:
         """Prepare to decode some wires; ``adding``: and add them to this rank's values."""
         if adding:
             self._enter(self._streams.encode, terms)
             return
-        self._ticket += 1
-        self._enter(self._streams.decode[self._ticket % _DECODE_STREAMS], terms)
+        self._decoded += 1
+        self._enter(self._streams.decode[self._decoded % _DECODE_STREAMS], terms)
 
-    def arrived(self, wire: Landing) -> None:
+    def arrived(self, wire: Wire) -> None:
         """Copy a wire that has arrived in its pinned memory to the device."""
-        inward = self._streams.inward
-        wire.nbytes = wire.staging.nbytes
-        self._runtime.copy(wire.staging.buffer, wire.buffer, wire.nbytes, inward)
+        inward, staging = self._streams.inward, wire.staging
+        assert staging is not None
+        wire.nbytes = staging.nbytes
+        self._runtime.copy(staging.buffer, wire.buffer, wire.nbytes, inward)
         wire.ready = self._runtime.record(inward)
 
-    def exchanging(self, leaving: Sequence[Landing] = ()) -> Stream:
+    def exchanging(self, leaving: Sequence[Wire] = ()) -> Stream:
         """Return the stream of messages from GPU to GPU, ordered after the encoding of these wires."""
         self._enter(self._streams.between, leaving)
         return self._streams.between
 
-    def exchanged(self, arriving: Sequence[Landing]) -> None:
+    def exchanged(self, arriving: Sequence[Wire]) -> None:
         """Mark the end of messages. Kernels that decode these wires wait for them; the host does not."""
         event = self._last_messages = self._runtime.record(self._streams.between)
         for wire in arriving:
             wire.ready = event
 
-    def leaving(self, wire: Landing, event: Event, copy: Array | None = None) -> None:
+    def leaving(self, wire: Wire, event: Event, copy: Array | None = None) -> None:
         """Record an interprocess event, after which other ranks may read a wire, or its copy."""
         outward = self._streams.outward
         if copy is not None:
@@ -232,7 +217,7 @@ class Timeline:
             self._runtime.wait(outward, wire.ready)
         self._runtime.record(outward, event)
 
-    def take(self, wire: Landing, source: Array, event: Event) -> None:
+    def take(self, wire: Wire, source: Array, event: Event) -> None:
         """Copy a wire from another process's memory, after that process's event."""
         inward = self._streams.inward
         self._runtime.wait(inward, event)

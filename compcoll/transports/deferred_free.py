@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from ..kernels._host import MPIMessage
 from .library import MPI
 
 
-class Freed(Protocol):
-    """A persistent message of MPI."""
-
-    def Free(self) -> None: ...  # noqa: N802
-
-
-class _Forgotten(NamedTuple):
+class _Deferred(NamedTuple):
     serial: int
     comm: MPI.Intracomm
-    messages: Sequence[Freed]
+    messages: Sequence[MPIMessage]
 
 
-Told = tuple[int, list[int]]
+PendingFrees = tuple[int, list[int]]
 """A rank's message to the others: the largest serial number so far, and those of its communicators to free."""
 
-_forgotten: list[_Forgotten] = []
+_deferred: list[_Deferred] = []
 _last = 0
 
 
@@ -40,13 +35,15 @@ def _same_ranks(one: MPI.Intracomm, other: MPI.Intracomm) -> bool:
     return same
 
 
-def told(comm: MPI.Intracomm) -> Told:
+def pending_frees(comm: MPI.Intracomm) -> PendingFrees:
     """Return this rank's message to the ranks of a communicator."""
-    _forgotten[:] = [each for each in _forgotten if each.comm != MPI.COMM_NULL]  # COMM_NULL: already freed
-    return _last, [each.serial for each in _forgotten if _same_ranks(each.comm, comm)]
+    _deferred[:] = [each for each in _deferred if each.comm != MPI.COMM_NULL]  # COMM_NULL: already freed
+    return _last, [each.serial for each in _deferred if _same_ranks(each.comm, comm)]
 
 
-def give_back(owner: object, comm: MPI.Intracomm, messages: Sequence[Freed], heard: Sequence[Told]) -> None:
+def free_deferred(
+    owner: object, comm: MPI.Intracomm, messages: Sequence[MPIMessage], heard: Sequence[PendingFrees]
+) -> None:
     """Free the communicators that all ranks of ``comm`` can free, and register ``comm`` for later. Collective.
 
     Parameters
@@ -64,9 +61,9 @@ def give_back(owner: object, comm: MPI.Intracomm, messages: Sequence[Freed], hea
     # The same number on all these ranks, and larger than any number so far.
     _last = max(last for last, _ in heard) + 1
     everywhere = frozenset.intersection(*(frozenset(serials) for _, serials in heard))
-    for each in sorted(_forgotten, key=lambda each: each.serial):
+    for each in sorted(_deferred, key=lambda each: each.serial):
         if each.serial in everywhere and _same_ranks(each.comm, comm):
             for message in each.messages:
                 message.Free()
             each.comm.Free()
-    weakref.finalize(owner, _forgotten.append, _Forgotten(_last, comm, messages)).atexit = False
+    weakref.finalize(owner, _deferred.append, _Deferred(_last, comm, messages)).atexit = False

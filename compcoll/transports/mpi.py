@@ -190,7 +190,7 @@ class MPITransport:
         self.size: int = self.comm.Get_size()
         compare_versions(self)
 
-        def check() -> deferred_free.Told:
+        def check() -> deferred_free.PendingFrees:
             if refused is not None:
                 raise refused
             if threads and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -198,12 +198,12 @@ class MPITransport:
                     'progress="thread" needs MPI_THREAD_MULTIPLE, but MPI was initialised with less: '
                     'use progress="wait", or set mpi4py.rc.thread_level = "multiple" before MPI starts'
                 )
-            return deferred_free.told(self.comm)
+            return deferred_free.pending_frees(self.comm)
 
         heard = gather(self, check)
         with together(self):
             self._find_nodes()
-            deferred_free.give_back(self, self.comm, self._persistent, heard)
+            deferred_free.free_deferred(self, self.comm, self._persistent, heard)
 
     def _find_nodes(self) -> None:
         """Find all ranks' nodes, and this node's shared memory and cores."""

@@ -6,18 +6,13 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from ..host.cores import Cores, own_cores
 from .shared import Mail, Offer, Room, Shared, accept, offer, withdraw
 
-Result = TypeVar("Result")
-
-
-class Gather(Protocol):
-    """Calls a function on each rank and returns all results, as `Located.gather` does; collective."""
-
-    def __call__(self, work: Callable[[], Result], /) -> list[Result]: ...
+Gather = Callable[[Callable[[], Any]], list[Any]]
+"""Calls a function on each rank and returns all results, as `Located.gather` does; collective."""
 
 
 class Nodes(NamedTuple):

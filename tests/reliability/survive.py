@@ -46,7 +46,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Invalidatable(MPITransport):
+class Killable(MPITransport):
     """MPI among ranks of which every two make a node, unless memory is to be shared; this one dies when it is about to
     send one message too many.
 
@@ -122,8 +122,8 @@ def check_sums(comm: Communicator) -> None:
 
 
 def endure(
-    comm: Communicator, transport: Invalidatable, case: str, feedback: ErrorFeedback
-) -> tuple[Communicator, Invalidatable]:
+    comm: Communicator, transport: Killable, case: str, feedback: ErrorFeedback
+) -> tuple[Communicator, Killable]:
     what, who, when = case.split(":")
     collective, algorithm = what.split(".")
     victim = int(who) % comm.size
@@ -177,7 +177,7 @@ def endure(
 
 def main() -> None:
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-    transport = Invalidatable(MPI.COMM_WORLD)
+    transport = Killable(MPI.COMM_WORLD)
     comm = Communicator(transport, timeout=TIMEOUT, progress=sys.argv[1])
     feedback = ErrorFeedback()
     for case in sys.argv[2:]:
