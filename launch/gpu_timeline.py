@@ -40,15 +40,15 @@ Interval = tuple[float, float]
 class Span(NamedTuple):
     """Something that took time: on `LANES`, in seconds of `perf_counter`."""
 
-    slot: str
+    lane: str
     begin: float
     end: float
 
 
-def union(spans: Iterable[Span], slots: Sequence[str]) -> list[Interval]:
+def union(spans: Iterable[Span], lanes: Sequence[str]) -> list[Interval]:
     """Find when something of these lanes was going on, without overlaps and in order."""
     found: list[Interval] = []
-    for _, begin, end in sorted((span for span in spans if span.slot in slots), key=lambda span: span.begin):
+    for _, begin, end in sorted((span for span in spans if span.lane in lanes), key=lambda span: span.begin):
         if found and begin <= found[-1][1]:
             found[-1] = found[-1][0], max(found[-1][1], end)
         else:
@@ -78,11 +78,11 @@ def picture(spans: Sequence[Span]) -> list[str]:
     first, last = min(span.begin for span in spans), max(span.end for span in spans)
     column = max((last - first) / _COLUMNS, 1e-9)
     lines = []
-    for slot in LANES:
-        busy = union(spans, (slot,))
+    for lane in LANES:
+        busy = union(spans, (lane,))
         edges = [first + column * place for place in range(_COLUMNS + 1)]
         parts = [both(busy, [pair]) / column for pair in pairwise(edges)]
-        lines.append(f"{slot:<8}" + "".join("#" if part >= 0.5 else "." if part else " " for part in parts))
+        lines.append(f"{lane:<8}" + "".join("#" if part >= 0.5 else "." if part else " " for part in parts))
     return lines
 
 
@@ -104,8 +104,8 @@ def plot(timelines: Sequence[tuple[str, Sequence[Span]]], path: str) -> None:
     figure, axes = pyplot.subplots(len(timelines), squeeze=False, figsize=(10, 2 * len(timelines)), layout="tight")
     for axis, (title, spans) in zip(axes[:, 0], timelines, strict=True):
         first = min(span.begin for span in spans)
-        for row, slot in enumerate(LANES):
-            bars = [((span.begin - first) * 1e3, (span.end - span.begin) * 1e3) for span in spans if span.slot == slot]
+        for row, lane in enumerate(LANES):
+            bars = [((span.begin - first) * 1e3, (span.end - span.begin) * 1e3) for span in spans if span.lane == lane]
             axis.broken_barh(bars, (row - 0.4, 0.8), color=f"C{row}")
         axis.set(title=title, xlabel="ms", yticks=range(len(LANES)), yticklabels=LANES)
         axis.invert_yaxis()
@@ -156,8 +156,8 @@ class Recorder:
 
         def launched(program: Any, launches: Any) -> None:
             if launches:
-                slot = "decode" if launches[-1].function.startswith("decode") else "encode"
-                self._timed(slot, runtime.launching, lambda: launch(program, launches))
+                lane = "decode" if launches[-1].function.startswith("decode") else "encode"
+                self._timed(lane, runtime.launching, lambda: launch(program, launches))
 
         def copied(source: Any, target: Any, nbytes: int, stream: Any) -> None:
             self._timed("copy", stream, lambda: copy(source, target, nbytes, stream))
@@ -176,17 +176,17 @@ class Recorder:
             event.record(stream)
             return event
 
-    def _timed(self, slot: str, stream: Any, work: Any) -> None:
+    def _timed(self, lane: str, stream: Any, work: Any) -> None:
         begin = self._event(stream)
         work()
-        self._events.append((slot, begin, self._event(stream)))
+        self._events.append((lane, begin, self._event(stream)))
 
     def __exit__(self, *_: object) -> None:
         del self._runtime.launch, self._runtime.copy, self._transport.isend
         self._runtime.device.synchronize()
-        for slot, *ends in self._events:
+        for lane, *ends in self._events:
             begin, end = (self._cuda.get_elapsed_time(self._origin, event) / 1e3 for event in ends)
-            self.spans.append(Span(slot, self._started + begin, self._started + end))
+            self.spans.append(Span(lane, self._started + begin, self._started + end))
 
 
 class Recorded(NamedTuple):
@@ -233,7 +233,7 @@ def record(
         recorders[0]._runtime.device.synchronize()
         ended = perf_counter()
     return [
-        Recorded(ended - started, returned - started, sum(span.slot == "send" for span in each.spans), each.spans)
+        Recorded(ended - started, returned - started, sum(span.lane == "send" for span in each.spans), each.spans)
         for each in recorders
     ]
 
@@ -286,9 +286,9 @@ def main() -> None:
                     "picture": picture(spans),
                 }
             )
-            for slot, begin, end in spans:
-                place = {"pid": f"segments of {segment}, rank {rank}", "tid": slot}
-                trace.append({"name": slot, "ph": "X", "ts": begin * 1e6, "dur": (end - begin) * 1e6, **place})
+            for lane, begin, end in spans:
+                place = {"pid": f"segments of {segment}, rank {rank}", "tid": lane}
+                trace.append({"name": lane, "ph": "X", "ts": begin * 1e6, "dur": (end - begin) * 1e6, **place})
             if rank == 0:
                 print(f"segments of {segment}:", *picture(spans), sep="\n")
                 timelines.append((f"segments of {segment >> 20} MiB, {hidden(spans):.0%} hidden", spans))
