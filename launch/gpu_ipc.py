@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import math
 import sys
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from compcoll import Communicator
+from osu_like_bench.timing import Limits, measure
 
 SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
 CODECS: tuple[dict[str, Any], ...] = ({"codec": "zfp", "rate": 8}, {"codec": None})
@@ -58,19 +60,12 @@ def compare(
     for size in sizes:
         values = np.random.default_rng([size, ways[0].rank]).standard_normal(size // 4).astype(np.float32)
         x = upload(values)
-        for codec, algorithm in ((codec, algorithm) for codec in CODECS for algorithm in ALGORITHMS):
-            sums: list[np.ndarray] = []
-            seconds: list[list[float]] = [[], []]
-            for turn in range(_WARM_UP + times):
-                for way, took in zip(ways, seconds, strict=True):
-                    started = perf_counter()
-                    result = way.allreduce(x, algorithm=algorithm, **codec)
-                    download(result[:1])  # waits for the whole result, copies one element
-                    if turn >= _WARM_UP:
-                        took.append(perf_counter() - started)
-                    elif turn == 0:
-                        sums.append(download(result))
-            for way, took in zip(ways, seconds, strict=True):
+        for codec, algorithm in product(CODECS, ALGORITHMS):
+            calls = [partial(way.allreduce, x, algorithm=algorithm, **codec) for way in ways]
+            one, other = (download(call()).view(np.uint32) for call in calls)
+            # Downloading one element waits for the whole result.
+            runs = [lambda call=call: download(call()[:1]) for call in calls]  # type: ignore[misc]
+            for way, took in zip(ways, measure(runs, Limits(_WARM_UP, times, math.inf)), strict=True):
                 stats = way.stats
                 assert stats is not None
                 results.append(
@@ -79,8 +74,8 @@ def compare(
                         "codec": str(codec["codec"]),
                         "algorithm": algorithm,
                         "gpu_transport": stats.gpu_transport,
-                        "median_us": statistics.median(took) * 1e6,
-                        "wrong": int(np.count_nonzero(sums[0].view(np.uint32) != sums[1].view(np.uint32))),
+                        "median_us": took.median * 1e6,
+                        "wrong": int(np.count_nonzero(one != other)),
                     }
                 )
     return results

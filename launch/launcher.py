@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-
-def _loaded() -> ModuleType:
-    path = Path(__file__).resolve().with_name("mpirun")
-    loader = importlib.machinery.SourceFileLoader("launch_mpirun", str(path))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-launcher = _loaded()
+_loader = SourceFileLoader("launch_mpirun", str(Path(__file__).resolve().with_name("mpirun")))
+launcher = ModuleType(_loader.name)
+launcher.__file__ = _loader.path
+_loader.exec_module(launcher)

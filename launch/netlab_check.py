@@ -21,30 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from netlab_lab import RUN_TOKEN, Lab, end_processes
-from netlab_load import add_quiet_arguments, wait_for_quiet
-from netlab_run import on_host
-from netlab_settings import FRAME_HEADER, NetlabError, parse_bytes, say, shown_rate
+from netlab_lab import FRAME_HEADER, FREE, RUN_TOKEN, Lab, NetlabError, end_processes, parse_bytes, say, shown_rate
+from netlab_run import add_quiet_arguments, on_host, wait_for_quiet
 
 PORT = 7000
 _PIECE = 1 << 18
 _HEADER = 24
 _PAUSE = 0.002  # seconds between two messages, in which a bucket fills again
 _PATIENCE = 60.0
-_FREE = 125e-6
 _TCP_HEADERS = 52  # IP's, TCP's and its time stamps
 
 
 # --- a host's part -----------------------------------------------------------------------------------------------
 
 
-def _receive(connection: socket.socket, into: memoryview) -> None:
-    done = 0
-    while done < len(into):
-        got = connection.recv_into(into[done:])
-        if got == 0:
-            raise EOFError
-        done += got
+def _receive(connection: socket.socket, into: bytearray | memoryview) -> None:
+    if connection.recv_into(into, len(into), socket.MSG_WAITALL) < len(into):
+        raise EOFError
 
 
 def _serve_one(connection: socket.socket) -> None:
@@ -52,7 +45,7 @@ def _serve_one(connection: socket.socket) -> None:
     with connection, contextlib.suppress(OSError, EOFError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         header = bytearray(_HEADER)
-        _receive(connection, memoryview(header))
+        _receive(connection, header)
         kind, size = header.decode().split()
         buffer = memoryview(bytearray(_PIECE if kind == "stream" else int(size)))
         if kind == "message":
@@ -125,30 +118,24 @@ class Hosts:
         self._environ = {**os.environ, **lab.environment(), RUN_TOKEN: uuid.uuid4().hex}
         self._processes: dict[str, subprocess.Popen[str]] = {}
 
-    def __enter__(self) -> Hosts:
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[Hosts]:
+        """Start them, and end them afterwards."""
         command = [sys.executable, str(Path(__file__).resolve()), "serve"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         try:
             for host in self._lab.hosts:
                 self._processes[host] = subprocess.Popen(
-                    on_host(host, command),
-                    env=self._environ,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
+                    on_host(host, command), env=self._environ, text=True, start_new_session=True, **pipes
                 )
             for host in self._lab.hosts:
                 if self._line(host) != "ready\n":
                     raise NetlabError(f"host {host} does not answer")
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        end_processes(RUN_TOKEN, self._environ[RUN_TOKEN])
-        for process in self._processes.values():
-            process.communicate()
+            yield self
+        finally:
+            end_processes(RUN_TOKEN, self._environ[RUN_TOKEN])
+            for process in self._processes.values():
+                process.communicate()
 
     def ask(self, questions: Sequence[tuple[str, dict[str, Any]]]) -> list[float]:
         """Have hosts measure, all at once; a host may be asked once."""
@@ -198,23 +185,12 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `netlab check`."""
-    parser.add_argument(
-        "--tolerance", type=float, default=5.0, metavar="PERCENT", help="of the rate (default: %(default)g)"
-    )
-    parser.add_argument(
-        "--latency",
-        type=float,
-        default=100.0,
-        metavar="US",
-        help="most for one way (default: %(default)g µs)",
-    )
-    parser.add_argument(
-        "--free",
-        metavar="BYTES",
-        help="most to pass an idle link free (default: 2.5 frames, or 125 µs' worth)",
-    )
-    parser.add_argument("--seconds", type=float, default=0.4, help="each stream's length (default: %(default)g)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there, too")
+    add = parser.add_argument
+    add("--tolerance", type=float, default=5.0, metavar="PERCENT", help="of the rate (default: %(default)g)")
+    add("--latency", type=float, default=100.0, metavar="US", help="most for one way (default: %(default)g µs)")
+    add("--free", metavar="BYTES", help="most to pass an idle link free (default: 2.5 frames, or 125 µs' worth)")
+    add("--seconds", type=float, default=0.4, help="each stream's length (default: %(default)g)")
+    add("--json", type=Path, metavar="FILE", help="write the measurements there, too")
     add_quiet_arguments(parser)
 
 
@@ -222,14 +198,13 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
     """Measure, print, and judge: 0 if everything is as asked for."""
     if not 0 < options.tolerance < 100 or options.seconds <= 0:
         raise NetlabError("--tolerance is between 0 and 100, --seconds above 0", 2)
-    free = (
-        float(parse_bytes(options.free)) if options.free else max(2.5 * lab.settings.mtu, _FREE * lab.settings.rate / 8)
-    )
+    by_default = max(2.5 * lab.settings.mtu, FREE * lab.settings.rate / 8)
+    free = float(parse_bytes(options.free)) if options.free else by_default
     with lab.lock():
         load = wait_for_quiet(options.quiet_cpu, options.quiet_wait)
         print(f"lab {lab.name}: {lab.settings}")
         rows = []
-        with Hosts(lab) as hosts:
+        with Hosts(lab).serving() as hosts:
             for row in _rows(lab, hosts, options.tolerance, options.latency, free, options.seconds):
                 print(f"  {row.what:<46} {row.measured:>12}   {row.asked:<24} {'ok' if row.good else 'NOT AS ASKED'}")
                 rows.append(row)
@@ -265,24 +240,13 @@ def _rows(lab: Lab, hosts: Hosts, tolerance: float, latency: float, free: float,
 
     pair = (names[0], names[-1])
     base = hosts.message(pair, 1, 200)
-    one_way = base / 2 * 1e6
-    yield Row(
-        f"ping-pong {pair[0]} ↔ {pair[1]}, 1 B: one way",
-        f"{one_way:.1f} µs",
-        f"≤ {latency:g} µs",
-        one_way <= latency,
-        one_way,
-    )
+    one_way, what = base / 2 * 1e6, f"ping-pong {pair[0]} ↔ {pair[1]}, 1 B: one way"
+    yield Row(what, f"{one_way:.1f} µs", f"≤ {latency:g} µs", one_way <= latency, one_way)
     for size in (1 << 12, 1 << 14, 1 << 16, 1 << 18):
         took = hosts.message(pair, size) - base
         passed = size - took * rate / 8
-        yield Row(
-            f"{size >> 10:4d} KiB on an idle link: {took * 1e6:7.1f} µs, bytes free",
-            f"{passed:.0f} B",
-            f"≤ {free:.0f} B",
-            passed <= free,
-            passed,
-        )
+        what = f"{size >> 10:4d} KiB on an idle link: {took * 1e6:7.1f} µs, bytes free"
+        yield Row(what, f"{passed:.0f} B", f"≤ {free:.0f} B", passed <= free, passed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`netlab run`: start a program on the hosts, watch it, and leave nothing behind."""
+"""`netlab run`: start a program on the hosts, watch it and the machine's other load, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 from launcher import launcher
-from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, end_processes, processes_with
-from netlab_load import LoadMeter, add_quiet_arguments, wait_for_quiet
-from netlab_settings import NetlabError, say
+from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, NetlabError, end_processes, processes_with, say
 
 AGENT = Path(__file__).resolve().with_name("netlab-ssh")
 TIMED_OUT = 124
@@ -30,6 +30,7 @@ _EAGER = str((1 << 18) + 4096)  # bytes, MPI's headers included
 _GRACE = 5.0  # seconds that a job gets to end by itself after one of its parts has failed
 _DISTURBED = 5.0  # per cent of the machine that others may use while something is measured
 _SAMPLE = 0.5  # seconds between two looks at the machine's other processes
+_PF_KTHREAD = 0x00200000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # A rank under a line of shell that notes how it ended: Hydra may wait for ever for one that left without MPI_Finalize.
@@ -38,33 +39,28 @@ _ONE_RANK = '"$@"; S=$?; echo $S >"$NETLAB_DIR/run/${OMPI_COMM_WORLD_RANK-${PMI_
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `netlab run`."""
-    parser.add_argument("-n", dest="ranks", type=int, help="ranks (default: one for each host)")
-    parser.add_argument("--per-host", type=int, help="ranks on each host (default: spread over all, evenly)")
-    parser.add_argument(
-        "--mpi",
-        choices=(*launcher.ENVIRONMENTS, "none"),
-        help="whose MPI, from the environment that `make` built for it (default: the one that launch/mpirun takes); "
-        "none: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, as torchrun does",
+    add = parser.add_argument
+    add("-n", dest="ranks", type=int, help="ranks (default: one for each host)")
+    add("--per-host", type=int, help="ranks on each host (default: spread over all, evenly)")
+    mpi = (
+        "whose MPI, from the environment that `make` built for it (default: the one that launch/mpirun takes); none: "
+        "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, as torchrun does"
     )
-    parser.add_argument("--prefix", type=Path, help="a virtual environment to use instead")
+    add("--mpi", choices=(*launcher.ENVIRONMENTS, "none"), help=mpi)
+    add("--prefix", type=Path, help="a virtual environment to use instead")
     settings = parser.add_mutually_exclusive_group()
-    settings.add_argument(
-        "--tuned", dest="tuned", action="store_true", default=True, help="MPI's TCP made full-duplex (default)"
-    )
+    settings.add_argument("--tuned", action="store_true", default=True, help="MPI's TCP made full-duplex (default)")
     settings.add_argument("--default", dest="tuned", action="store_false", help="MPI's TCP settings as they come")
-    parser.add_argument(
-        "--own-cores",
-        action="store_true",
-        help="let ranks believe that their host has all cores to itself: threads are not limited, and each host says "
-        "that it is a machine of its own",
+    own = (
+        "let ranks believe that their host has all cores to itself: threads are not limited, and each host says that "
+        "it is a machine of its own"
     )
-    parser.add_argument("--mpirun-args", default="", metavar="ARGS", help='more for mpirun: "--mca coll_… …"')
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="end it after so many seconds (default: %(default)g)"
-    )
+    add("--own-cores", action="store_true", help=own)
+    add("--mpirun-args", default="", metavar="ARGS", help='more for mpirun: "--mca coll_… …"')
+    add("--timeout", type=float, default=600.0, metavar="S", help="end it after so many seconds (default: %(default)g)")
     add_quiet_arguments(parser)
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write settings, load and outcome to a JSON file")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGS", help="what to run")
+    add("--record", type=Path, metavar="FILE", help="write settings, load and outcome to a JSON file")
+    add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGS", help="what to run")
 
 
 def main(lab: Lab, options: argparse.Namespace) -> int:
@@ -98,7 +94,7 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
                 say(shlex.join(command))
         meter = LoadMeter()
         started = time.time()
-        status, why = Run(lab, environ, placement).run(commands, options.timeout, meter)
+        status, why = Run(lab, environ, placement, options.timeout, meter).run(commands)
         during = meter.others()
     if why is not None:
         say(why)
@@ -222,101 +218,85 @@ def on_host(host: str, command: Sequence[str]) -> list[str]:
     return [str(AGENT), host, shlex.join(command)]
 
 
+@dataclass
 class Run:
     """The processes of one run, until none is left."""
 
-    def __init__(self, lab: Lab, environ: Mapping[str, str], placement: Mapping[str, int]) -> None:
-        self._lab = lab
-        self._placement = placement
-        self._environ = environ
-        self._notes = lab.folder / "run"
-        self._interrupted: int | None = None
+    lab: Lab
+    environ: dict[str, str]
+    placement: dict[str, int]
+    timeout: float
+    meter: LoadMeter
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _interrupted: int | None = None
 
-    def run(self, commands: Sequence[Sequence[str]], timeout: float, meter: LoadMeter) -> tuple[int, str | None]:
+    def run(self, commands: Sequence[Sequence[str]]) -> tuple[int, str | None]:
         """Start them and wait: the exit status, and why they did not end well if they did not."""
         for name in ("run", "tmp"):
-            shutil.rmtree(self._lab.folder / name, ignore_errors=True)
-            (self._lab.folder / name).mkdir()
+            shutil.rmtree(self.lab.folder / name, ignore_errors=True)
+            (self.lab.folder / name).mkdir()
         before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        processes: list[subprocess.Popen[bytes]] = []
         # mpirun may leave before the hosts' daemons have: they become this process's children, and their CPU time too.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "preexec_fn": _end_with_parent}
         try:
             for command in commands:
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=dict(self._environ),
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                        preexec_fn=_end_with_parent,
-                    )
-                )
-            with self._lab.port_watch() as dead_links:
-                return self._watch(processes, time.monotonic() + timeout, timeout, dead_links, meter)
+                self._processes.append(subprocess.Popen(command, env=self.environ, **how))
+            with self.lab.port_watch() as dead_links:
+                return self._watch(dead_links)
         finally:
-            if self._all_ended(processes):
+            if self._all_ended():
                 self._let_leave(2.0)
-            end_processes(RUN_TOKEN, self._environ[RUN_TOKEN], gently=2.0)
-            for process in processes:
+            end_processes(RUN_TOKEN, self.environ[RUN_TOKEN], gently=2.0)
+            for process in self._processes:
                 process.wait()
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            shutil.rmtree(self._lab.folder / "tmp", ignore_errors=True)
-            (self._lab.folder / "tmp").mkdir(exist_ok=True)
+            shutil.rmtree(self.lab.folder / "tmp", ignore_errors=True)
+            (self.lab.folder / "tmp").mkdir(exist_ok=True)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _watch(
-        self,
-        processes: Sequence[subprocess.Popen[bytes]],
-        deadline: float,
-        timeout: float,
-        dead_links: Callable[[], list[str]],
-        meter: LoadMeter,
-    ) -> tuple[int, str | None]:
-        failing_since: float | None = None
+    def _watch(self, dead_links: Callable[[], list[str]]) -> tuple[int, str | None]:
         sampled = time.monotonic()
+        deadline, failing_since = sampled + self.timeout, math.inf
         while True:
-            if time.monotonic() - sampled > _SAMPLE:
-                meter.sample()
-                sampled = time.monotonic()
-            if self._all_ended(processes):
-                status = next((code for p in processes if (code := p.returncode)), 0)
+            now = time.monotonic()
+            if now - sampled > _SAMPLE:
+                self.meter.sample()
+                sampled = now
+            if self._all_ended():
+                status = next((code for process in self._processes if (code := process.returncode)), 0)
                 return self._judged(128 - status if status < 0 else status)
             if self._interrupted is not None:
                 return 128 + self._interrupted, f"ended by {signal.Signals(self._interrupted).name}"
-            if time.monotonic() > deadline:
-                return TIMED_OUT, f"took longer than {timeout:g} s: ended (--timeout)"
+            if now > deadline:
+                return TIMED_OUT, f"took longer than {self.timeout:g} s: ended (--timeout)"
             if dead := dead_links():
                 return 1, f"host {', '.join(dead)} died: its link is down or its namespace has gone; the run was ended"
             failure = self._failure()
-            if failure is None:
-                failing_since = None
-            elif failing_since is None:
-                failing_since = time.monotonic()
-            elif time.monotonic() - failing_since > _GRACE:
+            failing_since = math.inf if failure is None else min(failing_since, now)
+            if now - failing_since > _GRACE:
                 return 1, f"{failure}, and the rest went on waiting: ended"
             time.sleep(0.05)
 
-    @staticmethod
-    def _all_ended(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
-        return None not in [process.poll() for process in processes]
+    def _all_ended(self) -> bool:
+        return None not in [process.poll() for process in self._processes]
 
     def _let_leave(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while processes_with(RUN_TOKEN, self._environ[RUN_TOKEN]) and time.monotonic() < end:
+        while processes_with(RUN_TOKEN, self.environ[RUN_TOKEN]) and time.monotonic() < end:
             time.sleep(0.01)
 
     def _judged(self, status: int) -> tuple[int, str | None]:
         """The run's status from mpirun's: Open MPI's is 0 even where a host died under it."""
         self._let_leave(1.0)
-        notes = {path.name for path in self._notes.iterdir()}
-        if all(f"{rank}.rank" in notes for rank in range(sum(self._placement.values()))) and status == 0:
+        notes = {path.name for path in (self.lab.folder / "run").iterdir()}
+        if all(f"{rank}.rank" in notes for rank in range(sum(self.placement.values()))) and status == 0:
             return 0, None
-        if silent := [host for host in self._placement if f"{host}.ended" not in notes]:
-            which = "a host" if len(silent) == len(self._placement) else f"host {', '.join(silent)}"
+        if silent := [host for host in self.placement if f"{host}.ended" not in notes]:
+            which = "a host" if len(silent) == len(self.placement) else f"host {', '.join(silent)}"
             return status or 1, f"{which} died: what ran there was gone without a word (mpirun may tell more, above)"
         return status or 1, self._failure() or "not every rank ended by itself"
 
@@ -324,7 +304,7 @@ class Run:
         """The first of the run's parts that noted a bad end: a rank, else what MPI runs on a host."""
         for pattern, part in (("*.rank", "rank {}"), ("*.ended", "MPI's daemon on host {}")):
             bad = []
-            for note in self._notes.glob(pattern):
+            for note in (self.lab.folder / "run").glob(pattern):
                 if (status := note.read_text().strip()) not in ("", "0"):
                     bad.append((note.stat().st_mtime_ns, f"{part.format(note.stem)} {how(int(status))}"))
             if bad:
@@ -347,3 +327,110 @@ def how(status: int) -> str:
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def add_quiet_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options on the machine's other load."""
+    quiet = "start once the machine has been that quiet for 2 s (default: %(const)g %% of all its cores)"
+    parser.add_argument("--quiet-cpu", nargs="?", type=float, const=5.0, metavar="PERCENT", help=quiet)
+    wait = "but give up after so long (default: %(default)g)"
+    parser.add_argument("--quiet-wait", type=float, default=300.0, metavar="S", help=wait)
+
+
+class LoadMeter:
+    """CPU use of processes that do not descend from this one, and stolen time, in per cent of all cores.
+
+    They are counted one by one: all use less this process's children's comes out wrong, since the system charges
+    interrupts of the lab's traffic now to a process and now to none. `sample` must be called every second or so.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._ticks = 0
+        self._busy, self._stolen = _busy_and_stolen_ticks()
+        self._last = self._others()
+
+    def sample(self) -> None:
+        """Count what was used since the last time."""
+        now, last = self._others(), self._last
+        own = sum(used.own - (last[key].own if key in last else 0) for key, used in now.items())
+        # Children that ended appear in a living ancestor's sum with their whole life: less what is known of it already.
+        ended = sum(used.children - last[key].children for key, used in now.items() if key in last)
+        known = sum(used.own + used.children for key, used in last.items() if key not in now)
+        self._ticks += own + max(0, ended - known)
+        self._last = now
+
+    def others(self) -> float:
+        """The others' use since the meter was made; never more than the whole machine was busy."""
+        self.sample()
+        busy, stolen = _busy_and_stolen_ticks()
+        whole = (time.monotonic() - self._began) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK")
+        return 100 * (min(self._ticks, busy - self._busy) + stolen - self._stolen) / max(whole, 1e-9)
+
+    @staticmethod
+    def _others() -> dict[tuple[int, int], _Times]:
+        times = _process_times()
+        own = _descendants(os.getpid(), times)
+        return {key: used for key, used in times.items() if key[0] not in own and not used.kernel}
+
+
+def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
+    """Wait until others use less than that much of the machine for 2 s; return how much they do. None: not asked to."""
+    if percent is None:
+        return None
+    end, quiet, said, load = time.monotonic() + at_most, 0, False, 100.0
+    while quiet < 4:
+        meter = LoadMeter()
+        time.sleep(0.5)
+        load = meter.others()
+        quiet = quiet + 1 if load < percent else 0
+        if time.monotonic() > end and not quiet:
+            raise NetlabError(f"not quiet within {at_most:g} s: others use {load:.0f} % of the machine (--quiet-wait)")
+        if not quiet and not said:
+            say(f"others use {load:.0f} % of the machine: waiting for less than {percent:g} %")
+            said = True
+    return load
+
+
+class _Times(NamedTuple):
+    """The time that a process has used, in ticks; its children's once they have ended."""
+
+    parent: int
+    own: int
+    children: int
+    kernel: bool
+
+
+def _process_times() -> dict[tuple[int, int], _Times]:
+    """The times of every process, by its id and start."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                parent, flags, user, system, children_user, children_system, start = (
+                    int(fields[i]) for i in (1, 6, 11, 12, 13, 14, 19)
+                )
+                kernel = bool(flags & _PF_KTHREAD)
+                pid = int(entry.name)
+                found[pid, start] = _Times(parent, user + system, children_user + children_system, kernel)
+    return found
+
+
+def _descendants(root: int, times: Mapping[tuple[int, int], _Times]) -> set[int]:
+    """The ids of a process and of all that come from it."""
+    children: dict[int, list[int]] = {}
+    for (pid, _), time_ in times.items():
+        children.setdefault(time_.parent, []).append(pid)
+    found, left = {root}, [root]
+    while left:
+        new = children.get(left.pop(), [])
+        found.update(new)
+        left += new
+    return found
+
+
+def _busy_and_stolen_ticks() -> tuple[int, int]:
+    """The ticks of all cores: in processes and interrupts, and taken by the hypervisor."""
+    user, nice, system, _, _, irq, softirq, stolen = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:9])
+    return user + nice + system + irq + softirq, stolen

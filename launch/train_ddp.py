@@ -29,8 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from training.elastic import ElasticTraining
-from training.local_steps import OPTIMIZERS
-from training.run import LOW_RANK, Training
+from training.run import LOW_RANK, OPTIMIZERS, Training
 from training.tasks import TASKS
 
 from compcoll.codecs.registry import list_codecs

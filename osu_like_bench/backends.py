@@ -10,8 +10,7 @@ torchft's steps). ``gloo_again`` is gloo once more: how far apart two equal cont
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import compcoll.torch
 
 from .machine import describe
 from .parser import argument, parse_ranges, sweeps
+from .report import write_json
 from .timing import Limits, measure
 from .training.processes import Peers, leave
 
@@ -85,28 +85,22 @@ OVER_GLOO = (*GLOO, *COMPRESSED)
 """Contenders that need no MPI."""
 
 
-def _calls(names: Sequence[str]) -> dict[str, Callable[[Tensor], Any]]:
-    """Return what each contender does with a tensor."""
-    calls: dict[str, Callable[[Tensor], Any]] = {}
-    for name in names:
-        if name == "mpi4py":
-            from mpi4py import MPI
+def _call(name: str, over_gloo: bool) -> Callable[[Tensor], Any]:
+    """Return what a contender does with a tensor; the default process group is gloo's, or compcoll's."""
+    if name in COMPRESSED:
+        return COMPRESSED[name]
+    if name in GLOO:
+        return partial(dist.all_reduce, group=dist.group.WORLD if over_gloo else dist.new_group(backend="gloo"))
+    if name == "inline":
+        return dist.all_reduce  # type: ignore[no-any-return]
+    if name == "async":
+        return lambda x: dist.all_reduce(x, async_op=True).wait()
+    if name == "mpi4py":
+        from mpi4py import MPI
 
-            comm = MPI.COMM_WORLD.Dup()
-            # PyTorch's is in place, too.
-            calls[name] = lambda x, comm=comm: comm.Allreduce(MPI.IN_PLACE, x.numpy())  # type: ignore[misc]
-        elif name in COMPRESSED:
-            calls[name] = COMPRESSED[name]
-        elif name in GLOO:
-            group = dist.group.WORLD if set(names) <= set(OVER_GLOO) else dist.new_group(backend="gloo")
-            calls[name] = partial(dist.all_reduce, group=group)
-        elif name == "inline":
-            calls[name] = dist.all_reduce
-        elif name == "async":
-            calls[name] = lambda x: dist.all_reduce(x, async_op=True).wait()
-        else:
-            raise SystemExit(f"there is no contender {name!r}: {', '.join(dict.fromkeys((*CONTENDERS, *OVER_GLOO)))}")
-    return calls
+        comm = MPI.COMM_WORLD.Dup()
+        return lambda x: comm.Allreduce(MPI.IN_PLACE, x.numpy())  # PyTorch's is in place, too
+    raise SystemExit(f"there is no contender {name!r}: {', '.join(dict.fromkeys((*CONTENDERS, *OVER_GLOO)))}")
 
 
 def _check(name: str, call: Callable[[Tensor], Any], x: Tensor, ranks: Peers) -> None:
@@ -151,8 +145,10 @@ def main() -> None:
     """Time all_reduce of float32 values, contenders in turns; wrong sums end the program with an error."""
     arguments = build_parser().parse_args()
     names = arguments.compare.split(",")
-    dist.init_process_group("gloo" if set(names) <= set(OVER_GLOO) else "compcoll")
-    calls, ranks, first = _calls(names), Peers(), dist.get_rank() == 0
+    over_gloo = set(names) <= set(OVER_GLOO)
+    dist.init_process_group("gloo" if over_gloo else "compcoll")
+    calls = {name: _call(name, over_gloo) for name in names}
+    ranks, first = Peers(), dist.get_rank() == 0
     limits = Limits(arguments.warmup, arguments.iterations, arguments.time_cap)
     results: list[dict[str, Any]] = []
     for nbytes in sweeps(arguments.message_size, 4):
@@ -172,7 +168,7 @@ def main() -> None:
             print(f"{nbytes:<10d} {medians} us", flush=True)
     if first and arguments.json is not None:
         run = describe() | {"torch": torch.__version__, "threads": torch.get_num_threads()}
-        arguments.json.write_text(json.dumps({"kind": "backends", "run": run, "results": results}, indent=1) + "\n")
+        write_json(arguments.json, {"kind": "backends", "run": run, "results": results})
     leave()
 
 

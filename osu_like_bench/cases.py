@@ -62,7 +62,7 @@ class Case:
     title: str
     of_mpi: str
     size_is: str
-    busbw: Callable[[int], float] = lambda size: (size - 1) / size
+    busbw: Callable[[int], float] = lambda p: (p - 1) / p
     split_in: bool = False
     split_out: bool = False
     size_is_split: bool = False
@@ -116,14 +116,10 @@ class Case:
         return out
 
 
-def _busbw_allreduce(size: int) -> float:
-    return 2 * (size - 1) / size
-
-
 CASES: Mapping[str, Case] = {
     case.name: case
     for case in (
-        Case("allreduce", "Allreduce", "Allreduce", "a rank's buffer", _busbw_allreduce, reduces=True),
+        Case("allreduce", "Allreduce", "Allreduce", "a rank's buffer", lambda p: 2 * (p - 1) / p, reduces=True),
         Case("allgather", "Allgather", "Allgather", "what a rank contributes", split_out=True),
         Case("allgatherv", "Allgatherv", "Allgatherv", "mean over the ranks", spread="linear"),
         Case(
@@ -136,7 +132,7 @@ CASES: Mapping[str, Case] = {
             reduces=True,
             same_everywhere=False,
         ),
-        Case("bcast", "Broadcast", "Bcast", "the root's buffer", lambda size: 1.0),
+        Case("bcast", "Broadcast", "Bcast", "the root's buffer", lambda p: 1.0),
         Case(
             "alltoall",
             "All-to-All",

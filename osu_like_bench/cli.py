@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
@@ -21,24 +22,12 @@ from .report import Record, check_writable, complaints, content, write_csv, writ
 def _run(arguments: argparse.Namespace) -> tuple[str, dict[str, Any], list[Record]]:
     """Run a command that measures, and return the kind of its records, the run's description, and records."""
     command = arguments.command
+    if command == "ddp" and find_spec("torch") is None:
+        raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
     # What runs in one process must not start MPI, and what needs no torch must not import it.
-    if command == "codecs":
-        from . import codecs
-
-        return command, *codecs.run(arguments)
-    if command == "selection":
-        from . import selection
-
-        return command, *selection.run(arguments)
-    if command == "ddp":
-        if find_spec("torch") is None:
-            raise UsageError("ddp needs PyTorch: pip install 'compcoll[torch]'")
-        from . import ddp
-
-        return command, *ddp.run(arguments)
-    from . import sweep
-
-    return "collective", *sweep.run(arguments)
+    alone = command in ("codecs", "selection", "ddp")
+    module = import_module(f".{command if alone else 'sweep'}", __package__)
+    return command if alone else "collective", *module.run(arguments)
 
 
 def _is_first(kind: str) -> bool:

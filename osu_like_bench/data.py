@@ -16,8 +16,7 @@ Array = npt.NDArray[Any]
 
 
 def _normal(rng: np.random.Generator, n: int, dtype: Any) -> Array:
-    values = rng.standard_normal(n, dtype)
-    values *= dtype(1e-3)
+    values: Array = rng.standard_normal(n, dtype) * dtype(1e-3)
     return values
 
 
@@ -38,15 +37,12 @@ def _sparse(rng: np.random.Generator, n: int, dtype: Any) -> Array:
 
 
 def _uniform(rng: np.random.Generator, n: int, dtype: Any) -> Array:
-    values = rng.random(n, dtype)
-    values *= dtype(2)
-    values -= dtype(1)
-    return values
+    return 2 * rng.random(n, dtype) - 1
 
 
 def _laplace(rng: np.random.Generator, n: int, dtype: Any) -> Array:
-    values = rng.standard_exponential(n, dtype)
-    values *= np.where(rng.random(n, np.float32) < 0.5, dtype(-1e-3), dtype(1e-3))
+    sizes = rng.standard_exponential(n, dtype)
+    values: Array = sizes * np.where(rng.random(n, np.float32) < 0.5, dtype(-1e-3), dtype(1e-3))
     return values
 
 

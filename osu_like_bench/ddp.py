@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
 
 import compcoll.torch
 from compcoll.codecs import Codec
@@ -36,6 +33,7 @@ from compcoll.torch.low_rank.averaging import Power, Product
 from compcoll.torch.low_rank.fusion import Buffer, Wait
 from compcoll.torch.training_stats import TrainingStats
 
+from . import load
 from .errors import UsageError
 from .machine import describe, describe_mpi
 from .report import STATISTICS, Column, Progress, Record, Table
@@ -54,11 +52,6 @@ _STARTING = 2
 
 _EXACT = 1e-5
 """Relative error of uncompressed gradients, which are added in other orders."""
-
-_SECONDS_OF_AN_EXAMPLE = 5e-3
-_EXAMPLES = 1 << 15
-"""Prefetched by each loader: more than it makes while anything is measured."""
-
 
 _ONE_BUCKET_MB = 1 << 20
 
@@ -82,14 +75,6 @@ def codec_of(text: str) -> Codec:
     return get_codec(name, **_options(options))
 
 
-def _fp16(group: dist.ProcessGroup) -> tuple[Any, Any]:
-    return group, default_hooks.fp16_compress_hook
-
-
-def _quantization(group: dist.ProcessGroup) -> tuple[Any, Any]:
-    return group, quantization_hooks.quantization_pertensor_hook
-
-
 def _bf16(group: dist.ProcessGroup) -> tuple[Any, Any]:
     # DDP refuses the hook by its name where there is no NCCL, though gloo adds bfloat16 well.
     def hook(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
@@ -103,11 +88,11 @@ def _powersgd(hook: Any, group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, 
 
 
 HOOKS: Mapping[str, Callable[..., tuple[Any, Any]]] = {
-    "fp16": _fp16,
+    "fp16": lambda group: (group, default_hooks.fp16_compress_hook),
     "bf16": _bf16,
     "powersgd": partial(_powersgd, powerSGD_hook.powerSGD_hook),
     "batched_powersgd": partial(_powersgd, powerSGD_hook.batched_powerSGD_hook),
-    "quantization": _quantization,
+    "quantization": lambda group: (group, quantization_hooks.quantization_pertensor_hook),
 }
 """PyTorch's own hooks: each takes a group and options, and makes a state and a hook."""
 
@@ -177,18 +162,17 @@ def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
     if method in LOW_RANK and not plus:
         return _low_rank(name, LOW_RANK[method], _options(options))
     if base in ("compcoll", "group"):
-        transport = "auto" if base == "compcoll" else "group"
         codec = codec_of(rest) if plus else None
+        transport = "auto" if base == "compcoll" else "group"
+        how: dict[str, Any] = {"feedback": feedback, "algorithm": algorithm, "transport": transport}
 
         def compress(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
             wrapped = _wrapped(model, group, bucket)
-            return wrapped, compcoll.torch.compress(
-                wrapped, codec, feedback=feedback, algorithm=algorithm, transport=transport
-            )
+            return wrapped, compcoll.torch.compress(wrapped, codec, **how)
 
         return Contender(name, codec is not None, compress)
     if name == "backend":
-        return Contender(name, False, _on_backend)
+        return Contender(name, False, lambda model, _, bucket: (_on_backend(model, bucket), None))
     if base != "gloo" or (plus and rest.partition(":")[0] not in HOOKS):
         raise UsageError(
             f"there is no contender {name!r}: {', '.join(LOW_RANK)}, gloo, gloo+{', gloo+'.join(HOOKS)}, backend, "
@@ -206,18 +190,11 @@ def _gloo(name: str, hook: str) -> Contender:
         # With several buckets in flight, PowerSGD's collectives meet others' on gloo.
         wrapped = _wrapped(model, group, _ONE_BUCKET_MB if chosen.endswith("powersgd") else bucket)
         if hook:
-            try:
+            with _refused(name):
                 wrapped.register_comm_hook(*HOOKS[chosen](group, **given))
-            except TypeError as error:
-                raise UsageError(f"{name}: {error}") from error
         return wrapped, None
 
     return Contender(name, bool(hook), hooked)
-
-
-def _on_backend(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
-    """Let DDP itself reduce on a process group of compcoll's, without compression."""
-    return _wrapped(model, dist.new_group(backend="compcoll"), bucket), None
 
 
 def _low_rank(name: str, method: Callable[..., Any], given: dict[str, Any]) -> Contender:
@@ -227,12 +204,24 @@ def _low_rank(name: str, method: Callable[..., Any], given: dict[str, Any]) -> C
         # compcoll counts in MiB, PyTorch, too.
         own = {} if wrap else {"buffer_mb": bucket}
         model = _wrapped(model, group, bucket) if wrap else model
-        try:
+        with _refused(name):
             return model, method(model, **(own | given))
-        except TypeError as error:
-            raise UsageError(f"{name}: {error}") from error
 
     return Contender(name, method is not _exact, make)
+
+
+@contextlib.contextmanager
+def _refused(name: str) -> Iterator[None]:
+    """Name the contender whose options a method does not know."""
+    try:
+        yield
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}") from error
+
+
+def _on_backend(model: nn.Module, bucket: float) -> nn.Module:
+    """Let DDP itself reduce on a process group of compcoll's, without compression."""
+    return _wrapped(model, dist.new_group(backend="compcoll"), bucket)
 
 
 def _wrapped(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> DistributedDataParallel:
@@ -307,7 +296,8 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
     with Progress(len(contenders) + 1, quiet=place.rank != 0) as progress:
         progress.print(*_head(about, arguments))
         try:
-            with busy_loaders(arguments.loaders, partial(ranks.everybody, None)):
+            beside, barrier = load.Load(burners=arguments.loaders), partial(ranks.everybody, None)
+            with load.under(beside, first_on_node=True, barrier=barrier):
                 records = _measured(contenders, *make_model(arguments, place.rank), arguments, ranks, progress)
         except (UsageError, InvalidArgument):  # on every rank
             leave()
@@ -424,50 +414,3 @@ def _table(statistic: str, first: str) -> Table:
         Column("Rel. error", "error", 12, ".2e"),
         Column("#wrong", "wrong", 10),
     )
-
-
-class _Examples(Dataset[int]):  # type: ignore[misc]
-    """Examples of which each takes some CPU time."""
-
-    def __len__(self) -> int:
-        return 1 << 40
-
-    def __getitem__(self, index: int) -> int:
-        end = time.thread_time() + _SECONDS_OF_AN_EXAMPLE
-        while time.thread_time() < end:
-            for _ in range(1000):
-                pass
-        return index
-
-
-def _first(examples: list[int]) -> int:
-    return examples[0]
-
-
-@contextlib.contextmanager
-def busy_loaders(workers: int, barrier: Callable[[], object]) -> Iterator[None]:
-    """Let a DataLoader's workers keep a core busy each, with examples that no step waits for. Collective.
-
-    Parameters
-    ----------
-    workers : int
-        Workers of this process.
-    barrier : callable
-        Lets no rank go on before all have arrived.
-    """
-    if workers == 0:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than cores, on purpose
-        loader = DataLoader(
-            _Examples(), batch_size=1, num_workers=workers, prefetch_factor=_EXAMPLES, collate_fn=_first
-        )
-        examples = iter(loader)
-    try:
-        for _ in range(workers):
-            next(examples)  # all are at work
-        barrier()
-        yield
-    finally:
-        del examples, loader  # which ends the workers

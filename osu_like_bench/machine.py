@@ -16,20 +16,11 @@ import numpy as np
 import compcoll
 from compcoll.host.cores import usable_cores
 from compcoll.host.device import HostDevice
+from compcoll.tools.machine import cpu
 
 TIMED = ("compcoll", "osu_like_bench", "CMakeLists.txt")
 """Paths whose changes make figures those of other code; pages and records that are written meanwhile do not."""
 REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-def cpu_name() -> str:
-    """The CPU's name as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def commit(repository: Path = REPOSITORY) -> str:
@@ -59,7 +50,7 @@ def describe() -> dict[str, Any]:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", _program(), *sys.argv[1:]]),
-        "cpu": cpu_name(),
+        "cpu": cpu()[0],
         "cores": usable_cores(),
         "instruction_set": HostDevice().instruction_set,
         "system": f"{platform.system()} {platform.machine()}",

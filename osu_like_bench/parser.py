@@ -195,19 +195,17 @@ def _add_collective(parser: argparse.ArgumentParser, *, reduces: bool) -> None:
     _add_sizes(parser, "one element to 1M")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--algorithm", metavar="NAME", help="the one contender (default: auto)")
-    which.add_argument(
-        "--compare",
-        metavar="NAMES",
-        help="contenders in turns, ratios to the first: native (mpi4py's call), an algorithm, an algorithm with "
+    names = (
+        "contenders in turns, ratios to the first: native (mpi4py's call), an algorithm, an algorithm with "
         "_uncompressed, _one_thread (of each kernel) or both, or (allreduce) p2p_ring, p2p_recursive_doubling, which "
         "compress inside send and receive, gloo, gloo_fp16 (of PyTorch), native_nonblocking, auto_nonblocking or what "
-        "other packages register",
+        "other packages register"
     )
+    which.add_argument("--compare", metavar="NAMES", help=names)
     full = "show the fastest, median, 99th percentile, slowest and number of iterations, too"
     parser.add_argument("-f", "--full", action="store_true", help=full)
-    parser.add_argument(
-        "--show", type=argument(_columns), default=[], metavar="COLUMNS", help=f"all, or some of {','.join(COLUMNS)}"
-    )
+    columns = f"all, or some of {','.join(COLUMNS)}"
+    parser.add_argument("--show", type=argument(_columns), default=[], metavar="COLUMNS", help=columns)
     if reduces:
         parser.add_argument("--op", choices=("sum", "mean"), default="sum", help="reduction (default: %(default)s)")
     else:
@@ -246,18 +244,15 @@ def _add_codecs(parser: argparse.ArgumentParser) -> None:
 
 def _add_ddp(parser: argparse.ArgumentParser) -> None:
     add, count, number = parser.add_argument, at_least(1, int), at_least(0, float)
-    add(
-        "--compare",
-        default=_USUAL_STEPS,
-        metavar="NAMES",
-        help="contenders in turns, ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, powersgd:rank=2, "
+    names = (
+        "contenders in turns, ratios to the first: gloo, gloo+HOOK (PyTorch's fp16, bf16, powersgd:rank=2, "
         "batched_powersgd:rank=2, quantization), backend (DDP on the process group compcoll), compcoll (exact), "
         "compcoll+CODEC such as compcoll+minmax:bits=4, "
         "group and group+CODEC (the same over gloo, also under mpirun), acpsgd:rank=4, powersgd:rank=4, ssgd "
         "(compcoll's, on gloo; also :overlap=False, :buffer_mb=0, :ddp=True), "
-        "powersgd-late (right factors leave when back-propagation has ended) "
-        "(default: %(default)s)",
+        "powersgd-late (right factors leave when back-propagation has ended) (default: %(default)s)"
     )
+    add("--compare", default=_USUAL_STEPS, metavar="NAMES", help=names)
     models = ("perceptron", "resnet50", "resnet152", "bert-base", "bert-large")
     kind = "a perceptron, or a network's shapes and a back-propagation that only takes time (default: %(default)s)"
     add("--model", choices=models, default="perceptron", help=kind)
@@ -268,7 +263,7 @@ def _add_ddp(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=count, default=8, help="examples of a rank (default: 8)")
     add("--bucket", type=number, default=25.0, metavar="MB", help="uncompressed buckets (default: %(default)g)")
     add("--threads", type=count, help="threads of a rank (default: its share of the cores)")
-    loaders = "workers of a DataLoader beside each rank that keep a core busy each (default: 0)"
+    loaders = "processes beside each rank that keep a core busy each, as a DataLoader's workers do (default: 0)"
     add("--loaders", type=at_least(0, int), default=0, metavar="L", help=loaders)
     add("--algorithm", default="auto", help="compcoll's (default: auto)")
     add("--no-feedback", action="store_true", help="drop residuals: what compression loses")
@@ -278,14 +273,9 @@ def _add_ddp(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sizes(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        *("-m", "--message-size"),
-        type=argument(parse_ranges),
-        default=((None, None),),
-        metavar="MIN:MAX",
-        help=f"bytes: from MIN, doubling, to MAX, or one size; several with commas; suffixes K, M, G "
-        f"(default: {default})",
-    )
+    sizes = f"from MIN, doubling, to MAX, or one size; several with commas; suffixes K, M, G (default: {default})"
+    how: dict[str, Any] = {"type": argument(parse_ranges), "default": ((None, None),), "metavar": "MIN:MAX"}
+    parser.add_argument("-m", "--message-size", **how, help=f"bytes: {sizes}")
 
 
 def _add_values(parser: argparse.ArgumentParser) -> None:

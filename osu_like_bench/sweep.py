@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,8 @@ from .contenders import Contender
 from .errors import UsageError
 from .machine import describe, describe_mpi
 from .parser import sweeps
-from .report import Progress, Record, SweepTable
+from .report import Progress, Record, SweepTable, verdict
 from .timing import Limits, Times, measure
-from .verdict import verdict
 
 LARGE = 8192
 """OSU measures longer messages with fewer iterations."""
@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[Record]]:
     about |= {"load": str(asked_load)} | ({"spread": case.spread} if case.spread else {})
     table = SweepTable(names, arguments.statistic, arguments.full, arguments.show)
     with Progress(len(sizes), quiet=ranks.comm.rank != 0) as progress:
-        progress.print(*_head(case, codec, arguments, about), table.head)
+        progress.print(*_head(case, codec, arguments, about), table.head())
         with load.under(asked_load, first_on_node=ranks.first_on_node, barrier=ranks.comm.Barrier):
-            records = _sweep(case, sizes, names, codec, arguments, ranks, table, progress)
+            records = _Sweep(case, codec, ranks, arguments).records(sizes, names, table, progress)
         if len(names) > 1:
             progress.print(verdict(records, arguments.statistic))
     peers.leave_groups()
@@ -92,55 +92,99 @@ def _head(case: Case, codec: Codec | None, arguments: argparse.Namespace, about:
     ]
 
 
-def _sweep(
-    case: Case,
-    sizes: Sequence[int],
-    names: Sequence[str],
-    codec: Codec | None,
-    arguments: argparse.Namespace,
-    ranks: Ranks,
-    table: SweepTable,
-    progress: Progress,
-) -> list[Record]:
-    p, rank = ranks.comm.size, ranks.comm.rank
-    dtype = DTYPES[arguments.dtype].numpy
-    lengths = [length for size in sizes if (length := case.length(size, dtype.itemsize, p))]
-    if not lengths:
-        smallest = case.size(1, dtype.itemsize, p)
-        raise UsageError(f"{case.name} on {p} ranks needs sizes of at least {smallest} bytes of {arguments.dtype}")
-    # Smaller messages are the beginning of the largest.
-    (parts_in, longest_in), (parts_out, longest_out) = case.shapes(max(lengths), p, rank)
-    x = data.make(arguments.data, parts_in * longest_in, arguments.dtype, (arguments.seed, rank))
-    out = np.empty(parts_out * longest_out, dtype)
-    records: list[Record] = []
-    for length in dict.fromkeys(lengths):
-        size = case.size(length, dtype.itemsize, p)
-        progress.step(f"{size} bytes")
-        sent, got = (
-            whole[: shape[0] * shape[1]].reshape(shape)
-            for whole, shape in zip((x, out), case.shapes(length, p, rank), strict=True)
-        )
-        case.prepare(sent, got, rank)
-        there = on_gpu.Buffers(sent, got) if arguments.device == "cuda" else None
-        mean = arguments.op == "mean"
-        runners = [contenders.make(name, case, ranks, sent, got, codec=codec, mean=mean, there=there) for name in names]
+@dataclass(frozen=True)
+class _Sweep:
+    """A collective on some ranks, as the command line asks for it."""
+
+    case: Case
+    codec: Codec | None
+    ranks: Ranks
+    arguments: argparse.Namespace
+
+    def records(
+        self, sizes: Sequence[int], names: Sequence[str], table: SweepTable, progress: Progress
+    ) -> list[Record]:
+        """Measure and verify contenders at all sizes."""
+        case, arguments, p, rank = self.case, self.arguments, self.ranks.comm.size, self.ranks.comm.rank
+        dtype = DTYPES[arguments.dtype].numpy
+        lengths = [length for size in sizes if (length := case.length(size, dtype.itemsize, p))]
+        if not lengths:
+            smallest = case.size(1, dtype.itemsize, p)
+            raise UsageError(f"{case.name} on {p} ranks needs sizes of at least {smallest} bytes of {arguments.dtype}")
+        # Smaller messages are the beginning of the largest.
+        whole_in, whole_out = (math.prod(shape) for shape in case.shapes(max(lengths), p, rank))
+        x = data.make(arguments.data, whole_in, arguments.dtype, (arguments.seed, rank))
+        out = np.empty(whole_out, dtype)
+        records: list[Record] = []
+        for length in dict.fromkeys(lengths):
+            size = case.size(length, dtype.itemsize, p)
+            progress.step(f"{size} bytes")
+            shapes = case.shapes(length, p, rank)
+            sent, got = (whole[: math.prod(s)].reshape(s) for whole, s in zip((x, out), shapes, strict=True))
+            rows = self._of_size(size, names, sent, got)
+            progress.print(*table.rows(rows))
+            records += rows
+        return records
+
+    def _of_size(self, size: int, names: Sequence[str], x: Any, out: Any) -> list[Record]:
+        case, arguments, ranks = self.case, self.arguments, self.ranks
+        case.prepare(x, out, ranks.comm.rank)
+        there = on_gpu.Buffers(x, out) if arguments.device == "cuda" else None
+        how: dict[str, Any] = {"codec": self.codec, "mean": arguments.op == "mean", "there": there}
+        runners = [contenders.make(name, case, ranks, x, out, **how) for name in names]
         large = int(size > LARGE)
-        times = measure(
-            [runner.run for runner in runners],
-            Limits.of(arguments, WARMUP[large], ITERATIONS[large], TIME_CAP),
-            barrier=ranks.comm.Barrier,
-            slowest=ranks.largest,
-        )
+        limits = Limits.of(arguments, WARMUP[large], ITERATIONS[large], TIME_CAP)
+        calls = [runner.run for runner in runners]
+        times = measure(calls, limits, barrier=ranks.comm.Barrier, slowest=ranks.largest)
         first = getattr(times[0], arguments.statistic)
+        about = {"collective": case.name, "size": size, "dtype": arguments.dtype, "data": arguments.data}
+        about |= {"op": arguments.op if case.reduces else "", "ranks": ranks.comm.size, "nodes": ranks.nodes}
         rows = []
         for runner, taken in zip(runners, times, strict=True):
-            speed = _speed(case, sent, got, p, taken) | {"speedup": first / getattr(taken, arguments.statistic)}
-            about = {"collective": case.name, "size": size, "dtype": arguments.dtype, "data": arguments.data}
-            about |= {"op": arguments.op if case.reduces else "", "ranks": p, "nodes": ranks.nodes}
-            rows.append(about | speed | _quality(case, runner, sent, got, codec, mean, ranks, there))
-        progress.print(*table.rows(rows))
-        records += rows
-    return records
+            speed = _speed(case, x, out, ranks.comm.size, taken)
+            speed |= {"speedup": first / getattr(taken, arguments.statistic)}
+            rows.append(about | speed | self._quality(runner, x, out, there))
+        return rows
+
+    def _quality(self, contender: Contender, x: Any, out: Any, there: on_gpu.Buffers | None) -> Record:
+        """Run a contender once more, and return what it did and how exact the result is."""
+        self.case.prepare(x, out, self.ranks.comm.rank)
+        if there is not None:
+            there.upload()
+        returned = contender.run()
+        ran = contender.ran()
+        if there is not None:
+            there.download()
+            ran.seconds["device"] = there.seconds
+        used = (ran.codec or self.codec) if ran.compressed else None
+        if self.case.spread:
+            if contender.name != choose.NATIVE:
+                out[0] = returned  # the only collective without out=
+            found = verify_moved(self.case, self.ranks.comm, x, out)
+        else:
+            found = self._verified(ran.algorithm, used, x, out)
+        return {
+            "contender": contender.name,
+            "algorithm": ran.algorithm,
+            "codec": None if used is None else repr(used),
+            "ratio": ran.ratio,
+            "error": found.error,
+            "error_max": found.error_max,
+            "wrong": found.outside + (found.different if contender.same_bits else 0),
+            "different": found.different,
+            "seconds": ran.seconds,
+        }
+
+    def _verified(self, algorithm: str, codec: Codec | None, x: Any, out: Any) -> Verdict:
+        """Compare a result with the exact one, within the bounds of the codec and the algorithm that ran."""
+        case, p, dtype = self.case, self.ranks.comm.size, x.dtype.name
+        mean, terms = case.reduces and self.arguments.op == "mean", p if case.reduces else 1
+        # Integers are added without rounding, whatever the algorithm.
+        additive = codec is not None and codec.additive
+        path = Encodings(1, 1) if additive else encodings_of(case.name, algorithm, p, self.ranks.nodes)
+        allowed = result_bound(bound_of(codec, dtype, p), path, dtype, terms + mean)
+        typical, scale = typical_error(codec, x, path.levels, terms), 1.0 / p if mean else 1.0
+        return verify(case, self.ranks.comm, x, out, allowed, typical=typical, scale=scale, votes=is_vote(codec))
 
 
 def _speed(case: Case, x: Any, out: Any, p: int, times: Times) -> Record:
@@ -148,61 +192,3 @@ def _speed(case: Case, x: Any, out: Any, p: int, times: Times) -> Record:
     total = max(x.nbytes, out.nbytes)
     algbw = total / times.mean / 1e9
     return {"total_bytes": total, **times.fields(), "algbw": algbw, "busbw": algbw * case.busbw(p)}
-
-
-def _quality(
-    case: Case,
-    contender: Contender,
-    x: Any,
-    out: Any,
-    codec: Codec | None,
-    mean: bool,
-    ranks: Ranks,
-    there: on_gpu.Buffers | None,
-) -> Record:
-    """Run a contender once more, and return what it did and how exact the result is."""
-    case.prepare(x, out, ranks.comm.rank)
-    if there is not None:
-        there.upload()
-    returned = contender.run()
-    ran = contender.ran()
-    if there is not None:
-        there.download()
-        ran.seconds["device"] = there.seconds
-    used = (ran.codec or codec) if ran.compressed else None
-    if case.spread:
-        if contender.name != choose.NATIVE:
-            out[0] = returned  # the only collective without out=
-        found = verify_moved(case, ranks.comm, x, out)
-    else:
-        found = _verified(case, ran.algorithm, used, x, out, mean and case.reduces, ranks)
-    return {
-        "contender": contender.name,
-        "algorithm": ran.algorithm,
-        "codec": None if used is None else repr(used),
-        "ratio": ran.ratio,
-        "error": found.error,
-        "error_max": found.error_max,
-        "wrong": found.outside + (found.different if contender.same_bits else 0),
-        "different": found.different,
-        "seconds": ran.seconds,
-    }
-
-
-def _verified(case: Case, algorithm: str, codec: Codec | None, x: Any, out: Any, mean: bool, ranks: Ranks) -> Verdict:
-    """Compare a result with the exact one, within the bounds of the codec and the algorithm that ran."""
-    p, dtype = ranks.comm.size, x.dtype.name
-    terms = p if case.reduces else 1
-    # Integers are added without rounding, whatever the algorithm.
-    additive = codec is not None and codec.additive
-    path = Encodings(1, 1) if additive else encodings_of(case.name, algorithm, p, ranks.nodes)
-    return verify(
-        case,
-        ranks.comm,
-        x,
-        out,
-        result_bound(bound_of(codec, dtype, p), path, dtype, terms + mean),
-        typical=typical_error(codec, x, path.levels, terms),
-        scale=1.0 / p if mean else 1.0,
-        votes=is_vote(codec),
-    )

@@ -9,7 +9,6 @@ call.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from .cases import Ranks
 from .parser import argument, at_least, parse_ranges, sweeps
+from .report import write_json
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
         if first:
             print(f"{nbytes:<10d} {1e3 * most:.1f} ms of CPU time in {arguments.late:g} s", flush=True)
     if first and arguments.json is not None:
-        arguments.json.write_text(json.dumps({"kind": "waiting", "results": results}, indent=1) + "\n")
+        write_json(arguments.json, {"kind": "waiting", "results": results})
 
 
 def _waited(ranks: Ranks, x: np.ndarray[Any, Any], out: np.ndarray[Any, Any], late: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 
 from compcoll.tools.arguments import amount
 
@@ -22,19 +23,13 @@ def _times(rows: list[Row]) -> Times:
 
 def _of_launches(case: Case) -> list[list[Row]]:
     """The medians of each launch, where there were several, and what ran."""
-    several = [row for row in case.results if "median_us_of_launches" in row]
-    number = len(several[0]["median_us_of_launches"]) if several else 0
+    of_rows = (
+        zip_longest(row.get("median_us_of_launches", ()), row.get("ran_in_launches", ()), fillvalue="")
+        for row in case.results
+    )
     return [
-        [
-            {
-                "contender": row["contender"],
-                "size": row["size"],
-                "median_us": row["median_us_of_launches"][launch],
-                "ran": row["ran_in_launches"][launch] if "ran_in_launches" in row else "",
-            }
-            for row in several
-        ]
-        for launch in range(number)
+        [row | {"median_us": us, "ran": ran} for row, (us, ran) in zip(case.results, launch, strict=True)]
+        for launch in zip(*of_rows, strict=True)
     ]
 
 

@@ -157,7 +157,7 @@ class Cases:
         worst, late = (0.0, ""), []
         case = self.cases[name]
         for size in case.sizes:
-            others = {row["contender"]: row["median_us"] for row in case.results if row["size"] == size}
+            others = {contender: row["median_us"] for contender, row in case.by_contender(size).items()}
             taken = others.pop("auto")
             best = min(others, key=others.__getitem__)
             if taken > max(factor * others[best], others[best] + slack):
@@ -215,7 +215,7 @@ def _auto(record: Record, name: str) -> Iterator[str]:
     case = record.cases[name]
     lines = []
     for size in case.sizes:
-        found = {row["contender"]: row for row in case.results if row["size"] == size}
+        found = case.by_contender(size)
         ran = found["auto"]["algorithm"] + ", zfp" * bool(found["auto"].get("codec"))
         lines.append((amount(size), *(f"{row['median_us']:.1f}" for row in found.values()), ran))
     yield from table(("bytes", *(name.replace("_", " ") for name in case.contenders), "auto ran"), lines)

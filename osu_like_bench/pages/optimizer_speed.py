@@ -13,13 +13,11 @@ less computing to hide passes over the memory behind.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compcoll.torch
 
 from ..machine import describe, describe_mpi
+from ..report import write_json
 from ..training.models import perceptron
 from ..training.processes import leave, share_cores, start
 
@@ -67,8 +66,10 @@ class Contender:
 
     Attributes
     ----------
-    train : callable
-        Trains one turn, and returns each step's seconds.
+    model, optimizer
+        What is trained, and by what.
+    steps : int
+        Steps of a turn that count.
     again : int
         So many steps at a turn's beginning do not count.
     free : callable
@@ -77,51 +78,44 @@ class Contender:
         By step, of those that count.
     """
 
-    train: Callable[[], list[float]]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    steps: int
     again: int = 0
     free: Callable[[], None] = lambda: None
     seconds: dict[int, float] = field(default_factory=dict)
-    _steps: int = 0
+    _done: int = 0
 
-    def turn(self, counts: bool) -> None:
+    def turn(self, batch: int, counts: bool) -> None:
         """Train one turn."""
-        for number, each in enumerate(self.train()):
-            self._steps += 1
+        for number, each in enumerate(timed(self.model, self.optimizer, batch, self.again + self.steps)):
+            self._done += 1
             if counts and number >= self.again:
-                self.seconds[self._steps] = each
+                self.seconds[self._done] = each
 
 
-def contenders(arguments: argparse.Namespace) -> dict[str, Contender]:
-    """Make those that were asked for, each with a model of its own."""
-    every, delay = arguments.every, arguments.delay
+def contender(name: str, arguments: argparse.Namespace) -> Contender:
+    """Make one of `_NAMES`, with a model of its own."""
+    model: nn.Module = perceptron(arguments.parameters)
+    if name == "ddp":
+        model = DistributedDataParallel(model)
+        return Contender(model, adamw(model), 1)
+    if name == "onebit-adam":
+        optimizer = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
+        return Contender(model, optimizer, 4, free=optimizer.free)
+    if name == "diloco":
+        inner = adamw(model)
+        options = {"every": arguments.every, "fragments": arguments.fragments, "delay": arguments.delay}
+        diloco = compcoll.torch.DiLoCo(model, inner, codec="minmax", bits=4, **options)
 
-    def training(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, **more: Any) -> Contender:
-        steps += more.get("again", 0)
-        return Contender(lambda: timed(model, optimizer, arguments.batch, steps), **more)
+        def free() -> None:
+            diloco.synchronize()
+            diloco.free()
 
-    def made(name: str) -> Contender:
-        model: nn.Module = perceptron(arguments.parameters)
-        if name == "ddp":
-            model = DistributedDataParallel(model)
-            return training(model, adamw(model), 1)
-        if name == "onebit-adam":
-            optimizer = compcoll.torch.OneBitAdam(model, 1e-3, warmup=1)
-            return training(model, optimizer, 4, free=optimizer.free)
-        if name == "diloco":
-            inner = adamw(model)
-            options = {"every": every, "fragments": arguments.fragments, "delay": delay}
-            diloco = compcoll.torch.DiLoCo(model, inner, codec="minmax", bits=4, **options)
-
-            def free() -> None:
-                diloco.synchronize()
-                diloco.free()
-
-            # What was sent in the turn before has come meanwhile: steps count once that is mixed in.
-            return training(model, inner, every, again=delay, free=free)
-        fused = name == "alone"
-        return training(model, adamw(model, fused=fused), every if fused else 8)
-
-    return {name: made(name) for name in _NAMES if name in arguments.only}
+        # What was sent in the turn before has come meanwhile: steps count once that is mixed in.
+        return Contender(model, inner, arguments.every, arguments.delay, free)
+    fused = name == "alone"
+    return Contender(model, adamw(model, fused=fused), arguments.every if fused else 8)
 
 
 def under_way(arguments: argparse.Namespace, seconds: dict[int, float]) -> dict[str, float]:
@@ -139,8 +133,10 @@ def under_way(arguments: argparse.Namespace, seconds: dict[int, float]) -> dict[
         (with_one if since <= delay else without).append(each)
     if not (with_one and without):
         return {}
-    ways: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "mean": statistics.fmean}
-    return {f"under_way_{name}": way(with_one) / way(without) for name, way in ways.items()}
+    return {
+        "under_way_median": statistics.median(with_one) / statistics.median(without),
+        "under_way_mean": statistics.fmean(with_one) / statistics.fmean(without),
+    }
 
 
 def lines(rates: dict[str, float], ratios: dict[str, float]) -> Iterator[str]:
@@ -158,19 +154,17 @@ def lines(rates: dict[str, float], ratios: dict[str, float]) -> Iterator[str]:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    top = argparse.ArgumentParser(
-        "optimizer_speed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    top.add_argument("--parameters", type=int, default=25_000_000, help="(default: %(default)s)")
-    top.add_argument("--batch", type=int, default=8, help="examples of a rank (default: %(default)s)")
-    top.add_argument("--only", nargs="+", choices=list(_NAMES), default=list(_NAMES), help="(default: all)")
-    top.add_argument(
-        "--rounds", type=int, default=3, help="after a first one that does not count (default: %(default)s)"
-    )
-    top.add_argument("--every", type=int, default=50, help="DiLoCo's H (default: %(default)s)")
-    top.add_argument("--fragments", type=int, default=4, help="(default: %(default)s)")
-    top.add_argument("--delay", type=int, default=10, help="(default: %(default)s)")
-    top.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    raw = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser("optimizer_speed", description=__doc__, formatter_class=raw)
+    add = top.add_argument
+    add("--parameters", type=int, default=25_000_000, help="(default: %(default)s)")
+    add("--batch", type=int, default=8, help="examples of a rank (default: %(default)s)")
+    add("--only", nargs="+", choices=list(_NAMES), default=list(_NAMES), help="(default: all)")
+    add("--rounds", type=int, default=3, help="after a first one that does not count (default: %(default)s)")
+    add("--every", type=int, default=50, help="DiLoCo's H (default: %(default)s)")
+    add("--fragments", type=int, default=4, help="(default: %(default)s)")
+    add("--delay", type=int, default=10, help="(default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the figures there, too")
     return top
 
 
@@ -178,10 +172,10 @@ def main() -> None:
     arguments = parser().parse_args()
     place = start("gloo")
     share_cores(place, 1)
-    chosen = contenders(arguments)
+    chosen = {name: contender(name, arguments) for name in _NAMES if name in arguments.only}
     for number in range(1 + arguments.rounds):
         for one in chosen.values():
-            one.turn(counts=number > 0)
+            one.turn(arguments.batch, counts=number > 0)
     means: dict[str, float] = {}
     for name, one in chosen.items():
         mean = torch.tensor(statistics.fmean(one.seconds.values()), dtype=torch.float64)
@@ -198,7 +192,7 @@ def main() -> None:
                 for name, mean in means.items()
             ]
             run = describe() | {"torch": torch.__version__, "mpi": describe_mpi()}
-            arguments.json.write_text(json.dumps({"run": run, "results": results}, indent=1) + "\n")
+            write_json(arguments.json, {"run": run, "results": results})
     for one in chosen.values():
         one.free()
     leave()

@@ -81,16 +81,16 @@ class Case:
 
     def row(self, contender: str, size: int) -> Row | None:
         """The figures of a contender at a size; None if it was not measured."""
-        return next((row for row in self.results if (row["contender"], row["size"]) == (contender, size)), None)
+        return self.by_contender(size).get(contender)
 
     def us(self, contender: str, size: int) -> float | None:
         """A median in microseconds."""
         row = self.row(contender, size)
         return None if row is None else float(row["median_us"])
 
-    def by_contender(self) -> dict[str, Row]:
-        """The results of a case that has no sizes."""
-        return {row["contender"]: row for row in self.results}
+    def by_contender(self, size: int | None = None) -> dict[str, Row]:
+        """The results at a size, or of a case that has no sizes."""
+        return {row["contender"]: row for row in self.results if row.get("size") == size}
 
     @property
     def ranks(self) -> int:

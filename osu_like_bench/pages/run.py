@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from launcher import launcher
-from netlab_load import LoadMeter
+from netlab_run import LoadMeter
 
 from ..machine import REPOSITORY, commit, describe
 from .documents import DISTURBED, Output, Page
@@ -57,10 +57,8 @@ class Measurement:
     record: Record
     quick: bool = False
     end: float = float("inf")
-
-    def __post_init__(self) -> None:
-        self.failed: dict[str, str] = {}
-        self._rows: dict[str, dict[int, list[Row]]] = {}
+    failed: dict[str, str] = field(default_factory=dict)
+    _rows: dict[str, dict[int, list[Row]]] = field(default_factory=dict)
 
     def run(self, names: Sequence[str]) -> dict[str, str]:
         """Launch cases, lab by lab; those of several launches take turns. Return why some could not be measured."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -33,9 +32,8 @@ PARTS = ("compute", "compression", "exposed")
 
 def simulate() -> Iterator[Row]:
     """All figures; times in milliseconds."""
-    import scaling_paper
-
-    from ..scaling import step
+    from . import scaling_paper
+    from .scaling_paper import step
 
     papers, works = scaling_paper.cluster(32, PAPERS), scaling_paper.works()
     for between, (name, work), ranks, method in product(scaling_paper.NETWORKS_BETWEEN, works.items(), COUNTS, METHODS):
@@ -52,8 +50,7 @@ def simulate() -> Iterator[Row]:
         for size in BUFFERS:
             taken = step(method, work, papers, buffer_mb=size)
             yield {"work": name, "method": method, "ms": 1e3 * taken.total, "buffer": size}
-    for finding in scaling_paper.findings():
-        yield finding._asdict()
+    yield from scaling_paper.findings()
 
 
 def _steps(record: Record) -> dict[tuple[str, int, str, str], float]:
@@ -201,15 +198,13 @@ PAGES = (
 )
 
 
-def main() -> int:
+def main() -> None:
     """Simulate, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where they are written")
     path = parser.parse_args().json
-    sys.path.append("launch")  # scaling_paper
     path.write_text(json.dumps({"results": list(simulate())}))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

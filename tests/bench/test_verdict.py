@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compcoll import ZFP
-from osu_like_bench.report import Record
-from osu_like_bench.verdict import verdict
+from osu_like_bench.report import Record, verdict
 
 CODEC = str(ZFP(rate=8))
 

@@ -29,7 +29,7 @@ class TestLoadMeter:
             pytest.skip("reads Linux's /proc")
         sys.path.insert(0, str(LAUNCH))
         try:
-            module = importlib.import_module("netlab_load")
+            module = importlib.import_module("netlab_run")
         finally:
             sys.path.remove(str(LAUNCH))
         began, before = time.monotonic(), sum(module._busy_and_stolen_ticks())

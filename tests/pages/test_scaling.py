@@ -12,13 +12,6 @@ from osu_like_bench.pages import reliability, scaling
 from osu_like_bench.pages.records import Case, Record
 
 
-def test_methods_are_those_that_are_simulated() -> None:
-    pytest.importorskip("torch")
-    from osu_like_bench.scaling import METHODS
-
-    assert scaling.METHODS == METHODS
-
-
 @pytest.mark.parametrize(
     ("acp", "worst", "order"), [(250.0, "20%", "the same"), (600.0, "50%", "another (a: S-SGD before")]
 )

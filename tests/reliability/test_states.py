@@ -188,7 +188,7 @@ def test_states_of_compressions_that_are_foreign_are_refused() -> None:
     for wrong, said in (
         ({**own[0], "version": 1}, "version 1, and this release reads 2: leave it out"),
         ({name: value for name, value in own[0].items() if name != "factors"}, "no state of such a compression"),
-        ({**own[0], "residuals": spoiled}, "'weight' hold NaN or Inf"),
+        ({**own[0], "residuals": spoiled}, "'weight' holds NaN or Inf"),
         ({**own[0], "residuals": {"weight": torch.ones(299)}}, r"\[299\] elements of 'weight'"),
         ({**own[0], "residuals": {"bias": torch.ones(300)}}, "'bias', which is no parameter of that shape"),
         (own[1], "rank 1 of 2, but here is rank 0 of 2"),
