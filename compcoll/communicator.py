@@ -39,52 +39,53 @@ from .stats import Stats
 from .transports import transport_of
 from .transports.base import Connection, Recoverable
 
-_HANDSHAKE_TAG = 0  # and the next
+_HANDSHAKE_TAG = 0  # the next tag is used, too
 _MOST_KNOWN = 64
 
 
 class Communicator:
     """Compressed collectives among the ranks of an MPI communicator.
 
-    Every collective is called by all ranks, in the same order, with the same arguments. The first messages of each
-    tell whether that is so; when it is not, or when some rank's arguments are refused, every rank raises, no buffer
-    is touched, and the communicator stays usable.
+    All ranks must call every collective in the same order, with the same arguments. The first messages of each
+    collective, its handshake, check this. If the calls differ, or if a rank's arguments are refused, every rank raises
+    an error, no buffer is changed, and the communicator stays usable.
 
-    The methods take the arguments of the functions of the same name in `compcoll`, less ``comm``; without ``codec=``
-    and ``algorithm=`` they use the communicator's. Those with an i in front return a `Request`. All take ``timeout=``,
-    as the communicator does, for themselves.
+    The methods take the same arguments as the functions of the same name in `compcoll`, without ``comm``. ``codec=``
+    and ``algorithm=`` default to the communicator's. Methods whose name begins with an i return a `Request`. All
+    collectives take ``timeout=``, which overrides the communicator's.
 
-    When a rank is late, or has died, or fails halfway, everybody raises an error that tells so, and the communicator
-    cannot be used any more: see `shrink` and docs/reliability.md.
+    If a rank is late, dies, or fails during a collective, every rank that is alive raises an error that says so. The
+    communicator then cannot be used any more: see `shrink` and docs/reliability.md.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or Connection, optional
-        Duplicated, collectively; MPI.COMM_WORLD by default. A transport of another kind is taken as it is.
+        Communicator to duplicate, collectively; MPI.COMM_WORLD by default. A `Connection` is used as it is.
     codec : str or Codec, optional
-        What collectives compress with unless they name a codec; nothing by default.
+        Default codec of the collectives; None: no compression.
     algorithm : str
-        The algorithm of collectives that name none.
+        Default algorithm of the collectives.
     progress : {"wait", "nap", "thread"}
-        Whether collectives under way advance when the caller waits or tests, or by a thread of their own. With
-        ``"nap"`` a wait leaves the core to other threads, for a little more latency.
+        Collectives under way advance while the caller waits or tests, or, with ``"thread"``, in a thread of their own.
+        With ``"nap"`` a wait leaves the core to other threads, at the cost of a little latency.
     timeout : float, optional
-        Seconds without progress after which a wait gives up; by default COMPCOLL_TIMEOUT, or 1800. When given, here or
-        by the variable, nothing blocks in MPI, where no time-out would end it: sums that ``"auto"`` would leave to MPI
-        go by other algorithms, and MPI's own, asked for by name, take up to three times as long, with MPICH more.
+        Seconds without progress after which a wait raises an error; by default COMPCOLL_TIMEOUT, or 1800. If it is set,
+        here or by the variable, no call blocks in MPI, where a timeout has no effect. ``"auto"`` then uses other
+        algorithms instead of MPI's reductions. MPI's reductions, requested by name, take up to three times as long, and
+        longer with MPICH.
     checksum : bool
-        Whether encoded segments carry a CRC-32C, so that bits that change on their way raise `WireCorrupted`. MPI's own
-        collectives have none: they are then refused, and never chosen. Of arrays on a GPU, wires are sealed and looked
-        at in pinned host memory.
+        Whether encoded segments carry a CRC-32C, so that bits that change in transit raise `WireCorrupted`. If so,
+        MPI's own collectives, which have no checksum, are refused and never chosen. For arrays on a GPU, checksums are
+        computed and verified in pinned host memory.
     **codec_options
-        Configuration of a codec given by name.
+        Options of a codec given by name.
 
     Attributes
     ----------
     rank, size : int
-        As in MPI.
+        This rank, and the number of ranks.
     nodes : sequence of int
-        Each rank's node.
+        Node index of each rank.
 
     Examples
     --------
@@ -120,7 +121,7 @@ class Communicator:
         live(self)
 
     def _connect(self, transport: Connection, codec: Any, codec_options: dict[str, Any]) -> None:
-        """Make all that collectives on this communicator share. Collective."""
+        """Create the state that this communicator's collectives share. Collective."""
         progress, timeout, checksum = (self._settings[name] for name in ("progress", "timeout", "checksum"))
         self._transport = transport
         self.rank, self.size = transport.rank, transport.size
@@ -138,7 +139,7 @@ class Communicator:
         world = World.of(transport.nodes)
         self._handshake = Handshake(transport, _HANDSHAKE_TAG, transport.mail)
         self._failure_detector = FailureDetector(transport)
-        # Between nodes a look at the network costs more than the core that a waiting rank lends to others.
+        # Between nodes, polling the network costs more than lending the core to other work.
         crowded = cores < 1 or world.nodes > 1
         self._engine = Engine(
             *(seconds, self._failure_detector),
@@ -170,16 +171,16 @@ class Communicator:
         )
         self._gpu: DeviceCollectives | None = None
         self._broken: BaseException | None = None
-        self._ticket: OrderingTicket | None = None  # of the last call; None if its handshake and all before are over
+        self._ticket: OrderingTicket | None = None  # of the last call; None if its and all earlier handshakes are over
         self._sequence_number = 0
         self._last: Stats | tuple[str, CompiledPlan, Operation, int, float] | None = None
         self._known: dict[tuple[Any, ...], tuple[CompiledPlan, tuple[int, ...]]] = {}
 
     @property
     def stats(self) -> Stats | None:
-        """Account of the collective that ended last; None before the first."""
+        """Statistics of the last collective that ended; None before the first."""
         last = self._last
-        if isinstance(last, tuple):  # an account that nobody reads is not made
+        if isinstance(last, tuple):  # built only when it is read
             collective, plan, operation, nbytes, seconds = last
             stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, nbytes)
             store_account(stats, operation)
@@ -191,9 +192,10 @@ class Communicator:
 
     @property
     def sequence_number(self) -> int:
-        """The number of collectives that began. Codecs that round at random draw by that number. A program that
-        continues from a saved state with a communicator of its own sets the number that it had then: on all ranks
-        alike, while no collective is under way.
+        """Number of collectives that began. Codecs with random rounding derive their random numbers from it.
+
+        A program that resumes from a checkpoint with a new communicator sets the saved number, on all ranks, while no
+        collective is under way.
         """
         return self._sequence_number
 
@@ -312,7 +314,7 @@ class Communicator:
         algorithm: str | None = None,
         **options: Any,
     ) -> PersistentRequest:
-        """Prepare an allreduce that runs again and again on the same arrays; see `PersistentRequest`."""
+        """Prepare an allreduce that can be started repeatedly on the same arrays; see `PersistentRequest`."""
         return self.prepare("allreduce", x, op, out, feedback, (codec, algorithm, options))
 
     def reduce_scatter_init(
@@ -326,34 +328,34 @@ class Communicator:
         algorithm: str | None = None,
         **options: Any,
     ) -> PersistentRequest:
-        """Prepare a reduce_scatter that runs again and again on the same arrays; see `PersistentRequest`."""
+        """Prepare a reduce_scatter that can be started repeatedly on the same arrays; see `PersistentRequest`."""
         return self.prepare("reduce_scatter", x, op, out, feedback, (codec, algorithm, options))
 
     def allgather_init(
         self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
     ) -> PersistentRequest:
-        """Prepare an allgather that runs again and again on the same arrays; see `PersistentRequest`."""
+        """Prepare an allgather that can be started repeatedly on the same arrays; see `PersistentRequest`."""
         return self.prepare("allgather", x, None, out, None, (codec, algorithm, options))
 
     def bcast_init(
         self, x: Any, root: int = 0, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
     ) -> PersistentRequest:
-        """Prepare a bcast that runs again and again on the same arrays; see `PersistentRequest`."""
+        """Prepare a bcast that can be started repeatedly on the same arrays; see `PersistentRequest`."""
         return self.prepare("bcast", x, root, out, None, (codec, algorithm, options))
 
     def alltoall_init(
         self, x: Any, *, out: Any = None, codec: Any = ..., algorithm: str | None = None, **options: Any
     ) -> PersistentRequest:
-        """Prepare an alltoall that runs again and again on the same arrays; see `PersistentRequest`."""
+        """Prepare an alltoall that can be started repeatedly on the same arrays; see `PersistentRequest`."""
         return self.prepare("alltoall", x, None, out, None, (codec, algorithm, options))
 
     def _prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
-        """Make what a feedback keeps of buffers such as ``x``, where these are, before its first call: zeros.
+        """Allocate a feedback's state for buffers such as ``x``, as zeros on their device, before its first call.
 
         Raises
         ------
         InvalidBuffer
-            If it keeps another number of elements, or those of another type.
+            If the feedback has state of another size or element type.
         """
         x = as_numpy(x, "x") if is_foreign(x) else x
         collectives = self._collectives if type(x) is ndarray or not gpu_memory(x) else self._on_gpu(x)
@@ -370,24 +372,24 @@ class Communicator:
         algorithm: str | None = None,
         **options: Any,
     ) -> Plan:
-        """Tell what a blocking call would do, and why, without doing it: nothing is sent, and no buffer is read.
+        """Return the plan of a blocking call without running it: nothing is sent, and no buffer is read.
 
-        Printed, a plan shows what the cost model predicts for each way to run the call, why some are refused, which one
-        was chosen, and why. Its ``algorithm`` and ``codec`` are those of the `Stats` that the call would have.
+        A printed plan shows the time that the cost model predicts for each variant of the call, why some are refused,
+        and which one was chosen and why. Its ``algorithm`` and ``codec`` are those of the call's `Stats`.
 
         Parameters
         ----------
         x : array
-            Such as the call's: its element type, size and place count.
+            An array such as the call's. Only its element type, size and device matter.
         collective : str
-            The one to explain.
+            Name of the collective.
         op, root, codec, algorithm, **options
-            The call's, as far as the collective has them.
+            The call's arguments, if the collective has them.
 
         Raises
         ------
         CompcollError
-            If the call would be refused, on this rank alone.
+            If the call would be refused. Only this rank raises it.
 
         Examples
         --------
@@ -401,7 +403,7 @@ class Communicator:
         return collectives.explain(collective, x, op, root, (codec, algorithm, options))
 
     def free(self) -> None:
-        """Finish what is under way and give the private MPI communicator back, collectively."""
+        """Complete all collectives under way and free the private MPI communicator. Collective."""
         if self._broken is None:
             self._engine.drain()
             self._programs.free()
@@ -411,8 +413,8 @@ class Communicator:
         self._engine.close()
         self._broken = CommunicatorBroken("it was freed")
 
-    def end(self, error: CommunicatorBroken, forked: bool) -> None:
-        """Break the communicator without a call of MPI's (the contract is `compcoll.lifetime.Invalidatable`)."""
+    def invalidate(self, error: CommunicatorBroken, forked: bool) -> None:
+        """Make the communicator unusable without calling MPI (implements `compcoll.lifetime.Invalidatable`)."""
         if forked:
             self._engine.lock = RLock()
         if self._broken is None:
@@ -420,18 +422,19 @@ class Communicator:
         self._engine.fail(error)
 
     def shrink(self) -> Communicator:
-        """A communicator of the ranks that are alive, with the settings of this one, which is used no more. Collective
-        among those ranks; they keep their order.
+        """Return a communicator of the ranks that are alive, with the settings of this one.
 
-        Some of them may have finished the collective in which a rank died, and others not: agree, by a collective of
-        the new communicator, on where to go on. Error feedback is the caller's, and goes on as it is.
+        Collective among those ranks, which keep their order. This communicator cannot be used afterwards.
+
+        Some of the ranks may have completed the collective in which a rank died, and others not. Use a collective of
+        the new communicator to agree on where to continue. Error feedback belongs to the caller and stays valid.
 
         Raises
         ------
         UnsupportedRecovery
-            If MPI cannot go on without a rank: start the job by Open MPI 5's ``mpirun --with-ft ulfm``.
+            If MPI cannot continue without a rank: start the job with Open MPI 5's ``mpirun --with-ft ulfm``.
         PeerTimeout
-            If not all ranks that are alive come in time.
+            If not all ranks that are alive call this in time.
 
         References
         ----------
@@ -446,22 +449,23 @@ class Communicator:
         return Communicator(survivors, **self._settings)
 
     def _agree(self, call: Signature, timeout: float | None = None) -> None:
-        """Make sure that all ranks make the same call, which is none of this communicator's: the caller runs it then.
-        It has its place in the order of the communicator's own collectives.
+        """Check that all ranks make the same call, which the caller then runs without this communicator.
+
+        The check has a place in the order of the communicator's collectives.
 
         Parameters
         ----------
         call : Signature
-            One line on it, equal on all ranks.
+            One line that describes the call, equal on all ranks.
         timeout : float, optional
-            As of collectives.
+            As in collectives.
 
         Raises
         ------
         CollectiveMismatch
             On every rank, if the calls differ.
         PeerTimeout, PeerFailed, CommunicatorBroken
-            As of collectives.
+            As in collectives.
         """
         self._check_usable()
         self._sequence_number += 1
@@ -479,8 +483,8 @@ class Communicator:
     def call(self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked) -> Any:
         """Run a collective; ``param`` is the operation or the root.
 
-        This is `start` and a wait. While nothing else is under way on this rank, the call waits at its first step, and
-        no `Request` is made.
+        Equivalent to `start` and `Request.wait`. If nothing else is under way on this rank, the call waits at once,
+        and no `Request` is created.
         """
         if type(x) is not ndarray and is_foreign(x):
             seen, memory = self._seen(collective, x, out)
@@ -512,7 +516,7 @@ class Communicator:
     def _call_beside_others(
         self, collective: str, plan: CompiledPlan, buffers: Buffers, call: Collective, number: int, started: float
     ) -> Any:
-        """Finish a blocking call after its handshake: the ranks' calls differ, or some rank has others to advance."""
+        """Finish a blocking call if the ranks' calls differ, or some rank has other collectives to advance."""
         signature, plan = self._signature(plan), plan.unblocked or plan
         slot = self._slots.in_turn[number % AT_ONCE]
         stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
@@ -538,7 +542,7 @@ class Communicator:
     def prepare(
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
     ) -> PersistentRequest:
-        """Prepare a collective that runs again and again; ``param`` is the operation or the root."""
+        """Prepare a collective that can be started repeatedly; ``param`` is the operation or the root."""
         given = (x, out) if type(x) is ndarray or not is_foreign(x) else self._seen(collective, x, out)
         plan, buffers = self._check(collective, given[0], param, given[1], feedback, asked)
         request = PersistentRequest(self, collective, plan, buffers, (given[0], param, feedback, asked))
@@ -547,7 +551,7 @@ class Communicator:
         return request
 
     def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers, request: Request | None = None) -> Request:
-        """Start a collective in the slot of its number, as a new request or as one that has ended."""
+        """Start a collective in the slot of its sequence number, with a new request or one that has ended."""
         signature, plan, number = self._signature(plan), plan.unblocked or plan, self._sequence_number
         self._sequence_number = number + 1
         slot, ticket = self._slots.in_turn[number % AT_ONCE], self._next_ticket()
@@ -568,7 +572,7 @@ class Communicator:
             request.finish = partial(self._gpu.handed_over, buffers.order)
         try:
             self._engine.start(request)
-        except BaseException as error:  # an interrupt: the caller never gets what is under way
+        except BaseException as error:  # an interrupt: the caller never gets the request
             self._break(error, plan, buffers)
             raise
         return request
@@ -576,10 +580,10 @@ class Communicator:
     def _steps(
         self, plan: CompiledPlan, buffers: Buffers, run: Run, slot: Slot, before: Request | None, signature: Signature
     ) -> Steps:
-        """One of the collectives under way, from its handshake to its result."""
+        """Run a collective that others may overlap, from its handshake to its result."""
         if run.ticket.before is not None:
             yield run.ticket
-        if before is not None and not before.done:  # else all those behind would be opened now
+        if before is not None and not before.done:  # else the handshakes of all later collectives would begin now
             yield Ended(before)
         level, operation, given = BUSY, None, buffers
         if buffers.order is None:
@@ -602,7 +606,7 @@ class Communicator:
         spins: int,
         sleeps: int,
     ) -> Collective:
-        """Begin a handshake, which an operation follows where all ranks are at this level."""
+        """Begin a handshake. The operation follows at once if this is the highest level of all ranks."""
         piggyback = plan.piggyback
         exchange, extremes = self._handshake.exchange(piggyback), plan.plan.signature.extremes[level]
         x, out, residual = buffers.x, buffers.out, buffers.residual
@@ -618,7 +622,7 @@ class Communicator:
         signature: Signature,
         operation: Operation | None,
     ) -> Steps:
-        """Finish a call under way: its handshake, then what the plan runs."""
+        """Finish a call under way: its handshake, then its operation or its plan's steps."""
         while call.level is None and not call.ended:
             yield call
         if call.level is None:
@@ -644,21 +648,21 @@ class Communicator:
         return buffers.result if result is None else result
 
     def _operation(self, collective: str, plan: CompiledPlan, slot: Slot, buffers: Buffers) -> Operation | None:
-        """The operation that runs a call in a slot; None if a generator does. A refusal reaches all ranks."""
+        """Return the operation that runs a call in a slot; None if a generator runs it. A failure reaches all ranks."""
         try:
             return self._programs.operation(plan, slot, buffers.residual is not None)
-        except Exception as error:  # no memory for its wires
+        except Exception as error:  # such as no memory for its wires
             self._refuse(collective, error)
 
     def _signature(self, plan: CompiledPlan) -> Signature:
-        """What other ranks receive of a call whose ranks differ: in debugging with the caller's line."""
+        """Return the signature to show if the ranks' calls differ; in debug mode it has the caller's line."""
         return plan.plan.signature.here() if self._debug else plan.plan.signature
 
     def _check(
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
     ) -> Checked:
-        """Check the arguments, unless they are like those of a call before; a refusal reaches all ranks, which wait in
-        the same collective.
+        """Check the arguments, unless an earlier call had similar ones. A refusal reaches all ranks, which wait in the
+        same collective.
         """
         if self._broken is not None:
             self._check_usable()
@@ -669,9 +673,9 @@ class Communicator:
                 key = (collective, x.shape, x.dtype, param, codec, algorithm, *options.items())
                 try:
                     known = self._known.get(key)
-                except TypeError:  # an argument that is refused below
+                except TypeError:  # unhashable: refused below
                     known = key = None
-                in_place = out is not None and collective == "alltoall"  # is refused
+                in_place = out is not None and collective == "alltoall"  # refused below
                 if known is not None and not in_place and (buffers := self._like_known(x, out, known[1])) is not None:
                     plan = known[0]
                     return plan, buffers if feedback is None else self._collectives.fed_back(plan, buffers, feedback)
@@ -687,7 +691,7 @@ class Communicator:
 
     @staticmethod
     def _like_known(x: Any, out: Any, shape: tuple[int, ...]) -> Buffers | None:
-        """The buffers of a call whose arguments are known but for their memory; None if they need a closer look."""
+        """Return the buffers of a call that differs from a known one in its memory; None if it needs a full check."""
         flags = x.flags
         if not (flags.c_contiguous and flags.aligned):
             return None
@@ -698,7 +702,7 @@ class Communicator:
         return Buffers(x, out, out)
 
     def _seen(self, collective: str, x: Any, out: Any) -> tuple[Any, Any]:
-        """Another library's arrays in host memory, as NumPy's; a refusal reaches all ranks."""
+        """Return another library's arrays in host memory as NumPy arrays. A refusal reaches all ranks."""
         self._check_usable()
         try:
             return as_numpy(x, "x"), as_numpy(out, "out") if is_foreign(out) else out
@@ -710,7 +714,7 @@ class Communicator:
             raise CommunicatorBroken(f"this communicator cannot be used any more: {self._broken!r}") from self._broken
 
     def _on_gpu(self, x: Any) -> DeviceCollectives:
-        """The collectives on the GPU of the first array that was in one's memory."""
+        """Return the collectives on the GPU of the first GPU array that was passed."""
         if self._gpu is None:
             direct = self._transport.takes_device_memory()
             self._gpu = DeviceCollectives(
@@ -724,7 +728,7 @@ class Communicator:
         return self._gpu
 
     def _refuse(self, collective: str, error: Exception) -> NoReturn:
-        """Let all ranks know that this one cannot make its call, and raise the error."""
+        """Inform all ranks that this rank cannot make its call, and raise the error."""
         signature = Signature(unmade(collective, error), f"by rank {self.rank}")
         self._sequence_number += 1
         ticket = self._next_ticket()
@@ -749,7 +753,7 @@ class Communicator:
         raise failure from others if failure is error else error
 
     def _wait(self, request: Request) -> Any:
-        """The result of a request that nobody else has."""
+        """Wait for a request that the caller never gets. An interrupt breaks the communicator."""
         try:
             return request.wait()
         except BaseException as error:
@@ -758,22 +762,23 @@ class Communicator:
             raise
 
     def _failed(self, error: BaseException, *parts: Any) -> NoReturn:
-        """Raise what a collective ended with, and break the communicator by it if it must be."""
+        """Raise the error that ended a collective; break the communicator first, if it is not a mismatch."""
         failure = self._ended(error, *parts)
         if failure is error or failure is None:
             raise error
         raise failure from error
 
     def _ended(self, error: BaseException | None, *parts: Any) -> BaseException | None:
-        """Break the communicator by an error with which a collective ended, and return what to raise. A mismatch of
-        calls leaves it usable.
+        """Break the communicator after an error ended a collective, and return the error to raise. A mismatch of calls
+        leaves it usable.
         """
         return error if error is None or error is self._handshake.mismatch else self._break(error, *parts)
 
     def _break(self, error: BaseException, *parts: Any) -> BaseException:
-        """Make the communicator unusable: let the other ranks know, and end all that is under way. Memory that MPI may
-        still write to is never freed. Return what to raise: an error that names the dead rank or the call, where one
-        can be made.
+        """Make the communicator unusable: inform the other ranks, and end all requests under way.
+
+        Memory that MPI may still write to is never freed. Return the error to raise, which names the dead rank or the
+        call where possible.
         """
         keep_forever((self._handshake, self._slots, *parts))
         broken, error = error, as_failure(error, self.rank, *parts)
@@ -790,15 +795,15 @@ class Communicator:
 
 
 class PersistentRequest(Request):
-    """A collective that runs again and again on the same arrays (MPI-4.1, section 6.13): arguments are checked once.
+    """A collective that can be started repeatedly on the same arrays (MPI-4.1, section 6.13).
 
-    Made by `compcoll.allreduce_init` and its relatives, on all ranks. Every run reads what is in ``x`` then, and
-    stores its result in the same array.
+    Created by `compcoll.allreduce_init` and its relatives, on all ranks. Its arguments are checked once. Every run
+    reads the current values of ``x``, and stores its result in the same array.
 
     Attributes
     ----------
     stats : Stats
-        Account of the last run.
+        Statistics of the last run.
     done : bool
         Whether no run is under way.
 
@@ -829,7 +834,7 @@ class PersistentRequest(Request):
         Raises
         ------
         InvalidArgument
-            If the run before has not ended, or the request was freed.
+            If the previous run has not ended, or the request was freed.
         """
         if self._communicator is None:
             raise InvalidArgument("start() of a request that was freed: make another one")
@@ -838,7 +843,7 @@ class PersistentRequest(Request):
         x, param, feedback, asked = self._given
         buffers = self._buffers
         self._communicator._check_usable()
-        if buffers.order is not None:  # what the caller has launched by now comes first
+        if buffers.order is not None:  # the run follows what the caller has launched so far
             given = (x, param, buffers.result, feedback, asked)
             self._plan, buffers = self._communicator._check(self._collective, *given)
         elif feedback is not None:
@@ -849,7 +854,7 @@ class PersistentRequest(Request):
         return self
 
     def free(self) -> None:
-        """Let go of the arrays; the request cannot be started any more.
+        """Release the arrays. The request cannot be started any more.
 
         Raises
         ------
@@ -868,5 +873,5 @@ def _until_ended(call: Collective) -> Steps:
 
 
 def _can_be_known(plan: Plan, buffers: Buffers) -> bool:
-    """Tell whether calls with arguments such as these differ in their memory alone."""
+    """Return whether calls with such arguments differ only in their memory."""
     return plan.call.rows is None and plan.algorithm not in choose.SPARSE and not buffers.apart

@@ -18,7 +18,7 @@ _FORKED = (
 class Invalidatable(Protocol):
     """An object that cannot be used after a fork or the end of MPI."""
 
-    def end(self, error: CommunicatorBroken, forked: bool) -> None:
+    def invalidate(self, error: CommunicatorBroken, forked: bool) -> None:
         """Invalidate the object without calling MPI. A forked child has no other threads, and locks may be held."""
 
 
@@ -62,7 +62,7 @@ def end_all(why: str, forked: bool = False) -> None:
             work()
     _ended = why
     for owner in tuple(_alive):
-        owner.end(CommunicatorBroken(why), forked)
+        owner.invalidate(CommunicatorBroken(why), forked)
 
 
 def watch_forks() -> None:

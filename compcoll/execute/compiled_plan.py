@@ -1,4 +1,4 @@
-"""A plan that is ready to run, and what one of its calls works with."""
+"""Plans that are ready to run, and the arguments and state of one call."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from ..stats import Stats
 from ..transports.base import Group, Persistent
 
 Asked = tuple[Any, str | None, dict[str, Any]]
-"""A call's codec (``...``: the communicator's), algorithm (None: the communicator's), and the codec's options."""
+"""A call's codec (``...``: the communicator's), algorithm (None: the communicator's), and codec options."""
 
 
 @dataclass(slots=True)
 class Order:
-    """The order of a call on a device whose work is done later.
+    """The stream order of a call on an asynchronous device.
 
     Attributes
     ----------
     caller, before : Stream, Event
-        The caller's stream, and what comes before the call.
+        The caller's stream, and the event on it that the call follows.
     x : array
-        The caller's.
+        The caller's array.
     stream : object
-        What the caller named as stream; None for the current one.
+        The call's ``stream=`` argument; None for the current stream.
     new : bool
-        Whether the result shall be a new array such as ``x``.
+        Whether the result is a new array of the same kind as ``x``.
     ending : Ending or None
-        The collective's, once all is launched.
+        The end of the collective, once all its work is launched.
     """
 
     caller: Any
@@ -56,15 +56,15 @@ class Buffers(NamedTuple):
     Attributes
     ----------
     x, out : array
-        The input and the result; of an allgatherv, which makes its result, ``out`` is None.
+        The input and the result. ``out`` is None in an allgatherv, which allocates its result.
     result : array
-        What the caller gets; of an allgatherv, which returns it, what it is like.
+        The array that the caller gets; in an allgatherv, an array of the same type and row shape.
     residual : array or None
-        What feedback adds.
+        The residual that feedback adds to the input.
     feedback : ErrorFeedback or None
-        For a sparsifier, the feedback itself.
+        The feedback itself, for a sparsifier.
     order : Order or None
-        On a device whose work is done later.
+        The stream order, on an asynchronous device.
     """
 
     x: Array
@@ -76,11 +76,11 @@ class Buffers(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Tell whether ``out`` is to be copied to the result, which is not aligned, in the end."""
+        """Whether ``out`` must be copied to the result in the end, since the result is not aligned."""
         return self.order is None and self.out is not None and not self.result.flags.aligned
 
     def flat(self) -> Buffers:
-        """The same with one-dimensional arrays, as generators take them."""
+        """Return the buffers with one-dimensional arrays, as generators need them."""
         if self.x.ndim == 1 and (self.out is None or self.out.ndim == 1):
             return self
         x = self.x.reshape(-1)
@@ -89,24 +89,24 @@ class Buffers(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """What the generator of a collective gets from its communicator.
+    """The arguments that a collective's generator gets from its communicator.
 
     Attributes
     ----------
     group : Group
         The ranks.
     allocate : callable
-        Returns memory for wires, in bytes.
+        Returns memory for wires of a given number of bytes.
     stats : Stats
-        The account to fill.
+        The statistics to fill.
     ticket : OrderingTicket
-        For what all ranks must start in the same order.
+        Orders operations that all ranks must start in the same order.
     number : int
-        The collective's number in the order of calls.
+        Sequence number of the collective.
     timeline : Timeline or None
-        Of a device whose work is done later.
+        Timeline of the call, on an asynchronous device.
     pinned : callable or None
-        Returns host memory that such a device copies from and to, in bytes.
+        Returns pinned host memory of a given number of bytes, for copies from and to such a device.
     """
 
     group: Group
@@ -124,9 +124,9 @@ class Compiled(NamedTuple):
     Attributes
     ----------
     program : Program
-        Runs on arrays.
+        The operation; each run takes its own arrays.
     messages : list of Persistent
-        Its messages.
+        The program's persistent messages.
     """
 
     program: Program
@@ -140,19 +140,19 @@ class CompiledPlan:
     Attributes
     ----------
     plan : Plan
-        What was chosen.
+        The chosen codec and algorithm.
     steps : callable
-        Returns the generator that runs a call: of an algorithm, or of what else has no operation.
+        Returns the generator that runs a call without an operation.
     operation : Operation or None
-        Runs every call of the plan, if one operation does.
+        The operation that runs every call of the plan, if there is one.
     compiles : bool
-        Whether an algorithm's program runs the calls, compiled for each slot when it is first needed.
+        Whether a program runs the calls. It is compiled for each slot on first use.
     unblocked : CompiledPlan or None
-        What runs instead where some rank must not block in MPI; None if the same does.
+        The plan to use if some rank must not block in MPI; None: this plan.
     timeout : float or None
-        Seconds that a wait of these calls may last, if they say so.
+        The ``timeout=`` of these calls, in seconds.
     on_gpus : callable or None
-        Returns the generator that runs a call whose arrays are on GPUs on all ranks; None if ``steps`` does.
+        Returns the generator that runs a call if all ranks' arrays are on GPUs; None: ``steps``.
     """
 
     plan: Plan
@@ -165,17 +165,17 @@ class CompiledPlan:
 
     @classmethod
     def of_operation(cls, plan: Plan, operation: Operation) -> CompiledPlan:
-        """The plan of calls that one operation runs."""
+        """Return the compiled plan of calls that one operation runs."""
         return cls(plan, lambda _, buffers, run: driven(operation, buffers, run), operation)
 
     @property
     def piggyback(self) -> PiggybackReduction | None:
-        """What travels with the handshake, if the arrays are small."""
+        """The reduction whose small arrays travel with the handshake; None if there is none."""
         return self.operation if isinstance(self.operation, PiggybackReduction) else None
 
 
 def driven(operation: Operation, buffers: Buffers, run: Run) -> Steps:
-    """Run an operation on arrays."""
+    """Run an operation on a call's arrays."""
     operation.begin(buffers.x, buffers.out, buffers.residual, run.number)
     operation.Test()
     while not operation.done:
@@ -184,13 +184,13 @@ def driven(operation: Operation, buffers: Buffers, run: Run) -> Steps:
 
 
 def store_account(stats: Stats, operation: Operation) -> None:
-    """Store in the statistics what an operation's last run did."""
+    """Store the byte counts and times of an operation's last run in the statistics."""
     stats.wire_nbytes, stats.raw_sent_nbytes, *seconds = operation.account
     stats.encode_seconds, stats.decode_seconds, stats.wait_seconds = seconds
 
 
 def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Codec | None, float | None]:
-    """Make the codec that a call's arguments name, or read the tolerance by which it is to be chosen."""
+    """Return the codec that a call's arguments name, or, for ``"auto"``, None and the tolerance."""
     if not (isinstance(codec, str) and codec == choose.AUTO):
         return as_codec(codec, options), None
     tolerance = options.get("tolerance")
@@ -206,8 +206,8 @@ def named_codec(codec: str | Codec | None, options: dict[str, Any]) -> tuple[Cod
 
 
 def feedback_refused(plan: Plan) -> str:
-    """Say why a plan's codec takes no feedback; empty if it does. The codec of the call counts if this topology does
-    not need it.
+    """Return why a plan's codec takes no feedback; empty if it does. The requested codec is checked even if this
+    topology does not use it.
     """
     codec = plan.call.codec if plan.algorithm in (choose.COPY, choose.HIERARCHICAL) else plan.codec
     if plan.quantizer is not None and not plan.quantizer.feedback:

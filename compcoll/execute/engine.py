@@ -1,4 +1,4 @@
-"""Requests, which are collectives under way, and the engine that makes them advance."""
+"""Requests, which stand for collectives under way, and the engine that advances them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..kernels._host import poll, sleeps_within
 from ..pending import OrderingTicket, Peers, Pending, Steps, WaitPolicy, give_way, spin_seconds, start_thread
 from ..stats import Stats
 
-# MPI knows one progress for all communicators, and so do we: a rank that waits in one must advance the others.
+# As in MPI, progress is for all communicators: a rank that waits in one must advance the others.
 under_way: set[Engine] = set()
-"""The engines of this process that have collectives to advance, but private ones: these advance in their own waits."""
+"""The engines of this process with collectives under way, except private ones, which only their own waits advance."""
 
 _all: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -30,20 +30,18 @@ _SECONDS_AT_THE_END = 2.0
 _SPINS_BEFORE_EARLY_SLEEPS, _SHORTEST_SLEEP = 20, 50e-6
 
 _SECONDS_BETWEEN_CHECKS = 0.005
-"""The time between looks at the time-out, and at whether another rank has given up: MPI is asked."""
+"""Time between checks of the timeout, and of other ranks' announcements, which needs an MPI call."""
 
 _SECONDS_BEFORE_SLEEPS, _PART_SLEPT, _LONGEST_SLEEP = 0.5e-3, 0.1, 5e-3
-"""Nothing wakes who naps: of the time waited, no large part."""
+"""Nothing wakes a sleeping rank, so a sleep lasts at most a tenth of the time waited so far."""
 
 _FEW = 64
-"""Collectives of a communicator that are looked at, from the oldest on: more than can be under way at once; those
-behind wait for them.
-"""
+"""Number of a communicator's oldest collectives to advance, more than can run at once. Later ones wait for these."""
 
 
 def end_all() -> None:
-    """End every engine: before MPI does, or the interpreter. What is under way may end within two seconds; in a forked
-    child nothing is.
+    """Close every engine, before MPI or the interpreter ends. Collectives under way get two seconds to complete. In a
+    forked child, do nothing.
     """
     if lifetime.is_forked():
         return
@@ -65,7 +63,7 @@ def _end_all_at_exit() -> None:
 
 
 class Ended:
-    """The end of a collective under way, as something to wait for."""
+    """The end of a collective under way, as a `Pending`."""
 
     __slots__ = ("_request",)
 
@@ -86,9 +84,9 @@ class Request:
     Attributes
     ----------
     stats : Stats
-        What it did; complete when the request is.
+        Statistics of the collective; complete when the request is.
     done : bool
-        Whether it has ended, well or with an error.
+        Whether the collective has ended, successfully or with an error.
 
     Examples
     --------
@@ -102,7 +100,7 @@ class Request:
         self.done = False
         self._result: Any = None
         self._error: BaseException | None = None
-        self.finish: Callable[[Any], Any] | None = None  # what makes the result that the caller gets
+        self.finish: Callable[[Any], Any] | None = None  # converts the result for the caller
 
     def begin(
         self,
@@ -113,7 +111,7 @@ class Request:
         release: Callable[[BaseException | None], BaseException | None],
         timeout: float | None = None,
     ) -> None:
-        """Begin to wait for some steps."""
+        """Begin a collective that runs as a generator."""
         self.stats = stats
         self.timeout = timeout
         self.done = False
@@ -123,17 +121,17 @@ class Request:
         self._engine = engine
         self._release = release
         self._error = None
-        self._finished = False  # and about to be done
+        self._finished = False  # set before `done`, while the end is stored
         self._started = time.perf_counter()
         self._blocked = 0.0
 
     def test(self) -> bool:
-        """Advance without blocking; tell whether the collective has ended.
+        """Advance without blocking; return whether the collective has ended.
 
         Raises
         ------
         CompcollError
-            If it ended with an error.
+            If the collective ended with an error.
         """
         if not self.done:
             self._engine.advance()
@@ -147,14 +145,14 @@ class Request:
         Parameters
         ----------
         timeout : float, optional
-            Seconds without any progress after which to give up; by default those of the call, or the communicator's.
+            Seconds without any progress after which to raise an error; by default the call's or the communicator's.
 
         Raises
         ------
         PeerTimeout
-            If nothing came for that long: the communicator cannot be used any more.
+            If there was no progress for that long. The communicator cannot be used any more.
         PeerFailed
-            If a rank has died, and MPI tells.
+            If a rank has died, and MPI reports it.
         CompcollError
             If the collective ended with an error.
         """
@@ -167,11 +165,11 @@ class Request:
         return self._result
 
     def describe(self) -> str:
-        """One line on what it is and waits for."""
+        """Return one line that describes the collective and its progress."""
         return f"{self.stats.collective} by {self.stats.algorithm}, after {self.steps} steps"
 
     def _advance(self, policy: WaitPolicy | None = None) -> bool:
-        """Go on until something must be waited for, with so much patience; tell whether there was any progress."""
+        """Continue until a wait exceeds the policy; return whether there was any progress."""
         if self._finished:
             return False
         pending, steps = self.waiting_for, self.steps
@@ -187,7 +185,7 @@ class Request:
         except Exception as error:
             self._finish(None, error)
         except BaseException as error:
-            # An interrupt while the steps waited has left them as they were.
+            # An interrupt outside the generator leaves it as it was, so that the request can go on.
             if getattr(self._steps, "gi_frame", None) is None:
                 self._finish(None, error)
             raise
@@ -203,7 +201,7 @@ class Request:
         self.waiting_for = None
         self.stats.total_seconds = time.perf_counter() - self._started
         self._result, self._error = result, self._release(error)
-        self._release = _nothing_to_release  # it has the communicator, which would never be collected
+        self._release = _nothing_to_release  # holds a reference to the communicator, which would never be collected
         self.done = True
 
 
@@ -215,25 +213,25 @@ class Engine:
     timeout : float
         Seconds that a wait may last.
     threaded : bool
-        Whether a thread makes collectives advance while the caller does other things.
+        Whether a thread advances the collectives while the caller does other things.
     crowded : bool
-        Whether others have use for this core, ranks that share it or the network's own work: unless ``lent``, a
-        waiting rank lets them have it after two looks in vain instead of 50.
+        Whether other work needs this core: ranks that share it, or the network's own work. Unless ``lent``, a waiting
+        rank then yields the core after 2 polls in vain instead of 50.
     lent : bool
-        Whether each look for a message lends the core already, where others wait for it: MPI does.
+        Whether each poll for a message already yields the core to other work, as MPI does.
     sleeps : bool
-        Whether what waits sleeps from the 20th look in vain on, for a thread beside others that have work for the
-        core; else after half a millisecond.
+        Whether waits sleep after 20 polls in vain, because other threads of this process need the core; otherwise they
+        sleep after half a millisecond.
     private : bool
-        Whether no other engine's wait makes these advance: their messages block who looks for them.
+        Whether only this engine's own waits advance its collectives, because a test of their messages blocks.
     peers : Peers
-        Asked when a wait takes too long.
+        The other ranks, asked when a wait takes too long.
 
     Attributes
     ----------
     alone, beside : WaitPolicy
-        Of waits in C++, of what waits by itself, and of what does while there are other collectives to advance: that
-        without naps.
+        Policies of waits in C++: of a collective that is the only one under way, and of one beside others, which does
+        not sleep.
     """
 
     def __init__(
@@ -250,7 +248,7 @@ class Engine:
         self.timeout = timeout
         self._peers = peers
         self._spins = 2 if sleeps or (crowded and not lent) else 50
-        # Threads that sleep and wake come before those that yield (Linux 6.18), which would make next to no progress.
+        # Linux 6.18 prefers threads that sleep and wake to threads that yield, which would make almost no progress.
         self._sleeps = sleeps or (crowded and threaded)
         self.alone, self.beside = (self._spins, sleeps_within(timeout)), (self._spins, 0)
         self._private = private
@@ -266,7 +264,7 @@ class Engine:
         _end_all_at_exit()
 
     def start(self, request: Request) -> None:
-        """Begin a collective."""
+        """Start a collective, and advance it as far as it goes without waiting."""
         with self.lock:
             self.active.append(request)
             if not self._private:
@@ -279,25 +277,25 @@ class Engine:
             self._work.set()
 
     def advance(self) -> bool:
-        """Let each collective go on as far as it can; tells whether any did."""
+        """Advance each collective as far as possible; return whether any made progress."""
         moved = False
         with self.lock:
             for request in tuple(islice(self.active, _FEW)):
                 moved = request._advance() or moved
                 if request.done:
                     self._forget(request)
-                elif isinstance(request.waiting_for, OrderingTicket):  # so do all behind it
+                elif isinstance(request.waiting_for, OrderingTicket):  # all later ones wait for tickets, too
                     break
         return moved
 
     def drive(self, finished: Callable[[], bool], timeout: float | None, waiting: Callable[[], str]) -> None:
-        """Advance everything, in all communicators (a private engine in its own), until ``finished()``.
+        """Advance the collectives of all communicators until ``finished()``; of a private engine, only its own.
 
         Raises
         ------
         PeerTimeout, PeerFailed, CommunicatorBroken
-            If nothing moves for ``timeout`` seconds, or another rank has given up: all that is under way in this
-            communicator ends with this error.
+            If there is no progress for ``timeout`` seconds, or another rank has given up. All collectives under way in
+            this communicator then end with this error.
         """
         limit = self.timeout if timeout is None else timeout
         idle, since = 0, time.monotonic()
@@ -306,14 +304,14 @@ class Engine:
             moved = False
             for engine in (self,) if self._private else tuple(under_way):
                 moved = engine.advance() or moved
-            now = time.monotonic()  # each time: a look takes as long as others have the core
+            now = time.monotonic()  # every time: a poll lasts as long as other work has the core
             if moved:
                 idle, since = 0, now
                 continue
             idle += 1
             if now > check:
                 if now > since + limit or self._peers.gave_up():
-                    if finished():  # just now, with an error of its own, which was the reason to give up
+                    if finished():  # meanwhile, with the error that made this rank give up
                         return
                     error = self._peers.ask(waiting(), limit)
                     self.fail(error)
@@ -327,8 +325,8 @@ class Engine:
                 give_way()
 
     def wait(self, request: Request, timeout: float | None) -> None:
-        """Advance everything until a collective has ended, as `drive` does."""
-        # The one that nobody else is beside waits in C++ at first.
+        """Advance all collectives until this one has ended, as `drive` does."""
+        # A collective that is the only one under way first waits in C++, which costs less.
         while (
             not request.done
             and len(self.active) == 1
@@ -344,24 +342,24 @@ class Engine:
             try:
                 self.drive(lambda: request.done, timeout, request.describe)
             except CompcollError:
-                if request._error is None:  # else all that was under way ended with that one, found out meanwhile
+                if request._error is None:  # else `Request.wait` raises the request's own error
                     raise
 
     def fail(self, error: BaseException) -> None:
-        """End all that is under way with this error."""
+        """End all collectives under way with this error."""
         with self.lock:
             for request in tuple(self.active):
                 request._finish(None, error)
                 self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        if request in self.active:  # if not, an error has ended all
+        if request in self.active:  # else an error has ended all
             self.active.remove(request)
         if not self.active:
             under_way.discard(self)
 
     def follow(self, steps: Steps, waiting: object = "a blocking collective", timeout: float | None = None) -> Any:
-        """Run some steps to their end, of which each may take as long as a wait, and return their result."""
+        """Run a generator to its end and return its result. Each of its waits may take as long as the timeout."""
         while True:
             try:
                 pending = next(steps)
@@ -371,7 +369,7 @@ class Engine:
                 self.drive(pending.Test, timeout, lambda: str(waiting))
 
     def drain(self, timeout: float | None = None) -> None:
-        """Finish everything that is under way."""
+        """Complete all collectives under way."""
         if self.active:
             self.drive(lambda: not self.active, timeout, lambda: "; ".join(r.describe() for r in self.active))
 
@@ -384,12 +382,12 @@ class Engine:
 
 
 def _progress(engine_of: Callable[[], Engine | None], work: threading.Event) -> None:
-    """Advance the collectives of an engine until it is closed, or nobody has it any more."""
+    """Advance the collectives of an engine until it is closed or garbage-collected."""
     while True:
         work.wait()
         work.clear()
         while (engine := engine_of()) is not None and engine.active and not engine._closed:
-            # A little sleep leaves the GIL and the core to the caller when nothing moves.
+            # Without progress, a short sleep leaves the GIL and the core to the caller.
             if not engine.advance():
                 time.sleep(20e-6)
         if engine is None or engine._closed:

@@ -1,4 +1,4 @@
-"""The search for missing ranks: what a rank asks the others when it has waited too long."""
+"""The search for missing ranks when a wait has taken too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WAITS = "waits: "
 
 
 class Caller(Protocol):
-    """The part of a `Connection` by which ranks tell each other that they give up."""
+    """The part of a `Connection` that announces to other ranks that this rank gives up."""
 
     rank: int
     size: int
@@ -29,15 +29,17 @@ class Caller(Protocol):
 
 
 class FailureDetector:
-    """Every rank that gives up tells all others what it waited for. Who waits itself hears that, gives up, too, and
-    tells what it waited for; who does not answer is missing (the contract is `compcoll.pending.Peers`).
+    """Finds missing ranks (implements `compcoll.pending.Peers`).
+
+    A rank that gives up announces to all others what it waited for. Other waiting ranks receive this, give up as well,
+    and announce what they waited for. A rank that does not answer is missing.
 
     Parameters
     ----------
     transport : Caller
-        Between the ranks.
+        Connection between the ranks.
     seconds : float
-        For which an answer is waited for.
+        Seconds to wait for answers.
     """
 
     def __init__(self, transport: Caller, seconds: float = _SECONDS_TO_ANSWER) -> None:
@@ -58,7 +60,7 @@ class FailureDetector:
             return {}
 
     def tell(self, error: BaseException) -> None:
-        """Let all others know why this rank gives up, unless they do."""
+        """Announce to all other ranks why this rank gives up, unless it has already announced something."""
         if not self._told:
             self._told = True
             self._transport.announce(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What a collective ends with that is none of compcoll's errors, such as MPI's, as one that is."""
+"""Conversion of other errors that end a collective, such as MPI's, to `CompcollError`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .compiled_plan import CompiledPlan
 
 
 def as_failure(error: BaseException, rank: int, *parts: Any) -> BaseException:
-    """Return an error that says which rank and call it is of, and has what was raised as its cause; one of compcoll's,
-    and what is no error but an interrupt, as it is.
+    """Return an error that names the rank and the call, with the given error as its cause. A `CompcollError` or an
+    interrupt is returned unchanged.
 
     Parameters
     ----------
     error : BaseException
-        What a collective ended with.
+        The error that ended a collective.
     rank : int
-        Of this process.
+        This process's rank.
     *parts
-        What belongs to the call: its compiled plan, or the collective's name, among others.
+        Objects of the call, of which the compiled plan or the collective's name is used.
     """
     if isinstance(error, CompcollError) or not isinstance(error, Exception):
         return error

@@ -1,10 +1,10 @@
-"""Collectives on arrays of a device whose work is done later, such as a GPU.
+"""Collectives on arrays of an asynchronous device, such as a GPU.
 
-They are those of `compcoll.execute.host`, in order with the caller's other work. Which codec and algorithm run is
-decided as for host arrays, so that ranks with arrays here and there can take part in one collective. What has no
-kernels on the device runs on copies in pinned host memory. So do MPI's own collectives: of Open MPI only point-to-point
-messages and blocking collectives take device memory (its FAQ, "Running CUDA-aware Open MPI"), and reductions are copied
-to the host there, too.
+They extend those of `compcoll.execute.host`, in stream order with the caller's other work. Codec and algorithm are
+chosen as for host arrays, so that ranks with host arrays and ranks with GPU arrays can take part in one collective.
+Algorithms and codecs without kernels on the device run on copies in pinned host memory. So do MPI's own collectives: in
+Open MPI, only point-to-point messages and blocking collectives take device memory (its FAQ, "Running CUDA-aware Open
+MPI"), and it copies reductions to the host, too.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class DeviceCollectives(Collectives):
     Parameters
     ----------
     device : CudaDevice
-        Where the arrays are.
+        The arrays' device.
     host : Collectives
-        The same ranks' on host arrays: decide, and run what the device cannot.
+        Collectives of the same ranks on host arrays. They choose the plans, and run what the device cannot.
     transport : Transport
-        Between the ranks.
+        Transport between the ranks.
     direct : bool
-        Whether the transport takes the device's memory. Wires with checksums go by pinned memory all the same.
+        Whether the transport takes device memory. Wires with checksums use pinned memory nevertheless.
     threaded : bool
-        Whether a thread of their own makes collectives advance.
+        Whether a separate thread advances the collectives.
     seconds : float
-        What is put on streams, and waits for other ranks there, may last so long.
+        Time limit of work on streams that waits for other ranks.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class DeviceCollectives(Collectives):
 
     @property
     def gpu_transport_known(self) -> bool:
-        """Tell whether the ranks have found out what carries messages from GPU to GPU."""
+        """Whether the ranks have already chosen how messages go from GPU to GPU."""
         return self._gpu_group.known
 
     def check(
         self, collective: str, x: Array, param: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
     ) -> Checked:
-        """Check like the host's `Collectives`, with ``stream`` among the options."""
+        """Check a call as `Collectives.check` does; ``stream`` is one of the options."""
         codec, algorithm, options = asked
         stream = options.get("stream")
         options = {name: value for name, value in options.items() if name != "stream"}
@@ -139,26 +139,26 @@ class DeviceCollectives(Collectives):
         ordered = partial(self._ordered, steps, on_device)
         compiled = CompiledPlan(plan, lambda _, buffers, run: ordered(buffers, run))
         if GpuGroup.has_gpu_plan(plan) and self._bound(call, dtype):
-            if plan.codec is None:  # a residual is there for the other plan
+            if plan.codec is None:  # the residual belongs to the plan on GPUs
                 compiled.steps = lambda _, buffers, run: ordered(buffers._replace(residual=None), run)
             compiled.on_gpus = partial(self._all_on_gpus, call, compiled)
         return compiled
 
     def _bound(self, call: Call, dtype: str) -> bool:
-        """Tell whether a call's codec has kernels here."""
+        """Return whether the call's codec has kernels on this device."""
         return call.codec is None or self._here.owns(call.codec.coder(self._here, dtype))
 
     def _all_on_gpus(self, call: Call, otherwise: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
-        """Run a collective whose arrays are all on GPUs, after its handshake."""
-        together, ticket = self._gpu_group, run.ticket
-        if not together.known:
-            yield from together.connect(Group(self._transport, run.group.tag))
-        plan, gpu_transport, links = together.plan(call), together.gpu_transport, None
+        """Run a collective after its handshake if all ranks' arrays are on GPUs."""
+        gpu_group, ticket = self._gpu_group, run.ticket
+        if not gpu_group.known:
+            yield from gpu_group.connect(Group(self._transport, run.group.tag))
+        plan, gpu_transport, links = gpu_group.plan(call), gpu_group.gpu_transport, None
         if not plan.setting.streamed:
             if plan.algorithm in choose.ON_THE_HOST:
                 ticket.used = otherwise.plan.algorithm not in choose.IN_TURN
                 return (yield from otherwise.steps(otherwise.plan, buffers, run))
-            gpu_transport, ticket.used, links = None, True, together.links
+            gpu_transport, ticket.used, links = None, True, gpu_group.links
         run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
         if plan.codec is None:
             buffers = buffers._replace(residual=None)
@@ -182,13 +182,13 @@ class DeviceCollectives(Collectives):
         return result
 
     def _links(self) -> Links:
-        """Make this rank's part of what the GPUs of a node share."""
+        """Create this rank's part of the memory that the GPUs of a node share."""
         if self._direct:
             raise UnsupportedDevice("MPI takes the GPU's memory itself")
         return Links(self._here.sharing(), self._here.streams)
 
     def _by_gpu_transport(self, call: Call, buffers: Buffers, run: Run) -> Steps:
-        """Run the carrier's own allreduce."""
+        """Run the GPU transport's own allreduce."""
         timeline, gpu_transport = _of_device(run)[0], self._gpu_group.gpu_transport
         assert gpu_transport is not None
         stream = timeline.exchanging()
@@ -198,7 +198,7 @@ class DeviceCollectives(Collectives):
         yield None
 
     def _on_device(self, plan: Plan, dtype: str) -> Plan | None:
-        """The plan with coders of the device; None where it has no kernels for them."""
+        """Return the plan with the device's coders; None if the device has no kernels for them."""
         if dtype not in DTYPES:
             return None
         raw = uncompressed(self._here, dtype)
@@ -210,7 +210,7 @@ class DeviceCollectives(Collectives):
         return plan._replace(coder=coder, raw=plan.raw and raw)
 
     def prepare_feedback(self, feedback: ErrorFeedback, x: Array) -> None:
-        # What is freed later is used again in the order of the stream that was current here.
+        # Freed memory is reused in the order of the stream that is current at its allocation.
         with self._here.current_stream(self._here.caller(x, None)):
             super().prepare_feedback(feedback, x)
 
@@ -226,8 +226,8 @@ class DeviceCollectives(Collectives):
         plan = super().explain(collective, x, op, root, asked)
         if not GpuGroup.has_gpu_plan(plan) or not self._bound(plan.call, plan.call.dtype):
             return plan
-        together = self._gpu_group.plan(plan.call)
-        return plan if together.algorithm in choose.ON_THE_HOST and not together.setting.streamed else together
+        planned = self._gpu_group.plan(plan.call)
+        return plan if planned.algorithm in choose.ON_THE_HOST and not planned.setting.streamed else planned
 
     def _ordered(
         self,
@@ -238,10 +238,10 @@ class DeviceCollectives(Collectives):
         gpu_transport: GpuTransport | None = None,
         links: Links | None = None,
     ) -> Steps:
-        """Run a collective after what the caller had launched."""
-        # Two in turn: while the kernels of one call are under way, the host launches those of the next.
+        """Run a collective in stream order, after the work that the caller has launched."""
+        # Two memories alternate: the host launches the next call while the kernels of this one run.
         memory = self._free.pop(0) if len(self._free) > 1 else DeviceMemory(self._here.runtime)
-        self._in_use.append(memory)  # for ever, if this ends with an error: MPI may still write to it
+        self._in_use.append(memory)  # stays there after an error, since MPI may still write to it
         for guard in memory.guards:
             yield guard
         memory.reset()
@@ -270,8 +270,9 @@ class DeviceCollectives(Collectives):
         return buffers.result if result is None else result
 
     def handed_over(self, order: Order, result: Any) -> Any:
-        """The result as an array of the caller's kind, before what is launched from now on in the caller's stream: the
-        one that was named, or that is current now.
+        """Return the result as an array of the caller's kind.
+
+        Later work in the caller's stream, which is the call's ``stream=`` or the current stream, waits for it.
         """
         assert order.ending is not None
         if self._gpu_group.gpu_transport is not None:
@@ -286,7 +287,7 @@ class DeviceCollectives(Collectives):
         return back(result)
 
     def fetch_small(self, buffers: Buffers) -> Steps:
-        """Fetch the values of a small array, which travels with the handshake, to the host."""
+        """Copy a small array, which travels with the handshake, to the host."""
         order, x = buffers.order, buffers.x
         assert order is not None
         if x.nbytes > self._fetched.nbytes:
@@ -296,9 +297,9 @@ class DeviceCollectives(Collectives):
         return copy.view(x.dtype)
 
     def _stored(self, reduction: PiggybackReduction, buffers: Buffers, run: Run) -> Steps:
-        """Store the sums that came with the handshake."""
+        """Store the sums that arrived with the handshake."""
         sums = np.empty(buffers.x.size, buffers.x.dtype)
-        # At once: the next handshake uses the same memory.
+        # Without delay, since the next handshake uses the same memory.
         yield from driven(reduction, buffers._replace(out=sums), run)
 
         def store(buffers: Buffers, run: Run) -> Steps:
@@ -327,15 +328,15 @@ class DeviceCollectives(Collectives):
         timeline.store(copy, numbers)
 
     def _limit(self, plan: CompiledPlan) -> float:
-        """Seconds that a wait of a plan's calls may last."""
+        """Return the seconds that a wait of a plan's calls may last."""
         return self._seconds if plan.timeout is None else plan.timeout
 
     def _sparse(self, compiled: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
-        """Choose, and add up what was sent, on the device: wires are in pinned memory."""
+        """Run a sparse allreduce. The device selects and sums values; the wires are in pinned memory."""
         plan, (timeline, pinned) = compiled.plan, _of_device(run)
         n = min(buffers.x.size, 1)
         assert isinstance(plan.coder, SparseCoder)
-        # Once the caller's work is done, what is fetched comes soon.
+        # Wait for the caller's work, after which later copies to the host take little time.
         yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
         exchange = Exchange(timeline, run.allocate, pinned, self._limit(compiled))
         plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, exchange)))
@@ -373,7 +374,7 @@ class DeviceCollectives(Collectives):
         return made._replace(indices=indices, values=values)
 
     def _uploaded(self, made: Array, buffers: Buffers, run: Run) -> Array:
-        """A result of the host's, whose length was not known when the call was prepared, on the device."""
+        """Copy to the device a host result whose size was not known when the call was prepared."""
         timeline, pinned = _of_device(run)
         here, name = self._here, made.dtype.name
         whole = timeline.allocated(lambda caller: here.empty_like(buffers.result, made.shape, caller, name))
@@ -384,6 +385,6 @@ class DeviceCollectives(Collectives):
 
 
 def _of_device(run: Run) -> tuple[Timeline, Callable[[int], Array]]:
-    """Return what a run on a device has besides."""
+    """Return a device run's timeline and its allocator of pinned memory."""
     assert run.timeline is not None and run.pinned is not None
     return run.timeline, run.pinned

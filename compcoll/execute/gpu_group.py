@@ -1,4 +1,4 @@
-"""Calls in which all ranks' arrays are on GPUs: what carries their messages, and their plans."""
+"""Transports and plans of calls in which all ranks' arrays are on GPUs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..transports.base import Group
 _COLLECTIVES = ("allreduce", "reduce_scatter", "allgather")
 _MOST_SECONDS_TO_JOIN = 120.0
 
-_CARD = Struct("<?24sI16s128s160s")  # whether it can join, by what, its version, GPU, invitation, why not
-_OFFER = Struct(f"<?{UNIQUE_ID_NBYTES}s160s")  # whether it shares memory, the invitation to it, why not
+_CARD = Struct("<?24sI16s128s160s")  # whether it can join, library, its version, GPU, unique ID, why not
+_OFFER = Struct(f"<?{UNIQUE_ID_NBYTES}s160s")  # whether it shares memory, unique ID of that memory, why not
 _OUTCOME = Struct("<?160s")
 
 
 class _Working:
-    """Some work in a thread of its own, as something to wait for; for so many seconds, after which it is left alone."""
+    """Work in a thread, as a `Pending`. After a time limit, it fails and the thread is abandoned."""
 
     def __init__(self, work: Callable[[], GpuTransport], seconds: float) -> None:
         self._work = work
@@ -38,7 +38,7 @@ class _Working:
         self._started = time.monotonic()
         try:
             self._thread = start_thread("join", self._run)
-        except RuntimeError as error:  # the system gives no more
+        except RuntimeError as error:  # the system has no more threads
             self.error = error
 
     def _run(self) -> None:
@@ -50,7 +50,7 @@ class _Working:
     def Test(self) -> bool:
         if self.error is not None:
             return True
-        self._thread.join(0.001)  # who looks again and again leaves it the GIL
+        self._thread.join(0.001)  # leaves the GIL to the thread between polls
         if self._thread.is_alive() and time.monotonic() > self._started + self._seconds:
             self.error = TimeoutError(f"not all ranks joined within {self._seconds:g} s")
             return True
@@ -58,22 +58,23 @@ class _Working:
 
 
 def connect(group: Group, bootstrap: Bootstrap, seconds: float) -> Steps:
-    """Join the GPUs of all ranks, if each can: return the carrier, or why there is none. The same on all ranks.
+    """Connect the GPUs of all ranks, if each of them can. Return the GPU transport, or a text that says why there is
+    none. Every rank gets the same outcome.
 
     Parameters
     ----------
     group : Group
-        The ranks, on a transport of the host's.
+        The ranks, on a host transport.
     bootstrap : Bootstrap
-        This rank's.
+        This rank's bootstrap.
     seconds : float
-        How long joining may take.
+        Time limit for joining.
     """
     try:
         version, gpu = bootstrap.identity()
         unique_id = bootstrap.unique_id() if group.rank == 0 else b""
         own = _CARD.pack(True, bootstrap.name.encode(), version, gpu, unique_id, b"")
-    except Exception as error:  # of CUDA's and NCCL's, too
+    except Exception as error:  # also CUDA's and NCCL's errors
         own = _CARD.pack(False, b"", 0, b"", b"", _short(error))
     cards = [_CARD.unpack(card) for card in (yield from gather(group, own))]
     gpus = [card[3] for card in cards]
@@ -95,7 +96,7 @@ def connect(group: Group, bootstrap: Bootstrap, seconds: float) -> Steps:
 
 
 class _Within:
-    """Some things to wait for, for so many seconds."""
+    """Several `Pending` as one, with a time limit in seconds."""
 
     def __init__(self, pending: list[Pending], seconds: float) -> None:
         self._pending = deque(pending)
@@ -109,29 +110,29 @@ class _Within:
                 self._pending.popleft()
             if self._pending and time.monotonic() > self._deadline:
                 raise TimeoutError(f"the GPU has not read others' memory within {self._seconds:g} s")
-        except Exception as error:  # of CUDA's, too
+        except Exception as error:  # also CUDA's errors
             self.error = error
         return not self._pending or self.error is not None
 
 
 def link(group: Group, shares: Callable[[], Links], seconds: float) -> Steps:
-    """Open the memory of all ranks' GPUs to each other, if each can: return the links, or why there are none. The same
-    on all ranks.
+    """Share memory between the GPUs of all ranks, if each of them can. Return the links, or a text that says why there
+    are none. Every rank gets the same outcome.
 
     Parameters
     ----------
     group : Group
-        The ranks, all of one node, on a transport of the host's.
+        The ranks, all on one node, on a host transport.
     shares : callable
-        Makes this rank's part.
+        Creates this rank's part.
     seconds : float
-        How long the GPUs may take to read each other's memory.
+        Time limit for the GPUs to read each other's memory.
     """
     links: Links | None = None
     try:
         links = shares()
         own = _OFFER.pack(True, links.unique_id(), b"")
-    except Exception as error:  # of CUDA's, too
+    except Exception as error:  # also CUDA's errors
         own = _OFFER.pack(False, b"", _short(error))
     offers = [_OFFER.unpack(offer) for offer in (yield from gather(group, own))]
     unique_ids = [unique_id for _, unique_id, _ in offers]
@@ -153,7 +154,7 @@ def link(group: Group, shares: Callable[[], Links], seconds: float) -> Steps:
 
 
 def unlink(group: Group, links: Links | None, seconds: float) -> Steps:
-    """Close what others share, all ranks together: nobody's memory goes while another has it."""
+    """Close other ranks' memory, on all ranks together. No rank frees memory that another rank still has open."""
     closed = True
     if links is not None:
         idle = _Within([links.idle()], seconds)
@@ -162,7 +163,7 @@ def unlink(group: Group, links: Links | None, seconds: float) -> Steps:
             if idle.error is not None:
                 raise idle.error
             links.close()
-        except Exception:  # of CUDA's, too: it stays open
+        except Exception:  # also CUDA's errors: the memory stays open
             closed = False
     if all(told == b"\1" for told in (yield from gather(group, bytes([closed])))) and links is not None:
         links.forget()
@@ -182,24 +183,24 @@ class GpuGroup:
     Parameters
     ----------
     setting : Setting
-        Of calls whose arrays may be anywhere.
+        Setting of calls whose arrays may be on the host or on GPUs.
     bootstrap : Bootstrap
-        The way in which this rank's GPU joins the others.
+        Connects this rank's GPU with the others.
     shares : callable or None
-        Makes this rank's part of the memory that GPUs of one machine share; None if all ranks do without.
+        Creates this rank's part of the memory that GPUs of one machine share; None if no rank shares memory.
     seconds : float
-        A wait of the communicator may last so long: joining and leaving, at most half of it each.
+        The communicator's timeout. Joining and leaving may each take at most half of it.
 
     Attributes
     ----------
     gpu_transport : GpuTransport or None
         Carries messages from GPU to GPU; None before the first call, or if there is none.
     links : Links or None
-        By which GPUs read each other's memory where there is no carrier.
+        Let GPUs read each other's memory if there is no GPU transport.
     known : bool
-        Whether the ranks have found out.
+        Whether the ranks have already chosen one of these.
     why : str
-        Why there is no carrier, and, if there are no links either, why.
+        Why there is no GPU transport, and why there are no links, if so.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class GpuGroup:
 
     @staticmethod
     def has_gpu_plan(mixed: Plan) -> bool:
-        """Tell whether a call may have another plan where all arrays are on GPUs, from its plan where some are not."""
+        """Return whether a call may have another plan if all arrays are on GPUs, given its plan if some are not."""
         call = mixed.call
         if (
             call.dtype not in DTYPES
@@ -238,7 +239,7 @@ class GpuGroup:
         return call.codec.fixed_size and not call.codec.additive
 
     def connect(self, group: Group) -> Steps:
-        """Find out, with all other ranks, what carries messages from GPU to GPU."""
+        """Choose, together with all other ranks, how messages go from GPU to GPU."""
         found = yield from connect(group, self._bootstrap, self._seconds)
         if isinstance(found, str):
             self.why, self._group = found, group
@@ -256,7 +257,7 @@ class GpuGroup:
         self.known = True
 
     def plan(self, call: Call) -> Plan:
-        """The plan of a call; before the first one, the plan if nothing carries."""
+        """Return the plan of a call. Before the first call, assume that there is no GPU transport."""
         if not self.known:
             return make_plan(call, self._by_the_host)
         if call not in self._plans:
@@ -267,7 +268,7 @@ class GpuGroup:
         return self._plans[call]
 
     def free(self) -> None:
-        """Give back what carries, with all other ranks."""
+        """Free the GPU transport and the links, together with all other ranks."""
         if self.gpu_transport is not None:
             self.gpu_transport.free(self._seconds)
         if self.links is not None and self._group is not None:
@@ -276,5 +277,5 @@ class GpuGroup:
                 for pending in leaving:
                     if pending is not None:
                         wait_for(pending, self._seconds, "not all ranks closed each other's memory")
-            except Exception:  # of MPI's, too: what is closed late, or never, stays
+            except Exception:  # also MPI's errors: memory that some rank has not closed is never freed
                 keep_forever((leaving, self.links))

@@ -1,15 +1,15 @@
-"""The handshake of every collective: do all ranks make the same call?
+"""The handshake of every collective, which checks that all ranks make the same call.
 
-In round i a rank sends another the smallest and largest fingerprint that it knows of, and receives those of a third;
-after ceil(log2 p) rounds every rank knows the extremes of all. When they differ, the ranks send each other one line on
-their calls, so that every rank's error says which rank asked for what.
+In round i a rank sends the smallest and largest fingerprint that it knows to one rank, and receives another rank's.
+After ceil(log2 p) rounds every rank knows the extremes of all ranks. If they differ, the ranks exchange one line that
+describes their calls, so that every rank's error says which rank called what.
 
-Where the number of ranks is a power of two, both others are the rank whose number differs in bit i (recursive doubling:
-with one partner a round, answers take messages' acknowledgements along); else it sends to the rank 2^i below and
-receives from the one 2^i above (dissemination).
+If the number of ranks is a power of two, a rank exchanges messages with the rank whose number differs in bit i
+(recursive doubling; with one partner per round, replies carry the acknowledgements). Otherwise it sends to the rank 2^i
+below and receives from the rank 2^i above (dissemination).
 
-Small arrays travel with the messages, so that a small allreduce needs no others: in pairs their sum so far; by
-dissemination those that the rank has, 2^i of them (fewer in the last round), and all are summed in the end.
+Small arrays travel with these messages, so that a small allreduce needs no others. Recursive doubling sends their sum
+so far. Dissemination sends the 2^i arrays that the rank has (fewer in the last round), and sums all in the end.
 
 D. Hensgen, R. Finkel, U. Manber, "Two Algorithms for Barrier Synchronization", Int. J. Parallel Programming 17, 1988;
 J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS
@@ -32,7 +32,7 @@ from ..plan.signature import TEXT_NBYTES, Signature, told_apart
 from ..transports.base import Persistent, Transport, Wire
 from ..transports.shared import Mail
 
-_BEGIN = SIGNATURE_NBYTES  # of what travels along
+_BEGIN = SIGNATURE_NBYTES  # where the small arrays begin in a message
 _MOST_KEPT = 256
 
 
@@ -42,10 +42,10 @@ class Places(NamedTuple):
     Attributes
     ----------
     rows : int
-        How many arrays it has room for: one, to which what comes is added; or all ranks', from this one's on, in their
-        order, around its end.
+        Number of arrays with room: one, to which received arrays are added; or one for each rank, which begin with
+        this rank's and continue in rank order, cyclically.
     first : int
-        The row of rank 0.
+        Row of rank 0.
     """
 
     rows: int
@@ -53,21 +53,25 @@ class Places(NamedTuple):
 
 
 def places(rank: int, ranks: int) -> Places:
-    """The places of small arrays on a rank."""
+    """Return the places of small arrays on a rank."""
     return Places(1, 0) if in_pairs(ranks) else Places(ranks, -rank % ranks)
 
 
 class _Round(NamedTuple):
-    """One round's messages: the other's, of any length, and this rank's, one of each length that is needed.
+    """One round's messages: a receive of any length, and a send for each length that is needed.
 
     Attributes
     ----------
+    arriving : Persistent or SharedMessage
+        The receive.
     incoming, outgoing : Wire, bytearray
-        Their memory; empty if they have their own.
+        Memory of the messages; empty if a message has its own.
+    sending : callable
+        Returns the send of a given number of bytes.
     share, new : int
-        How many arrays are sent, from the first on, and where as many that come will stand.
+        Number of arrays to send, from row 0 on, and the row where as many received arrays are stored.
     before : bool
-        Whether those that come are of ranks before those that are sent.
+        Whether the received arrays belong to ranks before those of the sent arrays.
     """
 
     arriving: Persistent | SharedMessage
@@ -80,16 +84,16 @@ class _Round(NamedTuple):
 
 
 class _Exchanges(dict[int, Exchange]):
-    """The exchanges of a handshake by the length of the arrays, in bytes; made when they are needed first.
+    """The exchanges of a handshake by the size of the arrays in bytes, created on first use.
 
     Parameters
     ----------
     transport : Transport
-        Between all ranks.
+        Transport between all ranks.
     tag : int
-        Of the messages.
+        Tag of the messages.
     mail : Mail or None
-        Carries those inside a node.
+        Carries the messages inside a node.
     arrays : bytearray
         Memory of small arrays.
     """
@@ -101,7 +105,7 @@ class _Exchanges(dict[int, Exchange]):
 
     def __missing__(self, nbytes: int) -> Exchange:
         if len(self) >= _MOST_KEPT:
-            for old in [each for each in self if each]:  # the one without arrays is always needed
+            for old in [each for each in self if each]:  # keep the exchange without arrays, which is always needed
                 del self[old]
         rounds = []
         for arriving, incoming, sending, outgoing, share, new, before in self._rounds:
@@ -113,7 +117,7 @@ class _Exchanges(dict[int, Exchange]):
 
 
 def partners(rank: int, size: int, number: int) -> tuple[int, int]:
-    """The ranks that a rank sends to and receives from in a round."""
+    """Return the ranks that a rank sends to and receives from in a round."""
     distance = 1 << number
     if in_pairs(size):
         return rank ^ distance, rank ^ distance
@@ -142,20 +146,20 @@ def _round(transport: Transport, number: int, tag: int, mail: Mail | None) -> _R
 
 
 def _padded(length: int) -> int:
-    """A message's length, at most a sixteenth more: they are kept, and shall not be too many."""
+    """Return a length rounded up by at most a sixteenth, to limit the number of persistent messages."""
     step = max(1 << length.bit_length() - 5, _BEGIN)
     return -(-length // step) * step
 
 
 class Handshake:
-    """A rank's handshakes with the others: for one collective after the other, in the same order on all ranks.
+    """A rank's handshakes with the others, for one collective after the other, in the same order on all ranks.
 
     Parameters
     ----------
     transport : Transport
-        Between all ranks of the communicator.
+        Transport between all ranks of the communicator.
     tag : int
-        Of its messages, and of no others; the next is that of the lines on the calls.
+        Tag of its messages only. The next tag is for the lines that describe calls.
     mail : Mail, optional
         Carries its messages inside a node.
 
@@ -164,9 +168,9 @@ class Handshake:
     arrays : bytearray
         Memory of small arrays.
     messages : list of Pending
-        Those with lines on the calls that are under way.
+        Messages under way with lines that describe calls.
     mismatch : CompcollError or None
-        What was raised when ranks last did not make the same call: nothing is under way after it.
+        The last error that was raised because the ranks' calls differed. No message is under way after it.
     """
 
     __slots__ = ("_exchanges", "arrays", "messages", "mismatch", "plain", "tag", "transport")
@@ -181,23 +185,24 @@ class Handshake:
         self.mismatch: CompcollError | None = None
 
     def exchange(self, piggyback: PiggybackReduction | None) -> Exchange:
-        """The rounds of one handshake, with room for what travels with it."""
+        """Return the rounds of one handshake, with room for the arrays that travel with it."""
         return self.plain if piggyback is None else self._exchanges[piggyback.nbytes]
 
     def agree(self, own: Signature, level: int) -> Steps:
-        """Find out whether all ranks make the same call, at which no operation follows.
+        """Check that all ranks make the same call, without an operation afterwards.
 
         Parameters
         ----------
         own : Signature
             This rank's call.
         level : int
-            This rank's.
+            This rank's level.
 
         Raises
         ------
         CollectiveMismatch, CollectiveFailed
-            On every rank, if they do not: the latter, if the system or memory failed some rank.
+            On every rank, if the calls differ; `CollectiveFailed` if a rank failed to make its call, for example for
+            lack of memory.
         """
         call = Collective(self.plain, own.extremes[level], level, None, None, None, None, None, 0, 1, 0)
         while not call.ended:
@@ -206,7 +211,7 @@ class Handshake:
             yield from self.compare(own)
 
     def compare(self, own: Signature) -> Steps:
-        """Exchange one line on the calls, which differ, and raise the error that shows them."""
+        """Exchange the lines that describe the differing calls, and raise the error that shows them."""
         line = own.call.encode()[:TEXT_NBYTES].ljust(TEXT_NBYTES)
         sent = _wire(bytearray(line + _checksum(line)))
         others = [rank for rank in range(self.transport.size) if rank != self.transport.rank]
@@ -222,7 +227,7 @@ class Handshake:
 
 
 def _wire(memory: bytearray, length: int | None = None, *, exact: bool = True) -> Wire:
-    """The beginning of some memory, or all of it."""
+    """Return a wire on the first bytes of some memory, or on all of it."""
     return Wire(memoryview(memory)[:length], exact=exact)
 
 
@@ -231,7 +236,7 @@ def _checksum(line: bytes) -> bytes:
 
 
 def _read(wire: Wire, rank: int) -> str:
-    """The line that a rank has sent."""
+    """Return the line that a rank has sent."""
     line = bytes(wire.buffer)[:TEXT_NBYTES]
     if _checksum(line) != bytes(wire.buffer)[TEXT_NBYTES:]:
         raise WireCorrupted(f"the line of rank {rank} on its call has changed on its way: its checksum is wrong")

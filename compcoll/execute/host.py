@@ -1,4 +1,4 @@
-"""The preparation of collectives: each checks its arguments, and prepares what will run."""
+"""Argument checks and compiled plans of collectives on host arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Checked = tuple[CompiledPlan, Buffers]
 
 
 class Collectives(PlannedSteps):
-    """Prepares collectives among some ranks: a call's compiled plan, and its buffers.
+    """Prepares the compiled plan and the buffers of each call.
 
     Parameters are those of `PlannedSteps`.
     """
@@ -59,12 +59,12 @@ class Collectives(PlannedSteps):
     def check(
         self, collective: str, x: Array, param: Any, out: Array | None, feedback: ErrorFeedback | None, asked: Asked
     ) -> Checked:
-        """Find out how a call runs, and its buffers; ``param`` is the operation or the root.
+        """Check a call and return its compiled plan and buffers; ``param`` is the operation or the root.
 
         Raises
         ------
         CompcollError
-            If the arguments cannot be right.
+            If the arguments are invalid.
         """
         plan, buffers = self._checks[collective](x, param, out, feedback, asked)
         if feedback is None:
@@ -74,7 +74,7 @@ class Collectives(PlannedSteps):
         return plan, self.fed_back(plan, buffers, feedback)
 
     def explain(self, collective: str, x: Array, op: Any, root: int, asked: Asked) -> Plan:
-        """The plan that a call of these arguments would take: see `Communicator.explain`."""
+        """Return the plan of a call with these arguments; see `Communicator.explain`."""
         if collective not in choose.NAMES:
             raise InvalidArgument(f"collective={collective!r} is none of {', '.join(choose.NAMES)}")
         self._device.check_readable(x, "x")
@@ -132,12 +132,12 @@ class Collectives(PlannedSteps):
         return self._compiled_plan("alltoall", flat, dtype, asked), Buffers(flat, flat_out, result)
 
     def fed_back(self, plan: CompiledPlan, buffers: Buffers, feedback: ErrorFeedback) -> Buffers:
-        """The buffers of a call that takes feedback, with what it keeps of them.
+        """Return the buffers of a call with its feedback's residual.
 
         Raises
         ------
         InvalidArgument, InvalidBuffer
-            If it is none, or of other buffers.
+            If ``feedback`` is not an `ErrorFeedback`, or belongs to other buffers or other codecs.
         """
         if not isinstance(feedback, ErrorFeedback):
             raise InvalidArgument(f"feedback={feedback!r}: a compcoll.ErrorFeedback is needed")
@@ -155,12 +155,12 @@ class Collectives(PlannedSteps):
         return buffers if codec is None else buffers._replace(residual=residual)
 
     def prepare_feedback(self, feedback: ErrorFeedback, x: Array) -> None:
-        """Prepare a feedback: see `Communicator.prepare_feedback`."""
+        """Allocate the state of a feedback; see `Communicator._prepare_feedback`."""
         dtype = self._device.dtype_name(x)
         feedback.prepare(self._device.flat(x, dtype).size, dtype, self._device.zeros_residual)
 
     def _split(self, shape: tuple[int, ...], collective: str) -> int:
-        """Extent of one rank's block along the first axis."""
+        """Return the extent of one rank's block along the first axis."""
         if not shape or shape[0] % self._size:
             raise InvalidBuffer(
                 f"{collective}: the first axis of shape {shape} must be a multiple of the {self._size} ranks"
@@ -186,7 +186,7 @@ class Collectives(PlannedSteps):
         try:
             if (known := self._plans.get(key)) is not None:
                 return known
-        except TypeError:  # made of what cannot be a key, and will be refused
+        except TypeError:  # unhashable: refused below
             key = ()
         options = dict(options)
         timeout = options.pop("timeout", None)
@@ -233,7 +233,7 @@ class Collectives(PlannedSteps):
             gathered = device.gathered(ranks.small, self._size, where, call.n, call.dtype, call.op)
             return CompiledPlan.of_operation(plan, gathered)
         if plan.algorithm == choose.SHARED_MEMORY:
-            assert ranks.shared is not None  # else no plan names it
+            assert ranks.shared is not None  # else no plan uses it
             return CompiledPlan.of_operation(plan, device.shared_sum(*ranks.shared, call.dtype, plan.scale))
         if plan.algorithm == choose.NATIVE and call.op != NO_REDUCTION:
             return self._by_mpi(plan, has_timeout=has_timeout)
@@ -243,7 +243,7 @@ class Collectives(PlannedSteps):
         return CompiledPlan(plan, self._steps_of[call.collective], compiles=fixed)
 
     def _by_mpi(self, plan: Plan, *, has_timeout: bool) -> CompiledPlan:
-        """MPI's own reduction, or what takes its place where some rank must not block in it."""
+        """Compile MPI's own reduction, and the plan that replaces it if some rank must not block in MPI."""
         call = plan.call
         own = self._native.reductions(call.collective, call.op)
         reduction = native.Reduction(*own, self._device, call.dtype, plan.scale)
@@ -258,7 +258,7 @@ class Collectives(PlannedSteps):
         return CompiledPlan(plan, steps, None if has_timeout else reduction.operation, unblocked=unblocked)
 
     def _started_by_mpi(self, call: Call) -> Callable[[Array, Array], Pending]:
-        """MPI's own nonblocking collective that reduces nothing, as a function of input and result."""
+        """Return MPI's own nonblocking collective without a reduction, as a function of input and result."""
         own, root = self._native, call.root
         if call.collective == "allgather":
             return partial(own.iallgatherv, counts=[call.n] * self._size)

@@ -1,4 +1,4 @@
-"""The steps of collectives on host arrays, as their plans have them: each makes the algorithm's job and runs it."""
+"""The steps of planned collectives on host arrays: each prepares the algorithm's job and runs it."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ _COUNT = struct.Struct("<q")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that collectives are among, and what is known of them.
+    """The ranks of a communicator, and its settings.
 
     Attributes
     ----------
     rank : int
-        As in MPI.
+        This rank.
     native : Native or None
         MPI's own collectives, or a process group's.
     codec, tolerance, algorithm : Codec or None, float or None, str
-        What calls go by that name none.
+        Defaults of the calls.
     profile : Profile
-        What is known of the machines, the same on all ranks.
+        Profile of the machines, the same on all ranks.
     world : World
-        The ranks.
+        The ranks and their nodes.
     small : bytearray
-        Where all ranks' small arrays arrive with the handshake.
+        Memory where all ranks' small arrays arrive with the handshake.
     shared : Shared or None
-        Memory that all ranks have in common.
+        Memory that all ranks share.
     programs : Programs
-        Of algorithms on host arrays.
+        Programs of algorithms on host arrays.
     has_timeout : bool
-        Whether nothing may block in MPI, where no time-out ends it.
+        Whether no call may block in MPI, where a timeout has no effect.
     checksum : bool
         Whether wires carry checksums.
     blocks : bool
-        Whether messages can only be waited for.
+        Whether a test of a message waits until it completes.
     """
 
     rank: int
@@ -76,14 +76,14 @@ class Ranks:
 
 
 class PlannedSteps:
-    """Makes the steps of plans, after the handshake.
+    """Creates the steps of plans, which run after the handshake.
 
     Parameters
     ----------
     device : HostDevice
-        Where the buffers are.
+        The buffers' device.
     ranks : Ranks
-        What they are among.
+        The communicator's ranks and settings.
     """
 
     def __init__(self, device: HostDevice, ranks: Ranks) -> None:
@@ -101,7 +101,7 @@ class PlannedSteps:
 
     @property
     def _native(self) -> Native:
-        assert self._ranks.native is not None  # else no plan names them
+        assert self._ranks.native is not None  # else no plan uses them
         return self._ranks.native
 
     def _allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
@@ -154,7 +154,7 @@ class PlannedSteps:
         result = self._empty(buffers, run, (sum(rows), *x.shape[1:]))
         buffers = buffers._replace(out=device.flat(result, device.dtype_name(x)))
         if plan.algorithm == choose.NATIVE and sum(counts) > native.MOST:
-            # Of which all ranks know only now.
+            # Only now all ranks know the total size.
             plan = make_plan(plan.call._replace(algorithm=choose.RING, codec=None, tolerance=None), plan.setting)
             run.ticket.used, run.stats.algorithm = True, plan.algorithm
         if plan.algorithm == choose.NATIVE:
@@ -169,7 +169,7 @@ class PlannedSteps:
         return result
 
     def _empty(self, buffers: Buffers, run: Run, shape: tuple[int, ...]) -> Array:
-        """Memory for a result whose shape was not known when the call was prepared."""
+        """Return memory for a result whose shape was not known when the call was prepared."""
         return self._device.empty_like(buffers.result, shape)
 
     def _copy(self, buffers: Buffers, run: Run) -> Steps:
@@ -187,7 +187,7 @@ class PlannedSteps:
         return choose.ALLTOALL[plan.algorithm](job)
 
     def _add(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        """Run an allreduce of numbers that stand for values."""
+        """Run an allreduce of a quantizer's integers."""
         x = buffers.x
         assert plan.quantizer is not None
         if plan.gathers:
@@ -209,11 +209,11 @@ class PlannedSteps:
             allocate=run.allocate,
             timeline=run.timeline,
         )
-        if plan.algorithm == choose.NATIVE:  # what the ranks agreed on went by messages of ours, the numbers did not
+        if plan.algorithm == choose.NATIVE:  # the agreement used our messages, the numbers MPI's
             run.stats.wire_nbytes, run.stats.raw_sent_nbytes = native.UNKNOWN, 0
 
     def _add_numbers(self, run: Run, segment: int, algorithm: str, raw_nbytes: float, numbers: Array, op: str) -> Steps:
-        """Reduce numbers in place; each stands for so many bytes of values."""
+        """Reduce numbers in place. Each of them encodes ``raw_nbytes`` bytes of values."""
         device = self._device
         if self._size == 1:
             return _nothing()
@@ -235,7 +235,7 @@ class PlannedSteps:
         return choose.ALLREDUCE[algorithm](job)
 
     def _gather_rows(self, run: Run, plan: Plan, raw_nbytes: int, rows: Array) -> Steps:
-        """Gather all ranks' rows of bytes, in place, instead of an allreduce of so many bytes."""
+        """Gather all ranks' rows of bytes in place. This replaces an allreduce of ``raw_nbytes`` bytes."""
         everybody, nbytes = rows.reshape(-1), rows.shape[1]
         coder: Coder = self._device.number_coder(everybody, "sum")
         if self._ranks.checksum:
@@ -275,5 +275,5 @@ class PlannedSteps:
 
 
 def _nothing() -> Steps:
-    """Take no steps."""
+    """Return a generator without steps."""
     yield from ()

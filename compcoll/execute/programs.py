@@ -1,8 +1,8 @@
-"""Algorithms as programs: compiled once by a rehearsal, run in C++ from then on.
+"""Algorithms as programs, which are recorded once and then run in C++.
 
-Which messages an algorithm sends and which kernels it runs, on which parts of its buffers, depends on the plan and the
-slot alone if wires have one size. So the algorithm's generator runs once on stand-ins for arrays, messages and kernels
-that only take notes, into a program. A call is a run of that program, in C++, with MPI's persistent messages
+If the codec's wires have a fixed size, only the plan and the slot determine the algorithm's messages, its kernels, and
+the parts of the buffers that they use. So the algorithm's generator runs once on stand-ins for arrays, messages and
+kernels, which record each step in a program. A call then runs that program in C++, with MPI's persistent messages
 (MPI-4.1, section 3.9).
 """
 
@@ -23,18 +23,18 @@ from .slots import Slot
 _MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
 
 _Key = tuple[CompiledPlan, Slot, bool]
-"""What a program is for: a plan, a slot, and whether there is feedback."""
+"""The key of a program: its plan, its slot, and whether there is feedback."""
 
 
 class _Given(NamedTuple):
-    """A stand-in for an array that a run will be given: its parts are where they begin.
+    """A stand-in for an array of a run. Indexing returns where a part begins.
 
     Attributes
     ----------
     which : int
         0 for the values, 1 for the result, 2 for the residual.
     size, itemsize : int
-        As of the array.
+        Number of elements, and bytes per element.
     """
 
     which: int
@@ -46,7 +46,7 @@ class _Given(NamedTuple):
 
 
 class _NotedMessage:
-    """A message of a program's."""
+    """A recorded message, which completes at once."""
 
     def __init__(self, message: Persistent) -> None:
         self.message = message
@@ -56,7 +56,7 @@ class _NotedMessage:
 
 
 class _Notes:
-    """A stand-in for a transport that notes messages down (the contract is `compcoll.transports.base.Transport`)."""
+    """A stand-in for a transport that records messages (implements `compcoll.transports.base.Transport`)."""
 
     def __init__(self, transport: Transport, compiled: Compiled) -> None:
         self.rank, self.size, self.nodes = transport.rank, transport.size, transport.nodes
@@ -78,12 +78,12 @@ class _Notes:
 
 
 class Programs:
-    """The programs of a communicator, the latest ones that were compiled.
+    """The programs of a communicator that were compiled last.
 
     Parameters
     ----------
     transport : Transport
-        Between all ranks.
+        Transport between all ranks.
     """
 
     def __init__(self, transport: Connection) -> None:
@@ -92,14 +92,14 @@ class Programs:
         self._messages = 0
 
     def operation(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Operation | None:
-        """The operation that runs a call in a slot; None if a generator does."""
+        """Return the operation that runs a call in a slot; None if a generator runs it."""
         if not compiled.compiles:
             return compiled.operation
         found = self._kept.get((compiled, slot, feedback))
         return self._compile(compiled, slot, feedback) if found is None else found.program
 
     def forget(self, plans: Iterable[CompiledPlan]) -> None:
-        """Let go of plans that are not used again."""
+        """Free the programs of plans that are not used again, unless their slot is in use."""
         gone = set(plans)
         gone |= {each.unblocked for each in gone if each.unblocked is not None}
         for key in list(self._kept):
@@ -107,7 +107,7 @@ class Programs:
                 self._forget(key)
 
     def free(self) -> None:
-        """Give all messages back."""
+        """Free all programs and their messages."""
         for key in list(self._kept):
             self._forget(key)
 
@@ -150,7 +150,7 @@ class Programs:
 
 
 def _elements_out(call: Call, ranks: int) -> int:
-    """Elements of the result."""
+    """Return the number of elements of the result."""
     if call.collective == "reduce_scatter":
         return call.n // ranks
     return call.n * ranks if call.collective == "allgather" else call.n

@@ -15,8 +15,8 @@ using namespace compcoll;
 
 namespace {
 
-// The handshake establishes whether all ranks make the same call, and the highest level of all ranks. If that is the level of this
-// rank, the operation follows at once; else the caller decides how to go on.
+// The handshake finds out whether all ranks make the same call, and the highest level of all ranks. If that is this rank's level, the
+// operation follows at once. Otherwise the caller decides how to continue.
 class Collective {
 public:
     // `piggyback` or None travels with the handshake; `operation` or None follows it.
@@ -31,7 +31,7 @@ public:
         advance();
     }
 
-    // Continues until something must be waited for. Returns whether there was progress.
+    // Continue until a wait exceeds the policy. Return whether there was progress.
     bool advance() {
         const size_t before = handshake_.position();
         const Stage stage = stage_;
@@ -56,7 +56,7 @@ public:
         return moved || stage != stage_ || (stage_ == Stage::handshake && before != handshake_.position());
     }
 
-    // Runs an operation after the handshake, on these arrays.
+    // Run an operation on these arrays after the handshake.
     void run(nb::object operation, nb::object x, nb::object out, nb::object residual) {
         if (stage_ != Stage::agreed) throw nb::value_error("the handshake has not ended, or the operation runs already");
         operation_object_ = operation;
@@ -66,7 +66,7 @@ public:
         advance();
     }
 
-    // Whether the caller's turn has come: the operation has ended, or the handshake has and no operation follows.
+    // Return whether the operation has ended, or the handshake has ended and no operation follows.
     bool ended() const { return stage_ == Stage::agreed || stage_ == Stage::done; }
     bool done() const { return stage_ == Stage::done; }
     std::optional<size_t> level() const { return level_; }

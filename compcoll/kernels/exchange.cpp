@@ -14,7 +14,7 @@
 namespace nb = nanobind;
 using namespace compcoll;
 
-// A message of the rounds, with its memory.
+// A message of a round, with its memory.
 class Exchange::Letter : public Message {
 public:
     Letter(nb::object message, nb::object memory) : Message(message) {
@@ -34,7 +34,7 @@ struct Exchange::Round {
           sending(std::get<1>(given), std::get<3>(given)), length(std::get<4>(given)), nbytes(std::get<5>(given)),
           to(std::get<6>(given)), before(std::get<7>(given)) {}
 
-    nb::object wire;  // that arrives: tells how many bytes came
+    nb::object wire;  // of the receive, for the number of bytes received
     Letter arriving, sending;
     size_t length, nbytes, to;
     bool before;
@@ -100,7 +100,8 @@ void Exchange::start(const Round& round) const {
     round.sending.start();
 }
 
-// Ranks that make the same call send the same number of bytes; of other calls only the beginning is read.
+// Check the length of a received message. Ranks that make the same call send the same number of bytes. If the calls differ, only the
+// beginning of the message is read.
 void Exchange::check_length(const Round& round) const {
     if (round.arriving.shared()) return;
     const MPIMessage* const by_mpi = round.arriving.mpi();
@@ -114,7 +115,7 @@ void Exchange::check_length(const Round& round) const {
     throw nb::python_error();
 }
 
-// Whether this is the fingerprint of the own call, but for the bits that tell a rank's level.
+// Return whether this is the fingerprint of this rank's call, except for the bits of the level.
 bool Exchange::same_call(const uint8_t* fingerprint) const {
     constexpr size_t last = fingerprint_nbytes - 1;
     return std::memcmp(fingerprint, first_.data(), last) == 0 && (fingerprint[last] ^ first_[last]) <= levels;
@@ -124,13 +125,13 @@ std::optional<size_t> Exchange::level() const {
     const bool ended = round_ == rounds_.size() && same_call(extremes_.data()) && same_call(extremes_.data() + fingerprint_nbytes);
     if (!ended) return std::nullopt;
     const size_t highest = extremes_.back() & levels;
-    return extremes_ == first_ ? highest : std::min<size_t>(highest, busy);  // on GPUs are not all ranks' arrays
+    return extremes_ == first_ ? highest : std::min<size_t>(highest, busy);  // not all ranks' arrays are on GPUs
 }
 
 void Exchange::end(const Round& round) {
     check_length(round);
     const uint8_t* others = round.arriving.at();
-    const auto wider = [&](size_t at, bool larger) {  // most significant byte first: bytes order as the numbers do
+    const auto wider = [&](size_t at, bool larger) {  // fingerprints are big-endian, so memcmp orders them as numbers
         const int order = std::memcmp(others + at, extremes_.data() + at, fingerprint_nbytes);
         if (larger ? order > 0 : order < 0) std::memcpy(extremes_.data() + at, others + at, fingerprint_nbytes);
     };

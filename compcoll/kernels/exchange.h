@@ -19,28 +19,29 @@ namespace compcoll {
 // The rounds of a handshake (compcoll/execute/handshake.py), on messages of Python objects or through memory.
 class Exchange {
 public:
-    // Arriving, sending; the wire of the first and the memory of the second unless they have their own; the bytes of each; of the
-    // arrays: how much is sent, from their beginning, and where as much that comes goes; and whether what comes is of ranks before
-    // those whose arrays this one has.
+    // One round: the receive, the send; the wire of the receive and the memory of the send, unless the messages have their own; the
+    // bytes of each message; the bytes of the arrays to send, from their beginning; the offset where the received arrays go; whether
+    // these belong to ranks before those whose arrays this rank has.
     using Given = std::tuple<nanobind::object, nanobind::object, nanobind::object, nanobind::object, size_t, size_t, size_t, bool>;
 
     Exchange(nanobind::handle arrays, const std::vector<Given>& rounds);
     ~Exchange();
 
-    // Begins the rounds with the fingerprint twice, as smallest and largest; `piggyback` or None takes what arrives with them.
+    // Begin the rounds. `extremes` is this rank's fingerprint twice, as smallest and largest. `piggyback`, unless None, takes the
+    // arrays that arrive.
     void begin(const nanobind::bytes& extremes, nanobind::object piggyback);
 
-    // Continues until a message must be waited for, and waits with so much patience each time. Returns whether all rounds have ended.
+    // Continue until the wait for a message exceeds the policy. Return whether all rounds have ended.
     bool advance(WaitPolicy& policy);
 
-    // Whether messages need Python.
+    // Return whether some message needs Python.
     bool needs_python() const;
 
-    // After the last round the highest level of all ranks, in the lowest bits of the largest fingerprint, if all ranks make the same
-    // call; else none.
+    // Return the highest level of all ranks, which the lowest bits of the largest fingerprint carry. None before the end of the last
+    // round, and if the ranks' calls differ.
     std::optional<size_t> level() const;
 
-    // Of progress: it differs where there was some.
+    // A number that changes with every progress.
     size_t position() const { return 4 * round_ + static_cast<size_t>(stage_); }
 
     nanobind::bytes extremes() const { return nanobind::bytes(extremes_.data(), extremes_.size()); }
@@ -48,7 +49,7 @@ public:
 private:
     static constexpr size_t fingerprint_nbytes = 8;
     static constexpr size_t begin_nbytes = 2 * fingerprint_nbytes;
-    static constexpr uint8_t levels = 3;  // the bits of a fingerprint that carry them (compcoll/plan/signature.py)
+    static constexpr uint8_t levels = 3;  // the bits of a fingerprint that carry the level (compcoll/plan/signature.py)
     static constexpr size_t busy = 1;
 
     using Extremes = std::array<uint8_t, begin_nbytes>;

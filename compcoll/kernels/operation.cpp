@@ -12,7 +12,7 @@ using namespace compcoll;
 
 namespace {
 
-// A function of input and result that returns when all is done, such as a copy.
+// A blocking function of input and result, such as a copy.
 class Function final : public Operation {
 public:
     Function(nb::object function, int64_t wire_nbytes) : function_(function) { account_.wire_nbytes = wire_nbytes; }
@@ -59,9 +59,9 @@ private:
 void compcoll::bind_operation(nb::module_& m) {
     m.def("poll", [](const nb::object& test, size_t spins, size_t sleeps) {
         return WaitPolicy{spins, sleeps}.poll_python([&] { return is_true(test); });
-    }, nb::arg("test"), nb::arg("spins"), nb::arg("sleeps"), "Call `test` until it returns True, with so much patience; return whether it did.");
+    }, nb::arg("test"), nb::arg("spins"), nb::arg("sleeps"), "Call `test` until it returns True: `spins` polls, then sleeps of up to `sleeps` ms. Return whether it did.");
     m.def("sleeps_within", &WaitPolicy::sleeps_within, nb::arg("timeout"),
-          "The most milliseconds of naps in a wait that may last so many seconds.");
+          "Return the limit of `sleeps`, in ms, for a wait of at most `timeout` seconds.");
     nb::class_<Operation>(m, "Operation")
         .def("begin", &Operation::begin, nb::arg("x"), nb::arg("out"), nb::arg("residual").none(), nb::arg("number"),
              "Begin a run on some arrays, as the collective of this number.")
@@ -75,8 +75,8 @@ void compcoll::bind_operation(nb::module_& m) {
             return std::tuple(a.wire_nbytes, a.raw_nbytes, a.encode_seconds, a.decode_seconds, a.wait_seconds);
         }, "Of the last run: bytes that left (-1: unknown), bytes they stand for, seconds of encoding, decoding and waiting.");
     nb::class_<PiggybackReduction, Operation>(m, "PiggybackReduction")
-        .def_prop_ro("nbytes", &PiggybackReduction::nbytes, "Bytes that each message of the handshake carries.")
-        .def("load", &PiggybackReduction::load, nb::arg("x"), "Take this rank's values.");
+        .def_prop_ro("nbytes", &PiggybackReduction::nbytes, "Size of one rank's array in bytes.")
+        .def("load", &PiggybackReduction::load, nb::arg("x"), "Load this rank's values.");
     nb::class_<Function, Operation>(m, "Function")
         .def(nb::init<nb::object, int64_t>(), nb::arg("function"), nb::arg("wire_nbytes"))
         .def("__call__", &Function::call, nb::arg("x"), nb::arg("out"), "Call it.");

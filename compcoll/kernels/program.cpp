@@ -1,4 +1,4 @@
-// compcoll.kernels._host.Program: what an algorithm did, message by message and kernel by kernel, to be done again on other buffers
+// compcoll.kernels._host.Program: the recorded messages and kernels of an algorithm, which run again on other buffers
 // (compcoll/execute/programs.py).
 #include "program.h"
 
@@ -30,13 +30,13 @@ namespace {
 constexpr size_t arrays = 3;                    // x, out and the residual
 enum Which : size_t { x, out, residual };
 
-// A part of one of the arrays: which, and where it begins, in elements.
+// A part of an array: the array's index, and the part's offset, in elements.
 using Place = std::tuple<size_t, size_t>;
 
 struct Step {
     enum class Kind { start, await, encode, decode } kind;
     std::optional<Message> message;
-    nb::object owner;  // of the coder
+    nb::object owner;  // keeps the coder alive
     const HostCoder* coder = nullptr;
     size_t n = 0;
     int threads = 1;
@@ -71,7 +71,7 @@ public:
         steps_.push_back(kernel(Step::Kind::decode, coder, n, add, scale, wires, result, threads));
     }
 
-    // Begins to run it, as the collective of this number.
+    // Begin a run as the collective with this sequence number.
     void begin(nb::handle x_array, nb::handle out_array, nb::handle residual_array, uint64_t number) override {
         number &= 0xffffffff;
         if (running_) throw nb::value_error("the run before has not ended");
@@ -92,7 +92,7 @@ public:
 
     bool done() const override { return !running_; }
 
-    // Goes on until a message must be waited for; whether there was any progress.
+    // Continue until the wait for a message exceeds the policy. Return whether there was progress.
     bool advance(WaitPolicy& policy) override {
         const size_t before = at_;
         if (running_ && at_ < steps_.size()) {
@@ -100,7 +100,7 @@ public:
             if (!needs_python_) released.emplace();
             while (at_ < steps_.size() && run(steps_[at_], policy)) ++at_;
         }
-        if (!without_gil) end_if_over();  // else when it is advanced once more
+        if (!without_gil) end_if_over();  // else the next call with the GIL does this
         return at_ != before;
     }
 
@@ -111,7 +111,7 @@ public:
         release();
     }
 
-    // The bytes that every run sends.
+    // Set the bytes that every run sends.
     void sends(int64_t wire_nbytes, int64_t raw_nbytes) {
         wire_nbytes_ = wire_nbytes;
         raw_nbytes_ = raw_nbytes;
@@ -150,7 +150,7 @@ private:
         return memory_.back()->at();
     }
 
-    // In bytes.
+    // Return a place with its offset in bytes instead of elements. Update the size that its array must have.
     std::optional<Place> checked(std::optional<Place> place, size_t n, size_t itemsize) {
         if (!place) return place;
         const auto [which, first] = *place;
@@ -163,7 +163,7 @@ private:
         return place ? given_[std::get<0>(*place)]->at() + std::get<1>(*place) : nullptr;
     }
 
-    // Whether a step is over.
+    // Run a step. Return whether it has completed.
     bool run(const Step& step, WaitPolicy& policy) {
         switch (step.kind) {
             case Step::Kind::start: step.message->start(); return true;

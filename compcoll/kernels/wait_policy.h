@@ -18,7 +18,7 @@
 
 namespace compcoll {
 
-// A wait spins for `spins` polls, about a microsecond each. Then it polls with a yield of the core between polls. Then it sleeps
+// A wait polls `spins` times, about a microsecond each. Then it polls with a yield of the core between polls. Then it sleeps
 // for up to `sleeps` milliseconds and polls after each sleep.
 struct WaitPolicy {
     using Clock = std::chrono::steady_clock;
@@ -40,7 +40,7 @@ struct WaitPolicy {
     // The limit of `sleeps` for a wait of at most `timeout` seconds.
     static size_t sleeps_within(double timeout) { return static_cast<size_t>(std::min<double>(most_sleeps, 1000 * timeout / 4)); }
 
-    // Poll memory that another process will write: in quick succession, while it may come soon. Without the GIL.
+    // Poll memory that another process will write, in quick succession while it may be written soon. Call without the GIL.
     template <class Test>
     bool poll_memory(Test test) const {
         const auto begun = Clock::now();
@@ -51,7 +51,8 @@ struct WaitPolicy {
         return may_sleep() && yield(test);
     }
 
-    // Sleep between polls by `sleep(most)`, which ends early when something arrives, so that others have the core. Without the GIL.
+    // Sleep between polls by `sleep(most)`, which ends early if something arrives, so that other work has the core. Call without the
+    // GIL.
     template <class Test, class Sleep>
     bool sleep(Test test, Sleep sleep) {
         const auto end = Clock::now() + sleep_budget();
@@ -65,7 +66,7 @@ struct WaitPolicy {
 
     // Poll for an event that only an MPI call reports and that wakes nobody. A sleep takes a fiftieth of the time waited so far,
     // plus some 50 us until the system runs the thread again. So there are no sleeps while a message of 256 KiB is under way at 1
-    // Gb/s. Without the GIL.
+    // Gb/s. Call without the GIL.
     template <class Test>
     bool poll_mpi(Test test) {
         const auto begun = Clock::now(), spun = begun + std::chrono::microseconds(spins);
@@ -76,7 +77,7 @@ struct WaitPolicy {
                             nap(test, begun, begun + sleep_budget(), [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
-    // Poll for an event that only a Python function reports. With the GIL, except during sleeps.
+    // Poll for an event that only a Python function reports. Call with the GIL, which only sleeps release.
     template <class Test>
     bool poll_python(Test test) {
         if (spins > 0 && test()) return true;
@@ -84,14 +85,14 @@ struct WaitPolicy {
         for (size_t i = 1; i < spins && Clock::now() < end; ++i)
             if (test()) return true;
         if (!may_sleep()) return false;
-        if (yield(test)) return true;  // keeps the GIL: beside a thread that computes, to take it back costs a switch interval
+        if (yield(test)) return true;  // keeps the GIL: taking it back from a computing thread costs a switch interval
         return nap(test, begun, begun + std::min(longest_with_gil, sleep_budget()), [](auto time) {
             const nanobind::gil_scoped_release released;
             std::this_thread::sleep_for(time);
         });
     }
 
-    // Poll an operation that advances only while it is polled. With the GIL, and so for a short time only.
+    // Poll an operation that advances only while it is polled. Call with the GIL; polls only briefly for that reason.
     template <class Test>
     bool poll_without_sleeps(Test test) const {
         return spins > 0 && (test() || (may_sleep() && yield(test, longest_with_gil)));
