@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from promises import ALGORITHMS as ALLREDUCES
+from promises import algorithms_of
 
 from compcoll import QSGD, ZFP, Codec, MinMax
-from compcoll.algorithms import ALGORITHMS
+from compcoll.algorithms import ALGORITHMS, DENSE
 from compcoll.algorithms.record import Encodings, Growth
 from compcoll.layout import World
 from compcoll.plan import accuracy
@@ -29,18 +31,26 @@ def doubled(levels: int, once: float) -> float:
     return 2 * (half + 2 ** (levels - 1) + once**2 * half)
 
 
+def summing() -> set[tuple[str, str]]:
+    """The algorithms and collectives that encode partial sums."""
+    return {(name, collective) for collective in ("allreduce", "reduce_scatter") for name in algorithms_of(collective)}
+
+
 @pytest.mark.parametrize("once", [0.0, 0.5])
 @pytest.mark.parametrize("p", [2, 4, 16])
 def test_independent_errors(p: int, once: float) -> None:
     levels = p.bit_length() - 1
     singles = p - 1  # direct: every single term but the owner's, and then their sum
-    for algorithm, collective, variance in (
-        ("ring", "allreduce", along(range(1, p + 1), once)),
-        ("ring", "reduce_scatter", along(range(1, p), once)),
-        ("direct", "allreduce", singles + (p + once**2 * singles)),
-        ("hierarchical", "allreduce", singles + (p + once**2 * singles)),
-        ("recursive_doubling", "allreduce", doubled(levels, once)),
-    ):
+    variances = {
+        ("ring", "allreduce"): along(range(1, p + 1), once),
+        ("ring", "reduce_scatter"): along(range(1, p), once),
+        ("direct", "allreduce"): singles + (p + once**2 * singles),
+        ("direct", "reduce_scatter"): p,  # an upper bound: of the p terms one is not encoded
+        ("hierarchical", "allreduce"): singles + (p + once**2 * singles),
+        ("recursive_doubling", "allreduce"): doubled(levels, once),
+    }
+    assert set(variances) == summing(), "write down the variance of each"
+    for (algorithm, collective), variance in variances.items():
         growth = ALGORITHMS[algorithm].growth(collective, p, p, once)
         assert growth.independent == pytest.approx(math.sqrt(variance / p)), (algorithm, collective)
 
@@ -51,7 +61,9 @@ def test_errors_that_add_up(p: int) -> None:
     levels = p.bit_length() - 1
     singles = (p - 1) / math.sqrt(p)
     halves = sum(p / 2**level * math.sqrt(2**level) for level in range(levels)) / math.sqrt(p)
-    for algorithm, expected in (("direct", singles + 1), ("hierarchical", singles + 1), ("recursive_doubling", halves)):
+    sums = {"direct": singles + 1, "hierarchical": singles + 1, "recursive_doubling": halves}
+    assert {*sums, "ring"} == set(ALLREDUCES), "write down the sum of each"
+    for algorithm, expected in sums.items():
         assert ALGORITHMS[algorithm].growth("allreduce", p, p, 0.0).alike == pytest.approx(expected)
     in_ring = sum(map(math.sqrt, range(1, p + 1))) / math.sqrt(p)
     assert ALGORITHMS["ring"].growth("allreduce", p, p, 0.0).alike == pytest.approx(in_ring, rel=0.25)
@@ -60,7 +72,10 @@ def test_errors_that_add_up(p: int) -> None:
     assert scattered[:2] == (1.0, pytest.approx(math.sqrt(p))) and scattered.alike > singles
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "pairwise", "binomial"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [record.name for record in DENSE if set(record.steps) - {"allreduce", "reduce_scatter"} and not record.by_mpi],
+)
 def test_what_is_only_moved_is_encoded_once(algorithm: str) -> None:
     record = ALGORITHMS[algorithm]
     for collective in set(record.collectives) - {"allreduce", "reduce_scatter"}:
@@ -72,12 +87,11 @@ def test_encodings_of_a_value() -> None:
     """On its way at most, and all whose losses are in a result."""
     counts = {
         (algorithm, collective, p): tuple(ALGORITHMS[algorithm].encodings(collective, p, p))
-        for algorithm, collective in (
-            *(("ring", "allreduce"), ("ring", "reduce_scatter"), ("direct", "allreduce")),
-            *(("direct", "reduce_scatter"), ("recursive_doubling", "allreduce"), ("hierarchical", "allreduce")),
-        )
+        for algorithm, collective in summing()
         for p in (2, 3, 4, 6)
     }
+    seen = {(name, "allreduce") for name in ("ring", "direct", "hierarchical", "recursive_doubling")}
+    assert summing() == seen | {(name, "reduce_scatter") for name in ("ring", "direct")}, "compare each below"
     for p in (2, 3, 4, 6):
         assert counts["ring", "allreduce", p] == (p, p)
         assert counts["ring", "reduce_scatter", p] == (p - 1, p - 1)

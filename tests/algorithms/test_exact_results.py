@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zfpy
 from fakes.loopback import World, normals
+from promises import ALGORITHMS
 
 from compcoll import ZFP, Cast, Codec
 
@@ -86,6 +87,10 @@ CODECS: list[tuple[Codec, RoundTrip, Any]] = [
     (Cast("float16"), by_cast(np.float16), np.float32),
     (Cast("float32"), by_cast(np.float32), np.float64),
 ]
+
+
+def test_every_algorithm_has_a_replay() -> None:
+    assert set(ALGORITHMS) == set(REPLAYS), "REPLAYS needs each algorithm in NumPy"
 
 
 @pytest.mark.parametrize("algorithm", REPLAYS)

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 from fakes.loopback import World, normals
 
-from compcoll.algorithms import ALGORITHMS
+from compcoll.algorithms import ALGORITHMS, DENSE
 from compcoll.codecs import Codec
 from compcoll.layout import World as Ranks
 from compcoll.sparse import TopK
 from compcoll.transports.base import Wire
 from compcoll.transports.loopback import LoopbackTransport
 
-CALLS = [
-    *(("allreduce", name, "minmax") for name in ("ring", "direct", "recursive_doubling", "hierarchical")),
-    *(("reduce_scatter", name, "minmax") for name in ("ring", "direct")),
-    *(("allgather", name, "minmax") for name in ("ring", "direct")),
-    *(("allreduce", name, TopK(0.05)) for name in ("sparse_ring", "sparse_direct")),
-    *(("alltoall", "pairwise", "minmax"), ("bcast", "binomial", "minmax")),
+CALLS: list[tuple[str, str, str | Codec]] = [
+    (collective, record.name, "minmax" if record in DENSE else TopK(0.05))
+    for record in ALGORITHMS.values()
+    for collective in record.steps
+    if not record.by_mpi
 ]
 N = 12_000
 """Elements: divisible by all numbers of ranks here, and of several segments where a chunk has any."""

@@ -11,6 +11,7 @@ from fakes.loopback import World, exact_sum, magnitude, normals
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles.quantizers import blocks_of_all_kinds
+from promises import ALGORITHMS, ENCODINGS
 
 import compcoll
 from compcoll import ErrorFeedback, Int8
@@ -103,14 +104,14 @@ def test_the_largest_finite_numbers_stay_finite(instruction_set: str, dtype: Any
         assert np.isfinite(got).all() and np.abs(got - x.astype(np.float64)).max() <= float(largest) * rounding
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "direct", "hierarchical"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
 def test_sums(algorithm: str, p: int) -> None:
     inputs = normals(p, 5000)
     world = World(p, ranks_per_node=2)
     results = world.allreduce(inputs, codec="int8", algorithm=algorithm)
     assert len({result.tobytes() for result in results}) == 1
-    hops = {"ring": p, "direct": 2, "hierarchical": 2}.get(algorithm, p.bit_length())
+    hops = ENCODINGS[algorithm](p, world.nodes)
     bound = (1 + 0.51 / 127) ** hops - 1
     assert np.abs(results[0] - exact_sum(inputs)).max() <= bound * magnitude(inputs).max() + 1e-5
 

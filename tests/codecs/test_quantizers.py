@@ -11,6 +11,7 @@ from fakes.loopback import World, normals
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import quantizers as oracle
+from promises import ALGORITHMS, FLAT
 from properties import examples
 
 import compcoll
@@ -189,7 +190,7 @@ def test_stochastic_rounding_has_no_bias(bits: int, norm: str) -> None:
     assert squares.sum() / draws == pytest.approx(variance.sum(), rel=0.03)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling", "hierarchical"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("codec", [QSGD(4), TernGrad()], ids=repr)
 def test_sums_have_no_bias(algorithm: str, codec: Codec) -> None:
     inputs = normals(4, 512)
@@ -259,7 +260,7 @@ def test_residuals_are_what_was_lost(codec: Codec, n: int, seed: int, feed: bool
         np.testing.assert_array_equal(residual, lost if feed else before + lost)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling"])
+@pytest.mark.parametrize("algorithm", FLAT)
 @pytest.mark.parametrize("codec", [OneBit(), OneBit(block=64), Sign(scale="mean")], ids=repr)
 def test_feedback_makes_up_for_what_signs_lose(algorithm: str, codec: Codec) -> None:
     """Slowly: the largest of 2048 values takes as many calls as it is larger than their mean."""

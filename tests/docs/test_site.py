@@ -7,12 +7,16 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from compcoll.codecs import registry
+import compcoll
+from compcoll.algorithms import ALGORITHMS
+from compcoll.codecs import Codec, registry
+from compcoll.codecs.sparse.sparsifier import Sparsifier
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -42,6 +46,77 @@ def test_every_codec_has_its_row() -> None:
     for page in (DOCS / "codecs.md", DOCS.parent / "README.md"):
         rows = "\n".join(line for line in page.read_text().splitlines() if line.startswith("|"))
         assert names - set(re.findall(r'`"(\w+)"`', rows)) == set(), f"{page.name} has no row of these codecs"
+
+
+def rows_of(page: str, heading: str) -> dict[str, str]:
+    """The rows of the table whose first head this is, by their first cells."""
+    lines = (DOCS / page).read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
+    table = lines[start + 2 :]
+    end = next((number for number, line in enumerate(table) if not line.startswith("|")), len(table))
+    return {line.split(" | ")[0].lstrip("| "): line for line in table[:end]}
+
+
+def named_in(cells: Iterable[str]) -> set[str]:
+    return set(re.findall(r"`(\w+)`", " ".join(cells)))
+
+
+ALLREDUCES = {name for name, record in ALGORITHMS.items() if "allreduce" in record.collectives}
+
+
+def test_every_algorithm_has_its_row() -> None:
+    described = named_in(rows_of("algorithms.md", "`algorithm=`"))
+    assert ALLREDUCES - described == set(), "algorithms.md has no row of these algorithms"
+    assert set(ALGORITHMS) - named_in([(DOCS / "algorithms.md").read_text()]) == set(), "algorithms.md lacks these"
+    # The table has no formula of MPI's allgatherv.
+    assert ALLREDUCES - {"sparse_native"} - named_in(rows_of("model.md", "algorithm")) == set(), (
+        "model.md has no formula of these algorithms"
+    )
+
+
+def test_every_algorithm_says_what_it_runs() -> None:
+    """In the table of docs/status.md: a column for each dense allreduce, a row for each collective."""
+    page = (DOCS / "status.md").read_text()
+    heads = [cell.strip() for cell in next(line for line in page.splitlines() if line.startswith("| |")).split("|")]
+    titles = {"native": "MPI's own"}
+    columns = {name: titles.get(name, name.replace("_", " ")) for name in ALLREDUCES if "sparse" not in name}
+    assert set(columns.values()) - set(heads) == set(), "status.md has no column of these algorithms"
+    rows = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == len(heads):
+            rows |= dict.fromkeys(cells[1].split(", "), cells)
+    for name, column in columns.items():
+        for collective in {"allreduce", "reduce_scatter", "allgather", "allgatherv"}:
+            told = rows[collective][heads.index(column)].startswith("yes")
+            assert told == (collective in ALGORITHMS[name].collectives), (name, collective)
+    others = {name for name in ALGORITHMS if name not in ALLREDUCES}
+    assert {name for name in others if name not in page} == set(), "status.md lacks these algorithms"
+
+
+def test_allreduce_names_every_algorithm() -> None:
+    text = compcoll.allreduce.__doc__ or ""
+    assert ALLREDUCES - set(re.findall(r'``"(\w+)"``', text)) == set(), "its docstring lacks these algorithms"
+
+
+def test_every_codec_has_its_errors() -> None:
+    """Those that encode whole buffers."""
+    names = {
+        cls.name
+        for cls in registry.codec_classes().values()
+        if registry.is_own(cls) and not issubclass(cls, Sparsifier) and any(not c.additive for c in examples_of(cls))
+    }
+    assert names - named_in(rows_of("algorithms.md", "codec")) == set(), "algorithms.md has no error of these codecs"
+    known = {
+        cls.name
+        for cls in registry.codec_classes().values()
+        if cls.name in names and any(c.encoding_error("float32") and not c.additive for c in examples_of(cls))
+    }
+    assert known - named_in(rows_of("model.md", "codec")) == set(), "model.md has no error of these codecs"
+
+
+def examples_of(cls: type[Codec]) -> list[Codec]:
+    return [cls(**example.options) for example in cls.examples]
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:

@@ -205,8 +205,8 @@ def lines(dtypes: Sequence[str] = TYPES, ranks: Sequence[int] = RANKS) -> dict[K
         return {kind: "".join(world.digest(kind) for world in worlds) for dtype in dtypes for kind in kinds(dtype)}
 
 
-def kept() -> dict[Kind, str]:
-    """The file's digests."""
+def kept() -> dict[str, str]:
+    """The file's digests, by what each is about."""
     found: dict[str, str] = {}
     for line in FILE.read_text().splitlines():
         if line.startswith("# "):
@@ -214,7 +214,7 @@ def kept() -> dict[Kind, str]:
             continue
         codec, _, digests = line.partition(" | ")
         found |= {f"{head} {dtype} {codec}": digest for dtype, digest in zip(TYPES, digests.split(), strict=False)}
-    return {kind: found[str(kind)] for dtype in TYPES for kind in kinds(dtype)}
+    return found
 
 
 def write(found: dict[Kind, str]) -> None:

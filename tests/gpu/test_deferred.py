@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fakes.deferred import DeferredWorld, DeviceArray, Runtime, Stream
 from fakes.loopback import World, normals
-from promises import ADDITIVE, DTYPES, FIXED, one_of_each
+from promises import ADDITIVE, ALGORITHMS, DTYPES, FIXED, FLAT, algorithms_of, one_of_each
 
 from compcoll import ErrorFeedback, Sign
 from compcoll.codecs.sparse.selectors import SELECTORS
@@ -24,17 +24,13 @@ N = 9 * 280
 Start = Callable[[Any, Any], Any]
 
 COLLECTIVES: dict[str, tuple[str, dict[str, Any]]] = {
-    "ring": ("iallreduce", {"algorithm": "ring"}),
-    "direct": ("iallreduce", {"algorithm": "direct", "op": "mean"}),
-    "recursive_doubling": ("iallreduce", {"algorithm": "recursive_doubling"}),
-    "hierarchical": ("iallreduce", {"algorithm": "hierarchical"}),
-    "reduce_scatter ring": ("ireduce_scatter", {"algorithm": "ring"}),
-    "reduce_scatter direct": ("ireduce_scatter", {"algorithm": "direct"}),
-    "allgather ring": ("iallgather", {"algorithm": "ring"}),
-    "allgather direct": ("iallgather", {"algorithm": "direct"}),
-    "allgatherv": ("iallgatherv", {"algorithm": "ring"}),
-    "bcast": ("ibcast", {"algorithm": "binomial", "root": 0}),
-    "alltoall": ("ialltoall", {"algorithm": "pairwise"}),
+    **{name: ("iallreduce", {"algorithm": name, "op": "mean" if name == "direct" else "sum"}) for name in ALGORITHMS},
+    **{
+        f"{collective} {name}": (f"i{collective}", {"algorithm": name, **more})
+        for collective, more in (("reduce_scatter", {}), ("allgather", {}), ("bcast", {"root": 0}), ("alltoall", {}))
+        for name in algorithms_of(collective)
+    },
+    "allgatherv": ("iallgatherv", {"algorithm": algorithms_of("allgatherv")[0]}),  # all run as their allgather
 }
 
 
@@ -61,7 +57,7 @@ def per_rank(size: int, n: int, dtype: Any = np.float32) -> list[np.ndarray]:
 def test_same_bits_as_on_the_host(ranks: list[int], name: str, direct: bool) -> None:
     method, options = COLLECTIVES[name]
     for size in ranks:
-        settings: dict[str, Any] = {"ranks_per_node": 2 if name == "hierarchical" else None}
+        settings: dict[str, Any] = {"ranks_per_node": 2 if name in set(ALGORITHMS) - set(FLAT) else None}
         host, device = World(size, **settings), DeferredWorld(size, direct=direct, **settings)
         inputs = per_rank(size, N)
         for codec in CODECS:
@@ -84,7 +80,7 @@ def test_other_element_types(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling", "hierarchical"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_arrays_here_and_there(algorithm: str, direct: bool) -> None:
     settings: dict[str, Any] = {"ranks_per_node": 2}
     host, mixed = World(5, **settings), DeferredWorld(5, direct=direct, on_host=(1, 4), **settings)
@@ -250,7 +246,7 @@ def test_sparse_sums_stay_there(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling", "hierarchical", "native"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "native"])
 def test_numbers_that_are_added(algorithm: str, direct: bool) -> None:
     """Integers and votes, one rank's arrays on the host."""
     for (size, dtype), codec in product(zip((5, 2, 3, 4), DTYPES), one_of_each(ADDITIVE)):

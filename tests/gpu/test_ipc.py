@@ -12,7 +12,7 @@ from fakes.deferred import AwareTransport, DeferredWorld, DeviceArray
 from fakes.deferred_checks import check_losses_are_fed_back, check_many_under_way
 from fakes.late_ipc import SharingWorld
 from fakes.loopback import World, exact_sum, normals
-from promises import FIXED, one_of_each
+from promises import FIXED, FLAT, one_of_each
 
 from compcoll.errors import UnsupportedDevice
 from compcoll.execute.gpu import DeviceCollectives
@@ -96,7 +96,7 @@ def test_losses_are_fed_back() -> None:
     assert world.carriers == {"late IPC"}
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling"])
+@pytest.mark.parametrize("algorithm", FLAT)
 def test_results_in_place(algorithm: str) -> None:
     """Again and again in the same arrays, of halves."""
     host, world = World(3), SharingWorld(3)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from promises import FIXED, one_of_each
 
 import compcoll
 from compcoll.codecs.base import Codec
@@ -24,6 +25,9 @@ CODECS: dict[str, Codec] = {
     "qsgd": compcoll.get_codec("qsgd", bits=4),
     "cast": compcoll.get_codec("cast", dtype="float16"),
 }
+for _codec in one_of_each(FIXED):
+    if _codec.name in _host.codecs():
+        CODECS.setdefault(_codec.name, _codec)
 Array = npt.NDArray[Any]
 
 ENCODE = """
@@ -57,6 +61,10 @@ def wires(codec: Codec, x: Array, threads: int) -> tuple[bytes, bytes, bytes]:
     out = np.empty_like(x)
     coder.decode(x.size, x, [wire, wire], out, scale=0.5)
     return wire.tobytes(), residual.tobytes(), out.tobytes()
+
+
+def test_every_kernel_has_a_codec_here() -> None:
+    assert set(CODECS) == set(_host.codecs())
 
 
 @pytest.mark.parametrize("name", CODECS)

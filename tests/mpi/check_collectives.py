@@ -12,7 +12,18 @@ import ml_dtypes
 import numpy as np
 from mpi.world import MPIWorld
 from mpi4py import MPI
-from promises import ADDITIVE, ALGORITHMS, CODECS, Case, check_codec, encodings, error_bound, exact, stats_of
+from promises import (
+    ADDITIVE,
+    ALGORITHMS,
+    CODECS,
+    Case,
+    algorithms_of,
+    check_codec,
+    encodings,
+    error_bound,
+    exact,
+    stats_of,
+)
 
 import compcoll
 from compcoll import ZFP, Communicator, ErrorFeedback, IntSum, MinMax, Sign
@@ -160,7 +171,9 @@ def check_uncompressed_types_and_operations(comm: MPI.Intracomm) -> None:
 
 def check_other_collectives(comm: MPI.Intracomm) -> None:
     p, rank = comm.size, comm.rank
-    for codec, algorithm in [(None, "auto"), (ZFP(rate=16), "auto"), (MinMax(), "ring"), (MinMax(), "direct")]:
+    assert algorithms_of("allgather") == algorithms_of("allgatherv") == algorithms_of("reduce_scatter")
+    ours = [(MinMax(), name) for name in algorithms_of("reduce_scatter")]
+    for codec, algorithm in [(None, "auto"), (ZFP(rate=16), "auto"), *ours]:
         x = np.random.default_rng(rank).standard_normal((p * 3, 50)).astype(np.float32)
         everybody = np.stack(comm.allgather(x))
         bound = 0 if codec is None else 0.1 * p
@@ -242,13 +255,14 @@ def check_feedback(comm: MPI.Intracomm) -> None:
 
 
 def check_several_in_flight(comm: MPI.Intracomm) -> None:
-    inputs = [normals(comm, n) for n in (1000, 0, 300000, 17)]
+    algorithms = [name for name, _ in zip(itertools.cycle(ALGORITHMS), range(max(4, len(ALGORITHMS))))]
+    inputs = [normals(comm, n) for n, _ in zip(itertools.cycle((1000, 0, 300000, 17)), algorithms)]
     for progress in ("wait", "thread"):
         communicator = Communicator(comm, codec="minmax", progress=progress)
-        requests = [communicator.iallreduce(x, algorithm=a) for (x, _), a in zip(inputs, ALGORITHMS)]
+        requests = [communicator.iallreduce(x, algorithm=a) for (x, _), a in zip(inputs, algorithms, strict=True)]
         exact = communicator.allreduce(np.ones(3, np.float32), codec=None)
         assert exact.tolist() == [comm.size] * 3
-        for request, (_, expected) in reversed(list(zip(requests, inputs))):
+        for request, (_, expected) in reversed(list(zip(requests, inputs, strict=True))):
             result = request.wait()
             assert request.done and request.test()
             assert_same_bits(comm, result)

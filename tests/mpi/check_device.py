@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 from fakes.deferred import Device, DeviceArray, unwrapped
 from mpi4py import MPI
+from promises import ALGORITHMS
 
 from compcoll import Communicator, ErrorFeedback
 from compcoll.execute.gpu import DeviceCollectives
@@ -45,7 +47,7 @@ def check_sums_on_a_device(comm: MPI.Intracomm) -> None:
 
 def sums_on_a_device(comm: MPI.Intracomm, **settings: bool) -> None:
     ours, device = with_device(comm, **settings)
-    for n, algorithm in ((1000, "ring"), (300_000, "direct"), (70_000, "recursive_doubling"), (50_000, "hierarchical")):
+    for n, algorithm in zip(itertools.cycle((1000, 70_000, 300_000, 50_000)), ALGORITHMS):
         x = np.random.default_rng([n, comm.rank]).standard_normal(n).astype(np.float32)
         expected = ours.allreduce(x, codec="minmax", algorithm=algorithm)
         for mixed in (False, True):

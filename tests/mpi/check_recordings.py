@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from fakes.python_calls import functions_entered
 from mpi4py import MPI
-from promises import ALGORITHMS, FIXED
+from promises import ALGORITHMS, FIXED, FLAT
 
 import compcoll
 from compcoll import (
@@ -196,9 +196,7 @@ def check_many_in_flight(comm: MPI.Intracomm) -> None:
 def check_recordings_share_memory(comm: MPI.Intracomm) -> None:
     """Calls of all sizes and algorithms in turns: each has its own sums."""
     communicator = Communicator(comm)
-    calls = [
-        (n, algorithm) for n in (70_000, 3000, 1 << 20, 9) for algorithm in ("ring", "direct", "recursive_doubling")
-    ]
+    calls = [(n, algorithm) for n in (70_000, 3000, 1 << 20, 9) for algorithm in FLAT]
     expected = {}
     for turn in range(3):
         for n, algorithm in calls[turn:] + calls[:turn]:

@@ -104,6 +104,7 @@ FORMULAS: dict[tuple[str, str], Callable[[int, float, float], Terms]] = {
         "add": (p - 1) / p * n,
     },
     ("native", "allgather"): lambda p, n, m: {"latency": log2(p), "between": (p - 1) * n},
+    ("native", "bcast"): lambda p, n, m: {"latency": log2(p), "between": 2 * (p - 1) / p * n},
     ("native", "alltoall"): lambda p, n, m: {"latency": p - 1, "between": (p - 1) / p * n},
     ("shared_memory", "allreduce"): lambda p, n, m: {
         **dict.fromkeys(("encode", "add", "decode"), (p - 1) / p * n),
@@ -134,7 +135,23 @@ FORMULAS: dict[tuple[str, str], Callable[[int, float, float], Terms]] = {
         "add": (4 * 2 + 20) * n,
     },
 }
-WHOLE = {"recursive_doubling", "binomial"}  # they work on the buffer, not on chunks of it
+FORMULAS |= {
+    ("hierarchical", "allreduce"): lambda p, n, m: FORMULAS["direct", "allreduce"](p, n, 1),  # a segment holds a chunk
+    **{(name, "allgatherv"): FORMULAS[name, "allgather"] for name in ("ring", "direct", "native")},
+}
+ELSEWHERE = {("dissemination", "allreduce")}  # in test_costs_across_nodes.py
+
+
+def calls() -> set[tuple[str, str]]:
+    """All algorithms with their collectives that need a formula in this file."""
+    known = {(name, collective) for name, record in ALGORITHMS.items() for collective in record.collectives}
+    assert known > ELSEWHERE
+    return known - ELSEWHERE
+
+
+def test_every_algorithm_has_its_formulas() -> None:
+    assert set(FORMULAS) == calls(), "FORMULAS needs what each algorithm is paid for"
+    assert set(INSIDE) == calls(), "INSIDE needs what each algorithm is paid for inside a node"
 
 
 @pytest.mark.parametrize("segments", [1, 4])
@@ -144,7 +161,7 @@ def test_each_constant_is_paid_for_what_it_stands_for(
     algorithm: str, collective: str, ranks: int, segments: int
 ) -> None:
     n, world = 4800.0, World(ranks, 1)
-    chunk = n if collective == "allgather" or algorithm in WHOLE else n / ranks
+    chunk = n if collective in ("allgather", "allgatherv") else n / ALGORITHMS[algorithm].parts(ranks)
     wanted = FORMULAS[algorithm, collective](ranks, n, segments)
     for constant in CONSTANTS:
         told = ALGORITHMS[algorithm].cost(costs(world, n, int(chunk / segments), constant), collective)
@@ -164,7 +181,19 @@ INSIDE: dict[tuple[str, str], Callable[[int, float], Terms]] = {
     ("sparse_ring", "allreduce"): lambda p, n: {"inside": p * n, "latency": log2(p) + p - 1},
     ("sparse_direct", "allreduce"): lambda p, n: {"inside": 2 * (p - 1) / p * n, "latency": 2 * log2(p) + p},
     ("recursive_doubling", "allreduce"): lambda p, n: {"inside": log2(p) * n, "inside_latency": log2(p)},
+    ("hierarchical", "allreduce"): lambda p, n: {"inside": p * n, "inside_latency": 2},
+    ("binomial", "bcast"): lambda p, n: {"inside": 2 * log2(p) * n, "latency": log2(p)},
+    ("native", "allreduce"): lambda p, n: {"inside": 2 * (p - 1) / p * n},
+    ("native", "reduce_scatter"): lambda p, n: {"inside": (p - 1) / p * n, "latency": log2(p)},
+    ("native", "allgather"): lambda p, n: {"inside": (p - 1) * n, "latency": log2(p)},
+    ("native", "bcast"): lambda p, n: {"inside": 2 * (p - 1) / p * n, "latency": log2(p)},
+    ("native", "alltoall"): lambda p, n: {"inside": (p - 1) / p * n, "latency": p - 1},
+    ("sparse_native", "allreduce"): lambda p, n: {
+        "inside": (p - 1) * n,
+        "latency": log2(p) + min(p - 1, 2 * log2(p)),
+    },
 }
+INSIDE |= {(name, "allgatherv"): INSIDE[name, "allgather"] for name in ("ring", "direct", "native")}
 
 
 @pytest.mark.parametrize("ranks", [4, 8])

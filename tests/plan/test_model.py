@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fakes.loopback import World as LoopbackWorld
 from fakes.loopback import exact_sum, normals
+from promises import FIXED, FLAT, one_of_each
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, MinMax, OneBit, Sign
 from compcoll.__main__ import main
@@ -144,15 +145,22 @@ def test_own_uncompressed_only_where_it_was_measured() -> None:
     assert ask(1 << 20, None, world, replace(DEFAULTS, timings=timings[:1])).algorithm == "native"
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling", "hierarchical"])
-@pytest.mark.parametrize(
-    "codec",
-    [
-        *(ZFP(rate=8), ZFP(rate=10), ZFP(rate=16), MinMax(8), MinMax(4), Cast("bfloat16"), OneBit(), FP8()),
-        *(QSGD(), QSGD(4, block=64, norm="l2"), QSGD(6, rounding="nearest")),
-    ],
-    ids=repr,
-)
+ESTIMATED: list[Codec] = [
+    *(ZFP(rate=8), ZFP(rate=10), ZFP(rate=16), MinMax(8), MinMax(4), Cast("bfloat16"), OneBit(), FP8()),
+    *(QSGD(), QSGD(4, block=64, norm="l2"), QSGD(6, rounding="nearest")),
+]
+# And all others with kernels.
+ESTIMATED += [codec for codec in one_of_each(FIXED) if codec.name not in {other.name for other in ESTIMATED}]
+
+
+def encoding_error(codec: Codec, dtype: str) -> float:
+    error = codec.encoding_error(dtype)
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize("algorithm", choose.ALLREDUCE)
+@pytest.mark.parametrize("codec", ESTIMATED, ids=repr)
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_errors_are_as_estimated(algorithm: str, codec: Codec, dtype: Any) -> None:
     for size in (2, 3, 8):
@@ -164,11 +172,13 @@ def test_errors_are_as_estimated(algorithm: str, codec: Codec, dtype: Any) -> No
         name = np.dtype(dtype).name
         estimate = accuracy.relative_error(codec, name, "allreduce", algorithm, World(size))
         assert estimate is not None
-        assert 0.2 * estimate < measured < 1.15 * estimate
+        assert measured < 1.15 * estimate
+        # If one encoding loses more than the values (terngrad), the estimate of several is only an upper bound.
+        assert measured > 0.2 * estimate or encoding_error(codec, name) > 1
 
 
 @pytest.mark.parametrize("tolerance", [0.2, 0.05, 1e-2, 1e-3, 1e-5, 0.0])
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct", "recursive_doubling"])
+@pytest.mark.parametrize("algorithm", ["auto", *FLAT])
 def test_codec_auto_stays_inside_its_budget(tolerance: float, algorithm: str) -> None:
     inputs = normals(4, 1 << 18)
     world = LoopbackWorld(4, ranks_per_node=1, seed=None)

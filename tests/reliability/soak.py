@@ -31,13 +31,13 @@ from osu_like_bench.bounds import bound_of, encodings_of, of_blocks, result_boun
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from promises import ALGORITHMS, CODECS
+from promises import ALGORITHMS, CODECS, algorithms_of
 
 LONGEST = 20_000
 POOL = 2 * LONGEST
 WAYS = {
     "allreduce": [*ALGORITHMS, "auto"],
-    "reduce_scatter": ["ring", "direct", "auto"],
+    "reduce_scatter": [*algorithms_of("reduce_scatter"), "auto"],
     "allgather": ["ring", "direct", "auto"],
     "allgatherv": ["ring", "direct", "auto"],
     "bcast": ["binomial", "auto"],

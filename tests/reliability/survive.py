@@ -31,6 +31,7 @@ from replayed import Replayed
 from compcoll import Communicator, ErrorFeedback, Request
 from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
 from compcoll.pending import Pending
+from compcoll.plan.choose import ALLREDUCE
 from compcoll.transports.base import Persistent, Wire
 from compcoll.transports.mpi import MPITransport
 
@@ -114,7 +115,7 @@ def outcome(request: Request | Later) -> Exception | None:
 
 def check_sums(comm: Communicator) -> None:
     """By every algorithm, within the codec's bound."""
-    for algorithm in ("ring", "recursive_doubling", "direct", "hierarchical", "native", *["shared_memory"] * SHARING):
+    for algorithm in (*ALLREDUCE, "native", *["shared_memory"] * SHARING):
         x = np.full(1000, 1.0 + comm.rank, np.float32)
         exact = comm.size * (comm.size + 1) / 2
         result = comm.allreduce(x, **options_of(algorithm))

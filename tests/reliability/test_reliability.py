@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from mpi.environments import MPI, Completed
 
-from compcoll.plan.choose import NAMES, SHARED_MEMORY
+from compcoll.plan.choose import ALLREDUCE, BY_MPI, NAMES, SHARED_MEMORY
 
 SCRIPTS = Path(__file__).resolve().parent
 ULFM = ("--with-ft", "ulfm")
 TIMEOUT = 5.0  # of survive.py's communicators
 
-WITHOUT_MESSAGES = ["native", "sparse_native", SHARED_MEMORY]
+WITHOUT_MESSAGES = [*BY_MPI, SHARED_MEMORY]
 KILLED = [f"{collective}.{algorithm}" for collective, algorithms in NAMES.items() for algorithm in algorithms]
 KILLED.append(f"allreduce.{SHARED_MEMORY}")
 MESSAGES, MILLISECONDS = ["0", "1", "3", "7"], ["2ms", "15ms"]
-BLOCKING = [f"blocking.{name}" for name in ("ring", "direct", "recursive_doubling", "hierarchical", "native")]
+BLOCKING = [f"blocking.{name}" for name in (*ALLREDUCE, "native")]
 KILLED += [*BLOCKING, f"blocking.{SHARED_MEMORY}"]
 SHORT = ["blocking.direct:1:8ms", "allreduce.ring:0:3", "allreduce.recursive_doubling:-1:1", "bcast.binomial:1:0"]
 SHORT.append("allreduce.native:0:2ms")

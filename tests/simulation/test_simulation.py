@@ -18,6 +18,7 @@ from promises import FIXED, one_of_each
 
 from compcoll import ZFP, Codec, CompcollError, MinMax
 from compcoll.__main__ import main
+from compcoll.algorithms import ALGORITHMS as RECORDS
 from compcoll.errors import InvalidArgument
 from compcoll.plan.cost import DEFAULTS, Link
 from compcoll.simulation import run as simulation
@@ -132,10 +133,9 @@ def test_one_node_stands_for_all(ranks: int, per_node: int, algorithm: str, code
 
 def test_which_node_stands_for_all() -> None:
     found = {(ranks, name): run(ranks, 1 << 20, name).symmetry for ranks in (15, 16) for name in ALGORITHMS}
-    assert {name for (ranks, name), way in found.items() if ranks == 16 and way == "rotation"} == {
-        *("ring", "direct", "hierarchical")
-    }
-    assert found[16, "recursive_doubling"] == "exclusive"
+    assert {name: found[16, name] for name in ALGORITHMS} == {name: RECORDS[name].symmetry for name in ALGORITHMS}
+    assert (found[16, "ring"], found[16, "recursive_doubling"]) == ("rotation", "exclusive")
+    assert found[16, "direct"] == found[16, "hierarchical"] == "rotation"
     # 2^20 / 15 is no whole number: chunks differ.
     assert {found[15, name] for name in ALGORITHMS} == {"none"}
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.loopback import World, exact_sum, normals
+from promises import FIXED, one_of_each
 
 from compcoll import QSGD, ZFP, Cast, Codec, ErrorFeedback, IntSum, MinMax, OneBit, Sign
 from compcoll.algorithms import sparse
@@ -77,7 +78,8 @@ def test_counts_above_the_buffer_are_refused_before_memory_is_taken(index_format
         HostDevice().selection("float32").read(np.frombuffer(wire, np.uint8).copy(), 10)
 
 
-CODECS = [ZFP(rate=8), MinMax(), QSGD(), OneBit(), FP8(), Cast("float16"), Sign("mean")]
+CODECS: list[Codec] = [ZFP(rate=8), MinMax(), QSGD(), OneBit(), FP8(), Cast("float16"), Sign("mean")]
+CODECS += [codec for codec in one_of_each(FIXED) if codec.name not in {other.name for other in CODECS}]
 
 
 @pytest.mark.parametrize("instruction_set", SETS)

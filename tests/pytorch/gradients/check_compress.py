@@ -11,6 +11,7 @@ import torch.distributed as dist
 from mpi.tensors import assert_same_bits
 from mpi.world import raised
 from mpi4py import MPI
+from promises import FLAT
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,7 +107,7 @@ def check_means(comm: MPI.Intracomm) -> None:
 
 def check_same_bits_after_every_step(comm: MPI.Intracomm) -> None:
     for options, _ in CODECS:
-        for algorithm in ("ring", "direct", "recursive_doubling"):
+        for algorithm in FLAT:
             model = wrapped(make_net(), gradient_as_bucket_view=True)
             compression = compcoll.torch.compress(model, **options, algorithm=algorithm)
             optimizer = torch.optim.Adam(model.parameters())
@@ -134,7 +135,7 @@ def check_exact_mode_is_gloo_within_rounding(comm: MPI.Intracomm) -> None:
 def check_no_loss_is_lost(comm: MPI.Intracomm) -> None:
     """What all steps were short of is what the ranks hold for the next, also when DDP makes its buckets anew."""
     for options, _ in CODECS:
-        for algorithm in ("ring", "direct", "recursive_doubling"):
+        for algorithm in FLAT:
             model, x = wrapped(make_net()), examples(comm)
             compression = compcoll.torch.compress(model, **options, algorithm=algorithm)
             wanted = true_mean(comm, model, x)

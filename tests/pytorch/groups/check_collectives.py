@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fakes.loopback import World, normals
+from promises import FLAT
 
 import compcoll.torch
 from compcoll import ZFP, Communicator, ErrorFeedback
@@ -65,7 +66,7 @@ CODECS = (("zfp", {"rate": 8}), ("minmax", {"bits": 4}), ("qsgd", {}), ("cast", 
 @np.errstate(all="ignore")
 def check_all_reduce_has_the_bits_of_loopback() -> None:
     rank, size = standing()
-    for algorithm in ("direct", "ring", "recursive_doubling"):
+    for algorithm in FLAT:
         for name, options in CODECS if algorithm == "direct" else CODECS[:2]:
             world = World(size)
             for number, n in enumerate(SIZES):
