@@ -352,7 +352,7 @@ class MPITransport:
         survivors = in_time(self.comm.Shrink, timeout, "not all ranks that are alive came to shrink the communicator")
         assert isinstance(survivors, MPI.Intracomm)
         survivors.Set_errhandler(MPI.ERRORS_RETURN)
-        transport = type(self)(survivors)
+        transport = type(self)(survivors, timeout=timeout)
         survivors.Free()
         return transport
 

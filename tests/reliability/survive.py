@@ -59,8 +59,8 @@ class Killable(MPITransport):
 
     messages: int | None = None
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        super().__init__(comm)
+    def __init__(self, comm: MPI.Intracomm, **settings: Any) -> None:
+        super().__init__(comm, **settings)
         if not SHARING:
             self.nodes = [rank // 2 for rank in range(self.size)]
 
