@@ -101,7 +101,7 @@ def test_contenders_take_turns() -> None:
     assert {tuple(calls[i : i + 2]) for i in range(0, len(calls), 2)} == {("a", "b"), ("b", "a")}
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 20, 101, 400])
+@pytest.mark.parametrize("n", [1, 20, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5, 101, 400))])
 def test_the_interval_of_a_median_holds_the_true_one_as_often_as_it_says(n: int) -> None:
     """Of a skewed distribution whose median is ln 2."""
     draws = np.random.default_rng(n).exponential(size=(2000, n))

@@ -22,6 +22,7 @@ from osu_like_bench.errors import UsageError
 MPIRun = Callable[..., Completed]
 
 
+@pytest.mark.slow
 def test_selection(tmp_path: Path) -> None:
     out = tmp_path / "selection.json"
     words = ["selection", "-m", "64K:128K", "--data", "laplace", "--density", "0.01", "-i", "3", "-x", "0"]

@@ -51,6 +51,7 @@ def documented(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.with_torch
 def test_others_run_beside_ours_and_are_checked(mpirun: MPIRun, tmp_path: Path) -> None:
     there = documented(tmp_path / "site")

@@ -129,6 +129,7 @@ def test_no_races(sanitized: Path, sanitized_tiles: Path) -> None:
         assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.slow
 def test_misaligned_memory_is_found() -> None:
     """The proof that the kernels' other tests find what a GPU would refuse."""
     library = cuda_shim.build("-DCOMPCOLL_SPARSE", "-DCOMPCOLL_TYPES=1")

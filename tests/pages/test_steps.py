@@ -113,6 +113,7 @@ def test_commands_of_local_steps_are_understood(optimizer_speed: Any) -> None:
         assert set(optimizer_speed.parser().parse_args(words).only) == set(RATES)
 
 
+@pytest.mark.slow
 @pytest.mark.with_torch
 def test_speed_of_local_steps_is_told_and_recorded(mpirun: MPIRun, tmp_path: Path) -> None:
     path = tmp_path / "record.json"

@@ -210,6 +210,7 @@ def test_elastic_training_needs_ulfm(mpi: MPI, mpirun: Callable[..., Completed])
     assert "MPI goes on without a rank only with User-Level Failure Mitigation" in done.stderr, done.report
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_many_collectives(
