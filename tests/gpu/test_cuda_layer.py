@@ -258,10 +258,10 @@ def test_timeline_of_an_allreduce(cupy: Any, monkeypatch: pytest.MonkeyPatch) ->
     world.allreduce(arrays, codec="zfp", algorithm="ring")
     with gpu_timeline.Recorder(world.comms[0]) as recorder:
         world.allreduce(arrays, codec="zfp", algorithm="ring")
-    lanes = [span.slot for span in recorder.spans]
+    lanes = [span.lane for span in recorder.spans]
     # Of 4 segments of each half the other's are sent, its own added to and sent again, and the other's decoded. One
     # message is the handshake's.
-    assert {slot: lanes.count(slot) for slot in gpu_timeline.LANES} == {"encode": 8, "decode": 4, "copy": 16, "send": 9}
+    assert {lane: lanes.count(lane) for lane in gpu_timeline.LANES} == {"encode": 8, "decode": 4, "copy": 16, "send": 9}
     assert all(span.end > span.begin for span in recorder.spans)
     assert 0 < gpu_timeline.hidden(recorder.spans) <= 1
     assert [line.split()[0] for line in gpu_timeline.picture(recorder.spans)] == list(gpu_timeline.LANES)
@@ -269,7 +269,7 @@ def test_timeline_of_an_allreduce(cupy: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert len(recorder.spans) == len(lanes)
     for rank, recorded in enumerate(gpu_timeline.record_here(2, 8192, codec="zfp", algorithm="ring")):
         assert 0 < recorded.host_seconds <= recorded.seconds and recorded.messages in (8, 9), rank
-        assert [span.slot for span in recorded.spans].count("encode") == 8
+        assert [span.lane for span in recorded.spans].count("encode") == 8
 
 
 def test_what_is_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def check_messages_use_thread_local_capture_mode(comm: MPI.Intracomm) -> None:
             return True
 
     def exchange(mode: Any) -> int:
-        if threading.current_thread() is progress._background._thread:
+        if threading.current_thread() is not threading.main_thread():
             calls.append(mode._obj.value)
         return 0
 
