@@ -175,10 +175,10 @@ struct IntegerQuantizer {
           voting(header.target == votes) {
         levels = static_cast<int32_t>(((int64_t(1) << (8 * nbytes - 1)) - 1) / ranks);
         const int spare = sizeof(T) == 8 ? 0 : std::max(static_cast<int>(std::bit_width(static_cast<uint32_t>(levels))) - 24, 0);
-        levels = levels >> spare << spare;  // which a float holds, as devices/summands.py asks for
+        levels = levels >> spare << spare;  // which a float holds, as gpu/quantizer.py asks for
         numbers_nbytes = voting ? (n * static_cast<size_t>(width) + 7) / 8 : n * static_cast<size_t>(nbytes);
     }
-    static const SummandFunctions<T>& passes(InstructionSet set) {
+    static const IntegerQuantizerFunctions<T>& passes(InstructionSet set) {
         if constexpr (sizeof(T) == 8) return integer_quantizer_of(set).f64;
         else return integer_quantizer_of(set).f32;
     }
