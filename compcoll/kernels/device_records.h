@@ -58,7 +58,7 @@ struct WarpRecords {
         make();
         __syncwarp();
         copy_by_warp<nbytes>(at(), wire, wire);
-        __syncwarp();  // before make() writes again; its shuffles do not order memory accesses
+        __syncwarp();  // before make() writes again; a shuffle orders no memory
     }
 };
 
