@@ -29,7 +29,6 @@ OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """The options that CuPy compiles with."""
 
 _SECONDS_TO_COMPILE = 120.0  # that a rank waits for another rank's compilation, before it compiles itself
-_SECONDS_BETWEEN_POLLS = 0.02
 _LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 

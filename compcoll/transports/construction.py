@@ -30,7 +30,7 @@ from .serialization import packed, unpacked
 Result = TypeVar("Result")
 
 _SECONDS_BETWEEN_CHECKS = 0.02
-"""Time between looks at whether another rank has given up."""
+"""Seconds between two checks whether another rank has given up."""
 _VERSION_NBYTES = 64
 _COUNT_NBYTES = 8
 

@@ -185,6 +185,8 @@ def test_codecs_do_not_depend_on_subnormal_arithmetic(family: str, shim: Shim, d
     kept = (values == 0) | (values >= np.finfo(np.float32).tiny)
     got_bits, out_bits = (bits(array, dtype).reshape(n, x.itemsize) for array in (got, out))
     np.testing.assert_array_equal(got_bits[kept], out_bits[kept])
+    kept_or_flushed = (load(got, dtype) == 0) | (got_bits == out_bits).all(axis=1)
+    assert kept_or_flushed.all()
 
 
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
