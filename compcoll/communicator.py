@@ -524,7 +524,7 @@ class Communicator:
     ) -> Any:
         """Finish a blocking call if the ranks' calls differ, or some rank has other collectives to advance."""
         signature, plan = self._signature(plan), plan.unblocked or plan
-        slot = self._slots.in_turn[number % AT_ONCE]
+        slot = self._slots.rotating[number % AT_ONCE]
         stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
         run = Run(slot.group, slot.allocate, stats, OrderingTicket(None), number)
         operation = self._programs.compiled(plan, slot, BUSY, buffers.residual is not None).operation
@@ -570,7 +570,7 @@ class Communicator:
         """Start a collective in the slot of its sequence number, with a new request or one that has ended."""
         signature, plan, number = self._signature(plan), plan.unblocked or plan, self._sequence_number
         self._sequence_number = number + 1
-        slot, ticket = self._slots.in_turn[number % AT_ONCE], self._next_ticket()
+        slot, ticket = self._slots.rotating[number % AT_ONCE], self._next_ticket()
         stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
         run = Run(slot.group, slot.allocate, stats, ticket, number)
 
@@ -777,7 +777,7 @@ class Communicator:
         if self._broken is None:
             error = self._transport.failure(broken) or error
             self._broken = error
-            self._failure_detector.tell(error)
+            self._failure_detector.announce(error)
             self._engine.fail(error)
         return error
 

@@ -45,7 +45,7 @@ class FailureDetector:
     def __init__(self, transport: Caller, seconds: float = _SECONDS_TO_ANSWER) -> None:
         self._transport, self._seconds = transport, seconds
         self._failure: CompcollError | None = None
-        self._told = False
+        self._announced = False
 
     def gave_up(self) -> bool:
         return bool(self._heard()) or self._failure is not None
@@ -59,17 +59,17 @@ class FailureDetector:
             self._failure = failure
             return {}
 
-    def tell(self, error: BaseException) -> None:
+    def announce(self, error: BaseException) -> None:
         """Announce to all other ranks why this rank gives up, unless it has already announced something."""
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             self._transport.announce(f"{type(error).__name__}: {error}")
             self._transport.abandon()
 
     def ask(self, waiting: str, limit: float) -> CompcollError:
         first = sorted(self._heard())
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             self._transport.announce(f"{_WAITS}{waiting}")
         others = self._transport.size - 1
         wait_until(lambda: self._failure is not None or len(self._heard()) >= others, self._seconds)

@@ -63,10 +63,10 @@ class Slots:
     ----------
     alone : Slot
         For a blocking collective while no rank has another.
-    in_turn : tuple of Slot
+    rotating : tuple of Slot
         `AT_ONCE` slots for all other collectives, chosen by the sequence number of the call.
     """
 
     def __init__(self, transport: Transport, allocate: Callable[[int], Array]) -> None:
         self.alone, *others = (Slot(number, transport, allocate) for number in range(1 + AT_ONCE))
-        self.in_turn = tuple(others)
+        self.rotating = tuple(others)

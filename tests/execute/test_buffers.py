@@ -144,7 +144,7 @@ def test_no_memory_for_wires(collective: str, algorithm: str, start: str, calls:
         raise MemoryError("none left")
 
     slots = world.comms[2]._slots
-    for slot in (slots.alone, *slots.in_turn):
+    for slot in (slots.alone, *slots.rotating):
         slot.arena.slabs.clear()
         slot.arena._taken.clear()
         slot.arena._allocate = none

@@ -86,14 +86,14 @@ def test_each_rank_tells_once_why_it_gives_up(monkeypatch: pytest.MonkeyPatch) -
     call = FailureDetector(answers)  # type: ignore[arg-type]
     assert not call.gave_up()
     for text in ("first", "second"):
-        call.tell(PeerTimeout(text))
+        call.announce(PeerTimeout(text))
     assert answers.told == ["PeerTimeout: first"] and answers.abandoned == 1
     call.ask("anything", 1.0)
     assert answers.told == ["PeerTimeout: first"] and answers.abandoned == 2
     other = Answers(monkeypatch, {2: (0, "waits: x")})
     call = FailureDetector(other)  # type: ignore[arg-type]
     assert call.gave_up() and isinstance(call.ask("mine", 1.0), PeerTimeout)
-    call.tell(PeerTimeout("mine"))
+    call.announce(PeerTimeout("mine"))
     assert other.told == ["waits: mine"]
 
 

@@ -323,7 +323,7 @@ def check_buffers_are_reused(comm: MPI.Intracomm) -> None:
     def slabs() -> list[int]:
         return [
             slab.ctypes.data
-            for slot in (communicator._slots.alone, *communicator._slots.in_turn)
+            for slot in (communicator._slots.alone, *communicator._slots.rotating)
             for slab in slot.arena.slabs
         ]
 
