@@ -78,7 +78,9 @@ def nbytes_of(tensor: Tensor) -> int:
 
 
 def array_of(tensor: Tensor) -> Any:
-    """View a contiguous tensor's memory as a one-dimensional NumPy array; booleans become bytes."""
+    """View a contiguous tensor's memory as one-dimensional array; booleans become bytes. On a GPU it is a tensor."""
+    if tensor.is_cuda:
+        return tensor.detach().view(-1)
     nbytes = tensor.numel() * tensor.element_size()
     if not nbytes:
         return np.empty(0, _ARRAY_TYPES[tensor.dtype])

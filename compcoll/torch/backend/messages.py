@@ -19,8 +19,9 @@ from ...transports.library import MPI
 from ..background import Background
 from ..buffers import Packed, nbytes_of, on_host
 from ..handles import Handle
+from ..streams import JobStreams
 from ..untraced import untraced
-from .gpu import CallOrder, packed, streams
+from .gpu import CallOrder, packed
 from .operations import bytes_of
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 50e-6, 2e-3
@@ -181,7 +182,7 @@ class Messages:
         self._size: int = comm.size
         attribute = comm.Get_attr(MPI.TAG_UB)
         self._largest_tag: int = 32767 if attribute is None else attribute
-        self._stream = streams()
+        self._streams = JobStreams()
 
     def send(self, tensors: Sequence[Tensor], dest: int, tag: int) -> Message:
         """Start sending a tensor."""
@@ -204,7 +205,7 @@ class Messages:
             raise InvalidBuffer(f"{len(tensors)} tensors were given: one is sent at a time")
         if not 0 <= tag <= self._largest_tag:
             raise InvalidArgument(f"tag={tag}: 0 to {self._largest_tag} are allowed")
-        order = None if on_host(tensors[0]) else CallOrder(self._stream, tensors)
+        order = None if on_host(tensors[0]) else CallOrder(self._streams, tensors)
         pack = partial(packed, order, tensors, filled=sending)
         memory = pack() if order is None else order.around(pack)
         with _bound(order):

@@ -16,7 +16,8 @@ from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
-from ..arrays import Array, GPUArrays, HostArray, HostArrays
+from ..arrays import Array, HostArray, copy_of, put, residual_of
+from ..buffers import array_of
 from ..policy import SMALLEST
 from ..states import count_calls_with
 from ..training_stats import TrainingStats
@@ -57,8 +58,6 @@ class Bucket:
         Elements of each parameter.
     gradients : torch.Tensor
         One-dimensional; the parameters' gradients, contiguous. `average` later takes tensors of the same layout.
-    place : HostArrays or GPUArrays
-        Where the gradients are.
     communicator : Communicator
         Allocates the residuals.
     exact : mapping
@@ -77,7 +76,6 @@ class Bucket:
         names: tuple[str, ...],
         sizes: Sequence[int],
         gradients: Tensor,
-        place: HostArrays | GPUArrays,
         communicator: Communicator,
         exact: Mapping[str, bool],
         by_parameter: bool,
@@ -85,12 +83,12 @@ class Bucket:
         kept: Kept,
     ) -> None:
         self.names = names
-        self._place, self._kept = place, kept
+        self._kept = kept
         self.spans: list[Span] = []
         holes: list[tuple[int, int]] = []
         self._lost_in_holes: list[Array] = []
         compressed: list[Part] = []
-        values, dtype = place.array(gradients), gradients.dtype
+        values, dtype = array_of(gradients), gradients.dtype
         offset = 0
         for name, size in zip(names, sizes, strict=True):
             part = Part(name, offset, offset + size)
@@ -110,7 +108,7 @@ class Bucket:
         ends = list(accumulate(end - begin for begin, end in holes))
         self._whole = sum(sizes) == (ends[-1] if holes else 0) and wide == dtype
         self._memory = gradients.new_empty(0 if self._whole or not holes else ends[-1], dtype=wide)
-        self._exact = place.array(self._memory)
+        self._exact = array_of(self._memory)
         parts = [self._exact[end - last + first : end] for (first, last), end in zip(holes, ends, strict=True)]
         self._lifted = [] if self._whole else list(zip(holes, parts, strict=True))
 
@@ -140,11 +138,10 @@ class Bucket:
         unused : collection of str
             Parameters that no rank used. Their mean becomes zero, and their residuals do not change.
         """
-        values = self._place.array(gradients)
-        set_aside = [(part, self._place.copy(part)) for kept in self._kept.values() for part in _of(kept, unused)]
+        values = array_of(gradients)
+        set_aside = [(part, copy_of(part)) for kept in self._kept.values() for part in _of(kept, unused)]
         for part, _ in set_aside:
             part[...] = 0
-        least = 2 * (communicator.size - 1) / communicator.size
         exact = self.lift(values)
         # A single span has nothing to overlap with, and a blocking call runs entirely in C++.
         reduce = communicator.allreduce if len(self.spans) == 1 else communicator.iallreduce
@@ -154,20 +151,20 @@ class Bucket:
             count_calls_with(span.feedback, communicator)
             requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
-            stats.add_last(communicator, least)
+            stats.add_last(communicator)
         else:
             for request in requests:
                 request.wait()
-                stats.add(request.stats, least)
+                stats.add(request.stats, communicator.size)
         # Block codecs also leave residuals at the zeros of exact gradients. States do not hold these.
         for lost in self._lost_in_holes:
             lost[...] = 0
         for part, before in set_aside:
-            self._place.put(before, part)
+            put(before, part)
         if exact is not None:
             # Ranks are in step here, and MPI's blocking allreduce is much faster than its nonblocking one.
             communicator.allreduce(exact, op="mean", out=exact, codec=None)
-            stats.add_last(communicator, least)
+            stats.add_last(communicator)
         self.put_back(values)
         for span in self.spans:
             for name, begin, end in span.parts:
@@ -191,9 +188,9 @@ class Bucket:
             return
         communicator._prepare_feedback(feedback, values[span.begin : span.end])
         for kind in feedback.arrays:
-            whole = self._place.residual(getattr(feedback, kind))
+            whole = residual_of(getattr(feedback, kind))
             inside = [(name, begin - span.begin, end - span.begin) for name, begin, end in parts]
-            adopt(kept.setdefault(kind, {}), whole, inside, self._place)
+            adopt(kept.setdefault(kind, {}), whole, inside)
             for before, behind in pairwise(parts):
                 if before.end < behind.begin:
                     self._lost_in_holes.append(whole[before.end - span.begin : behind.begin - span.begin])
@@ -269,6 +266,6 @@ def average_sparse(gradient: Tensor, communicator: Communicator, stats: Training
     gathered = []
     for part in (indices, own.values().to(wide) / communicator.size):
         gathered.append(torch.from_numpy(communicator.allgatherv(part.numpy(), codec=None, algorithm=choose.AUTO)))
-        stats.add_last(communicator, communicator.size - 1)
+        stats.add_last(communicator)
     total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], own.shape, check_invariants=False)
     return total.coalesce().to(own.dtype)

@@ -19,11 +19,12 @@ from ...deprecated import renamed_attribute
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
-from ..arrays import HostArray, arrays_on, device_of
+from ..agreement import check_alike
+from ..arrays import HostArray, device_of
+from ..buffers import array_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..hooks import BucketHook, FilledBucket, check_hook_free
 from ..job_queue import JobQueue
-from ..membership import check_alike
 from ..policy import described, has_sparse_gradient, try_codec
 from ..states import (
     BETWEEN,
@@ -39,6 +40,7 @@ from ..states import (
     state_of,
     to_memory,
 )
+from ..streams import JobStreams
 from ..training_stats import TrainingStats
 from .bucket import Bucket, Feedback, average_sparse, maker_of
 from .moments import Loss, back_propagate, observed, of_micro_batches, of_samples
@@ -88,7 +90,6 @@ class GradientCompression:
         check_hook_free(model)
         parameters = dict(model.module.named_parameters())
         self._device = device_of(parameters.values())
-        self._place = arrays_on(self._device)
         of_sparse = {id(p) for part in model.module.modules() if has_sparse_gradient(part) for p in part.parameters()}
         if self._device.type != "cpu" and of_sparse:
             raise UnsupportedDevice(f"sparse gradients on {self._device}: use the CPU, or sparse=False")
@@ -113,7 +114,8 @@ class GradientCompression:
         self._dense = [name for name, p in parameters.items() if p.requires_grad and id(p) not in of_sparse]
         self._parameters = {name: parameters[name] for name in self._dense if not self.exact[name]}
         self._kinds = () if made is None else made.arrays
-        self._residuals = Residuals(self._place, self._jobs[0], self._parameters.values(), self._kinds)
+        self._streams = JobStreams()
+        self._residuals = Residuals(self._jobs[0], self._streams, self._parameters.values(), self._kinds)
         self._needs_moments = isinstance(made, VarianceFeedback)
         self._moments: dict[str, HostArray] | None = None
         self._buckets: dict[int, Bucket] = {}
@@ -222,7 +224,7 @@ class GradientCompression:
         fetched = {
             kind: kept.carried.get(kind, {})
             | {
-                logical_name(name): from_memory(self._place.fetched(arrays[name]) if name in arrays else None, p)
+                logical_name(name): from_memory(self._streams.fetch(arrays[name]) if name in arrays else None, p)
                 / kept.unit(kind)
                 for name, p in self._parameters.items()
             }
@@ -299,8 +301,8 @@ class GradientCompression:
             *(group, self._device, self._timeout, self._over), measured=self._algorithm == choose.AUTO
         )
         try:
-            communicators[0].allreduce(self._place.array(self._some.new_zeros(1, dtype=torch.float32)))
-            zeros = (self._place.array(self._some.new_zeros(64, dtype=dtype)) for dtype in self._dtypes)
+            communicators[0].allreduce(array_of(self._some.new_zeros(1, dtype=torch.float32)))
+            zeros = (array_of(self._some.new_zeros(64, dtype=dtype)) for dtype in self._dtypes)
             try_codec(communicators[0], zeros, self._codec, self._algorithm, self._make)
         except Exception:
             for communicator in communicators:
@@ -331,7 +333,8 @@ class GradientCompression:
 
     def _submit(self, number: int, job: Callable[[], Tensor], gradients: Tensor) -> Future[Tensor]:
         jobs = self._jobs[number % len(self._communicators)]
-        return self._place.submit(jobs, self._hook.errors.instead(job, gradients), gradients).get_future()
+        run = self._hook.errors.instead(job, gradients)
+        return jobs.submit(run, self._streams.order(gradients)).get_future()
 
     def _communicator_of(self, number: int) -> Communicator:
         return self._communicators[number % len(self._communicators)]
@@ -380,7 +383,7 @@ class GradientCompression:
             # DDP rebuilds its buckets after the first step. Residuals move with their parameters.
             sizes = [self._sizes[name] for name in bucket.names]
             known = self._buckets[bucket.number] = Bucket(
-                *(bucket.names, sizes, bucket.memory, self._place, self._communicator),
-                *(self.exact, self._by_parameter, self._make, self._residuals.arrays),
+                *(bucket.names, sizes, bucket.memory, self._communicator, self.exact),
+                *(self._by_parameter, self._make, self._residuals.arrays),
             )
         return known

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from ..arrays import Array, GPUArrays, HostArrays
+from ..arrays import Array, copy_of, put
 from ..job_queue import JobQueue
 from ..loss_scale import LossScale
+from ..streams import JobStreams
 
 RESIDUAL = "residual"
 _POWERS = {"variance": 2}
@@ -18,9 +19,7 @@ Kept = dict[str, dict[str, Array]]
 """Feedback arrays by kind (``"residual"`` …) and parameter name."""
 
 
-def adopt(
-    known: dict[str, Array], whole: Array, parts: Iterable[tuple[str, int, int]], place: HostArrays | GPUArrays
-) -> None:
+def adopt(known: dict[str, Array], whole: Array, parts: Iterable[tuple[str, int, int]]) -> None:
     """Move parameters' arrays into parts of another array.
 
     Parameters
@@ -31,13 +30,11 @@ def adopt(
         The target, split along its last axis.
     parts : iterable of tuple
         Name, begin and end of each part.
-    place : HostArrays or GPUArrays
-        Where the target is.
     """
     for name, begin, end in parts:
         part = whole[..., begin:end]
         if name in known:
-            place.put(known[name], part)
+            put(known[name], part)
         known[name] = part
 
 
@@ -49,10 +46,10 @@ class Residuals:
 
     Parameters
     ----------
-    place : HostArrays or GPUArrays
-        Where the arrays are.
     jobs : JobQueue
         Runs the jobs that change the arrays.
+    streams : JobStreams
+        Streams of these jobs.
     parameters : iterable of Tensor
         Parameters whose gradients are scaled.
     kinds : sequence of str
@@ -68,10 +65,8 @@ class Residuals:
         The loss scale.
     """
 
-    def __init__(
-        self, place: HostArrays | GPUArrays, jobs: JobQueue, parameters: Iterable[Tensor], kinds: Sequence[str]
-    ) -> None:
-        self._place, self._jobs = place, jobs
+    def __init__(self, jobs: JobQueue, streams: JobStreams, parameters: Iterable[Tensor], kinds: Sequence[str]) -> None:
+        self._jobs, self._streams = jobs, streams
         self.scale = LossScale(parameters)
         self.arrays: Kept = {kind: {} for kind in kinds}
         self.carried: dict[str, dict[str, Tensor]] = {}
@@ -94,7 +89,7 @@ class Residuals:
                 for array in arrays.values():
                     array *= ratio ** _POWERS.get(kind, 1)
 
-        self._place.run(self._jobs, multiply)
+        self._run(multiply)
 
     def remember(self, names: Iterable[str], kinds: Iterable[str]) -> None:
         """Save copies of some parameters' arrays before a step's first backward pass changes them."""
@@ -104,9 +99,9 @@ class Residuals:
                 if key in self._remembered:
                     continue
                 if key in self._copies:
-                    self._place.put(array, self._copies[key])
+                    put(array, self._copies[key])
                 else:
-                    self._copies[key] = self._place.copy(array)
+                    self._copies[key] = copy_of(array)
                 self._remembered.add(key)
 
     def watch(self, finite: Tensor) -> None:
@@ -121,9 +116,9 @@ class Residuals:
         def restore() -> None:
             if not all(map(bool, self._finite)):
                 for kind, name in self._remembered:
-                    self._place.put(self._copies[kind, name], self.arrays[kind][name])
+                    put(self._copies[kind, name], self.arrays[kind][name])
 
-        self._place.run(self._jobs, restore)
+        self._run(restore)
         if self.scale.ended:
             self._finite.clear()
             self._remembered.clear()
@@ -135,3 +130,8 @@ class Residuals:
         self.carried = {kind: dict(tensors) for kind, tensors in carried.items()}
         for remembered in (self._finite, self._copies, self._remembered):
             remembered.clear()
+
+    def _run(self, job: Callable[[], None]) -> None:
+        """Run a job on all arrays after the jobs before it."""
+        arrays = (array for arrays in self.arrays.values() for array in arrays.values() if isinstance(array, Tensor))
+        self._jobs.run(job, self._streams.order(*arrays, *self._finite))

@@ -40,12 +40,13 @@ from ...tools.machine import launcher
 from ...tools.tune import describe
 from ...tools.tune import tune as _tune
 from ...transports.serialization import packed, unpacked
-from ..arrays import GPUArrays, HostArrays, arrays_on
+from ..agreement import gathered, timeout_of
+from ..arrays import check_device
 from ..buffers import COMPRESSIBLE
 from ..failure_detector import Board
 from ..job_queue import JobQueue, Work
 from ..linear import Linear
-from ..membership import gathered, timeout_of
+from ..streams import JobStreams
 from ..untraced import untraced
 from .transport import GroupTransport, node_name
 
@@ -331,7 +332,7 @@ class Member:
         self.in_one_node = len(set(self.communicator.nodes)) == 1
         self._group = ref(group)  # a member must not keep its group alive
         self._jobs = JobQueue("group")
-        self._places: dict[torch.device, HostArrays | GPUArrays] = {}
+        self._streams = JobStreams()
 
     @property
     def gpu_transport_known(self) -> bool:
@@ -344,12 +345,6 @@ class Member:
         group: Any = self._group()
         return getattr(group, "uncompressed_allreduce", group.allreduce)(tensors, options)
 
-    def place(self, device: torch.device) -> HostArrays | GPUArrays:
-        """Return the arrays that represent tensors of a device."""
-        if device not in self._places:
-            self._places[device] = arrays_on(device)
-        return self._places[device]
-
     def start(self, run: Callable[[], Any], result: Any, async_op: bool, *tensors: Tensor) -> Work | None:
         """Run a collective after those started before; return a handle at once if `async_op` is set."""
 
@@ -358,10 +353,10 @@ class Member:
             self.stats = self.communicator.stats
             return result
 
-        place = self.place(tensors[0].device)
+        order = self._streams.order(*tensors)
         if async_op:
-            return place.submit(self._jobs, job, *tensors)
-        place.run(self._jobs, job, *tensors)
+            return self._jobs.submit(job, order)
+        self._jobs.run(job, order)
         return None
 
 
@@ -415,6 +410,7 @@ def check_tensors(group: Group, *tensors: Tensor) -> dist.ProcessGroup:
     if len({tensor.dtype for tensor in tensors}) != 1:
         raise InvalidBuffer(f"tensors of one element type are needed, not {[str(t.dtype) for t in tensors]}")
     (device,), dtype = devices, tensors[0].dtype
+    check_device(device)
     if dtype not in COMPRESSIBLE:
         raise UnsupportedDType(
             f"{dtype} cannot be compressed: {', '.join(map(str, COMPRESSIBLE))} can; use torch.distributed's own"

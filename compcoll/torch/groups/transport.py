@@ -34,8 +34,8 @@ from ...pending import Pending
 from ...transports.base import Persistent, Reposted, Result, Wire
 from ...transports.nodes import find_nodes, host_name
 from ...transports.serialization import packed, unpacked
+from ..agreement import gather_bytes, gathered
 from ..failure_detector import Board, store_of
-from ..membership import gather_bytes, gathered
 from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # in front of a wire that may be shorter than its memory: gloo does not report the bytes that came

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import arrays_on
 from ..loss_scale import LossScale
+from ..streams import JobStreams
 from ..training_stats import TrainingStats
 from .factors import Gradient, orthonormalize
 from .fusion import Buffer, Kind, Sums, Wait
@@ -252,7 +252,7 @@ class Power(Averaging):
         super().reset()
         self._values: dict[str, Tensor | None] = {}
         self._lefts: dict[str, Tensor] = {}
-        self._place = arrays_on(self.low[0].left.device)
+        self._streams = JobStreams()
 
     def kind(self) -> Kind:
         return Kind.LEFT
@@ -281,9 +281,8 @@ class Power(Averaging):
 
         tensors = [buffer.own, buffer.wire] if right is None else [buffer.own, buffer.wire, right.own, right.wire]
         given = [self._values[g.name] for g in buffer.gradients if buffer.has_factor(g)]
-        work = self._place.submit(
-            self.sums.jobs, sum_both, *tensors, *(values for values in given if values is not None)
-        )
+        order = self._streams.order(*tensors, *(values for values in given if values is not None))
+        work = self.sums.jobs.submit(sum_both, order)
 
         def wait() -> None:
             work.wait()

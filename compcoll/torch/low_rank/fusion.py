@@ -16,12 +16,12 @@ from ...codecs.base import Codec
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...feedback import ErrorFeedback
 from ...plan import choose
+from ..agreement import gathered, timeout_of
 from ..buffers import array_of
 from ..failure_detector import board_of, store_of
 from ..groups.membership import communicator_of
 from ..handles import Followed
 from ..job_queue import JobQueue
-from ..membership import gathered, timeout_of
 from ..states import count_calls_with
 from ..training_stats import TrainingStats
 from .factors import Gradient
@@ -320,7 +320,6 @@ class CodedSums(Sums):
         if self._feedback and buffer.feedback is None:
             buffer.feedback = ErrorFeedback()
         feedback = buffer.feedback
-        least = 2 * (self._communicator.size - 1) / self._communicator.size
 
         def job() -> None:
             if factors:
@@ -331,11 +330,11 @@ class CodedSums(Sums):
                 self._communicator.allreduce(
                     part, out=part, feedback=feedback, codec=self._codec, algorithm=self._algorithm
                 )
-                self._count(stats, least)
+                self._count(stats)
             if factors < values.size:
                 part = values[factors:]
                 self._communicator.allreduce(part, out=part, codec=None)
-                self._count(stats, least)
+                self._count(stats)
 
         return self.jobs.submit(job).wait
 
@@ -343,8 +342,8 @@ class CodedSums(Sums):
         super().free()
         self._communicator.free()
 
-    def _count(self, stats: TrainingStats, least: float) -> None:
+    def _count(self, stats: TrainingStats) -> None:
         one = TrainingStats()
-        one.add_last(self._communicator, least)
+        one.add_last(self._communicator)
         stats.calls += one.calls
         stats.wire_nbytes += one.wire_nbytes

@@ -18,10 +18,10 @@ from ...codecs.registry import as_codec
 from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import HookTaken, InvalidArgument
 from ...plan import choose
+from ..agreement import check_alike
 from ..arrays import device_of
 from ..hooks import check_hook_free
 from ..loss_scale import LossScale
-from ..membership import check_alike
 from ..policy import check_whole, exact_parameters, has_sparse_gradient
 from ..states import check_fed_back, layout_of, logical_name, residuals_of, state_of
 from ..training_stats import TrainingStats

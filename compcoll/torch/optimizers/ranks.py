@@ -18,9 +18,9 @@ from ...communicator import Communicator
 from ...errors import InvalidArgument
 from ...plan import choose
 from ...plan.signature import Signature
+from ..agreement import check_alike, compare, gather_bytes
 from ..groups.membership import check_group, communicator_of, device_of
 from ..hooks import register_hook
-from ..membership import check_alike, compare
 
 Ranks: TypeAlias = dist.ProcessGroup | Communicator
 """A process group of any backend, or a compcoll communicator that is used for nothing else."""
@@ -55,19 +55,13 @@ def join(
             raise InvalidArgument(
                 f"timeout={timeout!r}, transport={transport!r}: a communicator that is given has its own"
             )
-        compare(_gathered("\n".join(own).encode(), ranks))
+        gather = lambda values: list(torch.from_numpy(ranks.allgather(values.numpy(), codec=None)))  # noqa: E731
+        compare(gather_bytes("\n".join(own).encode(), gather))
         return ranks
     group = check_group(ranks)
     device = device_of(group)
     check_alike(group, device, own)
     return communicator_of(group, device, timeout, transport, measured=algorithm == choose.AUTO)
-
-
-def _gathered(data: bytes, communicator: Communicator) -> list[bytes]:
-    """Gather each rank's bytes. Collective."""
-    sizes = communicator.allgather(np.array([len(data)]), codec=None).ravel()
-    whole = communicator.allgatherv(np.frombuffer(data, np.uint8), codec=None)
-    return [bytes(part) for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
 def broadcast_object(root: int, communicator: Communicator, value: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +72,8 @@ def broadcast_object(root: int, communicator: Communicator, value: dict[str, Any
     data = np.frombuffer(memory.getvalue(), np.uint8).copy()
     (nbytes,) = communicator.bcast(np.array([data.size]), root, codec=None)
     data = communicator.bcast(data if communicator.rank == root else np.empty(nbytes, np.uint8), root, codec=None)
-    told: dict[str, Any] = torch.load(io.BytesIO(data.tobytes()), weights_only=True)
-    return told
+    received: dict[str, Any] = torch.load(io.BytesIO(data.tobytes()), weights_only=True)
+    return received
 
 
 def any_rank(communicator: Communicator, flags: Sequence[bool]) -> list[bool]:

@@ -15,6 +15,7 @@ from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...errors import InvalidArgument, UnsupportedDType
 from ...feedback import ErrorFeedback
+from ...plan import choose
 from ...sparse import Sparsifier
 from ..arrays import HostArray
 from ..buffers import COMPRESSIBLE, array_of
@@ -90,14 +91,22 @@ class Flat:
         return self.pack((arrays[n].reshape(s) if n in arrays else None for n, s in self.shapes.items()), vector)
 
 
-def exact_mean(vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
-    """Average a vector in place without a codec, and return the bytes sent. Collective."""
+def average(
+    vector: Tensor,
+    communicator: Communicator,
+    stats: TrainingStats,
+    codec: Codec | None = None,
+    algorithm: str = choose.AUTO,
+    feedback: ErrorFeedback | None = None,
+) -> int:
+    """Replace a vector by the ranks' mean, and return the bytes sent. Collective."""
     values = array_of(vector)
-    communicator.allreduce(values, op="mean", out=values, codec=None)
-    return stats.add_last(communicator, 2 * (communicator.size - 1) / communicator.size)
+    count_calls_with(feedback, communicator)
+    communicator.allreduce(values, op="mean", out=values, feedback=feedback, codec=codec, algorithm=algorithm)
+    return stats.add_last(communicator)
 
 
-class Exchange:
+class Averager:
     """Repeated mean of a vector over the ranks by compcoll's allreduce, with feedback.
 
     With the algorithm ``"direct"``, each rank encodes its values once, and the owner of each part encodes the mean once
@@ -146,14 +155,9 @@ class Exchange:
             communicator._prepare_feedback(self._feedback, array_of(self._vector))
             self.residual = self._feedback.residual
 
-    def mean(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
+    def average(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
         """Replace a vector by the ranks' mean, and return the bytes sent. Collective."""
-        values = array_of(vector)
-        count_calls_with(self._feedback, communicator)
-        communicator.allreduce(
-            values, op="mean", out=values, feedback=self._feedback, codec=self._codec, algorithm=self._algorithm
-        )
-        return stats.add_last(communicator, 2 * (communicator.size - 1) / communicator.size)
+        return average(vector, communicator, stats, self._codec, self._algorithm, self._feedback)
 
 
 def read_states(
@@ -215,8 +219,8 @@ def read_states(
     given = every[0] if isinstance(states, Mapping) else every
     residuals = residuals_of(given, rank, size, here, (*complete, *more), optional=("begun",))
     if dropped:
-        told = ", ".join(map(repr, sorted(dropped)))
-        warnings.warn(f"this state has values of {told}, which are not trained here: they are dropped", stacklevel=3)
+        names = ", ".join(map(repr, sorted(dropped)))
+        warnings.warn(f"this state has values of {names}, which are not trained here: they are dropped", stacklevel=3)
     return sorted(every, key=lambda state: int(state["rank"])), residuals
 
 

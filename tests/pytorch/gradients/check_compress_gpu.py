@@ -258,7 +258,7 @@ def check_refusals_on_a_gpu(comm: MPI.Intracomm) -> None:
     gpu0, codec = torch.device("cuda", 0), compcoll.MinMax()
     for call, said in (
         (lambda: CodedSums(dist.group.WORLD, gpu0, codec, "ring", feedback=True), "codec=None"),
-        (lambda: arrays.arrays_on(torch.device("meta")), "CUDA"),
+        (lambda: arrays.check_device(torch.device("meta")), "CUDA"),
     ):
         error = raised(call)
         assert isinstance(error, UnsupportedDevice) and said in str(error), error
