@@ -87,7 +87,7 @@ class Reductions(Collectives):
         self._gpu: torch.device | None = None
         self._codec_tried = self._codec_ran = False
 
-    def tell_unused_codec(self) -> None:
+    def log_unused_codec(self) -> None:
         """Log one line on rank 0 if a codec was requested, but no collective was compressed."""
         options = self._options
         if options.codec is None or self._codec_ran or self.rank != 0:

@@ -141,7 +141,7 @@ class GradientCompression:
 
     @property
     def error(self) -> BaseException | None:
-        return self._hook.errors.error
+        return self._hook.error
 
     @property
     def _communicator(self) -> Communicator:
@@ -333,7 +333,7 @@ class GradientCompression:
 
     def _submit(self, number: int, job: Callable[[], Tensor], gradients: Tensor) -> Future[Tensor]:
         jobs = self._jobs[number % len(self._communicators)]
-        run = self._hook.errors.instead(job, gradients)
+        run = self._hook.guarded(job, gradients)
         return jobs.submit(run, self._streams.order(gradients)).get_future()
 
     def _communicator_of(self, number: int) -> Communicator:

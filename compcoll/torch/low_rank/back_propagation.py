@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import GradientsPending
 from ..buffers import is_dense
-from ..hooks import BucketHook, FilledBucket, HookErrors
+from ..hooks import BucketHook, FilledBucket
 from .averaging import Averaging
 from .fusion import Buffer, Kind, fuse
 
@@ -38,7 +38,12 @@ class DDPGradients:
         self._parameters = dict(model.module.named_parameters())
         self._buffers: dict[tuple[Kind, int], Buffer] = {}
         self.hook = BucketHook(model, name, self._begin, self._start, self._end)
-        self.errors, self.remove = self.hook.errors, self.hook.remove
+        self.remove = self.hook.remove
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error of the last backward pass; None if there was none."""
+        return self.hook.error
 
     def _begin(self) -> None:
         self._now = self._averaging.begin()
@@ -63,7 +68,7 @@ class DDPGradients:
         return future
 
     def _end(self) -> None:
-        self.errors.instead(self._finish, None)()
+        self.hook.guarded(self._finish, None)()
         for future, memory in self._under_way:
             future.set_result(memory)
 
@@ -107,6 +112,8 @@ class GradientHooks:
     ----------
     enabled : bool
         Whether gradients are averaged, rather than accumulated.
+    error : BaseException or None
+        The error of the last backward pass; None if there was none.
     """
 
     def __init__(
@@ -121,7 +128,7 @@ class GradientHooks:
         self._layouts: dict[Kind, list[Buffer]] = {}
         self._homes: dict[str, Buffer] = {}
         self._used: set[str] = set()
-        self.errors = HookErrors()
+        self.error: BaseException | None = None
         root = dist.get_global_rank(group, 0)
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
@@ -167,7 +174,7 @@ class GradientHooks:
             self._averaging.send(self._used)
 
     def _begin(self) -> None:
-        self.errors.begin()
+        self.error = None
         kind = self._averaging.begin()
         if kind not in self._layouts:
             # Exact steps come first, so their buffers are not needed again.
@@ -186,7 +193,7 @@ class GradientHooks:
         try:
             self._finish()
         except Exception as error:
-            self.errors.error = error
+            self.error = error
             raise
 
     def _finish(self) -> None:

@@ -144,7 +144,7 @@ class LowRank:
     @property
     def error(self) -> BaseException | None:
         """The exception that the last backward pass raised while averaging; None if it succeeded."""
-        return self._hooks.errors.error
+        return self._hooks.error
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
