@@ -13,8 +13,7 @@ from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 from ..plan import choose
 from ..sparse import Sparsifier
-from .arrays import Array
-from .buffers import COMPRESSIBLE
+from .buffers import COMPRESSIBLE, Array
 
 KINDS = ("embeddings", "norms", "biases")
 """Kinds of parameters that stay exact by default: sensitive to errors, and small or with mostly zero rows."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .arrays import Array, HostArray
+from .buffers import Array, HostArray
 
 Value = TypeVar("Value")
 

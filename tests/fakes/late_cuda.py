@@ -29,7 +29,7 @@ from compcoll import communicator
 from compcoll.dtypes import DTYPES
 from compcoll.errors import MPIMissing
 from compcoll.gpu.streams import Streams
-from compcoll.torch import agreement, arrays, hooks, job_queue
+from compcoll.torch import agreement, buffers, hooks, job_queue
 
 try:
     from compcoll.torch.backend import gpu, reductions
@@ -240,7 +240,7 @@ class LateCUDA:
                 (OnGPU, "cuda", self),
                 (agreement, "_gathered", lambda values, group, device: gathered(values, group, torch.device("cpu"))),
                 (communicator, "cuda_device", lambda x: Device(self, early=self._early)),
-                (arrays, "gpus", lambda: (["late"], "")),
+                (buffers, "gpus", lambda: (["late"], "")),
                 *(self._of_mpi() if BY_MPI else ()),
             ):
                 stack.enter_context(mock.patch.object(owner, name, stand_in, create=True))

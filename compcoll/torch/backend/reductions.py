@@ -23,8 +23,7 @@ from ...plan.choose import AUTO, DISSEMINATION, NAMES
 from ...plan.signature import Signature
 from ...stats import Stats
 from ...transports.library import MPI
-from ..arrays import gpu_can_encode
-from ..buffers import COMPRESSIBLE, array_of, check, compressible, nbytes_of, on_host, overlap
+from ..buffers import COMPRESSIBLE, array_of, check, gpu_can_encode, nbytes_of, on_host, overlap
 from ..options import Options
 from ..streams import StreamOrder
 from .channel import Channel, Collective, signature
@@ -224,7 +223,7 @@ class Reductions(Collectives):
         if tensor.device.type != "cpu":
             check(tensor)
         operation = reduce_operation(op, tensor.dtype)
-        if operation.name != "SUM" or not compressible(tensor):
+        if operation.name != "SUM" or tensor.dtype not in COMPRESSIBLE:
             raise UnsupportedDType(
                 f"{operation.name} of sparse {tensor.dtype}: sums of floating-point elements are known"
             )

@@ -16,8 +16,7 @@ from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
-from ..arrays import Array, HostArray, copy_of, put, residual_of
-from ..buffers import array_of
+from ..buffers import Array, HostArray, array_of, copy_of, put, residual_of
 from ..policy import SMALLEST
 from ..states import count_calls_with
 from ..training_stats import TrainingStats
@@ -139,7 +138,8 @@ class Bucket:
             Parameters that no rank used. Their mean becomes zero, and their residuals do not change.
         """
         values = array_of(gradients)
-        set_aside = [(part, copy_of(part)) for kept in self._kept.values() for part in _of(kept, unused)]
+        of_unused = (kept[name] for kept in self._kept.values() for name in unused if name in kept)
+        set_aside = [(part, copy_of(part)) for part in of_unused]
         for part, _ in set_aside:
             part[...] = 0
         exact = self.lift(values)
@@ -239,10 +239,6 @@ def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedb
     if not callable(feedback) or not isinstance(feedback(), ErrorFeedback):
         raise InvalidArgument(f"feedback={feedback!r}: True, False, or what makes an ErrorFeedback is needed")
     return feedback
-
-
-def _of(kept: Mapping[str, Array], names: Collection[str]) -> list[Array]:
-    return [kept[name] for name in names if name in kept]
 
 
 def average_sparse(gradient: Tensor, communicator: Communicator, stats: TrainingStats) -> Tensor:

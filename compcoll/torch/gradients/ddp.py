@@ -20,8 +20,7 @@ from ...errors import InvalidArgument, UnsupportedDevice
 from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
 from ..agreement import check_alike
-from ..arrays import HostArray, device_of
-from ..buffers import array_of
+from ..buffers import HostArray, array_of, device_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..hooks import BucketHook, FilledBucket, check_hook_free
 from ..job_queue import JobQueue

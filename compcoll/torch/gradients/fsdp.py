@@ -24,8 +24,7 @@ from ...errors import HookTaken, InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ..agreement import check_alike
-from ..arrays import Array, check_device, copy_of, residual_of, wide
-from ..buffers import COMPRESSIBLE, array_of
+from ..buffers import COMPRESSIBLE, Array, array_of, check_device, copy_of, residual_of, wide
 from ..groups.membership import communicator_of
 from ..handles import CompletedWork
 from ..job_queue import JobQueue, Work
@@ -477,8 +476,8 @@ class ShardCompression:
             return communicator_of(*(ranks, device, timeout, transport), measured=algorithm == choose.AUTO)
 
         self.communicators = {RESIDUAL: joined(shared.pop())}
-        if replicas:
-            self.communicators[BETWEEN] = joined(*replicas)
+        for ranks in replicas:
+            self.communicators[BETWEEN] = joined(ranks)
         self.communicator, between = self.communicators[RESIDUAL], self.communicators.get(BETWEEN)
         # Ranks are counted replica by replica.
         self.replicas, replica = (1, 0) if between is None else (between.size, between.rank)
@@ -508,9 +507,9 @@ class ShardCompression:
             group._reduce_scatter_comm = scattered
             group._all_gather_comm = self._gathers[-1]
             group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
-            if replicas:
+            for ranks in replicas:
                 group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
-                group.mesh_info.replicate_process_group = Replicas(*replicas, reductions[BETWEEN], scattered)
+                group.mesh_info.replicate_process_group = Replicas(ranks, reductions[BETWEEN], scattered)
 
     @property
     def parameters_error(self) -> float:

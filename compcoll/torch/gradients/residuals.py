@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from ..arrays import Array, copy_of, put
+from ..buffers import Array, copy_of, put
 from ..job_queue import JobQueue
 from ..loss_scale import LossScale
 from ..streams import JobStreams

@@ -16,8 +16,7 @@ from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...plan.plan import Plan
 from ...stats import Stats
-from ..arrays import copy_of
-from ..buffers import Packed, array_of, nbytes_of
+from ..buffers import Packed, array_of, copy_of, nbytes_of
 from ..handles import Followed
 from ..job_queue import Work
 from ..linear import linear

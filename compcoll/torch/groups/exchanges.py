@@ -185,16 +185,13 @@ def encoded(part: Tensor, codec: Codec) -> Tensor:
     """Encode a flat tensor on its device."""
     if not part.numel():
         return torch.empty(0, dtype=torch.uint8, device=part.device)
-    return torch.from_numpy(encode(array_of(part), codec)) if part.is_cpu else encode(part, codec)
+    return torch.as_tensor(encode(array_of(part), codec))
 
 
 def decoded(wire: Tensor, part: Tensor, codec: Codec) -> Tensor:
     """Decode as many values as a flat tensor has, in its element type."""
-    if not wire.is_cpu:
-        found: Tensor = decode(wire, part.numel(), part.dtype, codec)
-        return found
-    dtype = array_of(part).dtype
-    return torch.from_numpy(decode(array_of(wire), part.numel(), dtype, codec).view(np.uint8)).view(part.dtype)
+    values = decode(array_of(wire), part.numel(), array_of(part).dtype, codec)
+    return values if isinstance(values, Tensor) else torch.from_numpy(values.view(np.uint8)).view(part.dtype)
 
 
 def wire_nbytes(n: int, like: Tensor, codec: Codec) -> int:

@@ -41,8 +41,7 @@ from ...tools.tune import describe
 from ...tools.tune import tune as _tune
 from ...transports.serialization import packed, unpacked
 from ..agreement import gathered, timeout_of
-from ..arrays import check_device
-from ..buffers import COMPRESSIBLE
+from ..buffers import COMPRESSIBLE, check_device
 from ..failure_detector import Board
 from ..job_queue import JobQueue, Work
 from ..linear import Linear
@@ -247,8 +246,8 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, transport: str) -> list[int] | None:
     """Return the group's ranks in MPI_COMM_WORLD; None if they are no MPI ranks, and need not be."""
     own = packed(_standing(needed=transport == "mpi"))
-    told = [unpacked(each) for each in gathered(own, group, device)]
-    ranks, sizes, threads = (list(column) for column in zip(*told, strict=True))
+    standings = [unpacked(each) for each in gathered(own, group, device)]
+    ranks, sizes, threads = (list(column) for column in zip(*standings, strict=True))
     if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):
         if transport == "auto":
             return None

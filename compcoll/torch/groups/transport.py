@@ -60,7 +60,7 @@ def node_name() -> str:
     LOCAL_RANK are not consistent with that.
     """
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, local, neighbours = (int(told) if (told := os.environ.get(name, "")).isdecimal() else -1 for name in names)
+    rank, local, neighbours = (int(text) if (text := os.environ.get(name, "")).isdecimal() else -1 for name in names)
     return f"{host_name()} {rank - local}" if 0 <= local < neighbours and local <= rank else host_name()
 
 
@@ -103,12 +103,12 @@ class GroupTransport:
         self.rank, self.size = group.rank(), group.size()
         self.limit = timedelta(seconds=min(seconds, timedelta.max.total_seconds() / 2))
         own = packed((__version__, socket.gethostname(), secrets.token_hex(8)))
-        told = [unpacked(each) for each in gathered(own, group, device)]
-        versions = {version for version, *_ in told}
+        ranks = [unpacked(each) for each in gathered(own, group, device)]
+        versions = {version for version, *_ in ranks}
         if len(versions) > 1:
-            texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(told)]
+            texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(ranks)]
             raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
-        self._hosts = tuple(sorted({name for _, name, _ in told}))
+        self._hosts = tuple(sorted({name for _, name, _ in ranks}))
         # A later group of these ranks, made when this one is gone, gets the same name, but not this key.
         store = store_of(group)
         if store is None:
@@ -116,7 +116,7 @@ class GroupTransport:
                 f"group={group!r} is no group of init_process_group or new_group, and has no store: over which its "
                 "ranks could make connections for compressed wires"
             )
-        self._store = dist.PrefixStore(f"compcoll/{told[0][-1]}", store)
+        self._store = dist.PrefixStore(f"compcoll/{ranks[0][-1]}", store)
         self.leaving: WeakSet[DeviceTransport] = WeakSet()
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
         with self.board.waits("the making of connections"):
@@ -195,17 +195,17 @@ class GroupTransport:
     def _settled(self, failed: BaseException | None, result: Any = None) -> list[Any]:
         """Gather results, or raise on all ranks the errors of some."""
         text = "" if failed is None else f"{type(failed).__name__}: {failed}"
-        told = [unpacked(each) for each in gather_bytes(packed((text, result)), self._all_gather)]
+        results = [unpacked(each) for each in gather_bytes(packed((text, result)), self._all_gather)]
         if failed is not None:
             raise failed
-        failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(told) if text]
+        failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(results) if text]
         if failures:
             raise CommunicatorBroken(f"no communicator was made: {'; '.join(failures)}")
-        return [result for _, result in told]
+        return [result for _, result in results]
 
     def _all_gather(self, values: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(values) for _ in range(self.size)]
-        self.waiting(self._gloo.allgather([parts], [values]), "what the ranks tell each other")
+        self.waiting(self._gloo.allgather([parts], [values]), "a gather of settings")
         return parts
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:

@@ -19,7 +19,7 @@ from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import HookTaken, InvalidArgument
 from ...plan import choose
 from ..agreement import check_alike
-from ..arrays import device_of
+from ..buffers import device_of
 from ..hooks import check_hook_free
 from ..loss_scale import LossScale
 from ..policy import check_whole, exact_parameters, has_sparse_gradient

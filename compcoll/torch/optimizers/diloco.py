@@ -18,7 +18,7 @@ from ...codecs.registry import as_codec
 from ...communicator import Communicator
 from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import InvalidArgument
-from ..arrays import HostArray
+from ..buffers import HostArray
 from ..handles import Handle
 from ..hooks import check_hook_free
 from ..job_queue import JobQueue

@@ -16,8 +16,7 @@ from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...deprecated import renamed_arguments
 from ...errors import InvalidArgument
-from ..arrays import HostArray
-from ..buffers import array_of
+from ..buffers import HostArray, array_of
 from ..training_stats import TrainingStats
 from .diloco import DiLoCo
 from .ranks import Ranks

@@ -17,8 +17,7 @@ from ...errors import InvalidArgument, UnsupportedDType
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import Sparsifier
-from ..arrays import HostArray
-from ..buffers import COMPRESSIBLE, array_of
+from ..buffers import COMPRESSIBLE, HostArray, array_of
 from ..policy import try_codec
 from ..states import count_calls_with, residuals_of
 from ..training_stats import TrainingStats
