@@ -21,14 +21,6 @@ KINDS = ("embeddings", "norms", "biases")
 SMALLEST = 1024
 """Number of elements from which a parameter is worth compressing."""
 
-_NORMS = tuple(
-    getattr(nn, name)
-    for name in (
-        *("LayerNorm", "RMSNorm", "GroupNorm", "SyncBatchNorm"),
-        *(f"{kind}{dimensions}d" for kind in ("BatchNorm", "InstanceNorm") for dimensions in (1, 2, 3)),
-    )
-)
-
 
 def check_whole(name: str, value: object, lowest: int) -> None:
     """Check that an option is an integer of at least ``lowest``.
@@ -91,7 +83,7 @@ def kind_of(name: str, owner: nn.Module) -> str | None:
     """
     if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
         return "embeddings"
-    if isinstance(owner, _NORMS) or "norm" in type(owner).__name__.lower():
+    if any("norm" in cls.__name__.lower() for cls in type(owner).__mro__):
         return "norms"
     return "biases" if name.endswith("bias") else None
 

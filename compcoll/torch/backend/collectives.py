@@ -183,7 +183,7 @@ class Collectives:
         if announced.tolist() != list(received):
             # Two ranks whose sizes do not match must not send equal signatures: hence the rank.
             what = f"alltoall's rank {self.rank} gets {announced.tolist()} elements, but made room for {list(received)}"
-        self.channel.handshake(signature(what))
+        self.channel.communicator._agree(signature(what), self.channel.limit)
         target = packed(order, outputs, filled=False)
         source = apart(packed(order, inputs, filled=True).memory, target.memory)
         self.comm.Alltoallv(_uneven(source, sent), _uneven(target.memory, received))

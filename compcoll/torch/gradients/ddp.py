@@ -105,8 +105,7 @@ class GradientCompression:
         self._by_parameter = selection == "parameter" and isinstance(codec, Sparsifier)
         self._some = next(iter(parameters.values())).detach()
         self._dtypes = sorted({p.dtype for name, p in parameters.items() if not self.exact[name]}, key=str)
-        self._group: dist.ProcessGroup = model.process_group
-        self._communicators = self._join(self._group)
+        self._join(model.process_group)
         self._jobs = [JobQueue("gradients") for _ in range(IN_FLIGHT)]
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._shapes = {logical_name(name): parameter.shape for name, parameter in parameters.items()}
@@ -135,8 +134,7 @@ class GradientCompression:
 
     @group.setter
     def group(self, group: dist.ProcessGroup) -> None:
-        self._communicators = self._join(check_group(group))
-        self._group = group
+        self._join(check_group(group))
 
     @property
     def error(self) -> BaseException | None:
@@ -290,8 +288,8 @@ class GradientCompression:
         for communicator in self._communicators:
             communicator.free()
 
-    def _join(self, group: dist.ProcessGroup) -> list[Communicator]:
-        """Check that a group's ranks have the same model and settings, and make their communicators. Collective.
+    def _join(self, group: dist.ProcessGroup) -> None:
+        """Average in a group from now on, after a check that its ranks have the same model and settings. Collective.
 
         There is one communicator for each bucket that can be in flight at the same time.
         """
@@ -307,7 +305,7 @@ class GradientCompression:
             for communicator in communicators:
                 communicator.free()
             raise
-        return communicators
+        self._group, self._communicators = group, communicators
 
     def _begin(self) -> None:
         """Begin a backward pass."""
@@ -324,19 +322,16 @@ class GradientCompression:
         """Queue the averaging of a bucket."""
         used = None if self._hook.used is None else frozenset(self._hook.used)
         job = partial(self._average, bucket, self._moments, 2 * len(self._sizes) * self._steps + bucket.before, used)
-        # The bucket number selects the communicator, since all ranks must choose the same one.
-        return self._submit(bucket.number, partial(job, self._communicator_of(bucket.number)), bucket.memory)
+        return self._submit(bucket.number, job, bucket.memory)
 
     def _start_sparse(self, number: int, gradient: Tensor) -> Future[Tensor]:
-        return self._submit(number, partial(self._average_sparse, gradient, self._communicator_of(number)), gradient)
+        return self._submit(number, partial(self._average_sparse, gradient), gradient)
 
-    def _submit(self, number: int, job: Callable[[], Tensor], gradients: Tensor) -> Future[Tensor]:
-        jobs = self._jobs[number % len(self._communicators)]
-        run = self._hook.guarded(job, gradients)
-        return jobs.submit(run, self._streams.order(gradients)).get_future()
-
-    def _communicator_of(self, number: int) -> Communicator:
-        return self._communicators[number % len(self._communicators)]
+    def _submit(self, number: int, job: Callable[[Communicator], Tensor], gradients: Tensor) -> Future[Tensor]:
+        # The bucket number selects the communicator, since all ranks must choose the same one.
+        chosen = number % len(self._communicators)
+        run = self._hook.guarded(partial(job, self._communicators[chosen]), gradients)
+        return self._jobs[chosen].submit(run, self._streams.order(gradients)).get_future()
 
     def _average(
         self,

@@ -105,7 +105,7 @@ def all_to_all_single(
     return None
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """Rows exchanged among the ranks; gradients go back along the same path, by another codec."""
 
     @staticmethod
@@ -119,7 +119,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _Exchange.apply(gradient, *ctx.how), None, None, None, None
+        return _AllToAll.apply(gradient, *ctx.how), None, None, None, None
 
 
 @traced_by(operators.all_to_all_single_autograd)
@@ -177,7 +177,7 @@ def all_to_all_single_autograd(
             f"output: split sizes {coming} beside {rows} of the input: {group.size()} numbers of rows are needed of "
             "both, or of neither"
         )
-    result: Tensor = _Exchange.apply(input, rows, coming, group, (chosen, back))
+    result: Tensor = _AllToAll.apply(input, rows, coming, group, (chosen, back))
     return result
 
 
@@ -288,7 +288,7 @@ def recv(
     """
     group, chosen = _checked(tensor, src, group, codec, codec_options)
     n = tensor.numel()
-    wire = torch.empty(wire_nbytes(n, tensor, chosen) if n else 0, dtype=torch.uint8, device=tensor.device)
+    wire = torch.empty(wire_nbytes(n, tensor, chosen), dtype=torch.uint8, device=tensor.device)
     waits = partial(board_of(group).waits, f"a message from rank {src}", dist.get_group_rank(group, src))
     if tensor.is_cpu:
         own = _head(tensor, chosen, wire.numel())

@@ -706,7 +706,8 @@ def outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]) -> 
     rest: list[dict[str, Any]] = []
     for fragment in fragments:
         state = outer.state.get(fragment.outer, {})
-        of_elements = {kind for kind, value in state.items() if _is_vector(value, fragment)}
+        shape = fragment.outer.shape
+        of_elements = {kind for kind, value in state.items() if isinstance(value, Tensor) and value.shape == shape}
         rest.append({kind: deepcopy(value) for kind, value in state.items() if kind not in of_elements})
         for kind in of_elements:
             parts = fragment.flat.by_name(state[kind].clone())
@@ -725,7 +726,3 @@ def load_outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]
                 fragment.flat.load(arrays, one[kind])
     places = {at: kept[id(p)] for at, p in enumerate(parameters_of(outer)) if kept[id(p)]}
     load(outer, places, state["groups"])
-
-
-def _is_vector(value: Any, fragment: Fragment) -> bool:
-    return isinstance(value, Tensor) and value.shape == fragment.outer.shape
