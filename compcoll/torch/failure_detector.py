@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
@@ -31,10 +30,6 @@ _SECONDS_OF_THE_STORE = 0.4
 """The longest time that the store may take; less than any failure detection takes."""
 
 _GAVE_UP, _LOST, _WAITS = "gave up", "lost a connection", "waits"
-
-
-Waits = Callable[..., AbstractContextManager[None]]
-"""Makes the context manager of a wait for one operation; takes ``asks`` as `Board.waits` does."""
 
 
 class Board:
@@ -70,10 +65,6 @@ class Board:
             self._read += 1
         _watched.add(self)
         _background.start()
-
-    def under_way(self, what: str) -> Waits:
-        """Return `waits` for an operation that begins now, without its first argument."""
-        return partial(self.waits, what, started=time.monotonic())
 
     @contextmanager
     def waits(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -117,7 +116,7 @@ class BucketHook:
         if model.find_unused_parameters or model.static_graph:
             self.used = used = set[str]()  # the hooks refer to nothing else: parameters outlive their wrapper
             for each, parameter in self._parameters.items():
-                self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_note_use, used, each)))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(lambda _, name=each: used.add(name)))
         register_hook(model, self._average, name)
 
     def remove(self) -> None:
@@ -224,7 +223,3 @@ class BucketHook:
 
 def _numbers(layout: Layout) -> int:
     return sum(len(names) + 1 for names in layout)
-
-
-def _note_use(used: set[str], name: str, parameter: Tensor) -> None:
-    used.add(name)

@@ -17,8 +17,7 @@ from compcoll import Communicator, ErrorFeedback
 from compcoll.codecs import Codec
 from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
 from compcoll.sparse import Sparsifier
-from compcoll.torch.gradients.bucket import Bucket
-from compcoll.torch.gradients.residuals import Kept
+from compcoll.torch.gradients.bucket import Bucket, Kept
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
 from compcoll.torch.states import residuals_of, state_of
 from compcoll.torch.training_stats import TrainingStats

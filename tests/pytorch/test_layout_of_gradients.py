@@ -20,8 +20,7 @@ from compcoll.feedback import ErrorFeedback
 from compcoll.sparse import VarianceFeedback
 from compcoll.stats import Stats
 from compcoll.torch.buffers import array_of
-from compcoll.torch.gradients.bucket import Bucket, average_sparse
-from compcoll.torch.gradients.residuals import Kept
+from compcoll.torch.gradients.bucket import Bucket, Kept, average_sparse
 from compcoll.torch.low_rank.factors import Gradient
 from compcoll.torch.low_rank.fusion import Buffer, Kind
 from compcoll.torch.states import from_memory, layout_of, residuals_of, state_of, to_memory

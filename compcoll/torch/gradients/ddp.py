@@ -41,9 +41,8 @@ from ..states import (
 )
 from ..streams import JobStreams
 from ..training_stats import TrainingStats
-from .bucket import Bucket, Feedback, average_sparse, maker_of
+from .bucket import RESIDUAL, Bucket, Feedback, Residuals, average_sparse, maker_of
 from .moments import Loss, back_propagate, observed, of_micro_batches, of_samples
-from .residuals import RESIDUAL, Residuals
 
 SELECTIONS = ("parameter", "bucket")
 """Units in which a sparse codec selects elements."""

@@ -45,7 +45,7 @@ from ..states import (
 )
 from ..streams import JobStreams
 from ..training_stats import TrainingStats
-from .residuals import RESIDUAL, Residuals, adopt
+from .bucket import RESIDUAL, Residuals, adopt
 
 
 class Column(NamedTuple):

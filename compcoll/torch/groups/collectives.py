@@ -164,7 +164,7 @@ def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async
             work = member.all_reduce([packed.memory], _options(async_op))
             member.stats = by_group  # while the network is busy
             if async_op:
-                return Followed(work, member.board.under_way(_OWN), partial(_unpacked, packed, tensors))
+                return Followed(work, member.board, _OWN, partial(_unpacked, packed, tensors))
             work.wait()
         packed.unpack()
         return None

@@ -87,7 +87,6 @@ def all_to_all_single(
     wires = [encoded(part, chosen) for part in input.reshape(-1).split(rows_out)]
     lengths = [wire_nbytes(n, output, chosen) for n in rows_in]
     arrived = torch.empty(sum(lengths), dtype=torch.uint8, device=output.device)
-    waiting = board_of(group).under_way("all_to_all_single")
     work = dist.all_to_all_single(
         arrived, torch.cat(wires), lengths, [wire.numel() for wire in wires], group=group, async_op=True
     )
@@ -98,7 +97,7 @@ def all_to_all_single(
                 part.copy_(decoded(wire, part, chosen))
         return [output]
 
-    handle = Followed(work, waiting, finish)
+    handle = Followed(work, board_of(group), "all_to_all_single", finish)
     if async_op:
         return handle
     handle.wait()

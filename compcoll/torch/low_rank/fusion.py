@@ -251,10 +251,8 @@ class Sums:
 
     def start(self, buffer: Buffer, stats: TrainingStats) -> Wait:
         """Start a sum; return a callable that waits for it."""
-        work = Followed(
-            self._line.allreduce([buffer.wire]),
-            board_of(self._group).under_way("the group's all_reduce of factors"),
-        )
+        started = self._line.allreduce([buffer.wire])
+        work = Followed(started, board_of(self._group), "the group's all_reduce of factors")
         stats.calls["all_reduce"] += 1
         nbytes = buffer.wire.numel() * buffer.wire.element_size()
         stats.wire_nbytes += round(2 * (self.ranks - 1) / self.ranks * nbytes)

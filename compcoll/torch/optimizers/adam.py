@@ -22,16 +22,23 @@ from ..hooks import check_hook_free
 from ..policy import check_whole, compressing
 from ..states import state_of
 from ..training_stats import TrainingStats
-from .ranks import Ranks, any_rank, broadcast_object, check_together, join, keep_gradients, module_of, scaling_of
-from .vectors import (
+from .common import (
     Averager,
     Flat,
+    Ranks,
+    any_rank,
     average,
+    broadcast_object,
     check_groups,
+    check_together,
     check_trained,
     groups_of,
+    join,
+    keep_gradients,
+    module_of,
     parameters_of,
     read_states,
+    scaling_of,
     untrained,
 )
 
@@ -46,7 +53,7 @@ class CompressedAdam(torch.optim.Optimizer):
     conserves: ClassVar[str] = "exact"
     """How the sent values plus the residuals relate to the values to send: "exact", "decay" or "none"."""
     _step_supports_amp_scaling = True
-    """`torch.amp.GradScaler` reads this attribute: see `compcoll.torch.optimizers.ranks`."""
+    """`torch.amp.GradScaler` reads this attribute: see `compcoll.torch.optimizers.common`."""
     _kinds: tuple[str, ...] = ("momentum", "variance")
     """Attributes that hold saved vectors. Those in `_own` differ between the ranks."""
     _own: tuple[str, ...] = ()
@@ -257,19 +264,15 @@ class CompressedAdam(torch.optim.Optimizer):
     def _eps(self) -> float:
         return float(self.param_groups[0]["eps"])
 
-    def _average_gradients(self) -> None:
-        """Replace the gradients by their mean over the ranks. Collective."""
-        self._gradient_averager.average(self._gradient, self._communicator, self.stats)
-
     def _adamw_step(self, updates: int) -> None:
         """Perform an AdamW step with the mean gradients; it is the variance's update number ``updates``."""
-        self._average_gradients()
-        self.momentum.lerp_(self._gradient, 1 - self._betas[0])
         self._observe_variance()
+        self.momentum.lerp_(self._gradient, 1 - self._betas[0])
         self._move(self._root(updates))
 
     def _observe_variance(self) -> None:
-        """Update the variance with the squares of the averaged gradients."""
+        """Replace the gradients by their mean over the ranks, and update the variance with its squares. Collective."""
+        self._gradient_averager.average(self._gradient, self._communicator, self.stats)
         self.variance.mul_(self._betas[1]).addcmul_(self._gradient, self._gradient, value=1 - self._betas[1])
 
     def _root(self, updates: int) -> Tensor:
@@ -583,7 +586,6 @@ class ZeroOneAdam(CompressedAdam):
             if self.steps >= self.next_average:
                 self._average()
                 if due:
-                    self._average_gradients()
                     self._observe_variance()
                     self._observed()
         if not self.local:

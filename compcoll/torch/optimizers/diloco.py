@@ -25,30 +25,28 @@ from ..job_queue import JobQueue
 from ..policy import check_whole, compressing
 from ..states import state_of
 from ..training_stats import RecentSteps, TrainingStats
-from .ranks import (
+from .common import (
     SUPPORTED,
-    Ranks,
-    any_rank,
-    broadcast_object,
-    check_together,
-    join,
-    keep_gradients,
-    module_of,
-    scaling_of,
-    unscale,
-)
-from .vectors import (
     Averager,
     Flat,
+    Ranks,
+    any_rank,
     average,
+    broadcast_object,
     check_groups,
+    check_together,
     check_trained,
     groups_of,
+    join,
+    keep_gradients,
     load,
     load_by_name,
+    module_of,
     parameters_of,
     read_states,
+    scaling_of,
     state_by_name,
+    unscale,
     untrained,
 )
 

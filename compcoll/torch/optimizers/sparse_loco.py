@@ -18,9 +18,8 @@ from ...deprecated import renamed_arguments
 from ...errors import InvalidArgument
 from ..buffers import HostArray, array_of
 from ..training_stats import TrainingStats
+from .common import Averager, Ranks
 from .diloco import DiLoCo
-from .ranks import Ranks
-from .vectors import Averager
 
 CHUNK = 4096
 """Number of elements per chunk, 64 × 64. The largest ones of each chunk are sent."""
