@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import __version__
-from ...errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, WireCorrupted
+from ...errors import CollectiveMismatch, CommunicatorBroken, InvalidArgument, WireCorrupted
 from ...gpu.device_transport import DeviceTransport
 from ...gpu.stream_transport import Bootstrap
 from ...kernels._host import Function
@@ -119,6 +120,8 @@ class GroupTransport:
         self._store = dist.PrefixStore(f"compcoll/{ranks[0][-1]}", store)
         self.leaving: WeakSet[DeviceTransport] = WeakSet()
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
+        self.announce, self.announced = self.board.announce, self.board.announced
+        self.failure, self.abandon = self.board.failure, self.board.abandon
         with self.board.waits("the making of connections"):
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
         self.nodes: Sequence[int]
@@ -236,18 +239,6 @@ class GroupTransport:
         way: Bootstrap = device.bootstrap()
         return way
 
-    def announce(self, text: str) -> None:
-        self.board.announce(text)
-
-    def announced(self) -> Mapping[int, str]:
-        return self.board.announced()
-
-    def failure(self, error: BaseException) -> CompcollError | None:
-        return None
-
-    def abandon(self) -> None:
-        """Do nothing: a rank that waits in gloo cannot be woken before its time-out."""
-
     @property
     def native(self) -> GroupTransport:
         return self
@@ -295,29 +286,23 @@ class GroupTransport:
         return _Started(self, work, f"gloo's {what}", end=end)
 
 
+@dataclass(slots=True, eq=False)
 class _Started:
     """A gloo operation in progress, which can only be waited for; its work keeps its tensors alive."""
 
-    __slots__ = ("_end", "_peer", "_transport", "_what", "_work")
-
-    def __init__(
-        self,
-        transport: GroupTransport,
-        work: dist.Work,
-        what: str,
-        peer: int | None = None,
-        end: Callable[[], object] | None = None,
-    ) -> None:
-        self._transport, self._what, self._peer, self._end = transport, what, peer, end
-        self._work: dist.Work | None = work
+    transport: GroupTransport
+    work: dist.Work | None
+    what: str
+    peer: int | None = None
+    end: Callable[[], object] | None = None
 
     def Test(self) -> bool:
         """Wait until the operation has completed."""
-        if self._work is not None:
-            self._transport.waiting(self._work, self._what, self._peer)
-            self._work = None
-            if self._end is not None:
-                self._end()
+        if self.work is not None:
+            self.transport.waiting(self.work, self.what, self.peer)
+            self.work = None
+            if self.end is not None:
+                self.end()
         return True
 
 
