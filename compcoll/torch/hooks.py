@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import HookTaken
 from .states import Layout
@@ -40,6 +43,17 @@ def register_hook(
 
     hook.__qualname__ = name
     model.register_comm_hook(None, hook)
+
+
+def call_before_steps(method: Callable[[torch.optim.Optimizer], None]) -> RemovableHandle:
+    """Call a method before each step of any optimizer, as long as the method's object lives."""
+    here = WeakMethod(method)
+
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if (call := here()) is not None:
+            call(optimizer)
+
+    return register_optimizer_step_pre_hook(hook)
 
 
 class FilledBucket(NamedTuple):

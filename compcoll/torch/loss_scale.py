@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import InvalidArgument
+from .hooks import call_before_steps
 
 
 class LossScale:
@@ -44,13 +43,7 @@ class LossScale:
         self._certain = False
         self._step: tuple[object, ...] = ()
         self.restart(loaded=False)
-        here = weakref.ref(self)  # PyTorch owns the hook, which may live longer
-
-        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if (scale := here()) is not None:
-                scale._at_step(optimizer)
-
-        self._hook = register_optimizer_step_pre_hook(hook)
+        self._hook = call_before_steps(self._at_step)
 
     @property
     def possible(self) -> bool:

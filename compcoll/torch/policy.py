@@ -122,12 +122,11 @@ def exact_parameters(
     excluded = _predicate(exclude, model)
     first_names: dict[int, str] = {}
     exact: dict[str, bool] = {}
-    for path, owner in model.named_modules(remove_duplicate=False):
-        for own_name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
-            name = f"{path}.{own_name}" if path else own_name
-            first = first_names.setdefault(id(parameter), name)
-            unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < min_numel or has_sparse_gradient(owner)
-            exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = model.get_submodule(name.rpartition(".")[0])
+        first = first_names.setdefault(id(parameter), name)
+        unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < min_numel or has_sparse_gradient(owner)
+        exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
     return exact
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -232,12 +232,11 @@ class Bucket:
         self._add_span(compressed, values, communicator, make, kept)
         # Halves are summed in float32, whose rounding errors are below a half's precision.
         wide = dtype if dtype.itemsize > 2 else torch.float32
-        ends = list(accumulate(end - begin for begin, end in holes))
-        self._whole = sum(sizes) == (ends[-1] if holes else 0) and wide == dtype
-        self._memory = gradients.new_empty(0 if self._whole or not holes else ends[-1], dtype=wide)
+        lengths = [end - begin for begin, end in holes]
+        self._whole = sum(lengths) == sum(sizes) and wide == dtype
+        self._memory = gradients.new_empty(0 if self._whole else sum(lengths), dtype=wide)
         self._exact = array_of(self._memory)
-        parts = [self._exact[end - last + first : end] for (first, last), end in zip(holes, ends, strict=True)]
-        self._lifted = [] if self._whole else list(zip(holes, parts, strict=True))
+        self._lifted = [] if self._whole else list(zip(holes, map(array_of, self._memory.split(lengths)), strict=True))
 
     def average(
         self,

@@ -113,8 +113,7 @@ class Columns:
             self.all.append(Column(logical_name(name), offset, end, *place, shard, exact[name]))
             offset = end
         self.width = offset
-        held = [np.arange(c.begin, c.end) for c in self.all if c.exact]
-        self._exact: Any = np.concatenate(held) if held else np.empty(0, np.int64)
+        self._exact: Any = np.concatenate([np.arange(0), *(np.arange(c.begin, c.end) for c in self.all if c.exact)])
 
     @property
     def compressed(self) -> list[Column]:

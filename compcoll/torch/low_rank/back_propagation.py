@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import GradientsPending
 from ..buffers import is_dense
-from ..hooks import BucketHook, FilledBucket
+from ..hooks import BucketHook, FilledBucket, call_before_steps
 from .averaging import Averaging
 from .fusion import Buffer, Kind, fuse
 
@@ -138,16 +136,9 @@ class GradientHooks:
                 if not tensor.is_contiguous():
                     once = tuple(slice(None if stride else 1) for stride in tensor.stride())  # index 0 of expanded dims
                     tensor[once].copy_(values[once])
-        me = weakref.ref(self)
-
-        def check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
-            hooks = me()
-            if hooks is not None:
-                hooks._check_step(optimizer)
-
         self._handles = [p.register_post_accumulate_grad_hook(self.put) for p in self._parameters.values()]
         self._handles.append(model.register_forward_pre_hook(self._forget_interrupted))
-        self._handles.append(register_optimizer_step_pre_hook(check_step))
+        self._handles.append(call_before_steps(self._check_step))
 
     def remove(self) -> None:
         """Remove the hooks."""

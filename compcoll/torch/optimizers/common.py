@@ -194,8 +194,6 @@ class Flat:
 
     Attributes
     ----------
-    names : tuple of str
-        Names of the parameters.
     shapes, sizes : dict
         Shapes and numbers of elements, by name.
     dtype : torch.dtype
@@ -216,7 +214,6 @@ class Flat:
             if parameter.dtype not in COMPRESSIBLE:
                 known = ", ".join(map(str, COMPRESSIBLE))
                 raise UnsupportedDType(f"parameter {name!r} is of {parameter.dtype}: it must be of {known}")
-        self.names = tuple(parameters)
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.sizes = {name: shape.numel() for name, shape in self.shapes.items()}
         self.dtype = reduce(torch.promote_types, (p.dtype for p in parameters.values()), torch.float32)
@@ -242,7 +239,7 @@ class Flat:
 
     def by_name(self, vector: Tensor) -> dict[str, Any]:
         """Return arrays by name, in the parameters' shapes, that share a vector's memory."""
-        return {name: view.numpy() for name, view in zip(self.names, self.views(vector), strict=True)}
+        return {name: view.numpy() for name, view in zip(self.shapes, self.views(vector), strict=True)}
 
     def load(self, arrays: Mapping[str, Tensor], vector: Tensor) -> Tensor:
         """Copy a state's arrays into a vector; zeros for parameters that it lacks."""

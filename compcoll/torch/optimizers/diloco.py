@@ -191,7 +191,7 @@ class Fragment:
             "outer": by_name(self.outer),
             "residuals": {} if residual is None else by_name(torch.from_numpy(residual)),
             "under_way": {} if under_way is None else by_name(under_way.gradient),
-            "due": {} if under_way is None else dict.fromkeys(self.flat.names, under_way.due),
+            "due": {} if under_way is None else dict.fromkeys(self.flat.shapes, under_way.due),
         }
 
     def due(self, due: Mapping[str, int]) -> int | None:
@@ -202,7 +202,7 @@ class Fragment:
         InvalidArgument
             If the state's means are of other fragments.
         """
-        found = {due.get(name) for name in self.flat.names}
+        found = {due.get(name) for name in self.flat.shapes}
         if len(found) > 1:
             raise InvalidArgument("this state has averages under way of other fragments than those here")
         return found.pop()
@@ -719,7 +719,7 @@ def load_outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]
     for fragment, rest in zip(fragments, state["rest"], strict=True):
         kept[id(fragment.outer)] = one = deepcopy(rest)
         for kind, arrays in state["vectors"].items():
-            if held := [arrays[name] for name in fragment.flat.names if name in arrays]:
+            if held := [arrays[name] for name in fragment.flat.shapes if name in arrays]:
                 one[kind] = torch.zeros_like(fragment.outer, dtype=held[0].dtype)
                 fragment.flat.load(arrays, one[kind])
     places = {at: kept[id(p)] for at, p in enumerate(parameters_of(outer)) if kept[id(p)]}
