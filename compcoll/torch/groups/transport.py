@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import __version__
-from ...errors import CollectiveMismatch, CommunicatorBroken, InvalidArgument, WireCorrupted
+from ...errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, WireCorrupted
 from ...gpu.device_transport import DeviceTransport
 from ...gpu.stream_transport import Bootstrap
 from ...kernels._host import Function
@@ -120,8 +120,6 @@ class GroupTransport:
         self._store = dist.PrefixStore(f"compcoll/{ranks[0][-1]}", store)
         self.leaving: WeakSet[DeviceTransport] = WeakSet()
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
-        self.announce, self.announced = self.board.announce, self.board.announced
-        self.failure, self.abandon = self.board.failure, self.board.abandon
         with self.board.waits("the making of connections"):
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
         self.nodes: Sequence[int]
@@ -238,6 +236,18 @@ class GroupTransport:
             return TorchNCCL(device.runtime, device.index, self._store)
         way: Bootstrap = device.bootstrap()
         return way
+
+    def announce(self, text: str) -> None:
+        self.board.announce(text)
+
+    def announced(self) -> Mapping[int, str]:
+        return self.board.announced()
+
+    def failure(self, error: BaseException) -> CompcollError | None:
+        return None
+
+    def abandon(self) -> None:
+        """Do nothing: a rank that waits in gloo cannot be woken before its time-out."""
 
     @property
     def native(self) -> GroupTransport:
