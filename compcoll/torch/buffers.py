@@ -9,7 +9,6 @@ import ctypes
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import ml_dtypes
@@ -143,7 +142,6 @@ class Packed:
     def __init__(self, tensors: Sequence[Tensor], *, filled: bool) -> None:
         self.tensors = [tensor.detach() for tensor in tensors]
         self.sizes = [int(tensor.numel()) for tensor in tensors]
-        self.offsets = list(accumulate(self.sizes[:-1], initial=0))
         own = len(tensors) == 1 and tensors[0].is_contiguous()
         self.shared = own or _side_by_side(tensors)
         if own:
@@ -158,8 +156,8 @@ class Packed:
     def unpack(self) -> None:
         """Copy the values of a new block back to the tensors."""
         if not self.shared:
-            for tensor, offset, size in zip(self.tensors, self.offsets, self.sizes, strict=True):
-                tensor.copy_(self.memory[offset : offset + size].view(tensor.shape))
+            for tensor, part in zip(self.tensors, self.memory.split(self.sizes), strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:

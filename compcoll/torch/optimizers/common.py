@@ -237,9 +237,9 @@ class Flat:
                 view.copy_(tensor.detach().to_dense() if tensor.is_sparse else tensor.detach())
         return vector
 
-    def by_name(self, vector: Tensor) -> dict[str, Any]:
-        """Return arrays by name, in the parameters' shapes, that share a vector's memory."""
-        return {name: view.numpy() for name, view in zip(self.shapes, self.views(vector), strict=True)}
+    def by_name(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return tensors by name, in the parameters' shapes, that share a vector's memory."""
+        return dict(zip(self.shapes, self.views(vector), strict=True))
 
     def load(self, arrays: Mapping[str, Tensor], vector: Tensor) -> Tensor:
         """Copy a state's arrays into a vector; zeros for parameters that it lacks."""

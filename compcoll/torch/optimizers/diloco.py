@@ -708,8 +708,7 @@ def outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]) -> 
         of_elements = {kind for kind, value in state.items() if isinstance(value, Tensor) and value.shape == shape}
         rest.append({kind: deepcopy(value) for kind, value in state.items() if kind not in of_elements})
         for kind in of_elements:
-            parts = fragment.flat.by_name(state[kind].clone())
-            vectors.setdefault(kind, {}).update((name, torch.from_numpy(part)) for name, part in parts.items())
+            vectors.setdefault(kind, {}).update(fragment.flat.by_name(state[kind].clone()))
     return {"vectors": vectors, "rest": rest, "groups": groups_of(outer)}
 
 
