@@ -107,7 +107,7 @@ class Work(Handle[Any]):
     def get_future(self) -> Future[Any]:
         future = super().get_future()
         if not self.done:
-            self._jobs.wake()
+            self._jobs.background.wake()
         return future
 
     def _new_future(self) -> Future[None]:
@@ -123,6 +123,11 @@ class JobQueue:
     ----------
     name : str
         Name of the thread, after the prefix of all threads of compcoll.
+
+    Attributes
+    ----------
+    background : Background
+        The thread.
     """
 
     def __init__(self, name: str = "jobs") -> None:
@@ -130,9 +135,8 @@ class JobQueue:
         self._line: deque[Work] = deque()
         self._ticket = threading.Lock()
         self._owner = 0
-        self._background = Background(name, self._look, ends_at_exit=True)
+        self.background = Background(name, self._look, ends_at_exit=True)
         self._looks, self._nap = 0, _SHORTEST_SLEEP
-        self._woken = False
         self._asleep = True
         self._used = False
         self._closed = False
@@ -155,7 +159,7 @@ class JobQueue:
         work = self._enter(job, order)
         self._used = True
         if self._asleep and not work.done:
-            self.wake()
+            self.background.wake()
         return work
 
     def run(self, job: Callable[[], Any], order: StreamOrder | None = None) -> Any:
@@ -183,7 +187,7 @@ class JobQueue:
         elif seconds <= 0 and self._ticket.acquire(blocking=False):
             self._as_owner(partial(self._drain, work))
         else:
-            self.wake()
+            self.background.wake()
             started = time.monotonic()
             if not work.ended.wait(seconds if seconds > 0 else None):
                 raise PeerTimeout(
@@ -193,7 +197,7 @@ class JobQueue:
     def close(self, seconds: float | None = None) -> None:
         """End the thread when the queue is empty; wait at most `seconds` for that."""
         self._closed = True
-        self._background.close(seconds)
+        self.background.close(seconds)
 
     def _enter(self, job: Callable[[], Any], order: StreamOrder | None) -> Work:
         if self._closed:
@@ -219,16 +223,8 @@ class JobQueue:
         while self._line and (until is None or not until.done):
             self._line.popleft().run()
 
-    def wake(self) -> None:
-        """Make the thread poll the queue now."""
-        if not self._woken:
-            self._woken = True
-            self._background.wake()
-
     def _look(self) -> float | None:
         """Run the queue in its thread; return the seconds until the next poll, or None to sleep."""
-        if self._woken:
-            self._woken, self._looks = False, 0
         self._asleep = False
         self._nap = min(2 * self._nap, _LONGEST_SLEEP)
         if self._line:

@@ -94,9 +94,7 @@ def has_sparse_gradient(owner: nn.Module) -> bool:
 
 
 def exact_parameters(
-    model: nn.Module,
-    exclude: Iterable[str] | Callable[[str, nn.Parameter], bool],
-    min_numel: int,
+    model: nn.Module, exclude: Iterable[str] | Callable[[str, nn.Parameter], bool], min_numel: int
 ) -> Mapping[str, bool]:
     """Return for each parameter of a model, in order, whether its gradient stays exact.
 

@@ -516,10 +516,7 @@ class ZeroOneAdam(CompressedAdam):
 
     _kinds = (*CompressedAdam._kinds, "updates", "anchor", "parameters")
     _own = ("momentum", "updates", "parameters")
-    _counters = (
-        *CompressedAdam._counters,
-        *("observations", "next_observation", "local", "next_average", "rates"),
-    )
+    _counters = (*CompressedAdam._counters, "observations", "next_observation", "local", "next_average", "rates")
 
     @renamed_arguments(over="transport")
     def __init__(
