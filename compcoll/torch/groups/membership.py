@@ -177,7 +177,7 @@ def communicators_of(
     from ...transports.library import among
 
     comm = among(ranks)
-    communicator = Communicator(comm, progress="nap", timeout=seconds)
+    communicator = Communicator(comm, progress="sleep", timeout=seconds)
     comm.Free()
     return [communicator]
 
