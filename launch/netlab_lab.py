@@ -8,20 +8,17 @@ namespace as it is made, with its inode, so that one that somebody else made is 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import re
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,10 +35,7 @@ NAMESPACES = Path("/run/netns")
 RUN_TOKEN = "NETLAB_RUN"
 NAME_TOKEN = "NETLAB_NAME"
 
-_NEEDED = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "util-linux (mount)"}
 _QUEUE = "50ms"  # how much waits at a full port, in time: enough that several senders to one host lose nothing
-_SIOCGIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8913, 0x1, 0x40
-_CLONE_NEWNET = 0x40000000
 
 
 class NetlabError(Exception):
@@ -157,12 +151,10 @@ def require_tools() -> None:
     """Raise unless namespaces can be made here, with everything that is missing."""
     if not sys.platform.startswith("linux"):
         raise NetlabError("network namespaces are Linux's; this is " + sys.platform)
-    missing = [tool for tool in _NEEDED if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "unshare", "mount") if shutil.which(tool) is None]
     if missing:
-        packages = " ".join(sorted({_NEEDED[tool].split()[0] for tool in missing}))
-        raise NetlabError(
-            f"{', '.join(missing)} not found on PATH: apt install {packages} (dnf: iproute iproute-tc util-linux)"
-        )
+        packages = "apt install iproute2 util-linux (dnf: iproute iproute-tc util-linux)"
+        raise NetlabError(f"{', '.join(missing)} not found on PATH: {packages}")
     tried = subprocess.run(["unshare", "--net", "--mount", "--uts", "--ipc", "true"], capture_output=True, text=True)
     if tried.returncode != 0:
         raise NetlabError(
@@ -289,23 +281,13 @@ class Lab:
 
     def dead_links(self) -> list[str]:
         """Hosts whose namespace has gone or whose link is down."""
-        with self.port_watch() as dead:
-            return dead()
-
-    @contextlib.contextmanager
-    def port_watch(self) -> Iterator[Callable[[], list[str]]]:
-        """A function that lists the hosts with a dead link; it costs microseconds, so that it can be asked often."""
-        with _socket_in(self.namespace(SWITCH)) as ports:
-
-            def dead() -> list[str]:
-                return [
-                    host
-                    for host in self.hosts
-                    if not _carries(ports, f"port{host[1:]}")
-                    or _inode(self.namespace(host)) != self._made[self.namespace(host)]
-                ]
-
-            yield dead
+        ports = json.loads(command("ip", "-json", "-netns", self.namespace(SWITCH), "link"))
+        carrying = {port["ifname"] for port in ports if "LOWER_UP" in port["flags"]}
+        return [
+            host
+            for host in self.hosts
+            if f"port{host[1:]}" not in carrying or _inode(self.namespace(host)) != self._made[self.namespace(host)]
+        ]
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -469,34 +451,3 @@ def _like(name: str) -> list[str]:
         return []
     pattern = re.compile(re.escape(name) + rf"-(h\d+|{SWITCH})")
     return sorted(path.name for path in NAMESPACES.iterdir() if pattern.fullmatch(path.name))
-
-
-@contextlib.contextmanager
-def _socket_in(namespace: str) -> Iterator[socket.socket]:
-    """A socket that belongs to a namespace, while this process stays in its own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def enter(path: str | Path) -> None:
-        with open(path) as file:
-            if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    with open("/proc/self/ns/net") as own:
-        enter(NAMESPACES / namespace)
-        try:
-            inside = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        finally:
-            if libc.setns(own.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "cannot return to the network namespace of before")
-    with inside:
-        yield inside
-
-
-def _carries(inside: socket.socket, device: str) -> bool:
-    """Tell whether a device is there and up, and its other end too."""
-    try:
-        answer = fcntl.ioctl(inside, _SIOCGIFFLAGS, struct.pack("16sH14x", device.encode(), 0))
-    except OSError:
-        return False
-    flags = struct.unpack("16sH14x", answer)[1]
-    return bool(flags & _IFF_UP and flags & _IFF_RUNNING)

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from compcoll.algorithms import ALGORITHMS
 from compcoll.algorithms.record import NEVER, Encodings
@@ -28,12 +27,12 @@ from compcoll.errors import InvalidArgument
 from compcoll.host.device import HostDevice
 from compcoll.plan.choose import COPY
 
+from .data import Array
+
 if TYPE_CHECKING:  # MPI starts when it is imported
     from mpi4py import MPI
 
     from .cases import Case
-
-Array = npt.NDArray[Any]
 
 _SLICE = 1 << 18
 _SAMPLE, _FEWEST, _SLACK = 1 << 20, 1 << 12, 3.0

@@ -12,14 +12,14 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from compcoll import config
 from compcoll.communicator import Communicator
 from compcoll.host.cores import own_cores
 
-Array = npt.NDArray[Any]
+from .data import Array
+from .timing import Seconds
 
 ROOT = 0
 
@@ -181,7 +181,7 @@ class Ranks:
             if before is not None:
                 os.environ[config.THREADS] = before
 
-    def largest(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def largest(self, values: Seconds) -> Seconds:
         """Element by element, the largest of all ranks."""
         result = np.empty_like(values)
         self.comm.Allreduce(values, result, MPI.MAX)

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
+from . import UsageError
 from .report import SCHEMA, STATISTICS, Record
 
 Chart = dict[str, Any]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from compcoll.dtypes import DTYPES, computed_on
 
-from .errors import UsageError
+from . import UsageError
 
 Array = npt.NDArray[Any]
 

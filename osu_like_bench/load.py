@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .errors import UsageError
+from . import UsageError
 
 LOWEST_PRIORITY = 19
 

@@ -20,7 +20,7 @@ from typing import Any
 from compcoll.plan.choose import SHARED_MEMORY
 from compcoll.tools.arguments import amount
 
-from .errors import UsageError
+from . import UsageError
 
 SCHEMA = 1
 
@@ -173,15 +173,13 @@ class Progress:
             self._bar.update()
 
 
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+def plain(value: Any, digits: int = 17) -> Any:
+    """Return a value that JSON can hold, its floats with so many significant digits; NaN and infinity as None."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value
+        return {name: plain(part, digits) for name, part in value.items()}
+    return [plain(part, digits) for part in value] if isinstance(value, list | tuple) else value
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -206,7 +204,7 @@ def complaints(records: Sequence[Record]) -> list[str]:
 
 def content(kind: str, run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
     """Return records and the run's description, as JSON and pages hold them."""
-    return {"schema": SCHEMA, "kind": kind, "run": _plain(run), "results": _plain(records)}
+    return {"schema": SCHEMA, "kind": kind, "run": plain(run), "results": plain(records)}
 
 
 def write_json(path: Path, written: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from osu_like_bench.errors import UsageError
+from osu_like_bench import UsageError
 
 _COMMON = "common.pt"
 _UNFINISHED = ".unfinished"

@@ -23,7 +23,7 @@ from compcoll.torch.gradients.residuals import Kept
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
 from compcoll.torch.states import residuals_of, state_of
 from compcoll.torch.training_stats import TrainingStats
-from osu_like_bench.errors import UsageError
+from osu_like_bench import UsageError
 from osu_like_bench.report import Progress
 from osu_like_bench.training.processes import Place
 

@@ -21,8 +21,8 @@ from compcoll.tools.arguments import chosen_codec
 from compcoll.torch.optimizers.adam import CompressedAdam
 from compcoll.torch.optimizers.diloco import DiLoCo
 from compcoll.torch.training_stats import TrainingStats
+from osu_like_bench import UsageError
 from osu_like_bench.ddp import codec_of
-from osu_like_bench.errors import UsageError
 from osu_like_bench.report import Column, Progress, Table
 from osu_like_bench.training.processes import Place
 

@@ -12,8 +12,7 @@ from compcoll.tools.arguments import amount
 
 from . import simulated
 from .documents import MET, MIB, Output, Page, machines, results, runs, table
-from .records import Case, Record, Row, middle
-from .stale import CALLS
+from .records import CALLS, Case, Record, Row, middle
 
 CODECS = {"zfp8": 8.0, "zfp16": 16.0, "minmax8": 8 + 64 / 2048, "minmax4": 4 + 64 / 2048, "onebit": 1 + 64 / 2048}
 """Bits of a value on the wire, by the end of a case's name."""

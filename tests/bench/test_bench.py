@@ -18,9 +18,8 @@ from promises import ALGORITHMS, ENCODED
 import compcoll
 from compcoll.codecs import Codec
 from compcoll.errors import InvalidArgument
-from osu_like_bench import bounds, data, parser
+from osu_like_bench import UsageError, bounds, data, parser
 from osu_like_bench.codecs import USUAL
-from osu_like_bench.errors import UsageError
 from osu_like_bench.timing import Limits, Times, measure
 
 MPIRun = Callable[..., Completed]
@@ -144,7 +143,7 @@ BAD = [
 ]
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, sys
-from osu_like_bench.cli import main
+from osu_like_bench.__main__ import main
 
 told = {}
 for words in json.load(sys.stdin):
@@ -334,7 +333,7 @@ SABOTAGE = """
 import sys
 import numpy as np
 import osu_like_bench.contenders as contenders
-from osu_like_bench.cli import main
+from osu_like_bench.__main__ import main
 
 def make(name, case, ranks, x, out, **options):
     contender = honest(name, case, ranks, x, out, **options)

@@ -16,8 +16,7 @@ from mpi.environments import Completed
 from compcoll.codecs.sparse.sparsifier import WIRES
 from compcoll.sparse import TopK
 from compcoll.tools.arguments import add_codec_options, chosen_codec
-from osu_like_bench import data, selection
-from osu_like_bench.errors import UsageError
+from osu_like_bench import UsageError, data, selection
 
 MPIRun = Callable[..., Completed]
 
