@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 DEFAULT_NAME = "netlab"
@@ -176,10 +176,10 @@ class Lab:
     """A lab that is up, or its remains."""
 
     folder: Path
-    _settings: Settings | None
-    _made: dict[str, int]
-    _ready: bool
-    _since: float
+    settings: Settings
+    _made: dict[str, int] = field(default_factory=dict)
+    _ready: bool = False
+    _since: float = field(default_factory=time.time)
 
     @property
     def name(self) -> str:
@@ -187,14 +187,14 @@ class Lab:
         return self.folder.name
 
     @classmethod
-    def at(cls, name: str) -> Lab:
-        """The lab of that name as its file tells, up or not."""
+    def at(cls, name: str) -> Lab | None:
+        """The lab of that name as its file tells, whole or not; None if there is nothing of it."""
         folder = runtime_folder() / valid_name(name)
         try:
             told = json.loads((folder / "lab.json").read_text())
             return cls(folder, Settings(**told["settings"]), told["made"], told["ready"], told["since"])
         except FileNotFoundError:
-            return cls(folder, None, {}, False, 0.0)
+            return None
         except (ValueError, KeyError, TypeError) as error:
             raise NetlabError(
                 f"{folder / 'lab.json'} cannot be read ({error}): remove {folder}, and with `ip netns delete` those of "
@@ -202,12 +202,18 @@ class Lab:
             ) from None
 
     @classmethod
+    def existing(cls, name: str) -> Lab:
+        """The lab of that name, whole or not, which must be there."""
+        lab = cls.at(name)
+        if lab is None:
+            raise NetlabError(f"no lab {name} is up: sudo launch/netlab up --hosts 4 --rate 1gbit")
+        return lab
+
+    @classmethod
     def opened(cls, name: str) -> Lab:
         """The lab of that name, which must be up and whole."""
         require_tools()
-        lab = cls.at(name)
-        if not lab.exists:
-            raise NetlabError(f"no lab {name} is up: sudo launch/netlab up --hosts 4 --rate 1gbit")
+        lab = cls.existing(name)
         if damage := lab.damage():
             raise NetlabError(f"lab {name} is the remains of an earlier one ({damage}): launch/netlab down, then up")
         return lab
@@ -216,8 +222,7 @@ class Lab:
     def up(cls, settings: Settings, replace: bool = False) -> Lab:
         """Make a lab; whatever fails half-way is taken down again."""
         require_tools()
-        old = cls.at(settings.name)
-        if old.exists:
+        if old := cls.at(settings.name):
             if not replace:
                 damage = old.damage()
                 state = f"is the remains of an earlier one ({damage})" if damage else f"is up already ({old.settings})"
@@ -228,7 +233,7 @@ class Lab:
                 f"namespaces that netlab did not make have this lab's names: {', '.join(strangers)}; use another "
                 "--name, or `ip netns delete` them if nobody needs them"
             )
-        lab = cls(runtime_folder() / settings.name, settings, {}, False, time.time())
+        lab = cls(runtime_folder() / settings.name, settings)
         try:
             lab._build()
         except BaseException as error:
@@ -242,17 +247,6 @@ class Lab:
             say(f"{total} may be more than {cores} cores carry: see `netlab check`")
         say(f"lab {settings.name} is up: {settings}")
         return lab
-
-    @property
-    def exists(self) -> bool:
-        """Tell whether there is anything of the lab, whole or not."""
-        return self._settings is not None
-
-    @property
-    def settings(self) -> Settings:
-        """The settings that the lab was asked to have."""
-        assert self._settings is not None
-        return self._settings
 
     @property
     def hosts(self) -> list[str]:
@@ -312,7 +306,6 @@ class Lab:
             "GLOO_SOCKET_IFNAME": "eth0",
             "NCCL_SOCKET_IFNAME": "eth0",
             "COMPCOLL_NETLAB": str(self.settings),
-            "COMPCOLL_NETLAB_RATE": str(self.settings.rate),
         }
 
     def describe(self) -> str:
@@ -328,8 +321,6 @@ class Lab:
 
     def down(self, quietly: bool = False) -> None:
         """End what netlab started in it, delete the namespaces that it made, and forget it."""
-        if not self.exists:
-            raise NetlabError(f"no lab {self.name} is up")
         ended = end_processes(NAME_TOKEN, self.name)
         for name, inode in self._made.items():
             found = _inode(name)

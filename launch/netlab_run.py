@@ -84,14 +84,10 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
         else:  # all hosts share the cores
             environ = {"COMPCOLL_THREADS": threads, "OMP_NUM_THREADS": threads, **environ}
         environ["COMPCOLL_NETLAB_SETTINGS"] = "tuned" if options.tuned else "default"
-        environ["COMPCOLL_NETLAB_LOAD"] = "unknown" if load is None else f"{load:.0f} % before"
         if options.mpi == "none":
             commands, environ = _plain_commands(lab, placement, program, options.prefix, environ)
         else:
             commands, environ = _mpi_command(lab, placement, program, options, environ)
-        if os.environ.get("COMPCOLL_LAUNCH_VERBOSE"):
-            for command in commands:
-                say(shlex.join(command))
         meter = LoadMeter()
         started = time.time()
         status, why = Run(lab, environ, placement, options.timeout, meter).run(commands)

@@ -162,12 +162,10 @@ class Ranks:
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
         self.compcoll = Communicator(self.comm)
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        own = own_cores()
+        nodes, own = list(self.compcoll.nodes), own_cores()
+        self.nodes = len(set(nodes))
+        self.first_on_node = nodes.index(nodes[self.comm.rank]) == self.comm.rank
         self.cores = own.share(self.comm.allgather(own))
-        self.first_on_node = node.rank == 0
-        self.nodes: int = self.comm.allreduce(int(self.first_on_node))
-        node.Free()
 
     @cached_property
     def one_thread(self) -> Communicator:

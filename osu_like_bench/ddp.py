@@ -37,7 +37,7 @@ from .machine import describe, describe_mpi
 from .report import STATISTICS, Column, Progress, Record, Table
 from .timing import Limits, measure
 from .training import models
-from .training.networks import NETWORKS, Synthetic
+from .training.models import NETWORKS, Synthetic
 from .training.processes import Peers, leave, share_cores, start
 
 ITERATIONS, WARMUP, TIME_CAP = 20, 2, 10.0

@@ -221,14 +221,11 @@ def write_csv(path: Path, run: Mapping[str, Any], records: Sequence[Record]) -> 
         writer.writerows(rows)
 
 
-def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as names joined by underscores."""
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}_{inner}": part for inner, part in _flat(value).items()}
-        else:
-            flat[name] = value
+        flat |= _flat(value, f"{prefix}{name}_") if isinstance(value, Mapping) else {prefix + name: value}
     return flat
 
 

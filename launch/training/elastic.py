@@ -155,20 +155,17 @@ class ElasticTraining(Training):
         parts = copy.deepcopy({"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
         self._kept.append((self.step, parts | {"compression": self.compression.state_dict()}))
 
-    def run(self, progress: Progress) -> list[dict[str, Any]]:
-        self.header(progress)
-        first = self.step // self.steps
+    def go_on(self, progress: Progress) -> None:
         self.finished()
-        while not self._attempt(first, progress):
+        while not self._attempt(progress):
             pass
-        return self.lines
 
-    def _attempt(self, first: int, progress: Progress) -> bool:
+    def _attempt(self, progress: Progress) -> bool:
         """Train to the end; return False if a rank died, and the others are ready to go on."""
         try:
             if self._recovering:
                 self._agree(progress)
-            self.go_on(first, progress)
+            super().go_on(progress)
             self.checksums = self._compare()
             return True
         except _LOST as error:

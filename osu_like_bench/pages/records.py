@@ -13,7 +13,7 @@ import math
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import groupby
 from operator import itemgetter
@@ -162,12 +162,8 @@ class Record:
 
 def _written(case: Case) -> dict[str, Any]:
     """A case as it stands in the file: without what is as by default, figures as rows of columns."""
-    written = {}
-    for each in fields(case):
-        value = getattr(case, each.name)
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        if each.name != "results" and value != default:
-            written[each.name] = value
+    default = vars(Case(""))
+    written = {name: value for name, value in vars(case).items() if name != "results" and value != default[name]}
     if case.results:
         rows = plain(case.results, DIGITS)
         columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if value is not None))

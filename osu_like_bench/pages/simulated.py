@@ -20,7 +20,6 @@ from compcoll.tools.arguments import amount
 from .documents import MET, MIB, table
 from .records import Record
 
-RANKS = (2, 4, 8)
 MEDIAN_ERROR = 0.15
 
 
