@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -247,16 +248,13 @@ def verdict(records: Sequence[Record], statistic: str) -> str:
     statistic : str
         One of `report.STATISTICS`, by which they are compared.
     """
-    by_size: dict[int, list[Record]] = {}
-    for record in records:
-        by_size.setdefault(record["size"], []).append(record)
-    best = [_fastest(rows, statistic) for rows in by_size.values()]
+    by_size = [list(rows) for _, rows in groupby(records, key=itemgetter("size"))]
+    best = [_fastest(rows, statistic) for rows in by_size]
     parts = _ranges(best)
     faster = [record for record in best if record["contender"] != records[0]["contender"]]
     for why in dict.fromkeys(map(_why, faster)):
         parts.append(_gain([record for record in faster if _why(record) == why], records[0]["contender"], why))
-    last = list(by_size.values())[-1]
-    coded = [record for record in last if record["codec"] is not None and "encode" in record["seconds"]]
+    coded = [record for record in by_size[-1] if record["codec"] is not None and "encode" in record["seconds"]]
     if coded and best[-1]["codec"] is None:
         parts.append(_why_not(_fastest(coded, statistic), statistic))
     return f"# Fastest: {'; '.join(parts)}"
@@ -274,7 +272,7 @@ def _fastest(rows: Sequence[Record], statistic: str) -> Record:
 
 def _ranges(best: Sequence[Record]) -> list[str]:
     """Who was fastest, from which size to which."""
-    runs = [list(run) for _, run in groupby(best, key=lambda record: record["contender"])]
+    runs = [list(run) for _, run in groupby(best, key=itemgetter("contender"))]
     if len(runs) > _MOST_RANGES:
         names = dict.fromkeys(record["contender"] for record in best)
         counts = {name: sum(record["contender"] == name for record in best) for name in names}
