@@ -1,6 +1,7 @@
 """`netlab check`: measure the links with plain sockets, and compare with what was asked for.
 
-Run as a program (`netlab_check.py serve`), it is one host's part: it does what lines of JSON on its input say.
+Run as a program, it is one host's part: `netlab_check.py serve` answers the others, `netlab_check.py stream ADDRESS
+SECONDS START` and `netlab_check.py message ADDRESS SIZE COUNT` measure and print a number.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from netlab_lab import FRAME_HEADER, FREE, RUN_TOKEN, Lab, NetlabError, end_processes, parse_bytes, say, shown_rate
 from netlab_run import add_quiet_arguments, on_host, wait_for_quiet
@@ -29,6 +29,7 @@ _PIECE = 1 << 18
 _HEADER = 24
 _PAUSE = 0.002  # seconds between two messages, in which a bucket fills again
 _PATIENCE = 60.0
+_TO_START = 0.5  # seconds that hosts get to start their parts of a measurement together
 _TCP_HEADERS = 52  # IP's, TCP's and its time stamps
 
 
@@ -68,8 +69,9 @@ def _connect(address: str, kind: str, size: float | int) -> socket.socket:
     return connection
 
 
-def _stream(address: str, seconds: float) -> float:
-    """Bits per second that arrive."""
+def _stream(address: str, seconds: float, start: float) -> float:
+    """Bits per second that arrive of a stream that begins at a time of the monotonic clock."""
+    time.sleep(max(start - time.monotonic(), 0.0))
     with _connect(address, "stream", seconds / 4) as connection:
         end, piece = time.perf_counter() + seconds, bytes(_PIECE)
         while time.perf_counter() < end:
@@ -91,20 +93,12 @@ def _message(address: str, size: int, count: int) -> float:
         return statistics.quantiles(times[8:], n=4)[0]
 
 
-def serve() -> None:
-    """One host: answer the others, and measure when told to."""
+def _serve() -> None:
+    """Answer the other hosts until this process is ended."""
     listener = socket.create_server(("", PORT), backlog=64)
-
-    def accept() -> None:
-        while True:
-            threading.Thread(target=_serve_one, args=(listener.accept()[0],), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
     print("ready", flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        kind = asked.pop("do")
-        print(json.dumps(_stream(**asked) if kind == "stream" else _message(**asked)), flush=True)
+    while True:
+        threading.Thread(target=_serve_one, args=(listener.accept()[0],), daemon=True).start()
 
 
 # --- the part that asks ------------------------------------------------------------------------------------------
@@ -116,60 +110,43 @@ class Hosts:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
         self._environ = {**os.environ, **lab.environment(), RUN_TOKEN: uuid.uuid4().hex}
-        self._processes: dict[str, subprocess.Popen[str]] = {}
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Hosts]:
-        """Start them, and end them afterwards."""
-        command = [sys.executable, str(Path(__file__).resolve()), "serve"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        """Let every host answer the others meanwhile."""
+        servers = [self._start(host, "serve") for host in self._lab.hosts]
         try:
-            for host in self._lab.hosts:
-                self._processes[host] = subprocess.Popen(
-                    on_host(host, command), env=self._environ, text=True, start_new_session=True, **pipes
-                )
-            for host in self._lab.hosts:
-                if self._line(host) != "ready\n":
+            for host, server in zip(self._lab.hosts, servers, strict=True):
+                assert server.stdout is not None
+                if server.stdout.readline() != "ready\n":
                     raise NetlabError(f"host {host} does not answer")
             yield self
         finally:
             end_processes(RUN_TOKEN, self._environ[RUN_TOKEN])
-            for process in self._processes.values():
-                process.communicate()
+            for server in servers:
+                server.communicate()
 
-    def ask(self, questions: Sequence[tuple[str, dict[str, Any]]]) -> list[float]:
-        """Have hosts measure, all at once; a host may be asked once."""
-        for host, question in questions:
-            stdin = self._processes[host].stdin
-            assert stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                stdin.write(json.dumps(question) + "\n")
-                stdin.flush()
-        answers = [self._line(host) for host, _ in questions]
-        for (host, _), answer in zip(questions, answers, strict=True):
-            if not answer:
-                raise NetlabError(f"host {host} died while it measured")
-        return [float(answer) for answer in answers]
+    def _start(self, host: str, *words: object) -> subprocess.Popen[str]:
+        program = on_host(host, [sys.executable, str(Path(__file__).resolve()), *map(str, words)])
+        return subprocess.Popen(program, env=self._environ, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    def _result(self, host: str, process: subprocess.Popen[str]) -> float:
+        """The number that a host's measurement prints."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if said := process.communicate(timeout=_PATIENCE)[0]:
+                return float(said)
+        raise NetlabError(f"host {host} died while it measured")
 
     def streams(self, pairs: Sequence[tuple[str, str]], seconds: float) -> list[float]:
         """Bits per second of each pair, all at once."""
-        return self.ask([(a, {"do": "stream", "address": self._lab.address(b), "seconds": seconds}) for a, b in pairs])
+        start = time.monotonic() + _TO_START
+        processes = [self._start(a, "stream", self._lab.address(b), seconds, start) for a, b in pairs]
+        return [self._result(host, process) for (host, _), process in zip(pairs, processes, strict=True)]
 
     def message(self, pair: tuple[str, str], size: int, count: int = 60) -> float:
         """The seconds that a message takes there and, of one byte, back."""
-        question = {"do": "message", "address": self._lab.address(pair[1]), "size": size, "count": count}
-        return self.ask([(pair[0], question)])[0]
-
-    def _line(self, host: str) -> str:
-        """A host's next line; the empty one if it ends, or says nothing for too long."""
-        stdout = self._processes[host].stdout
-        assert stdout is not None
-        timer = threading.Timer(_PATIENCE, self._processes[host].kill)
-        timer.start()
-        try:
-            return stdout.readline()
-        finally:
-            timer.cancel()
+        host, other = pair
+        return self._result(host, self._start(host, "message", self._lab.address(other), size, count))
 
 
 @dataclass(frozen=True)
@@ -249,5 +226,15 @@ def _rows(lab: Lab, hosts: Hosts, tolerance: float, latency: float, free: float,
         yield Row(what, f"{passed:.0f} B", f"≤ {free:.0f} B", passed <= free, passed)
 
 
+def _part(kind: str, *given: str) -> None:
+    """Do a host's part, as the command line says."""
+    if kind == "serve":
+        _serve()
+    elif kind == "stream":
+        print(_stream(given[0], float(given[1]), float(given[2])))
+    else:
+        print(_message(given[0], int(given[1]), int(given[2])))
+
+
 if __name__ == "__main__":
-    serve()
+    _part(*sys.argv[1:])

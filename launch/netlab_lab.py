@@ -8,21 +8,18 @@ namespace as it is made, with its inode, so that one that somebody else made is 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import re
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 DEFAULT_NAME = "netlab"
@@ -38,10 +35,7 @@ NAMESPACES = Path("/run/netns")
 RUN_TOKEN = "NETLAB_RUN"
 NAME_TOKEN = "NETLAB_NAME"
 
-_NEEDED = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mount": "util-linux (mount)"}
 _QUEUE = "50ms"  # how much waits at a full port, in time: enough that several senders to one host lose nothing
-_SIOCGIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8913, 0x1, 0x40
-_CLONE_NEWNET = 0x40000000
 
 
 class NetlabError(Exception):
@@ -157,12 +151,10 @@ def require_tools() -> None:
     """Raise unless namespaces can be made here, with everything that is missing."""
     if not sys.platform.startswith("linux"):
         raise NetlabError("network namespaces are Linux's; this is " + sys.platform)
-    missing = [tool for tool in _NEEDED if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "unshare", "mount") if shutil.which(tool) is None]
     if missing:
-        packages = " ".join(sorted({_NEEDED[tool].split()[0] for tool in missing}))
-        raise NetlabError(
-            f"{', '.join(missing)} not found on PATH: apt install {packages} (dnf: iproute iproute-tc util-linux)"
-        )
+        packages = "apt install iproute2 util-linux (dnf: iproute iproute-tc util-linux)"
+        raise NetlabError(f"{', '.join(missing)} not found on PATH: {packages}")
     tried = subprocess.run(["unshare", "--net", "--mount", "--uts", "--ipc", "true"], capture_output=True, text=True)
     if tried.returncode != 0:
         raise NetlabError(
@@ -184,10 +176,10 @@ class Lab:
     """A lab that is up, or its remains."""
 
     folder: Path
-    _settings: Settings | None
-    _made: dict[str, int]
-    _ready: bool
-    _since: float
+    settings: Settings
+    _made: dict[str, int] = field(default_factory=dict)
+    _ready: bool = False
+    _since: float = field(default_factory=time.time)
 
     @property
     def name(self) -> str:
@@ -195,14 +187,14 @@ class Lab:
         return self.folder.name
 
     @classmethod
-    def at(cls, name: str) -> Lab:
-        """The lab of that name as its file tells, up or not."""
+    def at(cls, name: str) -> Lab | None:
+        """The lab of that name as its file tells, whole or not; None if there is nothing of it."""
         folder = runtime_folder() / valid_name(name)
         try:
             told = json.loads((folder / "lab.json").read_text())
             return cls(folder, Settings(**told["settings"]), told["made"], told["ready"], told["since"])
         except FileNotFoundError:
-            return cls(folder, None, {}, False, 0.0)
+            return None
         except (ValueError, KeyError, TypeError) as error:
             raise NetlabError(
                 f"{folder / 'lab.json'} cannot be read ({error}): remove {folder}, and with `ip netns delete` those of "
@@ -210,12 +202,18 @@ class Lab:
             ) from None
 
     @classmethod
+    def existing(cls, name: str) -> Lab:
+        """The lab of that name, whole or not, which must be there."""
+        lab = cls.at(name)
+        if lab is None:
+            raise NetlabError(f"no lab {name} is up: sudo launch/netlab up --hosts 4 --rate 1gbit")
+        return lab
+
+    @classmethod
     def opened(cls, name: str) -> Lab:
         """The lab of that name, which must be up and whole."""
         require_tools()
-        lab = cls.at(name)
-        if not lab.exists:
-            raise NetlabError(f"no lab {name} is up: sudo launch/netlab up --hosts 4 --rate 1gbit")
+        lab = cls.existing(name)
         if damage := lab.damage():
             raise NetlabError(f"lab {name} is the remains of an earlier one ({damage}): launch/netlab down, then up")
         return lab
@@ -224,8 +222,7 @@ class Lab:
     def up(cls, settings: Settings, replace: bool = False) -> Lab:
         """Make a lab; whatever fails half-way is taken down again."""
         require_tools()
-        old = cls.at(settings.name)
-        if old.exists:
+        if old := cls.at(settings.name):
             if not replace:
                 damage = old.damage()
                 state = f"is the remains of an earlier one ({damage})" if damage else f"is up already ({old.settings})"
@@ -236,7 +233,7 @@ class Lab:
                 f"namespaces that netlab did not make have this lab's names: {', '.join(strangers)}; use another "
                 "--name, or `ip netns delete` them if nobody needs them"
             )
-        lab = cls(runtime_folder() / settings.name, settings, {}, False, time.time())
+        lab = cls(runtime_folder() / settings.name, settings)
         try:
             lab._build()
         except BaseException as error:
@@ -250,17 +247,6 @@ class Lab:
             say(f"{total} may be more than {cores} cores carry: see `netlab check`")
         say(f"lab {settings.name} is up: {settings}")
         return lab
-
-    @property
-    def exists(self) -> bool:
-        """Tell whether there is anything of the lab, whole or not."""
-        return self._settings is not None
-
-    @property
-    def settings(self) -> Settings:
-        """The settings that the lab was asked to have."""
-        assert self._settings is not None
-        return self._settings
 
     @property
     def hosts(self) -> list[str]:
@@ -289,23 +275,13 @@ class Lab:
 
     def dead_links(self) -> list[str]:
         """Hosts whose namespace has gone or whose link is down."""
-        with self.port_watch() as dead:
-            return dead()
-
-    @contextlib.contextmanager
-    def port_watch(self) -> Iterator[Callable[[], list[str]]]:
-        """A function that lists the hosts with a dead link; it costs microseconds, so that it can be asked often."""
-        with _socket_in(self.namespace(SWITCH)) as ports:
-
-            def dead() -> list[str]:
-                return [
-                    host
-                    for host in self.hosts
-                    if not _carries(ports, f"port{host[1:]}")
-                    or _inode(self.namespace(host)) != self._made[self.namespace(host)]
-                ]
-
-            yield dead
+        ports = json.loads(command("ip", "-json", "-netns", self.namespace(SWITCH), "link"))
+        carrying = {port["ifname"] for port in ports if "LOWER_UP" in port["flags"]}
+        return [
+            host
+            for host in self.hosts
+            if f"port{host[1:]}" not in carrying or _inode(self.namespace(host)) != self._made[self.namespace(host)]
+        ]
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -330,7 +306,6 @@ class Lab:
             "GLOO_SOCKET_IFNAME": "eth0",
             "NCCL_SOCKET_IFNAME": "eth0",
             "COMPCOLL_NETLAB": str(self.settings),
-            "COMPCOLL_NETLAB_RATE": str(self.settings.rate),
         }
 
     def describe(self) -> str:
@@ -346,8 +321,6 @@ class Lab:
 
     def down(self, quietly: bool = False) -> None:
         """End what netlab started in it, delete the namespaces that it made, and forget it."""
-        if not self.exists:
-            raise NetlabError(f"no lab {self.name} is up")
         ended = end_processes(NAME_TOKEN, self.name)
         for name, inode in self._made.items():
             found = _inode(name)
@@ -469,34 +442,3 @@ def _like(name: str) -> list[str]:
         return []
     pattern = re.compile(re.escape(name) + rf"-(h\d+|{SWITCH})")
     return sorted(path.name for path in NAMESPACES.iterdir() if pattern.fullmatch(path.name))
-
-
-@contextlib.contextmanager
-def _socket_in(namespace: str) -> Iterator[socket.socket]:
-    """A socket that belongs to a namespace, while this process stays in its own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def enter(path: str | Path) -> None:
-        with open(path) as file:
-            if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    with open("/proc/self/ns/net") as own:
-        enter(NAMESPACES / namespace)
-        try:
-            inside = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        finally:
-            if libc.setns(own.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "cannot return to the network namespace of before")
-    with inside:
-        yield inside
-
-
-def _carries(inside: socket.socket, device: str) -> bool:
-    """Tell whether a device is there and up, and its other end too."""
-    try:
-        answer = fcntl.ioctl(inside, _SIOCGIFFLAGS, struct.pack("16sH14x", device.encode(), 0))
-    except OSError:
-        return False
-    flags = struct.unpack("16sH14x", answer)[1]
-    return bool(flags & _IFF_UP and flags & _IFF_RUNNING)

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from launcher import launcher
 from netlab_lab import RUN_TOKEN, SUBNET, SWITCH, Lab, NetlabError, end_processes, processes_with, say
@@ -29,7 +29,7 @@ TIMED_OUT = 124
 _EAGER = str((1 << 18) + 4096)  # bytes, MPI's headers included
 _GRACE = 5.0  # seconds that a job gets to end by itself after one of its parts has failed
 _DISTURBED = 5.0  # per cent of the machine that others may use while something is measured
-_SAMPLE = 0.5  # seconds between two looks at the machine's other processes
+_SAMPLE = 0.5  # seconds between two looks at the links and the machine's other processes
 _PF_KTHREAD = 0x00200000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -84,14 +84,10 @@ def main(lab: Lab, options: argparse.Namespace) -> int:
         else:  # all hosts share the cores
             environ = {"COMPCOLL_THREADS": threads, "OMP_NUM_THREADS": threads, **environ}
         environ["COMPCOLL_NETLAB_SETTINGS"] = "tuned" if options.tuned else "default"
-        environ["COMPCOLL_NETLAB_LOAD"] = "unknown" if load is None else f"{load:.0f} % before"
         if options.mpi == "none":
             commands, environ = _plain_commands(lab, placement, program, options.prefix, environ)
         else:
             commands, environ = _mpi_command(lab, placement, program, options, environ)
-        if os.environ.get("COMPCOLL_LAUNCH_VERBOSE"):
-            for command in commands:
-                say(shlex.join(command))
         meter = LoadMeter()
         started = time.time()
         status, why = Run(lab, environ, placement, options.timeout, meter).run(commands)
@@ -242,8 +238,7 @@ class Run:
         try:
             for command in commands:
                 self._processes.append(subprocess.Popen(command, env=self.environ, **how))
-            with self.lab.port_watch() as dead_links:
-                return self._watch(dead_links)
+            return self._watch()
         finally:
             if self._all_ended():
                 self._let_leave(2.0)
@@ -258,14 +253,15 @@ class Run:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _watch(self, dead_links: Callable[[], list[str]]) -> tuple[int, str | None]:
+    def _watch(self) -> tuple[int, str | None]:
         sampled = time.monotonic()
+        dead: list[str] = []
         deadline, failing_since = sampled + self.timeout, math.inf
         while True:
             now = time.monotonic()
             if now - sampled > _SAMPLE:
                 self.meter.sample()
-                sampled = now
+                sampled, dead = now, self.lab.dead_links()
             if self._all_ended():
                 status = next((code for process in self._processes if (code := process.returncode)), 0)
                 return self._judged(128 - status if status < 0 else status)
@@ -273,7 +269,7 @@ class Run:
                 return 128 + self._interrupted, f"ended by {signal.Signals(self._interrupted).name}"
             if now > deadline:
                 return TIMED_OUT, f"took longer than {self.timeout:g} s: ended (--timeout)"
-            if dead := dead_links():
+            if dead:
                 return 1, f"host {', '.join(dead)} died: its link is down or its namespace has gone; the run was ended"
             failure = self._failure()
             failing_since = math.inf if failure is None else min(failing_since, now)
@@ -346,18 +342,13 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._ticks = 0
+        self._ticks, self._last = 0, _ticks_of_others()
         self._busy, self._stolen = _busy_and_stolen_ticks()
-        self._last = self._others()
 
     def sample(self) -> None:
         """Count what was used since the last time."""
-        now, last = self._others(), self._last
-        own = sum(used.own - (last[key].own if key in last else 0) for key, used in now.items())
-        # Children that ended appear in a living ancestor's sum with their whole life: less what is known of it already.
-        ended = sum(used.children - last[key].children for key, used in now.items() if key in last)
-        known = sum(used.own + used.children for key, used in last.items() if key not in now)
-        self._ticks += own + max(0, ended - known)
+        now = _ticks_of_others()
+        self._ticks += max(now - self._last, 0)  # less where a process has ended whose parent does not wait for it
         self._last = now
 
     def others(self) -> float:
@@ -366,12 +357,6 @@ class LoadMeter:
         busy, stolen = _busy_and_stolen_ticks()
         whole = (time.monotonic() - self._began) * (os.cpu_count() or 1) * os.sysconf("SC_CLK_TCK")
         return 100 * (min(self._ticks, busy - self._busy) + stolen - self._stolen) / max(whole, 1e-9)
-
-    @staticmethod
-    def _others() -> dict[tuple[int, int], _Times]:
-        times = _process_times()
-        own = _descendants(os.getpid(), times)
-        return {key: used for key, used in times.items() if key[0] not in own and not used.kernel}
 
 
 def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
@@ -392,42 +377,24 @@ def wait_for_quiet(percent: float | None, at_most: float) -> float | None:
     return load
 
 
-class _Times(NamedTuple):
-    """The time that a process has used, in ticks; its children's once they have ended."""
-
-    parent: int
-    own: int
-    children: int
-    kernel: bool
-
-
-def _process_times() -> dict[tuple[int, int], _Times]:
-    """The times of every process, by its id and start."""
-    found = {}
+def _ticks_of_others() -> int:
+    """The ticks of all processes that do not descend from this one, with those of their children that have ended."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                parent, flags, user, system, children_user, children_system, start = (
-                    int(fields[i]) for i in (1, 6, 11, 12, 13, 14, 19)
-                )
-                kernel = bool(flags & _PF_KTHREAD)
-                pid = int(entry.name)
-                found[pid, start] = _Times(parent, user + system, children_user + children_system, kernel)
-    return found
+                parents[int(entry.name)] = int(fields[1])
+                if not int(fields[6]) & _PF_KTHREAD:
+                    used[int(entry.name)] = sum(map(int, fields[11:15]))
 
+    def is_own(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
 
-def _descendants(root: int, times: Mapping[tuple[int, int], _Times]) -> set[int]:
-    """The ids of a process and of all that come from it."""
-    children: dict[int, list[int]] = {}
-    for (pid, _), time_ in times.items():
-        children.setdefault(time_.parent, []).append(pid)
-    found, left = {root}, [root]
-    while left:
-        new = children.get(left.pop(), [])
-        found.update(new)
-        left += new
-    return found
+    return sum(ticks for pid, ticks in used.items() if not is_own(pid))
 
 
 def _busy_and_stolen_ticks() -> tuple[int, int]:

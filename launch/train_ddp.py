@@ -35,7 +35,7 @@ from training.tasks import TASKS
 from compcoll.codecs.registry import list_codecs
 from compcoll.errors import CompcollError
 from compcoll.tools.arguments import add_codec_options
-from osu_like_bench.errors import UsageError
+from osu_like_bench import UsageError
 from osu_like_bench.report import Progress
 from osu_like_bench.training.processes import give_up, leave, place, share_cores, start
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from compcoll.algorithms import ALGORITHMS
 from compcoll.algorithms.record import NEVER, Encodings
@@ -28,12 +27,12 @@ from compcoll.errors import InvalidArgument
 from compcoll.host.device import HostDevice
 from compcoll.plan.choose import COPY
 
+from .data import Array
+
 if TYPE_CHECKING:  # MPI starts when it is imported
     from mpi4py import MPI
 
     from .cases import Case
-
-Array = npt.NDArray[Any]
 
 _SLICE = 1 << 18
 _SAMPLE, _FEWEST, _SLACK = 1 << 20, 1 << 12, 3.0
@@ -226,10 +225,10 @@ def verify(
     """
     from mpi4py import MPI
 
-    # Squares of differences, of the reference, and of differences inside the bound; elements outside, and different.
-    sums = np.zeros(5)
+    # Squares of differences, of the reference, of differences inside the bound, and of those to be expected; elements
+    # outside, and different.
+    sums = np.array([0.0, 0.0, 0.0, (scale * typical) ** 2 * out.size, 0.0, 0.0])
     largest = np.zeros(2)  # differences, and magnitudes of the reference
-    expected = np.array((scale * typical) ** 2 * out.size)
     width = max(_SLICE // max(len(x), len(out)) // allowed.block, 1) * allowed.block
     for begin in range(0, x.shape[1], width):
         values = x[:, begin : begin + width].astype(np.float64)
@@ -243,21 +242,21 @@ def verify(
             np.sum(difference**2),
             np.sum(reference**2),
             np.sum(difference[inside] ** 2),
+            0.0,
             np.count_nonzero(~inside),
             _different(comm, got) if case.same_everywhere else 0,
         ]
         largest = np.maximum(largest, [np.max(difference), np.max(np.abs(reference))])
     comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
     comm.Allreduce(MPI.IN_PLACE, largest, MPI.MAX)
-    comm.Allreduce(MPI.IN_PLACE, expected, MPI.SUM)
     rounded = (4 * DTYPES[x.dtype.name].rounding) ** 2 * sums[1]
-    if sums[2] > _SLACK**2 * (expected + rounded):
-        sums[3] = out.size * comm.size
+    if sums[2] > _SLACK**2 * (sums[3] + rounded):
+        sums[4] = out.size * comm.size
     return Verdict(
         error=math.sqrt(_ratio(sums[0], sums[1])),
         error_max=_ratio(largest[0], largest[1]),
-        outside=int(sums[3]),
-        different=int(sums[4]) // comm.size,
+        outside=int(sums[4]),
+        different=int(sums[5]) // comm.size,
     )
 
 

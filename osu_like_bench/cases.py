@@ -12,14 +12,14 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from compcoll import config
 from compcoll.communicator import Communicator
 from compcoll.host.cores import own_cores
 
-Array = npt.NDArray[Any]
+from .data import Array
+from .timing import Seconds
 
 ROOT = 0
 
@@ -162,12 +162,10 @@ class Ranks:
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
         self.compcoll = Communicator(self.comm)
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        own = own_cores()
+        nodes, own = list(self.compcoll.nodes), own_cores()
+        self.nodes = len(set(nodes))
+        self.first_on_node = nodes.index(nodes[self.comm.rank]) == self.comm.rank
         self.cores = own.share(self.comm.allgather(own))
-        self.first_on_node = node.rank == 0
-        self.nodes: int = self.comm.allreduce(int(self.first_on_node))
-        node.Free()
 
     @cached_property
     def one_thread(self) -> Communicator:
@@ -181,7 +179,7 @@ class Ranks:
             if before is not None:
                 os.environ[config.THREADS] = before
 
-    def largest(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def largest(self, values: Seconds) -> Seconds:
         """Element by element, the largest of all ranks."""
         result = np.empty_like(values)
         self.comm.Allreduce(values, result, MPI.MAX)

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
+from . import UsageError
 from .report import SCHEMA, STATISTICS, Record
 
 Chart = dict[str, Any]
@@ -162,7 +162,7 @@ def _charts_of(prefix: str, kind: str, results: Sequence[Record], statistic: str
             f"speed-up over {results[0]['contender']}",
             lambda r: first[r["size"]] / r[field] if r["size"] in first else None,
         ),
-        lines("bus bandwidth (GB/s)", lambda r: r["busbw"] or None),
+        lines("bus bandwidth (GB/s)", lambda r: r.get("busbw") or None),
     ]
 
 

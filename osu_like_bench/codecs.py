@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from compcoll.codecs import ALL, ZFP, Cast, Codec, MinMax
 from compcoll.codecs.registry import get_codec, list_codecs
@@ -25,15 +24,14 @@ from compcoll.host.device import HostDevice
 from compcoll.host.encode_options import EncodeOptions
 from compcoll.tools.arguments import chosen_codec
 
-from . import data, on_gpu
+from . import UsageError, data, on_gpu
 from .bounds import bound_of, of_blocks, spread_out
-from .errors import UsageError
+from .data import Array
 from .machine import describe
 from .parser import known_names
 from .report import Column, Progress, Record, Table
 from .timing import Limits, elapsed, measure
 
-Array = npt.NDArray[Any]
 Operation = Callable[[], Any]
 Operations = Mapping[str, Operation]
 
@@ -80,7 +78,8 @@ def on_host(instruction_sets: Sequence[str], rivals: Sequence[str], threads: int
     def implementations(codec: Codec, x: Array) -> dict[str, Implementation]:
         found = {MEMCPY: _copy(x.view(np.uint8), np)}
         found |= {name: _kernels(codec, x, HostDevice(threads, name), np) for name in instruction_sets}
-        return found | {name: Implementation(rival_operations(name, codec, x)) for name in rivals}
+        makers = {name: maker for name in rivals if (maker := RIVALS[name].get(codec.name))}
+        return found | {name: Implementation(maker(codec, x)) for name, maker in makers.items()}
 
     return implementations
 
@@ -286,12 +285,6 @@ RIVALS: Mapping[str, Mapping[str, Callable[[Any, Array], Operations]]] = {
     "torch": {"cast": _torch_cast, "minmax": _torch_minmax},
 }
 """Makers of a codec's operations, by library and codec."""
-
-
-def rival_operations(library: str, codec: Codec, x: Array) -> Operations:
-    """Return a library's equivalents of a codec's operations on some values, by name; empty if there are none."""
-    made = RIVALS[library].get(codec.name)
-    return {} if made is None else made(codec, x)
 
 
 def available(threads: int) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from compcoll import config
 from compcoll.codecs import Codec
@@ -16,13 +15,11 @@ from compcoll.host.device import HostDevice
 from compcoll.plan import choose
 from compcoll.sparse import Sparsifier
 
-from . import naive, peers
+from . import UsageError, naive, peers
 from .cases import CASES, Case, Ranks
-from .errors import UsageError
+from .data import Array
 from .on_gpu import Buffers
 from .parser import known_names
-
-Array = npt.NDArray[Any]
 
 UNCOMPRESSED = "_uncompressed"
 ONE_THREAD = "_one_thread"
@@ -37,21 +34,18 @@ class Ran:
     ----------
     algorithm : str
         The algorithm that ran.
-    compressed : bool
-        Whether values were encoded on their way.
+    codec : Codec or None
+        The codec that encoded values on their way.
     ratio : float
         Bytes that this rank would have sent uncompressed, by bytes sent; 1 if unknown.
     seconds : dict
         compcoll's own seconds: encode, decode, wait.
-    codec : Codec or None
-        What encoded values, if it is not the codec of the command line.
     """
 
     algorithm: str
-    compressed: bool
+    codec: Codec | None = None
     ratio: float = 1.0
     seconds: dict[str, float] = field(default_factory=dict)
-    codec: Codec | None = None
 
 
 @dataclass(frozen=True)
@@ -179,11 +173,13 @@ def make(
         stats = comm.stats
         assert stats is not None
         seconds = {"encode": stats.encode_seconds, "decode": stats.decode_seconds, "wait": stats.wait_seconds}
-        return Ran(stats.algorithm, stats.codec is not None, stats.ratio, seconds)
+        return Ran(stats.algorithm, None if stats.codec is None else codec, stats.ratio, seconds)
 
     if there is None:
-        return Contender(name, case.compressed(comm, x, out, **options), ran, same_bits=True)
-    return Contender(name, there.timed(case.compressed(comm, there.x, there.out, **options)), ran, same_bits=True)
+        run = case.compressed(comm, x, out, **options)
+    else:
+        run = there.timed(case.compressed(comm, there.x, there.out, **options))
+    return Contender(name, run, ran, same_bits=True)
 
 
 def _scaled(run: Callable[[], Any], out: Array, scale: float) -> Callable[[], Any]:
@@ -223,7 +219,7 @@ def _native(case: Case, ranks: Ranks, x: Array, out: Array, scale: float, there:
         if there is not None:
             there.upload()
 
-    return Contender(choose.NATIVE, run if there is None else there.timed(run), lambda: Ran(choose.NATIVE, False))
+    return Contender(choose.NATIVE, run if there is None else there.timed(run), lambda: Ran(choose.NATIVE))
 
 
 def _point_to_point(name: str, ranks: Ranks, x: Array, out: Array, codec: Codec, scale: float) -> Contender:
@@ -233,7 +229,9 @@ def _point_to_point(name: str, ranks: Ranks, x: Array, out: Array, codec: Codec,
 
     def ran() -> Ran:
         sent = allreduce.messages
-        return Ran(name, ranks.comm.size > 1, sent.raw_nbytes / sent.wire_nbytes if sent.wire_nbytes else 1.0)
+        if not sent.wire_nbytes:
+            return Ran(name)
+        return Ran(name, codec, sent.raw_nbytes / sent.wire_nbytes)
 
     return Contender(name, _scaled(partial(allreduce, x[0], out[0]), out, scale), ran)
 
@@ -244,5 +242,4 @@ def _peer(name: str, ranks: Ranks, x: Array, out: Array, scale: float, there: Bu
         raise UsageError(f"--device cuda: contender {name} is for host memory")
     peer = peers.load(name)
     codec = peers.codec_of(peer)
-    run = _scaled(peer(ranks.comm, x[0], out[0]), out, scale)
-    return Contender(name, run, lambda: Ran(name, codec is not None, codec=codec))
+    return Contender(name, _scaled(peer(ranks.comm, x[0], out[0]), out, scale), lambda: Ran(name, codec))

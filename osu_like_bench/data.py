@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from compcoll.dtypes import DTYPES, computed_on
 
-from .errors import UsageError
+from . import UsageError
 
 Array = npt.NDArray[Any]
 
@@ -36,10 +36,6 @@ def _sparse(rng: np.random.Generator, n: int, dtype: Any) -> Array:
     return values
 
 
-def _uniform(rng: np.random.Generator, n: int, dtype: Any) -> Array:
-    return 2 * rng.random(n, dtype) - 1
-
-
 def _laplace(rng: np.random.Generator, n: int, dtype: Any) -> Array:
     sizes = rng.standard_exponential(n, dtype)
     values: Array = sizes * np.where(rng.random(n, np.float32) < 0.5, dtype(-1e-3), dtype(1e-3))
@@ -51,7 +47,7 @@ KINDS: Mapping[str, Callable[[np.random.Generator, int, Any], Array]] = {
     "laplace": _laplace,
     "smooth": _smooth,
     "sparse": _sparse,
-    "uniform": _uniform,
+    "uniform": lambda rng, n, dtype: 2 * rng.random(n, dtype) - 1,
 }
 """Makers of values, by kind. normal: deviation 1e-3; laplace: scale 1e-3, like gradients; smooth: three sines; sparse:
 one value in 100; uniform: from -1 to 1."""

@@ -11,9 +11,8 @@ after the first step, or are not finite; all count if uncompressed gradients hav
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -33,13 +32,12 @@ from compcoll.torch.low_rank.averaging import Power, Product
 from compcoll.torch.low_rank.fusion import Buffer, Wait
 from compcoll.torch.training_stats import TrainingStats
 
-from . import load
-from .errors import UsageError
+from . import UsageError, load
 from .machine import describe, describe_mpi
 from .report import STATISTICS, Column, Progress, Record, Table
 from .timing import Limits, measure
 from .training import models
-from .training.networks import NETWORKS, Synthetic
+from .training.models import NETWORKS, Synthetic
 from .training.processes import Peers, leave, share_cores, start
 
 ITERATIONS, WARMUP, TIME_CAP = 20, 2, 10.0
@@ -75,26 +73,26 @@ def codec_of(text: str) -> Codec:
     return get_codec(name, **_options(options))
 
 
-def _bf16(group: dist.ProcessGroup) -> tuple[Any, Any]:
+def _bf16() -> tuple[Any, Any]:
     # DDP refuses the hook by its name where there is no NCCL, though gloo adds bfloat16 well.
     def hook(state: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
         return default_hooks.bf16_compress_hook(state, bucket)
 
-    return group, hook
+    return None, hook
 
 
-def _powersgd(hook: Any, group: dist.ProcessGroup, rank: int = 1) -> tuple[Any, Any]:
-    return powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2), hook
+def _powersgd(hook: Any, rank: int = 1) -> tuple[Any, Any]:
+    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2), hook
 
 
 HOOKS: Mapping[str, Callable[..., tuple[Any, Any]]] = {
-    "fp16": lambda group: (group, default_hooks.fp16_compress_hook),
+    "fp16": lambda: (None, default_hooks.fp16_compress_hook),
     "bf16": _bf16,
     "powersgd": partial(_powersgd, powerSGD_hook.powerSGD_hook),
     "batched_powersgd": partial(_powersgd, powerSGD_hook.batched_powerSGD_hook),
-    "quantization": lambda group: (group, quantization_hooks.quantization_pertensor_hook),
+    "quantization": lambda: (None, quantization_hooks.quantization_pertensor_hook),
 }
-"""PyTorch's own hooks: each takes a group and options, and makes a state and a hook."""
+"""PyTorch's own hooks: each takes its options, and makes a state and a hook of the default process group."""
 
 
 def _exact(model: nn.Module, **given: Any) -> Any:
@@ -134,11 +132,18 @@ LOW_RANK: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to reduce gradients, as the command line names it."""
+    """A way to reduce gradients, as the command line names it.
+
+    Attributes
+    ----------
+    make : callable
+        Takes a model and the megabytes of a bucket; returns the model that averages, and compcoll's compression if it
+        takes part.
+    """
 
     name: str
     compresses: bool
-    make: Callable[[nn.Module, dist.ProcessGroup, float], tuple[nn.Module, Any]]
+    make: Callable[[nn.Module, float], tuple[nn.Module, Any]]
 
 
 def parse(text: str, *, feedback: bool, algorithm: str) -> list[Contender]:
@@ -153,78 +158,60 @@ def parse(text: str, *, feedback: bool, algorithm: str) -> list[Contender]:
     feedback, algorithm
         Of compcoll's, as `compcoll.torch.compress` takes them.
     """
-    return [_contender(name.strip(), feedback, algorithm) for name in text.split(",")]
+    return [_contender(name.strip(), {"feedback": feedback, "algorithm": algorithm}) for name in text.split(",")]
 
 
-def _contender(name: str, feedback: bool, algorithm: str) -> Contender:
+def _contender(name: str, how: dict[str, Any]) -> Contender:
     base, plus, rest = name.partition("+")
     method, _, options = base.partition(":")
     if method in LOW_RANK and not plus:
-        return _low_rank(name, LOW_RANK[method], _options(options))
+        return Contender(name, method != "ssgd", partial(_low_rank, LOW_RANK[method], _options(options)))
     if base in ("compcoll", "group"):
         codec = codec_of(rest) if plus else None
-        transport = "auto" if base == "compcoll" else "group"
-        how: dict[str, Any] = {"feedback": feedback, "algorithm": algorithm, "transport": transport}
-
-        def compress(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
-            wrapped = _wrapped(model, group, bucket)
-            return wrapped, compcoll.torch.compress(wrapped, codec, **how)
-
-        return Contender(name, codec is not None, compress)
+        how |= {"codec": codec, "transport": "auto" if base == "compcoll" else "group"}
+        return Contender(name, codec is not None, partial(_compressed, how))
     if name == "backend":
-        return Contender(name, False, lambda model, _, bucket: (_on_backend(model, bucket), None))
-    if base != "gloo" or (plus and rest.partition(":")[0] not in HOOKS):
+        return Contender(name, False, _on_backend)
+    hook, _, options = rest.partition(":")
+    if base != "gloo" or (plus and hook not in HOOKS):
         raise UsageError(
             f"there is no contender {name!r}: {', '.join(LOW_RANK)}, gloo, gloo+{', gloo+'.join(HOOKS)}, backend, "
             "compcoll, group, or compcoll+CODEC and group+CODEC such as compcoll+zfp:rate=8"
         )
-    return _gloo(name, rest)
+    return Contender(name, bool(hook), partial(_gloo, hook, _options(options)))
 
 
-def _gloo(name: str, hook: str) -> Contender:
-    """DDP on gloo, with one of `HOOKS` and its options if there is any."""
-    chosen, _, options = hook.partition(":")
-    given = _options(options)
-
-    def hooked(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
-        # With several buckets in flight, PowerSGD's collectives meet others' on gloo.
-        wrapped = _wrapped(model, group, _ONE_BUCKET_MB if chosen.endswith("powersgd") else bucket)
-        if hook:
-            with _refused(name):
-                wrapped.register_comm_hook(*HOOKS[chosen](group, **given))
-        return wrapped, None
-
-    return Contender(name, bool(hook), hooked)
+def _gloo(hook: str, options: Mapping[str, Any], model: nn.Module, bucket: float) -> tuple[nn.Module, Any]:
+    """DDP on gloo, with one of `HOOKS` if there is any."""
+    # With several buckets in flight, PowerSGD's collectives meet others' on gloo.
+    wrapped = _wrapped(model, _ONE_BUCKET_MB if hook.endswith("powersgd") else bucket)
+    if hook:
+        wrapped.register_comm_hook(*HOOKS[hook](**options))
+    return wrapped, None
 
 
-def _low_rank(name: str, method: Callable[..., Any], given: dict[str, Any]) -> Contender:
-    wrap = given.pop("ddp", False)
-
-    def make(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> tuple[nn.Module, Any]:
-        # compcoll counts in MiB, PyTorch, too.
-        own = {} if wrap else {"buffer_mb": bucket}
-        model = _wrapped(model, group, bucket) if wrap else model
-        with _refused(name):
-            return model, method(model, **(own | given))
-
-    return Contender(name, method is not _exact, make)
+def _compressed(how: Mapping[str, Any], model: nn.Module, bucket: float) -> tuple[nn.Module, Any]:
+    wrapped = _wrapped(model, bucket)
+    return wrapped, compcoll.torch.compress(wrapped, **how)
 
 
-@contextlib.contextmanager
-def _refused(name: str) -> Iterator[None]:
-    """Name the contender whose options a method does not know."""
-    try:
-        yield
-    except TypeError as error:
-        raise UsageError(f"{name}: {error}") from error
+def _low_rank(
+    method: Callable[..., Any], options: Mapping[str, Any], model: nn.Module, bucket: float
+) -> tuple[nn.Module, Any]:
+    own = dict(options)
+    if own.pop("ddp", False):
+        model = _wrapped(model, bucket)
+    else:
+        own.setdefault("buffer_mb", bucket)  # compcoll counts in MiB, PyTorch, too
+    return model, method(model, **own)
 
 
-def _on_backend(model: nn.Module, bucket: float) -> nn.Module:
+def _on_backend(model: nn.Module, bucket: float) -> tuple[nn.Module, Any]:
     """Let DDP itself reduce on a process group of compcoll's, without compression."""
-    return _wrapped(model, dist.new_group(backend="compcoll"), bucket)
+    return _wrapped(model, bucket, dist.new_group(backend="compcoll")), None
 
 
-def _wrapped(model: nn.Module, group: dist.ProcessGroup, bucket: float) -> DistributedDataParallel:
+def _wrapped(model: nn.Module, bucket: float, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:
     return DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket, gradient_as_bucket_view=True)
 
 
@@ -344,7 +331,10 @@ def _measured(
     quality: list[Record] = []
     for contender in contenders:
         progress.step(f"{contender.name}: first step")
-        wrapped, compression = contender.make(copy.deepcopy(model), dist.group.WORLD, arguments.bucket)
+        try:
+            wrapped, compression = contender.make(copy.deepcopy(model), arguments.bucket)
+        except TypeError as error:  # an option that the method does not have
+            raise UsageError(f"{contender.name}: {error}") from error
         steps.append(Step(wrapped, loss, compression))
         try:
             quality.append(_verified(steps[-1], mean, ranks, contender.compresses))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .errors import UsageError
+from . import UsageError
 
 LOWEST_PRIORITY = 19
 
@@ -82,7 +82,8 @@ def under(load: Load, *, first_on_node: bool, barrier: Callable[[], object]) -> 
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(load.burners if first_on_node else 0):
-            processes.append(_burner(load.nice))
+            program = [sys.executable, "-S", "-c", _BURNER.format(nice=load.nice, parent=os.getpid())]
+            processes.append(subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE))
         for process in processes:
             assert process.stdout is not None
             process.stdout.readline()  # it burns
@@ -98,11 +99,6 @@ def under(load: Load, *, first_on_node: bool, barrier: Callable[[], object]) -> 
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
-
-
-def _burner(nice: int) -> subprocess.Popen[bytes]:
-    program = _BURNER.format(nice=nice, parent=os.getpid())
-    return subprocess.Popen([sys.executable, "-S", "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
 def _busy(over: threading.Event, work: Callable[[], object]) -> None:

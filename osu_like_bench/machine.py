@@ -27,15 +27,15 @@ def commit(repository: Path = REPOSITORY) -> str:
     """Compcoll's commit, with ``-dirty`` where code that is timed differs from it; empty where git did not clone it."""
     if not (repository / ".git").exists():
         return ""
-    git = ["git", "-C", str(repository)]
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True, timeout=60)
+
     try:
-        asked = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=60)
-        if asked.returncode:
-            return ""
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *TIMED], capture_output=True, timeout=60)
+        head, changes = git("rev-parse", "--short", "HEAD"), git("diff", "--quiet", "HEAD", "--", *TIMED)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return asked.stdout.strip() + "-dirty" * (changed.returncode != 0)
+    return "" if head.returncode else head.stdout.strip() + "-dirty" * (changes.returncode != 0)
 
 
 def _program() -> str:

@@ -11,16 +11,13 @@ Clusters", ISC 2024, has both as baselines.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from compcoll.codecs.base import Coder
 from compcoll.layout import balanced_chunks
 
-Array = npt.NDArray[Any]
+from .data import Array
 
 
 class CompressedMessages:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy.typing as npt
-
 from compcoll.gpu.discovery import gpus
 
-from .errors import UsageError
-
-Array = npt.NDArray[Any]
+from . import UsageError
+from .data import Array
 
 _IN_A_ROW = 10
 

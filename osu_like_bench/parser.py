@@ -13,8 +13,7 @@ from compcoll.dtypes import DTYPES
 from compcoll.errors import CompcollError
 from compcoll.tools.arguments import add_codec_options, doubling, parse_bytes
 
-from . import data
-from .errors import UsageError
+from . import UsageError, data
 from .report import COLUMNS, STATISTICS
 
 PROGRAM = "python -m osu_like_bench"

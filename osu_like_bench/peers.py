@@ -15,18 +15,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 import compcoll
 from compcoll.codecs import Cast, Codec
 from compcoll.execute.slots import AT_ONCE
 
-from .errors import UsageError
+from . import UsageError
+from .data import Array
 
 GROUP = "osu_like_bench.contenders"
-
-Array = npt.NDArray[Any]
 
 
 Peer = Callable[[MPI.Intracomm, Array, Array], Callable[[], Any]]

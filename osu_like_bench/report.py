@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from compcoll.plan.choose import SHARED_MEMORY
 from compcoll.tools.arguments import amount
 
-from .errors import UsageError
+from . import UsageError
 
 SCHEMA = 1
 
@@ -173,15 +174,13 @@ class Progress:
             self._bar.update()
 
 
-def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+def plain(value: Any, digits: int = 17) -> Any:
+    """Return a value that JSON can hold, its floats with so many significant digits; NaN and infinity as None."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value
+        return {name: plain(part, digits) for name, part in value.items()}
+    return [plain(part, digits) for part in value] if isinstance(value, list | tuple) else value
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -206,7 +205,7 @@ def complaints(records: Sequence[Record]) -> list[str]:
 
 def content(kind: str, run: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
     """Return records and the run's description, as JSON and pages hold them."""
-    return {"schema": SCHEMA, "kind": kind, "run": _plain(run), "results": _plain(records)}
+    return {"schema": SCHEMA, "kind": kind, "run": plain(run), "results": plain(records)}
 
 
 def write_json(path: Path, written: Mapping[str, Any]) -> None:
@@ -223,14 +222,11 @@ def write_csv(path: Path, run: Mapping[str, Any], records: Sequence[Record]) -> 
         writer.writerows(rows)
 
 
-def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as names joined by underscores."""
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}_{inner}": part for inner, part in _flat(value).items()}
-        else:
-            flat[name] = value
+        flat |= _flat(value, f"{prefix}{name}_") if isinstance(value, Mapping) else {prefix + name: value}
     return flat
 
 
@@ -252,16 +248,13 @@ def verdict(records: Sequence[Record], statistic: str) -> str:
     statistic : str
         One of `report.STATISTICS`, by which they are compared.
     """
-    by_size: dict[int, list[Record]] = {}
-    for record in records:
-        by_size.setdefault(record["size"], []).append(record)
-    best = [_fastest(rows, statistic) for rows in by_size.values()]
+    by_size = [list(rows) for _, rows in groupby(records, key=itemgetter("size"))]
+    best = [_fastest(rows, statistic) for rows in by_size]
     parts = _ranges(best)
     faster = [record for record in best if record["contender"] != records[0]["contender"]]
     for why in dict.fromkeys(map(_why, faster)):
         parts.append(_gain([record for record in faster if _why(record) == why], records[0]["contender"], why))
-    last = list(by_size.values())[-1]
-    coded = [record for record in last if record["codec"] is not None and "encode" in record["seconds"]]
+    coded = [record for record in by_size[-1] if record["codec"] is not None and "encode" in record["seconds"]]
     if coded and best[-1]["codec"] is None:
         parts.append(_why_not(_fastest(coded, statistic), statistic))
     return f"# Fastest: {'; '.join(parts)}"
@@ -279,7 +272,7 @@ def _fastest(rows: Sequence[Record], statistic: str) -> Record:
 
 def _ranges(best: Sequence[Record]) -> list[str]:
     """Who was fastest, from which size to which."""
-    runs = [list(run) for _, run in groupby(best, key=lambda record: record["contender"])]
+    runs = [list(run) for _, run in groupby(best, key=itemgetter("contender"))]
     if len(runs) > _MOST_RANGES:
         names = dict.fromkeys(record["contender"] for record in best)
         counts = {name: sum(record["contender"] == name for record in best) for name in names}

@@ -19,7 +19,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from compcoll.codecs.sparse.selectors import SELECTORS
 from compcoll.codecs.sparse.sparsifier import Selection
@@ -29,14 +28,12 @@ from compcoll.host.device import HostDevice
 from compcoll.sparse import TopK
 from compcoll.tools.arguments import given_options
 
-from . import data
-from .errors import UsageError
+from . import UsageError, data
+from .data import Array
 from .machine import describe
 from .parser import sweeps
 from .report import Column, Progress, Record, Table
 from .timing import Limits, measure
-
-Array = npt.NDArray[Any]
 
 MOST: Mapping[str, float] = {"ldte": 1.5, "hierarchical": 2.0, "bisection": 2.0}
 """The multiple of k elements that a selector may choose at most, where that is more than k."""

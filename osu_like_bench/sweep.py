@@ -17,11 +17,10 @@ from compcoll.host.device import HostDevice
 from compcoll.plan import choose
 from compcoll.tools.arguments import chosen_codec
 
-from . import contenders, data, load, on_gpu, peers
+from . import UsageError, contenders, data, load, on_gpu, peers
 from .bounds import Verdict, bound_of, encodings_of, is_vote, result_bound, typical_error, verify, verify_moved
 from .cases import CASES, Case, Ranks
 from .contenders import Contender
-from .errors import UsageError
 from .machine import describe, describe_mpi
 from .parser import sweeps
 from .report import Progress, Record, SweepTable, verdict
@@ -156,17 +155,16 @@ class _Sweep:
         if there is not None:
             there.download()
             ran.seconds["device"] = there.seconds
-        used = (ran.codec or self.codec) if ran.compressed else None
         if self.case.spread:
             if contender.name != choose.NATIVE:
                 out[0] = returned  # the only collective without out=
             found = verify_moved(self.case, self.ranks.comm, x, out)
         else:
-            found = self._verified(ran.algorithm, used, x, out)
+            found = self._verified(ran.algorithm, ran.codec, x, out)
         return {
             "contender": contender.name,
             "algorithm": ran.algorithm,
-            "codec": None if used is None else repr(used),
+            "codec": None if ran.codec is None else repr(ran.codec),
             "ratio": ran.ratio,
             "error": found.error,
             "error_max": found.error_max,

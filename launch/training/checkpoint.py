@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from osu_like_bench.errors import UsageError
+from osu_like_bench import UsageError
 
 _COMMON = "common.pt"
 _UNFINISHED = ".unfinished"
 _VERSION = 1
+_KEPT = 2
+"""So many checkpoints remain."""
 
 
 def _write(state: Mapping[str, Any], path: Path) -> None:
@@ -41,8 +43,6 @@ def save(
     own: Mapping[str, Any],
     standing: tuple[int, int],
     barrier: Callable[[], None],
-    *,
-    keep: int = 2,
 ) -> None:
     """Write a checkpoint: a folder that gets its final name after all ranks have written their part. Collective.
 
@@ -60,8 +60,6 @@ def save(
         This rank's number, and how many there are.
     barrier : callable
         Waits for all ranks.
-    keep : int
-        How many checkpoints remain.
     """
     rank, ranks = standing
     unfinished = folder / f"step-{step:09d}{_UNFINISHED}"
@@ -78,7 +76,7 @@ def save(
         _settle(unfinished)
         unfinished.rename(finished)
         _settle(folder)
-        for old in _all(folder)[:-keep]:
+        for old in _all(folder)[:-_KEPT]:
             shutil.rmtree(old)
     barrier()
 

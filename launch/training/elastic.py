@@ -21,7 +21,7 @@ from compcoll.torch.gradients.bucket import Bucket, Kept
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
 from compcoll.torch.states import residuals_of, state_of
 from compcoll.torch.training_stats import TrainingStats
-from osu_like_bench.errors import UsageError
+from osu_like_bench import UsageError
 from osu_like_bench.report import Progress
 from osu_like_bench.training.processes import Place
 
@@ -150,20 +150,17 @@ class ElasticTraining(Training):
         parts = copy.deepcopy({"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()})
         self._kept.append((self.step, parts | {"compression": self.compression.state_dict()}))
 
-    def run(self, progress: Progress) -> list[dict[str, Any]]:
-        self.header(progress)
-        first = self.step // self.steps
+    def go_on(self, progress: Progress) -> None:
         self.finished()
-        while not self._attempt(first, progress):
+        while not self._attempt(progress):
             pass
-        return self.lines
 
-    def _attempt(self, first: int, progress: Progress) -> bool:
+    def _attempt(self, progress: Progress) -> bool:
         """Train to the end; return False if a rank died, and the others are ready to go on."""
         try:
             if self._recovering:
                 self._agree(progress)
-            self.go_on(first, progress)
+            super().go_on(progress)
             self.checksums = self._compare()
             return True
         except _LOST as error:

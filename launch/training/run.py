@@ -21,8 +21,8 @@ from compcoll.tools.arguments import chosen_codec
 from compcoll.torch.optimizers.adam import CompressedAdam
 from compcoll.torch.optimizers.diloco import DiLoCo
 from compcoll.torch.training_stats import TrainingStats
+from osu_like_bench import UsageError
 from osu_like_bench.ddp import codec_of
-from osu_like_bench.errors import UsageError
 from osu_like_bench.report import Column, Progress, Table
 from osu_like_bench.training.processes import Place
 
@@ -83,6 +83,7 @@ class Training:
             arguments.algorithm = "sparse_ring" if sparse else "ring"
         self.model = self.connect()
         self.step = 0
+        self.first = 0
         self.stopped = False
         self.lines: list[dict[str, Any]] = []
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -170,24 +171,20 @@ class Training:
             loss: Tensor = loss_of(model(examples.inputs), examples.targets)
             loss.backward()
 
-    def run(self, progress: Progress) -> list[dict[str, Any]]:
+    def run(self, progress: Progress) -> None:
         """Train, and print a line for each epoch."""
-        self.header(progress)
-        self.go_on(self.step // self.steps, progress)
-        return self.lines
-
-    def header(self, progress: Progress) -> None:
-        """Print what is trained, and how."""
         progress.print(
             f"# {self.task.name}: {self.parameters} parameters, "
             f"{self.place.size} ranks, {self.library}, "
             f"{self.compression or 'no compression'}",
             TABLE.head(),
         )
+        self.first = self.step // self.steps
+        self.go_on(progress)
 
-    def go_on(self, first: int, progress: Progress) -> None:
-        """Train the epochs that have no line yet; ``first`` is the epoch of the first line."""
-        for epoch in range(first + len(self.lines), -(-self.last // self.steps)):
+    def go_on(self, progress: Progress) -> None:
+        """Train the epochs that have no line yet."""
+        for epoch in range(self.first + len(self.lines), -(-self.last // self.steps)):
             seconds = self.train(epoch, progress)
             if self.stopped:
                 break

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from osu_like_bench.errors import UsageError
+from osu_like_bench import UsageError
 from osu_like_bench.training.models import GPT, convolutional
 
 

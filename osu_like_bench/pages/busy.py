@@ -9,8 +9,7 @@ from typing import NamedTuple
 from compcoll.tools.arguments import amount
 
 from .documents import MET, MIB, Output, Page, about, machines, results, table
-from .records import Case, Record, matches, means
-from .stale import TRAINING
+from .records import TRAINING, Case, Record, matches, means
 
 OWN = ("auto", "auto_uncompressed")
 SLACK_US = 5.0

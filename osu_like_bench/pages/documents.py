@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import REPOSITORY
-from .records import Case, Record, Row, middle
-from .stale import why_older
+from .records import Case, Record, Row, middle, why_older
 
 FOLDER = Path("docs/measurements")
 

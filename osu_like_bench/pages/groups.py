@@ -9,8 +9,7 @@ from itertools import zip_longest
 from compcoll.tools.arguments import amount
 
 from .documents import MET, Page, about, table
-from .records import Case, Record, Row, middle
-from .stale import TRAINING
+from .records import TRAINING, Case, Record, Row, middle
 
 OURS, AGAIN = "compcoll+zfp:rate=8", "gloo_again"
 Times = dict[tuple[str, int], float]

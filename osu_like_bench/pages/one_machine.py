@@ -9,8 +9,7 @@ from compcoll.tools.arguments import amount
 
 from ..charts import draw
 from .documents import MET, Page, about, command, table
-from .records import Case, Record, Row
-from .stale import CALLS
+from .records import CALLS, Case, Record, Row
 
 KERNELS = {
     "zfp rate=8": "zfp, 8 bits a value",

@@ -46,20 +46,6 @@ def adamw(model: nn.Module, fused: bool = True) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), 1e-3, fused=fused)
 
 
-def timed(model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, steps: int) -> list[float]:
-    """Train some steps, begun by all ranks at once; return the seconds of each."""
-    inputs, targets = torch.randn(batch, _FEATURES), torch.randint(_CLASSES, (batch,))
-    seconds = []
-    dist.barrier()
-    for _ in range(steps):
-        started = time.perf_counter()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        seconds.append(time.perf_counter() - started)
-    return seconds
-
-
 @dataclass
 class Contender:
     """A way to train.
@@ -87,11 +73,17 @@ class Contender:
     _done: int = 0
 
     def turn(self, batch: int, counts: bool) -> None:
-        """Train one turn."""
-        for number, each in enumerate(timed(self.model, self.optimizer, batch, self.again + self.steps)):
+        """Train one turn, begun by all ranks at once."""
+        inputs, targets = torch.randn(batch, _FEATURES), torch.randint(_CLASSES, (batch,))
+        dist.barrier()
+        for number in range(self.again + self.steps):
+            started = time.perf_counter()
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(inputs), targets).backward()
+            self.optimizer.step()
             self._done += 1
             if counts and number >= self.again:
-                self.seconds[self._done] = each
+                self.seconds[self._done] = time.perf_counter() - started
 
 
 def contender(name: str, arguments: argparse.Namespace) -> Contender:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from compcoll.tools.arguments import amount
 
 from .documents import Page, machines, runs, table
-from .records import Record, Row
-from .stale import TRAINING
+from .records import TRAINING, Record, Row
 
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel MPI", "gloo": "gloo"}
 """By the end of a case's name."""

@@ -1,23 +1,47 @@
-"""The record of a page: its commands, their figures, and where, when and by which code they were measured."""
+"""The record of a page: its commands, their figures, and where, when and by which code they were measured.
+
+By the commits in its record and git, a page is older if code that it times is another since, or if no commit was noted,
+or one with changes that no commit has. Comments, docstrings, layout and stubs are no code.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import math
 import re
+import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from ..machine import REPOSITORY
+from ..report import plain
+
 RUN = ("date", "commit", "cpu", "cores", "instruction_set", "mpi", "torch", "seconds")
 """What is kept of the description of a run."""
 DIGITS = 10
 """Significant digits of a figure in a record."""
+
+UP_TO_DATE = "up to date"
+_COMMENT = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", re.DOTALL)
+_STUBS = ":!*.pyi"
+_NAMED = 3
+"""So many changed files are named."""
+_UNKNOWN = "?"
+"""Stands for the files that have changed since a commit that git does not know."""
+
+GPU = (":!compcoll/gpu", ":!compcoll/execute/gpu*", ":!compcoll/kernels/device*")
+"""What no figure of CPUs depends on."""
+CALLS = ("compcoll", ":!compcoll/torch", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
+"""What collectives of MPI run; ``:!`` stands before paths that are not meant, as git writes it."""
+TRAINING = ("compcoll", ":!compcoll/simulation", ":!compcoll/tools", *GPU)
+"""What training steps run."""
 
 Row = dict[str, Any]
 """The figures of a contender, at a size, say."""
@@ -122,7 +146,7 @@ class Record:
 
     def save(self) -> None:
         """Write the file: a field or a row a line; columns that are those of the case before are left out."""
-        dumps = partial(json.dumps, ensure_ascii=False)
+        dumps = functools.partial(json.dumps, ensure_ascii=False)
         cases, columns = [], None
         for name, case in self.cases.items():
             written = _written(case)
@@ -138,26 +162,13 @@ class Record:
 
 def _written(case: Case) -> dict[str, Any]:
     """A case as it stands in the file: without what is as by default, figures as rows of columns."""
-    written = {}
-    for each in fields(case):
-        value = getattr(case, each.name)
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        if each.name != "results" and value != default:
-            written[each.name] = value
+    default = vars(Case(""))
+    written = {name: value for name, value in vars(case).items() if name != "results" and value != default[name]}
     if case.results:
-        rows = [{key: rounded(value) for key, value in row.items()} for row in case.results]
+        rows = plain(case.results, DIGITS)
         columns = list(dict.fromkeys(key for row in rows for key, value in row.items() if value is not None))
         written |= {"columns": columns, "rows": [[row.get(name) for name in columns] for row in rows]}
     return written
-
-
-def rounded(value: Any) -> Any:
-    """A figure with as many digits as a record has; NaN and infinity as None."""
-    if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -199,3 +210,73 @@ def means(launches: Sequence[list[Row]]) -> list[Row]:
         same[0] | {name: math.fsum(row[name] for row in same) / len(same) for name in times}
         for same in zip(*launches, strict=True)
     ]
+
+
+def why_older(cases: Iterable[Case], times: Sequence[str], repository: Path = REPOSITORY) -> str:
+    """Say whether cases are up to date with the code at these paths, and if not, why."""
+    noted = [case.commits() for case in cases if not case.missing]
+    if not noted:
+        return "older: never measured"
+    found = set().union(*noted)
+    why = []
+    if missing := sum(not commits for commits in noted):
+        why.append(f"{missing} of its records note no commit")
+    if dirty := sorted(commit for commit in found if commit.endswith("-dirty")):
+        why.append(f"measured with changes that no commit has ({', '.join(dirty)})")
+    later = {commit: files for commit in sorted(found - set(dirty)) if (files := _later(commit, times, repository))}
+    if later:
+        worst = max(later, key=lambda commit: len(later[commit]))
+        why.append(_shown(later[worst], worst, len(later) - 1))
+    return f"older: {'; '.join(why)}" if why else UP_TO_DATE
+
+
+def _later(commit: str, paths: Sequence[str], repository: Path) -> list[str]:
+    """Name the files among these paths whose code is another than that commit's."""
+    raw = ["diff", "--raw", "-z", "--no-renames", "--abbrev=40", commit, "HEAD", "--", *paths, _STUBS]
+    try:
+        listed = _git(repository, *raw).split("\0")
+    except subprocess.CalledProcessError:
+        return [_UNKNOWN]
+    changed = []
+    for about, name in zip(listed[::2], listed[1::2], strict=False):
+        before, after = about.split()[2:4]
+        if _code(repository, before, Path(name).suffix) != _code(repository, after, Path(name).suffix):
+            changed.append(name)
+    return changed
+
+
+def _shown(files: Sequence[str], commit: str, others: int) -> str:
+    """Say which files have changed since that commit, and since how many others of the page's some have."""
+    more = f", some since {others} other commit{'s' * (others > 1)}" if others else ""
+    if files == [_UNKNOWN]:
+        return f"{commit} is no commit of this repository{more}"
+    named = ", ".join(files[:_NAMED]) + ", …" * (len(files) > _NAMED)
+    return f"{len(files)} file{'s' * (len(files) > 1)} that it times changed since {commit} ({named}){more}"
+
+
+@functools.cache
+def _code(repository: Path, blob: str, suffix: str) -> str:
+    """What a stored file does: its text without comments, docstrings and layout; empty for a file that is not there."""
+    if not blob.strip("0"):
+        return ""
+    text = _git(repository, "cat-file", "blob", blob)
+    if suffix == ".py":
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+        return ast.dump(tree)
+    if suffix in (".h", ".cpp", ".cu"):
+        text = _COMMENT.sub(lambda found: found[0] if found[0][0] in "\"'" else " ", text)
+    return " ".join(text.split())
+
+
+def _is_text(node: ast.stmt) -> bool:
+    """Return whether a statement is a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _git(repository: Path, *words: str) -> str:
+    asked = ["git", "-C", str(repository), *words]
+    return subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout

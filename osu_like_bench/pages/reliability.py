@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .documents import Output, Page, machines, table
-from .records import Case, Record, Row
-from .stale import CALLS
+from .records import CALLS, Case, Record, Row
 
 
 def _rows(output: Output) -> list[Row]:

@@ -21,8 +21,7 @@ from netlab_run import LoadMeter
 
 from ..machine import REPOSITORY, commit, describe
 from .documents import DISTURBED, Output, Page
-from .records import RUN, Case, Record, Row
-from .stale import UP_TO_DATE, why_older
+from .records import RUN, UP_TO_DATE, Case, Record, Row, why_older
 
 BUILD = Path("build/pages")
 """From the repository's root, where commands run: no record names folders of this machine."""

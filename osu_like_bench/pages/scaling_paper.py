@@ -8,7 +8,7 @@ it has been sent, while back-propagation goes on.
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -24,7 +24,7 @@ from compcoll.simulation.run import Scenario
 from compcoll.torch.low_rank.factors import Gradient, worthwhile
 from compcoll.torch.low_rank.fusion import Buffer, Kind, fuse, numbers_of
 
-from ..training.networks import NETWORKS, Layer
+from ..training.models import NETWORKS, Layer
 from .documents import MIB
 from .records import Row
 from .scaling import ACP, PAPERS, POWER, POWER_OVERLAP, S_SGD
@@ -143,8 +143,7 @@ class _Clock:
         self.compression = 0.0
         self._allreduce = allreduce
         self._network = 0.0
-        self._later: list[tuple[float, int, float, Callable[[], None]]] = []
-        self._count = 0
+        self._later: deque[tuple[float, float, Callable[[], None]]] = deque()  # means come in the order of sending
 
     def work(self, seconds: float) -> None:
         """Spend a forward pass's or back-propagation's time; what waited for a mean that has come goes first."""
@@ -164,8 +163,7 @@ class _Clock:
 
     def when(self, time: float, seconds: float, then: Callable[[], None]) -> None:
         """Compress for so long when a mean has come."""
-        self._count += 1
-        heapq.heappush(self._later, (time, self._count, seconds, then))
+        self._later.append((time, seconds, then))
 
     def end(self) -> None:
         """Wait for all."""
@@ -174,7 +172,7 @@ class _Clock:
         self.now = max(self.now, self._network)
 
     def _next(self) -> None:
-        time, _, seconds, then = heapq.heappop(self._later)
+        time, seconds, then = self._later.popleft()
         self.now = max(self.now, time)
         self.compress(seconds)
         then()

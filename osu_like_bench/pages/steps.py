@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from .documents import MET, Page, about, command, table
-from .records import Record, Row
-from .stale import TRAINING
+from .records import TRAINING, Record, Row
 
 ACPSGD, POWERSGD, HOOK = "acpsgd:rank=4", "powersgd:rank=4", "gloo+powersgd:rank=4"
 ZFP, MINMAX = "compcoll+zfp:rate=8", "compcoll+minmax:bits=8"

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .documents import Output, Page, table
-from .records import Case, Record, Row
-from .stale import GPU
+from .records import GPU, Case, Record, Row
 
 BASELINE = "uncompressed"
 _NAMES_HIGH = 30

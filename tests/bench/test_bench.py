@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import subprocess
@@ -16,11 +17,15 @@ from mpi.environments import Completed
 from promises import ALGORITHMS, ENCODED
 
 import compcoll
+from compcoll import ZFP
 from compcoll.codecs import Codec
+from compcoll.codecs.sparse.sparsifier import WIRES
 from compcoll.errors import InvalidArgument
-from osu_like_bench import bounds, data, parser
+from compcoll.sparse import TopK
+from compcoll.tools.arguments import add_codec_options, chosen_codec
+from osu_like_bench import UsageError, bounds, data, parser, selection
 from osu_like_bench.codecs import USUAL
-from osu_like_bench.errors import UsageError
+from osu_like_bench.report import Record, verdict
 from osu_like_bench.timing import Limits, Times, measure
 
 MPIRun = Callable[..., Completed]
@@ -144,7 +149,7 @@ BAD = [
 ]
 ONE_AFTER_ANOTHER = """
 import contextlib, io, json, sys
-from osu_like_bench.cli import main
+from osu_like_bench.__main__ import main
 
 told = {}
 for words in json.load(sys.stdin):
@@ -334,7 +339,7 @@ SABOTAGE = """
 import sys
 import numpy as np
 import osu_like_bench.contenders as contenders
-from osu_like_bench.cli import main
+from osu_like_bench.__main__ import main
 
 def make(name, case, ranks, x, out, **options):
     contender = honest(name, case, ranks, x, out, **options)
@@ -375,3 +380,120 @@ def test_one_rank_and_sizes_in_any_order(mpirun: MPIRun) -> None:
     words = "allreduce -m 8K,4:4K --codec zfp --compare native,ring,ring_one_thread,p2p,p2p_recursive_doubling -i 2"
     done = mpirun(1, "osu_like_bench", *words.split())
     assert len(rows(done.stdout)) == 12
+
+
+CODEC = str(ZFP(rate=8))
+
+
+def at(size: int, **microseconds: float) -> list[Record]:
+    """Records of contenders at one size; what is named ring compresses, half of its time."""
+    first = next(iter(microseconds.values()))
+    return [
+        {
+            **{"collective": "allreduce", "size": size, "contender": name, "algorithm": name},
+            "codec": CODEC if name == "ring" else None,
+            "ratio": 4.0 if name == "ring" else 1.0,
+            "avg_us": us,
+            "median_us": 10 * us,
+            "speedup": first / us,
+            "seconds": {"encode": us / 4e6, "decode": us / 4e6, "wait": 0.0} if name == "ring" else {},
+        }
+        for name, us in microseconds.items()
+    ]
+
+
+def test_ranges_gains_and_why() -> None:
+    records = at(1 << 10, native=10, ring=20) + at(1 << 20, native=30, ring=15) + at(1 << 21, native=60, ring=20)
+    assert verdict(records, "mean") == (
+        "# Fastest: native up to 1 KiB, ring from 1 MiB on; "
+        "ring is 2.0 to 3.0 times as fast as native, with 4.0 times fewer bytes"
+    )
+
+
+def test_the_first_counts_as_fastest_unless_another_is_clearly_faster() -> None:
+    assert verdict(at(4096, native=100, direct=98), "mean") == "# Fastest: native at 4 KiB"
+    assert verdict(at(4096, native=100, shared_memory=90), "mean").endswith(
+        "; shared_memory is 1.1 times as fast as native, uncompressed, through memory that the ranks share"
+    )
+
+
+def test_what_became_of_compression_where_it_was_not_fastest() -> None:
+    records = at(1 << 20, native=2000, ring=4000)
+    assert verdict(records, "mean") == (
+        "# Fastest: native at 1 MiB; "
+        "ring sends 4.0 times fewer bytes, but encodes and decodes for 2 of its 4 ms at 1 MiB"
+    )
+
+
+@pytest.mark.parametrize("statistic", ["mean", "median"])
+def test_many_ranges_are_counted(statistic: str) -> None:
+    records = [each for k in range(6) for each in at(1 << (10 + k), native=10, ring=(5, 20)[k % 2])]
+    assert verdict(records, statistic).startswith("# Fastest: ring at 3 of 6 sizes, native at 3; ring is 2.0 times")
+
+
+@pytest.mark.slow
+def test_selection(tmp_path: Path) -> None:
+    out = tmp_path / "selection.json"
+    words = ["selection", "-m", "64K:128K", "--data", "laplace", "--density", "0.01", "-i", "3", "-x", "0"]
+    command = [sys.executable, "-m", "osu_like_bench", *words, "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = json.loads(out.read_text())["results"]
+    assert {"copy", "read", "exact", "ldte", "argpartition"} < {record["method"] for record in records}
+    assert {record["size"] for record in records} == {65536, 131072}
+    assert all(record["wrong"] == 0 and record["throughput"] > 0 for record in records)
+    for line in done.stdout.splitlines()[3:]:
+        assert line.split()[-1] == "0"
+
+
+def test_values_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "gradients.npy"
+    np.save(path, np.arange(20.0).reshape(4, 5))
+    assert data.make(data.kind_of(str(path)), 3, "float32", (0,)).tolist() == [0, 1, 2]
+    np.save(tmp_path / "whole.npy", np.arange(20))
+    for name, said in (("gradients.npy", "20 of float64, but 21"), ("whole.npy", "int64"), ("none.npy", "none.npy")):
+        with pytest.raises(UsageError, match=said):
+            data.make(data.kind_of(str(tmp_path / name)), 21 if name == "gradients.npy" else 1, "float32", (0,))
+    with pytest.raises(UsageError, match="normal, laplace"):
+        data.kind_of("gaussian")
+
+
+def test_wrong_choices_are_counted() -> None:
+    x = np.arange(100, dtype=np.float32)
+    right = np.arange(90, 100, dtype=np.uint32)
+    assert selection._wrong("exact", x, 10, right) == 0
+    assert selection._wrong("exact", x, 10, right[1:]) == 1
+    assert selection._wrong("exact", x, 10, np.arange(85, 100)) == 5
+    assert selection._wrong("ldte", x, 10, np.arange(86, 100)) == 0
+    assert selection._wrong("exact", x, 10, np.concatenate([right[1:], [3]])) == 87
+
+
+@pytest.mark.parametrize(
+    "spread", ["linear", *(pytest.param(each, marks=pytest.mark.slow) for each in ("equal", "one"))]
+)
+def test_allgatherv(mpirun: MPIRun, tmp_path: Path, spread: str) -> None:
+    out = tmp_path / "allgatherv.json"
+    words = ["-m", "4K:8K", "--spread", spread, "--compare", "native,ring,direct", "-i", "3", "-x", "1"]
+    mpirun(3, "osu_like_bench", "allgatherv", *words, "--json", out)
+    records = json.loads(out.read_text())["results"]
+    assert [record["contender"] for record in records] == ["native", "ring", "direct"] * 2
+    assert all(record["wrong"] == 0 for record in records)
+
+
+def test_sparse_allreduce(mpirun: MPIRun, tmp_path: Path) -> None:
+    out = tmp_path / "sparse.json"
+    names = "native,sparse_ring,sparse_native,sparse_direct"
+    words = ["-m", "64K", "--codec", "topk", "--density", "0.01", "--compare", names, "-i", "3", "-x", "1"]
+    mpirun(3, "osu_like_bench", "allreduce", *words, "--json", out)
+    records = json.loads(out.read_text())["results"]
+    assert [record["algorithm"] for record in records] == names.split(",")
+    assert all(record["wrong"] == record["different"] == 0 for record in records)
+    assert records[1]["ratio"] > 30
+
+
+@pytest.mark.parametrize("wire", ["auto", *WIRES])
+def test_wire_formats_by_name(wire: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_codec_options(parser.add_argument_group("codec"), "")
+    words = f"--codec topk --density 0.1 --wire {wire}".split()
+    assert chosen_codec(parser.parse_args(words)) == TopK(density=0.1, wire=wire)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from osu_like_bench import charts, cli
+from osu_like_bench import charts
+from osu_like_bench.__main__ import main
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 
@@ -96,7 +97,7 @@ def test_runs_are_drawn_together_and_told_one_by_one(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     files = [str(tmp_path / f"{name}.json") for name in ("one", "two", "three")]
     with pytest.raises(SystemExit) as end:
-        cli.main(["plot", *files, "-o", str(tmp_path / "all.html")])
+        main(["plot", *files, "-o", str(tmp_path / "all.html")])
     assert end.value.code == 0
     page = Page((tmp_path / "all.html").read_text())
     assert page.texts["h2"] == ["one", "two", "three"]
@@ -109,7 +110,7 @@ def test_runs_are_drawn_together_and_told_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", ["codecs --codec cast --size 4K -i 3", "selection -m 4K -i 3"])
 def test_commands_write_pages(words: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main([*words.split(), "--html", str(tmp_path / "a.html")])
+        main([*words.split(), "--html", str(tmp_path / "a.html")])
     assert end.value.code == 0
     drawn = charts_of(Page((tmp_path / "a.html").read_text()))
     assert drawn and all(series["points"] for chart in drawn.values() for series in chart["series"])

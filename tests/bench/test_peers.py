@@ -13,9 +13,8 @@ import pytest
 from mpi.environments import Completed
 
 from compcoll.dtypes import DTYPES
-from osu_like_bench import bounds, peers
+from osu_like_bench import UsageError, bounds, peers
 from osu_like_bench.contenders import names, parse
-from osu_like_bench.errors import UsageError
 
 MPIRun = Callable[..., Completed]
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "benchmark.md"

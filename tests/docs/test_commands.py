@@ -21,7 +21,7 @@ from compcoll.__main__ import main as compcoll_main
 from osu_like_bench.parser import build_parser
 
 TOP = Path(__file__).parents[2]
-PAGES = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "launch/README.md")]
+PAGES = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES += sorted((TOP / "docs").rglob("*.md"))
 
 STARTS = r"(?:sudo |[A-Z_]+=\S+ )*(?:\.venv/bin/)?"
@@ -41,7 +41,7 @@ ELSEWHERE = {
     r"-m osu_like_bench\.backends": "tests/pytorch/test_backend.py::test_benchmark_of_backends",
     r"-m osu_like_bench\.waiting": "tests/reliability/test_waits.py::test_who_waits_sleeps",
     r"-m osu_like_bench ddp": "tests/pytorch/test_gradients.py::test_benchmark",
-    r"-m osu_like_bench selection": "tests/bench/test_bench_sparse.py::test_selection",
+    r"-m osu_like_bench selection": "tests/bench/test_bench.py::test_selection",
     r"-m osu_like_bench codecs": "tests/bench/test_bench.py::test_codecs",
     r"-m osu_like_bench plot": "tests/bench/test_bench.py::test_allreduce_contenders_and_records",
     r"-m osu_like_bench allreduce": "tests/bench/test_bench.py::test_allreduce_contenders_and_records",

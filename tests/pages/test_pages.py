@@ -53,7 +53,7 @@ def test_record_is_small_and_written_as_it_is_read(name: str, tmp_path: Path) ->
 def test_every_document_and_module_is_known() -> None:
     folder = TOP / "osu_like_bench" / "pages"
     assert {module.stem for module in folder.glob("*.py") if "\nPAGES = " in module.read_text()} == set(MODULES)
-    assert {path.stem for path in (TOP / FOLDER).glob("*.md")} == {*PAGES, "index", "mutants"}
+    assert {path.stem for path in (TOP / FOLDER).glob("*.md")} == {*PAGES, "index"}
     assert {path.stem for path in (TOP / FOLDER).glob("*.json")} == set(PAGES)
     for page in PAGES.values():
         for path in page.times:

@@ -12,9 +12,8 @@ import pytest
 
 from osu_like_bench.pages import run
 from osu_like_bench.pages.documents import Page
-from osu_like_bench.pages.records import Case, Record, means
+from osu_like_bench.pages.records import UP_TO_DATE, Case, Record, means
 from osu_like_bench.pages.run import Measurement
-from osu_like_bench.pages.stale import UP_TO_DATE
 
 TIMES = ("compcoll",)
 

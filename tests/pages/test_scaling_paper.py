@@ -17,7 +17,7 @@ from compcoll.simulation.network import Network
 from osu_like_bench.pages import scaling_paper
 from osu_like_bench.pages.scaling import METHODS, PAPERS
 from osu_like_bench.pages.scaling_paper import GPU, Cluster, Work, step
-from osu_like_bench.training.networks import NETWORKS, Layer
+from osu_like_bench.training.models import NETWORKS, Layer
 
 FREE = GPU(bandwidth=1e18, flops=1e24, matrix=0.0, column=0.0, parameter=0.0, batch_column=0.0)
 LINK = Link(latency=1e-5, per_byte=1e-9)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from osu_like_bench import machine
-from osu_like_bench.pages import stale
+from osu_like_bench.pages import records
 from osu_like_bench.pages.documents import Page
 from osu_like_bench.pages.records import Case
 
@@ -90,7 +90,7 @@ def test_docstrings_are_no_code(tmp_path: Path) -> None:
     there.commit("b.py", '"""Another."""\n\n\ndef f(\n    x: int,\n) -> int:\n    return x\n')
     there.commit("c.py", 'def f(x: int) -> int:\n    """Tell."""\n    return -x\n')
     blobs = [there.git("rev-parse", f"HEAD:{name}.py") for name in "abc"]
-    first, second, third = (stale._code(tmp_path, blob, ".py") for blob in blobs)
+    first, second, third = (records._code(tmp_path, blob, ".py") for blob in blobs)
     assert first == second != third
 
 

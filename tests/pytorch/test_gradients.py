@@ -30,7 +30,7 @@ from compcoll.sparse import DGCFeedback, TopK, Variance, VarianceFeedback
 from compcoll.torch.gradients.bucket import maker_of
 from compcoll.torch.gradients.compression import compress
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters, kind_of
-from osu_like_bench.training.networks import NETWORKS
+from osu_like_bench.training.models import NETWORKS
 
 MPIRun = Callable[..., Completed]
 pytestmark = pytest.mark.with_torch

@@ -147,7 +147,7 @@ def test_cut_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", "2.13")
     from training import checkpoint
 
-    from osu_like_bench.errors import UsageError
+    from osu_like_bench import UsageError
 
     save(tmp_path, 1)
     folder = tmp_path / "step-000000001"

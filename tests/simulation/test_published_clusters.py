@@ -6,7 +6,7 @@ import pytest
 
 from compcoll.codecs import ZFP
 from compcoll.simulation import run as simulation
-from osu_like_bench.pages.simulated import CLUSTERS
+from osu_like_bench.pages.networks import CLUSTERS
 
 
 @pytest.mark.parametrize("rate", [8, 16])
