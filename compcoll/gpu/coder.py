@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..host.encode_options import PLAIN, EncodeOptions
 from .launches import CodecLaunches, Launch
-from .programs import Program
+
+if TYPE_CHECKING:
+    from .runtime import CudaRuntime
 
 Array = Any
-
-
-class Launcher(Protocol):
-    """A device that runs kernels in order. Implementations need neither a GPU nor CuPy."""
-
-    def address(self, array: Array | None) -> int:
-        """Return the address of an array in device memory; 0 for None."""
-
-    def scratch(self, nbytes: int) -> int:
-        """Return the address of scratch memory for the next kernels."""
-
-    def launch(self, program: Program, launches: Sequence[Launch]) -> None:
-        """Launch kernels, which run one after the other."""
 
 
 class DeviceCoder:
@@ -31,38 +20,30 @@ class DeviceCoder:
     fixed_size = True
     knows_decoded = False
 
-    def __init__(self, launcher: Launcher, launches: CodecLaunches) -> None:
-        self._launcher = launcher
+    def __init__(self, runtime: CudaRuntime, launches: CodecLaunches) -> None:
+        self._runtime = runtime
         self._launches = launches
         self.wire_nbytes = launches.wire_nbytes
 
     def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, how: EncodeOptions = PLAIN) -> int:
-        address = self._launcher.address
-        launches = self._launches.encode(
-            n,
-            address(add),
-            how.scale,
-            [address(term) for term in wires],
-            address(wire),
-            address(how.residual),
-            how.feed,
-            how.residual_scale,
-            address(how.decoded),
-            how.rng_counter,
-            how.position,
-            scratch=self._launcher.scratch(self._launches.scratch_nbytes(n, len(wires))),
-        )
-        self._launcher.launch(self._launches.program, launches)
+        address = self._runtime.address
+        how = how._replace(residual=address(how.residual), decoded=address(how.decoded))
+        self._launch(self._launches.encode, n, add, wires, wire, how)
         return self.wire_nbytes(n)
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
-        address = self._launcher.address
-        launches = self._launches.decode(
-            n,
-            address(add),
-            scale,
-            [address(term) for term in wires],
-            address(out),
-            scratch=self._launcher.scratch(self._launches.scratch_nbytes(n, len(wires))),
-        )
-        self._launcher.launch(self._launches.program, launches)
+        self._launch(self._launches.decode, n, add, wires, out, scale)
+
+    def _launch(
+        self,
+        launches: Callable[..., list[Launch]],
+        n: int,
+        add: Array | None,
+        wires: Sequence[Array],
+        out: Array,
+        how: Any,
+    ) -> None:
+        address = self._runtime.address
+        scratch = self._runtime.scratch(self._launches.scratch_nbytes(n, len(wires)))
+        terms = [address(term) for term in wires]
+        self._runtime.launch(self._launches.program, launches(n, address(add), terms, address(out), how, scratch))

@@ -21,7 +21,7 @@ class _Opened:
 
 
 class CudaIPC:
-    """Interprocess memory and events of one GPU (the contract is `compcoll.gpu.ipc_transport.Sharing`).
+    """Interprocess memory and events of one GPU.
 
     Parameters
     ----------
@@ -37,26 +37,31 @@ class CudaIPC:
         self._events: list[_Opened] = []
 
     def memory_handle(self, memory: Array) -> bytes:
+        """Return 64 bytes by which other processes open memory, which was allocated in one piece."""
         with self._runtime.current:
             return bytes(api.ipcGetMemHandle(self._runtime.address(memory)))
 
     def event(self) -> tuple[cupy.cuda.Event, bytes]:
+        """Create an interprocess event; return it with the 64 bytes by which other processes open it."""
         with self._runtime.current:
             event = cupy.cuda.Event(disable_timing=True, interprocess=True)
             return event, bytes(api.ipcGetEventHandle(event.ptr))
 
     def open_memory(self, handle: bytes, nbytes: int) -> Array:
+        """Open another process's memory."""
         with self._runtime.current:
             self._memory.append(api.ipcOpenMemHandle(handle))
             memory = cupy.cuda.UnownedMemory(self._memory[-1], nbytes, self, self._runtime.device.id)
             return cupy.ndarray(nbytes, np.uint8, cupy.cuda.MemoryPointer(memory, 0))
 
     def open_event(self, handle: bytes) -> _Opened:
+        """Open another process's event."""
         with self._runtime.current:
             self._events.append(_Opened(api.ipcOpenEventHandle(handle)))
             return self._events[-1]
 
     def close(self) -> None:
+        """Close everything that was opened."""
         with self._runtime.current:
             while self._memory:
                 api.ipcCloseMemHandle(self._memory.pop())

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from struct import Struct
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from ..host.arena import Arena
 from ..pending import Pending, Steps
 from ..transports.base import Persistent, Transport, Wire
 from .streams import Streams, Timeline
+
+if TYPE_CHECKING:
+    from .ipc import CudaIPC
 
 Array = Any
 Event = Any
@@ -44,33 +47,6 @@ _alive: set[Links] = set()
 """Links whose memory other processes may have open. It stays, even if the communicator is dropped."""
 
 
-class Sharing(Protocol):
-    """Interprocess memory and events of one GPU.
-
-    Attributes
-    ----------
-    name : str
-        The mechanism's name.
-    """
-
-    name: str
-
-    def memory_handle(self, memory: Array) -> bytes:
-        """Return 64 bytes by which other processes open memory, which was allocated in one piece."""
-
-    def event(self) -> tuple[Event, bytes]:
-        """Create an interprocess event; return it with the 64 bytes by which other processes open it."""
-
-    def open_memory(self, handle: bytes, nbytes: int) -> Array:
-        """Open another process's memory."""
-
-    def open_event(self, handle: bytes) -> Event:
-        """Open another process's event."""
-
-    def close(self) -> None:
-        """Close everything that was opened."""
-
-
 class Links:
     """The memory and events that a rank shares with other ranks of its machine.
 
@@ -78,8 +54,8 @@ class Links:
 
     Parameters
     ----------
-    sharing : Sharing
-        The sharing of this rank's GPU.
+    sharing : CudaIPC
+        The interprocess memory and events of this rank's GPU.
     streams : Streams
         The communicator's streams on this GPU.
 
@@ -89,7 +65,7 @@ class Links:
         The mechanism's name.
     """
 
-    def __init__(self, sharing: Sharing, streams: Streams) -> None:
+    def __init__(self, sharing: CudaIPC, streams: Streams) -> None:
         self.name = sharing.name
         self._sharing = sharing
         self._streams = streams

@@ -1,6 +1,6 @@
 """Descriptions of kernel launches: the kernel, its grid and its parameters.
 
-This module needs neither a GPU nor CuPy: pointers are integers, and a `compcoll.gpu.coder.Launcher` runs the launches.
+This module needs neither a GPU nor CuPy: pointers are integers, and `compcoll.gpu.runtime` runs the launches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from ..dtypes import DTYPES, computed_on
 from ..errors import InvalidArgument
+from ..host.encode_options import PLAIN, EncodeOptions
 from ..kernels import _host
 from .programs import TILE, configuration, kernel_names, program
 
@@ -37,49 +38,34 @@ _PARAMETERS = struct.Struct(f"=qqQdQQdQQQQ8i{MOST_WIRES}Q")
 _AS_BYTES = np.dtype(f"V{_PARAMETERS.size}")  # opaque: CuPy describes arguments by NumPy, which for fields takes 13 us
 
 
-def parameters(
-    n: int,
-    blocks: int,
-    out: int,
-    *,
-    add: int = 0,
-    scale: float = 1.0,
-    residual: int = 0,
-    residual_scale: float = 1.0,
-    decoded: int = 0,
-    seed: int = 0,
-    rng_counter: int = 0,
-    position: int = 0,
-    first: int = 0,
-    second: int = 0,
-    variant: int = 0,
-    feed: bool = False,
-    add_storage: int = 0,
-    out_storage: int = 0,
-    wires: Sequence[int] = (),
-    team: int = 0,
-) -> Any:
-    """Pack a kernel's argument, the structure `Parameters` of kernels/device.h."""
-    packed = _PARAMETERS.pack(
-        *(
-            n,
-            blocks,
-            add,
-            scale,
-            out,
-            residual,
-            residual_scale,
-            decoded,
-            seed,
-            rng_counter,
-            position,
-            first,
-            second,
-            variant,
-        ),
-        *(feed, add_storage, out_storage, len(wires), team, *wires, *_NO_WIRES[len(wires) :]),
-    )
-    return np.frombuffer(packed, _AS_BYTES).reshape(())
+class Parameters(NamedTuple):
+    """A kernel's argument: the fields of `Parameters` in kernels/device.h, in its order but for the wires' number."""
+
+    n: int = 0
+    blocks: int = 0
+    add: int = 0
+    scale: float = 1.0
+    out: int = 0
+    residual: int = 0
+    residual_scale: float = 1.0
+    decoded: int = 0
+    seed: int = 0
+    rng_counter: int = 0
+    position: int = 0
+    first: int = 0
+    second: int = 0
+    variant: int = 0
+    feed: bool = False
+    add_storage: int = 0
+    out_storage: int = 0
+    team: int = 0
+    wires: Sequence[int] = ()
+
+    def packed(self) -> Any:
+        """Return the structure as a zero-dimensional NumPy array."""
+        *fields, team, wires = self
+        packed = _PARAMETERS.pack(*fields, len(wires), team, *wires, *_NO_WIRES[len(wires) :])
+        return np.frombuffer(packed, _AS_BYTES).reshape(())
 
 
 class Launch(NamedTuple):
@@ -91,26 +77,14 @@ class Launch(NamedTuple):
         The kernel's name in its program.
     grid, block : int
         Thread blocks, and threads of a block.
-    shared_nbytes : int
-        Dynamic shared memory of a thread block.
-    arguments : tuple
-        Arguments passed by value: one structure, as a zero-dimensional NumPy array.
+    argument : array
+        The kernel's argument, packed `Parameters`.
     """
 
     function: str
     grid: int
     block: int
-    shared_nbytes: int
-    arguments: tuple[Any, ...]
-
-
-class _Terms(NamedTuple):
-    """The sum ``add · scale + D(wires[0]) + …``, and the element type of ``add``."""
-
-    add: int
-    scale: float
-    add_storage: int
-    wires: Sequence[int]
+    argument: Any
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -177,32 +151,22 @@ class CodecLaunches:
         self.program = program(self._codec, self._computed, alone)
         self._block = {"cast": 1, "zfp": 4}.get(self._codec, self._second)
         # Blocked codecs first reduce all values of a block, which takes a team of threads.
-        self._team = team_of(self._block) if self._block >= 8 else 1
+        team = team_of(self._block) if self._block >= 8 else 1
         names = kernel_names(self._codec, self._computed)
         self._name = names[(self._first > 32) + (self._first > 64)] if self._codec == "zfp" else names[0]
-        self._variant, self._seed = variant, seed
+        log_team = team.bit_length() - 1
+        self._configured = Parameters(first=self._first, second=self._second, variant=variant, seed=seed, team=log_team)
 
     def scratch_nbytes(self, n: int, wire_count: int) -> int:
         """Return the bytes of scratch memory for a sum over ``wire_count`` wires."""
         return n * DTYPES[self._computed].itemsize if wire_count > MOST_WIRES else 0
 
     def encode(
-        self,
-        n: int,
-        add: int,
-        scale: float,
-        wires: Sequence[int],
-        wire: int,
-        residual: int = 0,
-        feed: bool = True,
-        residual_scale: float = 1.0,
-        decoded: int = 0,
-        rng_counter: int = 0,
-        position: int = 0,
-        *,
-        scratch: int = 0,
+        self, n: int, add: int, wires: Sequence[int], wire: int, how: EncodeOptions = PLAIN, scratch: int = 0
     ) -> list[Launch]:
         """Return the launches, in order, that write the wire of ``add · scale + D(wires[0]) + …``.
+
+        The residual and the decoded copy in ``how`` are pointers, too.
 
         Raises
         ------
@@ -211,86 +175,40 @@ class CodecLaunches:
         """
         if n == 0:
             return []
-        launches, terms = self._sum_of_many(n, add, scale, wires, scratch)
-        plain = not wires and not residual and not decoded and scale == 1.0
-        parameters = self._parameters(
-            n, wire, self._storage, *terms, residual, residual_scale, feed, decoded, rng_counter, position
-        )
-        grid, block = self._encode_grid(n)
-        return [*launches, self._launch("encode" if plain else "recode", grid, block, parameters)]
+        launches, terms = self._sum_of_many(n, add, how.scale, wires, scratch)
+        options = how._replace(residual=how.residual or 0, decoded=how.decoded or 0)._asdict()
+        plain = not wires and not how.residual and not how.decoded and how.scale == 1.0
+        verb = "encode" if plain else "recode"
+        return [*launches, self._launch(verb, self._encode_grid(n), n, out=wire, **(options | terms))]
 
     def decode(
-        self, n: int, add: int, scale: float, wires: Sequence[int], out: int, *, scratch: int = 0
+        self, n: int, add: int, wires: Sequence[int], out: int, scale: float = 1.0, scratch: int = 0
     ) -> list[Launch]:
         """Return the launches that store ``add · scale + D(wires[0]) + …`` in ``out``, which may be ``add``."""
         if n == 0:
             return []
         launches, terms = self._sum_of_many(n, add, scale, wires, scratch)
-        return [*launches, self._decode(n, out, self._storage, *terms)]
+        return [*launches, self._launch("decode", self._decode_grid(n), n, out=out, **terms)]
 
     def _sum_of_many(
         self, n: int, add: int, scale: float, wires: Sequence[int], scratch: int
-    ) -> tuple[list[Launch], _Terms]:
-        """Return launches that add all but `MOST_WIRES` wires, and the terms that remain."""
+    ) -> tuple[list[Launch], dict[str, Any]]:
+        """Return launches that add all but `MOST_WIRES` wires, and the parameters of the terms that remain."""
         if not add and not wires:
             raise InvalidArgument("nothing to sum: give an array or a wire")
         if len(wires) > MOST_WIRES and not scratch:
             raise InvalidArgument(f"a sum of {len(wires)} wires needs scratch memory: more than {MOST_WIRES}")
-        launches = []
-        terms = _Terms(add, scale, self._storage, wires)
-        while len(terms.wires) > MOST_WIRES:
-            rest = terms.wires[MOST_WIRES:]
-            computed = DTYPES[self._computed].precision
-            launches.append(self._decode(n, scratch, computed, *terms._replace(wires=terms.wires[:MOST_WIRES])))
-            terms = _Terms(scratch, 1.0, computed, rest)
-        return launches, terms
+        launches, grid, computed = [], self._decode_grid(n), DTYPES[self._computed].precision
+        terms: dict[str, Any] = {"add": add, "scale": scale, "add_storage": self._storage}
+        while len(wires) > MOST_WIRES:
+            partly = {**terms, "wires": wires[:MOST_WIRES], "out": scratch, "out_storage": computed}
+            launches.append(self._launch("decode", grid, n, **partly))
+            wires, terms = wires[MOST_WIRES:], {"add": scratch, "scale": 1.0, "add_storage": computed}
+        return launches, {**terms, "wires": wires, "out_storage": self._storage}
 
-    def _parameters(
-        self,
-        n: int,
-        out: int,
-        out_storage: int,
-        add: int,
-        scale: float,
-        add_storage: int,
-        wires: Sequence[int],
-        residual: int = 0,
-        residual_scale: float = 1.0,
-        feed: bool = False,
-        decoded: int = 0,
-        rng_counter: int = 0,
-        position: int = 0,
-    ) -> Any:
-        return parameters(
-            n,
-            _ceil_div(n, self._block),
-            out,
-            add=add,
-            scale=scale,
-            residual=residual,
-            residual_scale=residual_scale,
-            decoded=decoded,
-            seed=self._seed,
-            rng_counter=rng_counter,
-            position=position,
-            first=self._first,
-            second=self._second,
-            variant=self._variant,
-            feed=feed,
-            add_storage=add_storage,
-            out_storage=out_storage,
-            wires=wires,
-            team=self._team.bit_length() - 1,
-        )
-
-    def _decode(
-        self, n: int, out: int, out_storage: int, add: int, scale: float, add_storage: int, wires: Sequence[int]
-    ) -> Launch:
-        parameters = self._parameters(n, out, out_storage, add, scale, add_storage, wires)
-        return self._launch("decode", *self._decode_grid(n), parameters)
-
-    def _launch(self, verb: str, grid: int, block: int, parameters: Any) -> Launch:
-        return Launch(f"{verb}_{self._name}_{self._computed}", grid, block, 0, (parameters,))
+    def _launch(self, verb: str, grid: tuple[int, int], n: int, **more: Any) -> Launch:
+        parameters = self._configured._replace(n=n, blocks=_ceil_div(n, self._block), **more)
+        return Launch(f"{verb}_{self._name}_{self._computed}", *grid, parameters.packed())
 
     def _encode_grid(self, n: int) -> tuple[int, int]:
         if self._tile or self._block < 8:

@@ -74,7 +74,7 @@ class Shim:
 
     def run(self, launches: Sequence[Launch], last: int | None = None) -> None:
         """Run all thread blocks, or the ``last`` ones."""
-        for function, grid, block, _, (parameters,) in launches:
+        for function, grid, block, parameters in launches:
             kernel = ctypes.cast(getattr(self._library, function), ctypes.c_void_p)
             alone = any(word in function for word in ("_cast_", "_integers_", "_votes_", "_numbers_"))
             alone |= function.startswith("decode_") and "_zfp" not in function
@@ -123,9 +123,9 @@ def cooperate_in_tiles(shim: Shim) -> None:
     wires, out = np.zeros((2, coder.wire_nbytes(n)), np.uint8), np.zeros(n + 1, np.float32)[1:]
     at_values, at_out, *at_wires = map(Shim.address, (values, out, *wires))
     for launches in (
-        coder.encode(n, at_values, 1.0, [], at_wires[0]),
-        coder.encode(n, at_values, 1.0, at_wires[:1], at_wires[1]),
-        coder.decode(n, at_values, 1.0, at_wires, at_out),
+        coder.encode(n, at_values, [], at_wires[0]),
+        coder.encode(n, at_values, at_wires[:1], at_wires[1]),
+        coder.decode(n, at_values, at_wires, at_out),
     ):
         shim.run([launch._replace(grid=1, block=32) for launch in launches])
 

@@ -218,8 +218,8 @@ class RawModule:
             raise CUDADriverError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
 
     def get_function(self, name: str) -> Any:
-        def kernel(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], *, shared_mem: int) -> None:
-            self.shim.run([Launch(name, *grid, *block, shared_mem, arguments)])
+        def kernel(grid: tuple[int], block: tuple[int], arguments: tuple[Any]) -> None:
+            self.shim.run([Launch(name, *grid, *block, *arguments)])
 
         return kernel
 

@@ -334,8 +334,8 @@ def test_far_ends_of_large_buffers(kernel: tuple[str, int, int], encoded_at_once
 
     x, wire = promised(4 * n).view(np.float32), promised(on_host.wire_nbytes(n))
     x[begin:] = np.random.default_rng(2).standard_normal(tail)
-    (encode,) = on_device.encode(n, Shim.address(x), 1.0, [], Shim.address(wire))
-    (decode,) = on_device.decode(n, Shim.address(x), 1.0, [Shim.address(wire)], Shim.address(x))
+    (encode,) = on_device.encode(n, Shim.address(x), [], Shim.address(wire))
+    (decode,) = on_device.decode(n, Shim.address(x), [Shim.address(wire)], Shim.address(x))
     # As many thread blocks as one turn of each needs.
     shim.run([encode._replace(grid=-(-n // encoded_at_once))], last=-(-tail // encoded_at_once))
     expected = np.zeros(on_host.wire_nbytes(tail), np.uint8)

@@ -96,32 +96,30 @@ def run(kernels: Kernels, codec: Codec, operation: str, x: np.ndarray, offset: i
     at_result, kept, seen = memory.put(np.zeros_like(wire)), lost.copy(), np.zeros_like(x)
     at_seen = memory.put(seen, offset)
     if operation == "encode":
-        (launch,) = launches.encode(n, at_x, 1.0, [], at_result)
+        (launch,) = launches.encode(n, at_x, [], at_result)
         moved, expected = x.nbytes, wire
     elif operation == "accumulate":
         at_result, expected, moved = at_other, np.zeros_like(x), 2 * x.nbytes
-        (launch,) = launches.decode(n, at_other, 1.0, [at_wire], at_other)
+        (launch,) = launches.decode(n, at_other, [at_wire], at_other)
         host.decode(n, other, (wire,), expected)
     elif operation == "recode":
-        (launch,) = launches.encode(n, at_other, 1.0, [at_wire], at_result)
+        (launch,) = launches.encode(n, at_other, [at_wire], at_result)
         host.encode(n, other, (wire,), expected)
         moved = x.nbytes + wire.nbytes
     elif operation == "decoded":  # all at once
-        told: dict[str, Any] = {"feed": False, "residual_scale": 0.25}
-        (launch,) = launches.encode(
-            n, at_other, 0.5, [at_wire, at_wire], at_result, residual=at_lost, decoded=at_seen, **told
-        )
-        host.encode(n, other, (wire, wire), expected, EncodeOptions(residual=kept, decoded=seen, scale=0.5, **told))
+        how = EncodeOptions(residual=at_lost, feed=False, residual_scale=0.25, decoded=at_seen, scale=0.5)
+        (launch,) = launches.encode(n, at_other, [at_wire, at_wire], at_result, how)
+        host.encode(n, other, (wire, wire), expected, how._replace(residual=kept, decoded=seen))
         moved = 4 * x.nbytes + wire.nbytes
     else:
-        (launch,) = launches.encode(n, at_x, 1.0, [], at_result, residual=at_lost)
+        (launch,) = launches.encode(n, at_x, [], at_result, EncodeOptions(residual=at_lost))
         host.encode(n, x, (), expected, EncodeOptions(residual=kept))
         moved = 3 * x.nbytes
     # A grid that is limited goes round: what is done once is little then.
     grid = min(launch.grid, 2) if codec.name == "zfp" else launch.grid
     with np.errstate(all="ignore"):
         kernel = cubin.kernels[launch.function]
-        counts = sass_machine.run(kernel, memory, grid, launch.block, launch.arguments[0].tobytes())
+        counts = sass_machine.run(kernel, memory, grid, launch.block, launch.argument.tobytes())
     np.testing.assert_array_equal(memory.get(at_result, expected.nbytes), expected.view(np.uint8))
     np.testing.assert_array_equal(memory.get(at_lost, lost.nbytes), kept.view(np.uint8))
     np.testing.assert_array_equal(memory.get(at_seen, seen.nbytes).view(np.float32), seen)
@@ -194,7 +192,7 @@ class Launcher:
 
     def launch(self, _: Program, launches: Any) -> None:
         for one in launches:
-            kernel, told = self._cubin.kernels[one.function], one.arguments[0].tobytes()
+            kernel, told = self._cubin.kernels[one.function], one.argument.tobytes()
             counts = sass_machine.run(kernel, self.memory, one.grid, one.block, told)
             self.sectors[one.function.split("_")[0]] = counts.sectors
 
