@@ -41,7 +41,7 @@ _AS_BYTES = np.dtype(f"V{_PARAMETERS.size}")  # opaque: CuPy describes arguments
 class Parameters(NamedTuple):
     """A kernel's argument: the fields of `Parameters` in kernels/device.h, in its order but for the wires' number."""
 
-    n: int = 0
+    n: int
     blocks: int = 0
     add: int = 0
     scale: float = 1.0
@@ -154,8 +154,9 @@ class CodecLaunches:
         team = team_of(self._block) if self._block >= 8 else 1
         names = kernel_names(self._codec, self._computed)
         self._name = names[(self._first > 32) + (self._first > 64)] if self._codec == "zfp" else names[0]
-        log_team = team.bit_length() - 1
-        self._configured = Parameters(first=self._first, second=self._second, variant=variant, seed=seed, team=log_team)
+        team_bits = team.bit_length() - 1
+        codec = {"first": self._first, "second": self._second, "variant": variant, "seed": seed, "team": team_bits}
+        self._configured: dict[str, Any] = codec
 
     def scratch_nbytes(self, n: int, wire_count: int) -> int:
         """Return the bytes of scratch memory for a sum over ``wire_count`` wires."""
@@ -176,10 +177,9 @@ class CodecLaunches:
         if n == 0:
             return []
         launches, terms = self._sum_of_many(n, add, how.scale, wires, scratch)
-        options = how._replace(residual=how.residual or 0, decoded=how.decoded or 0)._asdict()
-        plain = not wires and not how.residual and not how.decoded and how.scale == 1.0
-        verb = "encode" if plain else "recode"
-        return [*launches, self._launch(verb, self._encode_grid(n), n, out=wire, **(options | terms))]
+        options = {**how._asdict(), "residual": how.residual or 0, "decoded": how.decoded or 0, **terms}
+        verb = "recode" if wires or how.residual or how.decoded or how.scale != 1.0 else "encode"
+        return [*launches, self._launch(verb, self._encode_grid(n), n, out=wire, **options)]
 
     def decode(
         self, n: int, add: int, wires: Sequence[int], out: int, scale: float = 1.0, scratch: int = 0
@@ -198,16 +198,17 @@ class CodecLaunches:
             raise InvalidArgument("nothing to sum: give an array or a wire")
         if len(wires) > MOST_WIRES and not scratch:
             raise InvalidArgument(f"a sum of {len(wires)} wires needs scratch memory: more than {MOST_WIRES}")
-        launches, grid, computed = [], self._decode_grid(n), DTYPES[self._computed].precision
+        launches: list[Launch] = []
         terms: dict[str, Any] = {"add": add, "scale": scale, "add_storage": self._storage}
         while len(wires) > MOST_WIRES:
+            computed = DTYPES[self._computed].precision
             partly = {**terms, "wires": wires[:MOST_WIRES], "out": scratch, "out_storage": computed}
-            launches.append(self._launch("decode", grid, n, **partly))
+            launches.append(self._launch("decode", self._decode_grid(n), n, **partly))
             wires, terms = wires[MOST_WIRES:], {"add": scratch, "scale": 1.0, "add_storage": computed}
         return launches, {**terms, "wires": wires, "out_storage": self._storage}
 
     def _launch(self, verb: str, grid: tuple[int, int], n: int, **more: Any) -> Launch:
-        parameters = self._configured._replace(n=n, blocks=_ceil_div(n, self._block), **more)
+        parameters = Parameters(n, _ceil_div(n, self._block), **self._configured, **more)
         return Launch(f"{verb}_{self._name}_{self._computed}", *grid, parameters.packed())
 
     def _encode_grid(self, n: int) -> tuple[int, int]:

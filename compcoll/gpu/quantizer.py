@@ -28,7 +28,7 @@ class _OnDevice(Blocks):
     def _bind(self, runtime: CudaRuntime, kind: str, first: int, size: int, dtype: str) -> None:
         self._runtime, self._kind = runtime, kind
         self._storage = DTYPES[dtype].precision
-        self._configured = Parameters(first=first, second=self._block, variant=size)
+        self._configured: dict[str, Any] = {"first": first, "second": self._block, "variant": size}
 
     def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
         grid, threads, team = grid_of_teams(add.size, self._block)
@@ -55,7 +55,8 @@ class _OnDevice(Blocks):
             return
         address, computed = self._runtime.address, self._computed.name
         pointers = [address(wire) for wire in wires]
-        told = self._configured._replace(n=n, blocks=self.shared_scale(n), out=address(out), wires=pointers, **more)
+        blocks = self.shared_scale(n)
+        told = Parameters(n, blocks, out=address(out), wires=pointers, **self._configured, **more)
         launch = Launch(f"{verb}_{computed}", *grid, told.packed())
         self._runtime.launch(program("integer_quantizer", computed), [launch])
 
@@ -84,7 +85,7 @@ class DeviceNumberCoder:
 
     def __init__(self, runtime: CudaRuntime, dtype: np.dtype[Any], op: str) -> None:
         self._runtime, self._dtype = runtime, dtype
-        self._configured = Parameters(first=("sum", "max").index(op), variant=dtype.itemsize)
+        self._configured: dict[str, Any] = {"first": ("sum", "max").index(op), "variant": dtype.itemsize}
 
     def wire_nbytes(self, n: int) -> int:
         return n * self._dtype.itemsize
@@ -105,7 +106,7 @@ class DeviceNumberCoder:
         name, grid = f"combine_numbers_{COMPUTED[0]}", grid_of_eights(n * self._dtype.itemsize // 2 + 1)
         while sources or not launches:
             pointers: dict[str, Any] = {"out": address(out), "decoded": address(decoded), "wires": sources[:MOST_WIRES]}
-            told = self._configured._replace(n=n, add=first, **pointers)
+            told = Parameters(n, add=first, **pointers, **self._configured)
             launches.append(Launch(name, *grid, told.packed()))
             first, sources = address(out), sources[MOST_WIRES:]
         self._runtime.launch(program("integer_quantizer", COMPUTED[0]), launches)
