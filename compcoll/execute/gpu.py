@@ -253,7 +253,7 @@ class DeviceCollectives(Collectives):
         timeline = Timeline(self._here.streams, order.caller, order.before, None if by_gpu else pinned)
         transport: Transport = DeviceTransport(self._transport, timeline, self._sealing)
         if gpu_transport is not None:
-            transport = StreamTransport(gpu_transport, timeline, transport.rank, transport.size, transport.nodes)
+            transport = StreamTransport(gpu_transport, timeline, self._transport)
         elif links is not None:
             memory.shared = True
             transport = IPCTransport(links, self._transport, timeline, memory.here, pinned)

@@ -18,7 +18,8 @@ import numpy as np
 from ..errors import WireCorrupted
 from ..host.arena import Arena
 from ..pending import Pending, Steps
-from ..transports.base import Persistent, Transport, Wire
+from ..transports.base import Transport, Wire
+from .device_transport import Arriving, TransportOfOneCall
 from .streams import Streams, Timeline
 
 if TYPE_CHECKING:
@@ -181,28 +182,7 @@ class Links:
         _alive.discard(self)
 
 
-class _Arriving:
-    """A wire that this rank copies from another's memory when its notice arrives."""
-
-    __slots__ = ("_notice", "_take", "_told")
-
-    def __init__(self, told: Pending, notice: Wire, allocate: Callable[[bytes], None]) -> None:
-        self._told = told
-        self._notice = notice
-        self._take = allocate
-
-    def Test(self) -> bool:
-        """Return whether the notice has arrived. Kernels, not the host, wait for the copy."""
-        if not self._told.Test():
-            return False
-        self._take(self._notice.buffer.tobytes())
-        return True
-
-    def __repr__(self) -> str:
-        return repr(self._told)
-
-
-class IPCTransport:
+class IPCTransport(TransportOfOneCall):
     """One collective's messages between GPUs of one machine. The host does not wait for their bytes.
 
     Algorithms must not write a wire again in the collective that sent it. Wires outside ``memory`` are copied there.
@@ -224,6 +204,7 @@ class IPCTransport:
     def __init__(
         self, links: Links, host: Transport, timeline: Timeline, memory: Arena, pinned: Callable[[int], Array]
     ) -> None:
+        super().__init__(host)
         self._links = links
         self._host = host
         self._timeline = timeline
@@ -233,9 +214,6 @@ class IPCTransport:
         self._notice = b""
         self._dests: set[int] = set()
         self._sources: set[int] = set()
-        self.rank: int = host.rank
-        self.size: int = host.size
-        self.nodes: Sequence[int] = host.nodes
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         if wire is not self._latest:  # a wire sent to several ranks needs one notice
@@ -256,12 +234,12 @@ class IPCTransport:
         return notice
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        def allocate(notice: bytes) -> None:
-            self._timeline.take(wire, *self._links.source(notice, source, wire))
+        def take() -> None:
+            self._timeline.take(wire, *self._links.source(notice.buffer.tobytes(), source, wire))
 
         notice = Wire(self._pinned(_NOTICE.size))
         self._sources.add(source)
-        return _Arriving(self._host.irecv(notice, source, tag), notice, allocate)
+        return Arriving(self._host.irecv(notice, source, tag), take)
 
     def _tell(self, what: bytes, dest: int, tag: int) -> Pending:
         message = Wire(self._pinned(len(what)))
@@ -284,14 +262,3 @@ class IPCTransport:
             self._timeline.given(self._links.event(end.buffer.tobytes(), dest))
         for sent in sends:
             yield sent
-
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        raise NotImplementedError("wires in shared memory are not sent again")
-
-    recv_init = send_init
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing."""
-
-    def free(self) -> None:
-        """Do nothing: the host's transport and the links belong to their creators."""

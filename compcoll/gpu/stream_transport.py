@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from ..pending import Pending
-from ..transports.base import Persistent, Wire
+from ..transports.base import Transport, Wire
+from .device_transport import TransportOfOneCall
 from .streams import Timeline
 from .watchdog import NCCLBase
 
@@ -61,7 +62,7 @@ class _Message:
         return True
 
 
-class StreamTransport:
+class StreamTransport(TransportOfOneCall):
     """One collective's messages in stream order, for algorithms that use one tag for each phase.
 
     All messages with one tag are put on the stream together when the first of them is tested. So an algorithm must
@@ -73,16 +74,16 @@ class StreamTransport:
         The transport between the ranks' GPUs.
     timeline : Timeline
         The collective's timeline.
-    rank, size, nodes
-        As in `Transport`.
+    ranks : Transport
+        Any transport between the same ranks.
     """
 
-    def __init__(self, gpu_transport: NCCLBase, timeline: Timeline, rank: int, size: int, nodes: Sequence[int]) -> None:
+    def __init__(self, gpu_transport: NCCLBase, timeline: Timeline, ranks: Transport) -> None:
+        super().__init__(ranks)
         self._gpu_transport = gpu_transport
         self._timeline = timeline
         self._leaving: dict[int, list[tuple[Wire, int]]] = defaultdict(list)
         self._arriving: dict[int, list[tuple[Wire, int]]] = defaultdict(list)
-        self.rank, self.size, self.nodes = rank, size, nodes
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         self._leaving[tag].append((wire, dest))
@@ -102,14 +103,3 @@ class StreamTransport:
                 stream,
             )
             self._timeline.exchanged([wire for wire, _ in arriving])
-
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        raise NotImplementedError("messages of a stream are not sent again")
-
-    recv_init = send_init
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing."""
-
-    def free(self) -> None:
-        """Do nothing: the GPU transport belongs to its creator."""
