@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..errors import WireCorrupted
 from ..host.device import HostDevice
 from ..pending import Pending
-from ..transports.base import Persistent, Transport, Wire
+from ..transports.base import GeneratorTransport, Transport, Wire
 from .streams import Timeline
 
 
@@ -71,27 +71,7 @@ class Arriving:
         return repr(self._arrival)
 
 
-class TransportOfOneCall:
-    """Base of the transports of one collective's messages between devices, which send each message once."""
-
-    def __init__(self, ranks: Transport) -> None:
-        self.rank: int = ranks.rank
-        self.size: int = ranks.size
-        self.nodes: Sequence[int] = ranks.nodes
-
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        raise NotImplementedError("messages between devices are not sent again")
-
-    recv_init = send_init
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing."""
-
-    def free(self) -> None:
-        """Do nothing: what carries the messages belongs to its creator."""
-
-
-class DeviceTransport(TransportOfOneCall):
+class DeviceTransport(GeneratorTransport):
     """One collective's messages from and to device memory.
 
     A wire is sent when the event after its encoding, or after its copy to pinned memory, has completed. Until then the
@@ -111,7 +91,7 @@ class DeviceTransport(TransportOfOneCall):
     """
 
     def __init__(self, host: Transport, timeline: Timeline, sealing: HostDevice | None = None) -> None:
-        super().__init__(host)
+        super().__init__(host.rank, host.size, host.nodes)
         self._host = host
         self._timeline = timeline
         self._sealing = sealing

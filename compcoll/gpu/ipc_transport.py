@@ -18,8 +18,8 @@ import numpy as np
 from ..errors import WireCorrupted
 from ..host.arena import Arena
 from ..pending import Pending, Steps
-from ..transports.base import Transport, Wire
-from .device_transport import Arriving, TransportOfOneCall
+from ..transports.base import GeneratorTransport, Transport, Wire
+from .device_transport import Arriving
 from .streams import Streams, Timeline
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Links:
         _alive.discard(self)
 
 
-class IPCTransport(TransportOfOneCall):
+class IPCTransport(GeneratorTransport):
     """One collective's messages between GPUs of one machine. The host does not wait for their bytes.
 
     Algorithms must not write a wire again in the collective that sent it. Wires outside ``memory`` are copied there.
@@ -204,7 +204,7 @@ class IPCTransport(TransportOfOneCall):
     def __init__(
         self, links: Links, host: Transport, timeline: Timeline, memory: Arena, pinned: Callable[[int], Array]
     ) -> None:
-        super().__init__(host)
+        super().__init__(host.rank, host.size, host.nodes)
         self._links = links
         self._host = host
         self._timeline = timeline

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from ..pending import Pending
-from ..transports.base import Transport, Wire
-from .device_transport import TransportOfOneCall
+from ..transports.base import GeneratorTransport, Transport, Wire
 from .streams import Timeline
 from .watchdog import NCCLBase
 
@@ -62,7 +61,7 @@ class _Message:
         return True
 
 
-class StreamTransport(TransportOfOneCall):
+class StreamTransport(GeneratorTransport):
     """One collective's messages in stream order, for algorithms that use one tag for each phase.
 
     All messages with one tag are put on the stream together when the first of them is tested. So an algorithm must
@@ -79,7 +78,7 @@ class StreamTransport(TransportOfOneCall):
     """
 
     def __init__(self, gpu_transport: NCCLBase, timeline: Timeline, ranks: Transport) -> None:
-        super().__init__(ranks)
+        super().__init__(ranks.rank, ranks.size, ranks.nodes)
         self._gpu_transport = gpu_transport
         self._timeline = timeline
         self._leaving: dict[int, list[tuple[Wire, int]]] = defaultdict(list)
