@@ -13,7 +13,7 @@ import numpy as np
 from ..dtypes import DTYPES
 from ..host.encode_options import PLAIN, EncodeOptions
 from ..host.quantizer import Blocks, InIntegers, InVotes
-from .launches import MOST_WIRES, Launch, Parameters, grid_of_eights, grid_of_teams
+from .launches import MOST_WIRES, Launch, Parameters, grid_of, grid_of_teams
 from .programs import COMPUTED, program
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ class _OnDevice(Blocks):
         )
 
     def encode(self, add: Array, scale: float, residual: Array | None, shared_scale: Array, numbers: Array) -> None:
-        grid, terms = grid_of_eights(add.size), self._terms(add, scale, residual)
+        grid, terms = grid_of(add.size, 8), self._terms(add, scale, residual)
         self._run(f"encode_{self._kind}", grid, add.size, numbers, (shared_scale,), **terms)
 
     def decode(self, numbers: Array, shared_scale: Array, out: Array) -> None:
-        grid, wires = grid_of_eights(out.size), (shared_scale, numbers)
+        grid, wires = grid_of(out.size, 8), (shared_scale, numbers)
         self._run(f"decode_{self._kind}", grid, out.size, out, wires, out_storage=self._storage)
 
     def _terms(self, add: Array, scale: float, residual: Array | None) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class DeviceNumberCoder:
         address = self._runtime.address
         first, sources = address(add), [address(wire) for wire in wires]
         launches: list[Launch] = []
-        name, grid = f"combine_numbers_{COMPUTED[0]}", grid_of_eights(n * self._dtype.itemsize // 2 + 1)
+        name, grid = f"combine_numbers_{COMPUTED[0]}", grid_of(n * self._dtype.itemsize // 2 + 1, 8)
         while sources or not launches:
             pointers: dict[str, Any] = {"out": address(out), "decoded": address(decoded), "wires": sources[:MOST_WIRES]}
             told = Parameters(n, add=first, **pointers, **self._configured)

@@ -18,7 +18,7 @@ import numpy as np
 from kept import kept, kernel_sources
 
 from compcoll.gpu.coder import DeviceCoder
-from compcoll.gpu.launches import CodecLaunches, Launch
+from compcoll.gpu.launches import Launch
 from compcoll.gpu.programs import KERNELS, Program
 from compcoll.gpu.quantizer import DeviceIntegers, DeviceNumberCoder, DeviceVotes
 from compcoll.gpu.selection import SelectionKernels
@@ -84,6 +84,23 @@ class Shim:
             self._library.launch(kernel, grid, block, parameters.ctypes.data, alone, first)
 
 
+class Recorded:
+    """Keeps launches. Arrays may be given by their addresses."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    @staticmethod
+    def address(array: np.ndarray | int | None) -> int:
+        return array if isinstance(array, int) else Shim.address(array)
+
+    def scratch(self, nbytes: int) -> int:
+        raise AssertionError("nothing that is recorded needs scratch memory")
+
+    def launch(self, program: Program, launches: Sequence[Launch]) -> None:
+        self.launches += launches
+
+
 class ShimDevice:
     """What codecs need of a device; `known`: with the programs of one configuration."""
 
@@ -92,7 +109,7 @@ class ShimDevice:
         self._known = known
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
-        return DeviceCoder(self._shim, CodecLaunches(kernel, dtype, variant=variant, seed=seed, known=self._known))
+        return DeviceCoder(self._shim, kernel, dtype, variant=variant, seed=seed, known=self._known)
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> DeviceIntegers:
         return DeviceIntegers(self._shim, bits, levels, block, dtype)
@@ -112,22 +129,20 @@ TILES = ("fp8", 4, 128)
 
 
 def build_tiles(*options: str) -> Path:
-    known = CodecLaunches(TILES, "float32").program.options
+    known = DeviceCoder(Recorded(), TILES, "float32").program.options
     return build(*(option for option in known if option.startswith("-DCOMPCOLL") and "DIGEST" not in option), *options)
 
 
 def cooperate_in_tiles(shim: Shim) -> None:
     """Run each way in which a warp cooperates on tiles, one after the other: on arrays that are not aligned."""
-    coder, n = CodecLaunches(TILES, "float32"), 2 * 2048
+    recorded, n = Recorded(), 2 * 2048
+    coder = DeviceCoder(recorded, TILES, "float32")
     values = np.random.default_rng(0).standard_normal(n + 1).astype(np.float32)[1:]
     wires, out = np.zeros((2, coder.wire_nbytes(n)), np.uint8), np.zeros(n + 1, np.float32)[1:]
-    at_values, at_out, *at_wires = map(Shim.address, (values, out, *wires))
-    for launches in (
-        coder.encode(n, at_values, [], at_wires[0]),
-        coder.encode(n, at_values, at_wires[:1], at_wires[1]),
-        coder.decode(n, at_values, at_wires, at_out),
-    ):
-        shim.run([launch._replace(grid=1, block=32) for launch in launches])
+    coder.encode(n, values, [], wires[0])
+    coder.encode(n, values, wires[:1], wires[1])
+    coder.decode(n, values, wires, out)
+    shim.run([launch._replace(grid=1, block=32) for launch in recorded.launches])
 
 
 def cooperate(shim: Shim) -> None:

@@ -358,11 +358,10 @@ def installed(shim: Shim) -> Iterator[Any]:
         for name, module in zip(names, (cupy, cuda, runtime, nvtx, nccl)):
             patch.setitem(sys.modules, name, module)
         import compcoll.gpu
-        from compcoll.gpu import cubins
-        from compcoll.gpu import launches as cuda_launches
+        from compcoll.gpu import coder, cubins
 
         # The shim is the program of all configurations.
-        patch.setattr(cuda_launches, "configuration", lambda *_: None)
+        patch.setattr(coder, "configuration", lambda *_: None)
         patch.setattr(cubins, "nvrtc", lambda: None)
         patch.setenv(config.CUBINS, "/dev/null")
         for name in _ON_CUPY:
