@@ -343,7 +343,10 @@ class DeviceCollectives(Collectives):
         plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, copies)))
         run = replace(run, group=Group(self._transport, run.group.tag), allocate=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)
-        return None if made is None else self._uploaded_sum(made, buffers, run)
+        if made is None:
+            return None
+        indices, values = (self._uploaded(part, buffers, run) for part in (made.indices, made.values))
+        return made._replace(indices=indices, values=values)
 
     def _through_host(self, chosen: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
         """Run a collective on copies in pinned memory."""
@@ -369,10 +372,6 @@ class DeviceCollectives(Collectives):
             return self._uploaded(made, buffers, run)
         timeline.store(out, buffers.out)
         return None
-
-    def _uploaded_sum(self, made: SparseSum, buffers: Buffers, run: Run) -> SparseSum:
-        indices, values = (self._uploaded(part, buffers, run) for part in (made.indices, made.values))
-        return made._replace(indices=indices, values=values)
 
     def _uploaded(self, made: Array, buffers: Buffers, run: Run) -> Array:
         """Copy to the device a host result whose size was not known when the call was prepared."""

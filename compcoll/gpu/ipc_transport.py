@@ -64,6 +64,8 @@ class Links:
     ----------
     name : str
         The mechanism's name.
+    leaving, ends : iterator
+        Events for wires to send, and for the ends of this rank's reads, with their handles.
     """
 
     def __init__(self, sharing: CudaIPC, streams: Streams) -> None:
@@ -71,8 +73,8 @@ class Links:
         self._sharing = sharing
         self._streams = streams
         self._runtime = streams.runtime
-        self._leaving = cycle([sharing.event() for _ in range(_EVENTS)])
-        self._ends = cycle([sharing.event() for _ in range(_ENDS)])
+        self.leaving = cycle([sharing.event() for _ in range(_EVENTS)])
+        self.ends = cycle([sharing.event() for _ in range(_ENDS)])
         self._shared: dict[int, tuple[Array, bytes]] = {}  # by address
         self._memory: dict[tuple[int, bytes], Array] = {}
         self._events: dict[tuple[int, bytes], Event] = {}
@@ -82,14 +84,6 @@ class Links:
         self._probe.nbytes = _PROOF_NBYTES
         self._seen: dict[int, Wire] = {}
         _alive.add(self)
-
-    def leaving(self) -> tuple[Event, bytes]:
-        """Return an event for a wire to send, and its handle."""
-        return next(self._leaving)
-
-    def end(self) -> tuple[Event, bytes]:
-        """Return an event for the end of this rank's reads, and its handle."""
-        return next(self._ends)
 
     def notice(self, array: Array, slabs: Sequence[Array], event: bytes) -> bytes | None:
         """Return the notice of an array and an event; None if the array is not in memory that can be shared."""
@@ -133,7 +127,7 @@ class Links:
 
     def unique_id(self) -> bytes:
         """Write proof bytes to this GPU's shared memory; return them with their notice."""
-        streams, (event, handle) = self._streams, self.leaving()
+        streams, (event, handle) = self._streams, next(self.leaving)
         self._runtime.copy(self._proof, self._probe.buffer, _PROOF_NBYTES, streams.encode)
         self._probe.ready = self._runtime.record(streams.encode)
         self._timeline().leaving(self._probe, event)
@@ -223,7 +217,7 @@ class IPCTransport(GeneratorTransport):
 
     def _noted(self, wire: Wire) -> bytes:
         """Make a wire readable by other ranks, and return its notice."""
-        event, handle = self._links.leaving()
+        event, handle = next(self._links.leaving)
         copy = None
         notice = self._links.notice(wire.content, self._memory.slabs, handle)
         if notice is None:
@@ -252,7 +246,7 @@ class IPCTransport(GeneratorTransport):
         This rank's memory for wires is used again only after the other ranks' events.
         """
         tag += _END
-        event, handle = self._links.end()
+        event, handle = next(self._links.ends)
         self._timeline.taken(event)
         ends = [(dest, Wire(self._pinned(_HANDLE_NBYTES))) for dest in sorted(self._dests)]
         arriving = [self._host.irecv(end, dest, tag) for dest, end in ends]
