@@ -19,7 +19,7 @@ from kept import kept, kernel_sources
 
 from compcoll.gpu.coder import DeviceCoder
 from compcoll.gpu.launches import Launch
-from compcoll.gpu.programs import KERNELS, Program
+from compcoll.gpu.programs import COMPUTED, KERNELS, Program, kernel_names
 from compcoll.gpu.quantizer import DeviceIntegers, DeviceNumberCoder, DeviceVotes
 from compcoll.gpu.selection import SelectionKernels
 from compcoll.host.encode_options import EncodeOptions
@@ -47,6 +47,28 @@ def build(*options: str) -> Path:
     return kept("shim", (command, SOURCE.read_bytes(), kernel_sources()), compiled)
 
 
+SPECIAL = {
+    "integer_quantizer": (
+        *("survey_blocks", "encode_integers", "decode_integers", "encode_votes", "decode_votes", "combine_numbers"),
+    ),
+    "sparse": (
+        *("moments_sparse", "sample_sparse", "count_sparse", "place_sparse", "compact_sparse"),
+        *("take_sparse", "put_sparse", "add_sparse", "subtract_sparse"),
+    ),
+}
+"""The kernels of programs that are not of one codec."""
+
+
+def functions_of(program: Program) -> list[str]:
+    """The names of a program's kernels, by its options."""
+    given = [option.removeprefix("-DCOMPCOLL_").lower() for option in program.options]
+    computed = COMPUTED["types=2" in given]
+    codec = next((each.removeprefix("blocks=") for each in given if each.startswith("blocks=")), "")
+    codec = codec or next(each for each in ("cast", "zfp", *SPECIAL) if each in given)
+    of_codec = [f"{verb}_{name}" for name in kernel_names(codec, computed) for verb in ("encode", "recode", "decode")]
+    return [f"{function}_{computed}" for function in SPECIAL.get(codec, of_codec)]
+
+
 class Shim:
     """What launches kernels: the library that `build` made."""
 
@@ -69,7 +91,7 @@ class Shim:
         return self.address(self._scratch) if nbytes else 0
 
     def launch(self, program: Program, launches: Sequence[Launch]) -> None:
-        assert all(launch.function in program.functions for launch in launches)
+        assert all(launch.function in functions_of(program) for launch in launches)
         self.run(launches)
 
     def run(self, launches: Sequence[Launch], last: int | None = None) -> None:

@@ -20,10 +20,11 @@ from compcoll.gpu import launches as launches
 from compcoll.gpu import programs as cuda_programs
 from compcoll.gpu.coder import DeviceCoder
 from compcoll.gpu.cubins import nvrtc
-from compcoll.gpu.programs import COMPUTED, KERNELS, PROGRAMS, program
+from compcoll.gpu.programs import COMPUTED, KERNELS, program
 from compcoll.host.encode_options import EncodeOptions
 from compcoll.kernels import _host
 
+PROGRAMS = (*_host.codecs(), *cuda_shim.SPECIAL)
 TESTS = Path(__file__).resolve().parents[1]
 SHIM = (sys.executable, "-m", "fakes.cuda_shim")
 BARRIERS = [
@@ -50,7 +51,7 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
     programs = [(codec, computed) for codec in PROGRAMS for computed in COMPUTED]
     with ThreadPoolExecutor(2) as pool:
         for which, (cubin, log) in zip(programs, pool.map(compiled, programs), strict=True):
-            functions = program(*which).functions
+            functions = cuda_shim.functions_of(program(*which))
             assert cubin[:4] == b"\x7fELF"
             assert sorted(re.findall(r"Compiling entry function '(\w+)'", log)) == sorted(functions)
             spills = [int(nbytes) for nbytes in re.findall(r"(\d+) bytes spill stores", log)]
@@ -59,10 +60,9 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
 
 
 def test_programs_name_all_functions_once() -> None:
-    parts = [name for codec in PROGRAMS for computed in COMPUTED for name in program(codec, computed).functions]
-    assert sorted(parts) == sorted(program().functions) and len(set(parts)) == len(parts)
-    for codec in _host.codecs():
-        assert all(program(codec, computed).functions for computed in COMPUTED), codec
+    programs = [program(codec, computed) for codec in PROGRAMS for computed in COMPUTED]
+    parts = [name for each in programs for name in cuda_shim.functions_of(each)]
+    assert len(set(parts)) == len(parts)
     recorded = cuda_shim.Recorded()
     for codec, dtype in [(ZFP(), "float32"), (ZFP(), "float64")]:
         for maxbits in (16, 32, 33, 64, 65, 128):
