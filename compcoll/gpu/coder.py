@@ -85,40 +85,42 @@ class DeviceCoder:
     def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, how: EncodeOptions = PLAIN) -> int:
         if n:
             address = self._runtime.address
+            launches, given = self._sum_of_many(n, add, how.scale, wires)
             residual, decoded = address(how.residual), address(how.decoded)
-            launches, terms = self._sum_of_many(n, add, how.scale, wires)
-            options = {**how._asdict(), "residual": residual, "decoded": decoded, **terms}
+            given |= {"residual": residual, "residual_scale": how.residual_scale, "feed": how.feed, "decoded": decoded}
+            given |= {"out": address(wire), "rng_counter": how.rng_counter, "position": how.position}
             verb = "recode" if wires or residual or decoded or how.scale != 1.0 else "encode"
-            launches.append(self._launch(verb, self._encode_grid(n), n, out=address(wire), **options))
+            launches.append(self._launch(verb, self._encode_grid(n), n, given))
             self._runtime.launch(self.program, launches)
         return self.wire_nbytes(n)
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
         if n:
-            launches, terms = self._sum_of_many(n, add, scale, wires)
-            launches.append(self._launch("decode", self._decode_grid(n), n, out=self._runtime.address(out), **terms))
+            launches, given = self._sum_of_many(n, add, scale, wires)
+            given["out"] = self._runtime.address(out)
+            launches.append(self._launch("decode", self._decode_grid(n), n, given))
             self._runtime.launch(self.program, launches)
 
     def _sum_of_many(
         self, n: int, add: Array | None, scale: float, wires: Sequence[Array]
     ) -> tuple[list[Launch], dict[str, Any]]:
-        """Return launches that add all but `MOST_WIRES` wires, and the parameters of the terms that remain."""
+        """Return launches that add all but `MOST_WIRES` wires, and the parameters for the terms that remain."""
         if add is None and not wires:
             raise InvalidArgument("nothing to sum: give an array or a wire")
-        launches: list[Launch] = []
-        rest = [self._runtime.address(wire) for wire in wires]
-        terms: dict[str, Any] = {"add": self._runtime.address(add), "scale": scale, "add_storage": self._storage}
+        address, launches = self._runtime.address, []
+        terms = {"add": address(add), "scale": scale, "add_storage": self._storage}
+        rest = [address(wire) for wire in wires]
         if len(rest) > MOST_WIRES:
             scratch = self._runtime.scratch(n * DTYPES[self._computed].itemsize)
             computed, grid = DTYPES[self._computed].precision, self._decode_grid(n)
         while len(rest) > MOST_WIRES:
-            partly = {**terms, "wires": rest[:MOST_WIRES], "out": scratch, "out_storage": computed}
-            launches.append(self._launch("decode", grid, n, **partly))
+            first = {"wires": rest[:MOST_WIRES], "out": scratch, "out_storage": computed}
+            launches.append(self._launch("decode", grid, n, {**self._configured, **terms, **first}))
             rest, terms = rest[MOST_WIRES:], {"add": scratch, "scale": 1.0, "add_storage": computed}
-        return launches, {**terms, "wires": rest, "out_storage": self._storage}
+        return launches, {**self._configured, **terms, "wires": rest, "out_storage": self._storage}
 
-    def _launch(self, verb: str, grid: tuple[int, int], n: int, **more: Any) -> Launch:
-        parameters = Parameters(n, -(-n // self._block), **self._configured, **more)
+    def _launch(self, verb: str, grid: tuple[int, int], n: int, given: dict[str, Any]) -> Launch:
+        parameters = Parameters(n, -(-n // self._block), **given)
         return Launch(f"{verb}_{self._name}_{self._computed}", *grid, parameters.packed())
 
     def _encode_grid(self, n: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -11,13 +12,6 @@ from cupy.cuda import runtime as api
 from .runtime import CudaRuntime
 
 Array = Any
-
-
-class _Opened:
-    """Another process's event."""
-
-    def __init__(self, pointer: int) -> None:
-        self.ptr = pointer
 
 
 class CudaIPC:
@@ -34,7 +28,7 @@ class CudaIPC:
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
         self._memory: list[int] = []
-        self._events: list[_Opened] = []
+        self._events: list[SimpleNamespace] = []
 
     def memory_handle(self, memory: Array) -> bytes:
         """Return 64 bytes by which other processes open memory, which was allocated in one piece."""
@@ -54,10 +48,10 @@ class CudaIPC:
             memory = cupy.cuda.UnownedMemory(self._memory[-1], nbytes, self, self._runtime.device.id)
             return cupy.ndarray(nbytes, np.uint8, cupy.cuda.MemoryPointer(memory, 0))
 
-    def open_event(self, handle: bytes) -> _Opened:
+    def open_event(self, handle: bytes) -> SimpleNamespace:
         """Open another process's event."""
         with self._runtime.current:
-            self._events.append(_Opened(api.ipcOpenEventHandle(handle)))
+            self._events.append(SimpleNamespace(ptr=api.ipcOpenEventHandle(handle)))
             return self._events[-1]
 
     def close(self) -> None:
