@@ -25,7 +25,7 @@ from ..algorithms.record import Symmetry
 from ..errors import CompcollError, InvalidArgument
 from ..pending import Pending, Steps
 from ..plan.cost import Link
-from ..transports.base import Persistent, Reposted, Wire
+from ..transports.base import GeneratorTransport, Wire
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class Simulated:
         _complete(receiving, max(message.arrived, receiving.posted))
 
 
-class SimulatedTransport:
+class SimulatedTransport(GeneratorTransport):
     """One rank's end of a `Simulated` world.
 
     Attributes
@@ -334,10 +334,8 @@ class SimulatedTransport:
     """
 
     def __init__(self, world: Simulated, rank: int, size: int, nodes: Sequence[int]) -> None:
+        super().__init__(rank, size, nodes)
         self.world = world
-        self.rank = rank
-        self.size = size
-        self.nodes = nodes
         self.now = self.opened = 0.0
         self.steps: Steps = iter(())  # type: ignore[assignment]
         self.ended = True
@@ -351,24 +349,10 @@ class SimulatedTransport:
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         return self.world.receive(self, wire, source, tag)
 
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        return Reposted(lambda: self.isend(wire, dest, tag))
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing."""
-
-    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
-        return Reposted(lambda: self.irecv(wire, source, tag))
-
-    def free(self) -> None:
-        """Do nothing."""
-
 
 def _advance(rank: SimulatedTransport) -> None:
     """Run a rank until it waits for a message whose time is unknown."""
     for pending in rank.steps:
-        if isinstance(pending, Reposted):
-            pending = pending.message
         if pending is None:
             continue
         assert isinstance(pending, _Waited)

@@ -29,7 +29,7 @@ from ..plan.plan import Plan, make_plan
 from ..stats import Stats
 from ..transports.base import Group, Transport, Wire
 from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
-from .sizes import Extent, KernelSeconds, SizesCoder
+from .sizes import Extent, SizesCoder
 
 # The algorithms that can be simulated. MPI's own cannot: its algorithms are unknown.
 ALGORITHMS = tuple(choose.ALLREDUCE)
@@ -231,14 +231,14 @@ def _job(
     wire_nbytes = coder.wire_nbytes if coder.fixed_size else lambda n: -(-n * itemsize // 2)
     return Job(
         group=Group(transport, tag=1),
-        coder=SizesCoder(transport, wire_nbytes, _seconds(speeds[0], itemsize)),
+        coder=SizesCoder(transport, wire_nbytes, speeds[0], itemsize),
         x=Window(Extent(0)),
         out=Window(Extent(0)),
         chunks=cut.chunks,
         allocate=allocate,
         stats=Stats("allreduce", None, plan.algorithm, plan.call.nbytes),
         itemsize=itemsize,
-        raw=SizesCoder(transport, lambda n: itemsize * n, _seconds(speeds[1], itemsize)),
+        raw=SizesCoder(transport, lambda n: itemsize * n, speeds[1], itemsize),
         cut=partial(balanced_chunks, cut.n, block=plan.block, segment=plan.segment),
     )
 
@@ -309,13 +309,6 @@ def _too_many(scenario: Scenario, plan: Plan, count: int) -> str:
 
 def _equal(chunks: Sequence[Chunk]) -> bool:
     return len({tuple(end - begin for begin, end in chunk) for chunk in chunks}) == 1
-
-
-def _seconds(speed: Speed, itemsize: int) -> KernelSeconds:
-    """Return the seconds per value. Kernels compute on halves as float32."""
-    nbytes = max(itemsize, 4)
-    rates = (speed.encode, speed.decode, speed.accumulate, speed.recode)
-    return KernelSeconds(*(nbytes / rate for rate in rates))
 
 
 def resized(scenario: Scenario, *, ranks: int | None = None, nbytes: int | None = None) -> Scenario:

@@ -109,6 +109,24 @@ class Transport(Protocol):
     def free(self) -> None: ...
 
 
+class GeneratorTransport:
+    """Base of transports that only generators use, which send each message once."""
+
+    def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
+        self.rank, self.size, self.nodes = rank, size, nodes
+
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
+        raise NotImplementedError(f"{type(self).__name__} has no persistent messages")
+
+    recv_init = send_init
+
+    def forget(self, message: Persistent) -> None:
+        """Do nothing: there are no persistent messages."""
+
+    def free(self) -> None:
+        """Do nothing: what carries the messages belongs to its creator."""
+
+
 class Native(Protocol):
     """Collectives of the library that carries a transport's messages: MPI's, or those of a process group.
 
