@@ -102,10 +102,8 @@ def ring(
     meanwhile(help_on)
     for source in route:
         for _ in parts[source]:
-            arrival, part = arriving.next()
-            yield arrival
+            part = yield from arriving.receive()
             if source != right:
                 forward(source, part)
         arrived(source)
-    for sent in sends:
-        yield sent
+    yield from sends

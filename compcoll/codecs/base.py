@@ -63,6 +63,25 @@ class Coder(Protocol):
         """Store ``add · scale + D(wires[0]) + …`` in ``out``, which may be ``add``."""
 
 
+class Coders(NamedTuple):
+    """The coders of a collective.
+
+    Attributes
+    ----------
+    coder : Coder
+        The codec's coder.
+    raw : Coder
+        Sends values uncompressed, for algorithms that do so inside nodes.
+    """
+
+    coder: Coder
+    raw: Coder
+
+    def uncompressed(self) -> Coders:
+        """Return the coders that compress nothing."""
+        return Coders(self.raw, self.raw)
+
+
 def bits_of(coder: Coder) -> float:
     """Return the bits per value on the wire of a codec of fixed size."""
     return 8 * coder.wire_nbytes(_MANY) / _MANY

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import config
 from ..algorithms import native
-from ..codecs.base import Array
+from ..codecs.base import Array, Coders
 from ..codecs.cast import uncompressed
 from ..codecs.sparse.sparsifier import SparseCoder, SparseSum, Sparsifier
 from ..dtypes import DTYPES, HALVES, numpy_dtype
@@ -126,12 +126,11 @@ class DeviceCollectives(Collectives):
             steps = self._copy if call.rows is None else partial(self._steps_of[call.collective], plan)
         elif plan.quantizer is not None and not plan.gathers:
             additive: Any = plan.codec
-            there = plan._replace(quantizer=additive.quantizer(here, dtype, self._size))
-            steps = partial(self._add, there)
+            steps = partial(self._add, additive.quantizer(here, dtype, self._size), plan)
         elif plan.algorithm in choose.SPARSE:
             steps = lambda buffers, run: self._sparse(compiled, buffers, run)  # noqa: E731
         else:
-            moved = plan.coder is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
+            moved = plan.coders is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
             bound = self._on_device(plan, dtype) if moved else None
             on_device = bound is not None
             if bound is not None:
@@ -207,7 +206,7 @@ class DeviceCollectives(Collectives):
             return None
         if self._ranks.checksum:
             raw, coder = with_checksum(raw, self._device), with_checksum(coder, self._device)
-        return plan._replace(coder=coder, raw=plan.raw and raw)
+        return replace(plan, coders=Coders(coder, raw))
 
     def prepare_feedback(self, feedback: ErrorFeedback, x: Array) -> None:
         # Freed memory is reused in the order of the stream that is current at its allocation.
@@ -218,7 +217,7 @@ class DeviceCollectives(Collectives):
         fed = super().fed_back(plan, buffers, feedback)
         if plan.on_gpus is None or plan.plan.call.codec is None:
             return fed
-        if refused := feedback_refused(plan.plan._replace(codec=plan.plan.call.codec)):
+        if refused := feedback_refused(replace(plan.plan, codec=plan.plan.call.codec)):
             raise InvalidArgument(refused)
         return buffers._replace(residual=feedback.residual)
 
@@ -335,11 +334,12 @@ class DeviceCollectives(Collectives):
         """Run a sparse allreduce. The device selects and sums values; the wires are in pinned memory."""
         plan, (timeline, pinned) = compiled.plan, _of_device(run)
         n = min(buffers.x.size, 1)
-        assert isinstance(plan.coder, SparseCoder)
+        assert plan.coders is not None and isinstance(plan.coders.coder, SparseCoder)
         # Wait for the caller's work, after which later copies to the host take little time.
         yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
         exchange = Exchange(timeline, run.allocate, pinned, self._limit(compiled))
-        plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, exchange)))
+        coder = plan.coders.coder.on(SparseDevice(self._here, self._host._device, exchange))
+        plan = replace(plan, coders=plan.coders._replace(coder=coder))
         run = replace(run, group=Group(self._transport, run.group.tag), allocate=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)
         return None if made is None else self._uploaded_sum(made, buffers, run)

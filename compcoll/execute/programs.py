@@ -9,8 +9,10 @@ kernels, which record each step in a program. A call then runs that program in C
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..codecs.base import Coders
 from ..host.device import HostCoder
 from ..kernels._host import Operation, Program
 from ..pending import OrderingTicket, Pending
@@ -130,10 +132,11 @@ class Programs:
             for which, size in enumerate((call.n, _elements_out(call, self._transport.size), call.n))
         )
         buffers = Buffers(x, out, None, residual if feedback else None)
-        assert isinstance(plan.coder, HostCoder)
+        assert plan.coders is not None
+        coder, raw = plan.coders
+        assert isinstance(coder, HostCoder) and isinstance(raw, HostCoder)
         program = made.program
-        raw = plan.raw.noted(program) if isinstance(plan.raw, HostCoder) else None
-        noted = plan._replace(coder=plan.coder.noted(program), raw=raw)
+        noted = replace(plan, coders=Coders(coder.noted(program), raw.noted(program)))
         slot.arena.rewind()
         group = Group(_Notes(self._transport, made), slot.group.tag)
         for pending in compiled.steps(noted, buffers, Run(group, slot.arena.allocate, stats, OrderingTicket(None))):

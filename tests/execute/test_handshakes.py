@@ -207,7 +207,9 @@ def test_random_numbers_are_of_a_call_and_a_rank() -> None:
     for number, upper in ((0, 0), (5, 5), (2**32 - 1, 2**32 - 1), (2**32 + 7, 7)):
         run: Any = SimpleNamespace(group=None, allocate=None, stats=None, timeline=None, number=number)
         job = collectives._job(plan.plan, buffers, run, ())
-        assert job.rng_counter == upper << 32 | 2 and job.scale == pytest.approx(1 / 3) and job.itemsize == 8
+        operands = job.operands
+        assert operands.rng_counter == upper << 32 | 2 and operands.scale == pytest.approx(1 / 3)
+        assert operands.itemsize == 8
 
 
 @pytest.mark.parametrize(("codec", "bits"), [(IntSum(8), 8), (IntSum(16), 16), (Sign(), 1)])
