@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
 
 from .deprecated import renamed_attribute
 
@@ -67,11 +64,3 @@ class Stats:
     def ratio(self) -> float:
         """Raw bytes sent divided by wire bytes sent; 1 if nothing was compressed or the wire bytes are unknown."""
         return self.raw_sent_nbytes / self.wire_nbytes if self.wire_nbytes > 0 else 1.0
-
-
-@contextmanager
-def timed(stats: Stats, attribute: str) -> Iterator[None]:
-    """Add the seconds that a block takes to an attribute of the statistics."""
-    started = perf_counter()
-    yield
-    setattr(stats, attribute, getattr(stats, attribute) + perf_counter() - started)

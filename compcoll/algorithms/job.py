@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 from ..codecs.base import Array, Coders
@@ -11,8 +12,22 @@ from ..gpu.streams import Timeline
 from ..host.encode_options import EncodeOptions
 from ..layout import Chunk, Segment
 from ..pending import Pending, Steps
-from ..stats import Stats, timed
+from ..stats import Stats
 from ..transports.base import Group, Wire
+
+
+class Timed:
+    """A context that adds the seconds of its block to an attribute of statistics."""
+
+    def __init__(self, stats: Stats, attribute: str) -> None:
+        self._stats, self._attribute = stats, attribute
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        seconds = getattr(self._stats, self._attribute) + perf_counter() - self._started
+        setattr(self._stats, self._attribute, seconds)
 
 
 @dataclass
@@ -135,7 +150,7 @@ class Job:
             rng_counter=operands.rng_counter if share == 1 else of_team,
             position=segment[0],
         )
-        with timed(self.stats, "encode_seconds"):
+        with Timed(self.stats, "encode_seconds"):
             if self.timeline is not None:
                 self.timeline.encoding(terms, of_result=operands.x.array is operands.out.array)
             x, contents = operands.x[segment] if own else None, [term.content for term in terms]
@@ -150,7 +165,7 @@ class Job:
         A device does so asynchronously, before the collective ends.
         """
         operands = self.operands
-        with timed(self.stats, "decode_seconds"):
+        with Timed(self.stats, "decode_seconds"):
             if self.timeline is not None:
                 self.timeline.decoding(terms, adding=own)
             x, contents = operands.x[segment] if own else None, [term.content for term in terms]

@@ -118,5 +118,4 @@ NATIVE: Algorithm[Job] = Algorithm(
     ("allreduce", "reduce_scatter", "allgather", "allgatherv", "bcast", "alltoall"),
     _cost,
     by_mpi=True,
-    in_turn=True,
 )

@@ -21,7 +21,7 @@ from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs
 from .job import Inbox, Job
-from .record import ONE_ENCODING, Algorithm, Encodings, Growth
+from .record import KEPT, ONE_ENCODING, Algorithm, Encodings, Growth
 
 
 def allreduce(job: Job) -> Steps:
@@ -136,7 +136,7 @@ def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
 def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
     """Return ``√((p + 1) / 2)``: partial sums of 1 … p terms are encoded (1 … p - 1 for a reduce_scatter)."""
     if collective not in ("allreduce", "reduce_scatter"):
-        return Growth(1.0, 0.0)
+        return KEPT
     encodings = _encodings(collective, ranks, nodes).levels
     return Growth(_along(encodings, ranks, once), 2 / 3 * ranks, recoded=True)
 

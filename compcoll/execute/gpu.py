@@ -155,7 +155,7 @@ class DeviceCollectives(Collectives):
         plan, gpu_transport, links = gpu_group.plan(call), gpu_group.gpu_transport, None
         if not plan.setting.streamed:
             if plan.algorithm in choose.ON_THE_HOST:
-                ticket.used = otherwise.plan.algorithm not in choose.IN_TURN
+                ticket.used = otherwise.plan.algorithm not in choose.ORDERED
                 return (yield from otherwise.steps(otherwise.plan, buffers, run))
             gpu_transport, ticket.used, links = None, True, gpu_group.links
         run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text

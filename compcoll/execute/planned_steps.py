@@ -12,17 +12,18 @@ from ..algorithms import ALGORITHMS, additive, native, sparse
 from ..algorithms.gather import gather
 from ..algorithms.hierarchical import sharded
 from ..algorithms.job import Job, Operands, Window
-from ..codecs.base import Array, Codec, Coder, Coders, IntegerQuantizer
+from ..codecs.base import Array, Codec, Coder, Coders
 from ..codecs.sparse.sparsifier import SparseCoder
 from ..errors import WireCorrupted
 from ..host.device import HostDevice
+from ..host.quantizer import IntegerQuantizer
 from ..layout import Chunk, Lengths, World, balanced_chunks, consecutive_chunks
 from ..pending import Steps
 from ..plan import choose
 from ..plan.choose import COPY
 from ..plan.cost import Profile
 from ..plan.plan import Plan, make_plan, with_checksum
-from ..transports.base import Group, Native
+from ..transports.base import Group, LibraryConnection
 from ..transports.shared import Shared
 from .compiled_plan import Buffers, Run
 from .programs import Programs
@@ -38,7 +39,7 @@ class Ranks:
     ----------
     rank : int
         This rank.
-    native : Native or None
+    native : LibraryConnection or None
         MPI's own collectives, or a process group's.
     codec, tolerance, algorithm : Codec or None, float or None, str
         Defaults of the calls.
@@ -61,7 +62,7 @@ class Ranks:
     """
 
     rank: int
-    native: Native | None
+    native: LibraryConnection | None
     codec: Codec | None
     tolerance: float | None
     algorithm: str
@@ -100,7 +101,7 @@ class PlannedSteps:
         }
 
     @property
-    def _native(self) -> Native:
+    def _native(self) -> LibraryConnection:
         assert self._ranks.native is not None  # else no plan uses them
         return self._ranks.native
 

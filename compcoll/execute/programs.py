@@ -18,7 +18,7 @@ from ..kernels._host import Operation, Program
 from ..pending import OrderingTicket, Pending
 from ..plan.call import Call
 from ..stats import Stats
-from ..transports.base import Connection, Group, Persistent, Transport, Wire
+from ..transports.base import Connection, Group, Persistent, Wire
 from .compiled_plan import Buffers, Compiled, CompiledPlan, Run
 from .slots import Slot
 
@@ -60,18 +60,15 @@ class _NotedMessage:
 class _Notes:
     """A stand-in for a transport that records messages (implements `compcoll.transports.base.Transport`)."""
 
-    def __init__(self, transport: Transport, compiled: Compiled) -> None:
+    def __init__(self, transport: Connection, compiled: Compiled) -> None:
         self.rank, self.size, self.nodes = transport.rank, transport.size, transport.nodes
-        self._compiled = compiled
-        self.send_init, self.recv_init = transport.send_init, transport.recv_init
-        self.free = transport.free
-        self.forget = transport.forget
+        self._transport, self._compiled = transport, compiled
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
-        return self._noted(self.send_init(wire, dest, tag))
+        return self._noted(self._transport.send_init(wire, dest, tag))
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        return self._noted(self.recv_init(wire, source, tag))
+        return self._noted(self._transport.recv_init(wire, source, tag))
 
     def _noted(self, message: Persistent) -> Pending:
         self._compiled.program.start(message)
@@ -149,7 +146,7 @@ class Programs:
         compiled = self._kept.pop(key)
         self._messages -= len(compiled.messages)
         for message in compiled.messages:
-            self._transport.forget(message)
+            self._transport.release(message)
 
 
 def _elements_out(call: Call, ranks: int) -> int:

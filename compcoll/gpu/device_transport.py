@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..errors import WireCorrupted
 from ..host.device import HostDevice
 from ..pending import Pending
-from ..transports.base import Persistent, Transport, Wire
+from ..transports.base import Transport, Wire
 from .streams import Timeline
 
 
@@ -124,15 +124,3 @@ class DeviceTransport:
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         return _Arriving(self, wire, self._host.irecv(wire.staging or wire, source, tag))
-
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        return self._host.send_init(wire, dest, tag)
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing."""
-
-    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
-        return self._host.recv_init(wire, source, tag)
-
-    def free(self) -> None:
-        """Do nothing: the host's transport belongs to its creator."""

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import WireCorrupted
 from ..host.arena import Arena
 from ..pending import Pending, Steps
-from ..transports.base import Persistent, Transport, Wire
+from ..transports.base import Transport, Wire
 from .streams import Streams, Timeline
 
 Array = Any
@@ -306,16 +306,4 @@ class IPCTransport:
         for (dest, end), arrival in zip(ends, arriving, strict=True):
             yield arrival
             self._timeline.given(self._links.event(end.buffer.tobytes(), dest))
-        for sent in sends:
-            yield sent
-
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        raise NotImplementedError("wires in shared memory are not sent again")
-
-    recv_init = send_init
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing."""
-
-    def free(self) -> None:
-        """Do nothing: the host's transport and the links belong to their creators."""
+        yield from sends

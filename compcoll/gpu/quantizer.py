@@ -1,4 +1,4 @@
-"""Integer quantizers by CUDA kernels (the contract is `compcoll.codecs.base.IntegerQuantizer`).
+"""Integer quantizers by CUDA kernels (see `compcoll.host.quantizer.IntegerQuantizer`).
 
 This module needs neither a GPU nor CuPy: a `Launcher` runs the launches.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..host.encode_options import PLAIN, EncodeOptions
-from ..host.quantizer import Blocks, InIntegers, InVotes
+from ..host.quantizer import InIntegers, IntegerQuantizer, InVotes
 from .coder import Launcher
 from .launches import MOST_WIRES, Launch, grid_of_eights, grid_of_teams, parameters
 from .programs import COMPUTED, program
@@ -20,7 +20,7 @@ from .programs import COMPUTED, program
 Array = Any
 
 
-class _OnDevice(Blocks):
+class _OnDevice(IntegerQuantizer):
     """The kernels of an integer quantizer."""
 
     def _bind(self, launcher: Launcher, kind: str, first: int, size: int, dtype: str) -> None:

@@ -1,4 +1,4 @@
-"""Sparsification of values in device memory (the contract is `compcoll.codecs.sparse.sparsifier.Selection`).
+"""Sparsification of values in device memory (see `compcoll.host.selection.HostSelection`).
 
 Kernels make the passes over whole buffers. The few selected indices and values are in host memory, and so are those
 received from other ranks; wires are written and read there as for host arrays.

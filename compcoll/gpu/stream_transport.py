@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ..pending import Pending
-from ..transports.base import Persistent, Wire
+from ..transports.base import Wire
 from .streams import Timeline
 
 Array = Any
@@ -136,14 +136,3 @@ class StreamTransport:
                 stream,
             )
             self._timeline.exchanged([wire for wire, _ in arriving])
-
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        raise NotImplementedError("messages of a stream are not sent again")
-
-    recv_init = send_init
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing."""
-
-    def free(self) -> None:
-        """Do nothing: the GPU transport belongs to its creator."""

@@ -9,14 +9,14 @@ import numpy as np
 
 from ..algorithms import native
 from ..algorithms.dissemination import largest
-from ..codecs.base import Codec, Coder, Coders, IntegerQuantizer, bits_of
+from ..codecs.base import Codec, Coder, Coders, bits_of
 from ..codecs.cast import uncompressed
 from ..codecs.checksum import CheckedCoder
 from ..codecs.sparse.sparsifier import MOST_ELEMENTS, SparseCoder, Sparsifier
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
 from ..host.device import HostDevice
-from ..host.quantizer import NumberCoder
+from ..host.quantizer import IntegerQuantizer, NumberCoder
 from ..layout import Lengths
 from . import choose, explanation
 from .call import NO_REDUCTION, SUMS, Call, Setting

@@ -25,7 +25,7 @@ from ..algorithms.record import Symmetry
 from ..errors import CompcollError, InvalidArgument
 from ..pending import Pending, Steps
 from ..plan.cost import Link
-from ..transports.base import Persistent, Reposted, Wire
+from ..transports.base import Wire
 
 
 @dataclass(frozen=True)
@@ -351,24 +351,10 @@ class SimulatedTransport:
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
         return self.world.receive(self, wire, source, tag)
 
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        return Reposted(lambda: self.isend(wire, dest, tag))
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing."""
-
-    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
-        return Reposted(lambda: self.irecv(wire, source, tag))
-
-    def free(self) -> None:
-        """Do nothing."""
-
 
 def _advance(rank: SimulatedTransport) -> None:
     """Run a rank until it waits for a message whose time is unknown."""
     for pending in rank.steps:
-        if isinstance(pending, Reposted):
-            pending = pending.message
         if pending is None:
             continue
         assert isinstance(pending, _Waited)

@@ -55,7 +55,7 @@ def free_deferred(
     messages : sequence
         Persistent messages on ``comm``.
     heard : sequence
-        The message of each of its ranks, as returned by `told`.
+        The message of each of its ranks, as returned by `pending_frees`.
     """
     global _last
     # The same number on all these ranks, and larger than any number so far.

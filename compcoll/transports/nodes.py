@@ -12,7 +12,7 @@ from ..host.cores import Cores, own_cores
 from .shared import Mail, Offer, Room, Shared, accept, offer, withdraw
 
 Gather = Callable[[Callable[[], Any]], list[Any]]
-"""Calls a function on each rank and returns all results, as `Located.gather` does; collective."""
+"""Calls a function on each rank and returns all results, as `LibraryConnection.gather` does; collective."""
 
 
 class Nodes(NamedTuple):

@@ -104,7 +104,7 @@ def test_what_records_say_of_their_algorithms() -> None:
     for flag, names in {
         "by_mpi": {"native", "sparse_native"},
         "inside_node": {"shared_memory"},
-        "in_turn": {"native", "sparse_native", "shared_memory"},
+        "ordered": {"native", "sparse_native", "shared_memory"},
         "rounds_once": {"direct"},
         "restricted": {"dissemination", "shared_memory"},
         "chunked": {"ring", "direct", "pairwise"},
@@ -115,6 +115,6 @@ def test_what_records_say_of_their_algorithms() -> None:
         assert 0 <= levels <= total
     ring = ALGORITHMS["ring"]
     assert (ring.parts(7), ALGORITHMS["recursive_doubling"].parts(7)) == (7, 1)
-    assert not ring.unfit(Ranks(2)) and not ALGORITHMS["pairwise"].always_faster(0.0, 2)
+    assert not ring.unfit(Ranks(2)) and not ALGORITHMS["pairwise"].always_faster
     with pytest.raises(FrozenInstanceError):
         ring.name = "another"  # type: ignore[misc]
