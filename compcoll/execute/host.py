@@ -15,7 +15,7 @@ from ..codecs.sparse.sparsifier import Sparsifier
 from ..errors import InvalidArgument, InvalidBuffer
 from ..feedback import ErrorFeedback
 from ..host.device import HostCoder, HostDevice
-from ..kernels._host import Function, Started
+from ..kernels._host import Function, Gathered, Started
 from ..pending import Pending, Steps
 from ..plan import choose
 from ..plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting, operation_name
@@ -231,7 +231,7 @@ class Collectives(PlannedSteps):
             return CompiledPlan(plan, partial(self._add, plan.quantizer))
         if plan.algorithm == choose.DISSEMINATION:
             where = places(ranks.rank, self._size)
-            gathered = device.gathered(ranks.small, self._size, where, call.n, call.dtype, call.op)
+            gathered = Gathered(ranks.small, self._size, *where, call.n, call.dtype, call.op)
             return CompiledPlan.of_operation(plan, gathered)
         if plan.algorithm == choose.SHARED_MEMORY:
             assert ranks.shared is not None  # else no plan uses it

@@ -339,10 +339,6 @@ class SparseDevice:
     def coder(self, kernel: tuple[str, int, int], dtype: str) -> _InOrder:
         return _InOrder(self._device.coder(kernel, dtype), self._exchange)
 
-    @staticmethod
-    def as_bytes(x: Array) -> Array:
-        return x.view(np.uint8)
-
 
 class _InOrder:
     """A device's coder, launched in a collective's order.

@@ -125,11 +125,6 @@ class HostDevice:
         return HostSelection(dtype == "float64", self._set)
 
     @staticmethod
-    def as_bytes(x: Array) -> Array:
-        """View the memory of a one-dimensional array as bytes."""
-        return x.view(np.uint8)
-
-    @staticmethod
     def seal(wire: Array) -> None:
         """Store the CRC-32C of a wire in its last 4 bytes."""
         _CHECKSUM.pack_into(wire.data, wire.nbytes - _CHECKSUM.size, _host.crc32c(wire[: -_CHECKSUM.size]))
@@ -150,19 +145,6 @@ class HostDevice:
     def number_coder(numbers: Array, op: str) -> NumberCoder:
         """Return a coder for numbers of this type that combines them by ``"sum"`` or ``"max"``."""
         return NumberCoder(numbers.dtype, op)
-
-    @staticmethod
-    def gathers(dtype: str, op: str) -> bool:
-        """Return whether `gathered` supports an element type and operation."""
-        return _host.Gathered.reducible(dtype, op)
-
-    @staticmethod
-    def gathered(memory: bytearray, ranks: int, places: tuple[int, int], n: int, dtype: str, op: str) -> _host.Gathered:
-        """Return the reduction of small arrays, one of each rank, that a handshake has gathered in ``memory``.
-
-        All ranks get the same bits.
-        """
-        return _host.Gathered(memory, ranks, *places, n, dtype, op)
 
     def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str, scale: float) -> _host.SharedSum:
         """Return this rank's part of a sum through shared memory, of values times a scale."""
@@ -273,22 +255,14 @@ class HostDevice:
             target[...] = source
 
     @staticmethod
-    def known_to_mpi(dtype: str) -> bool:
-        """Return whether MPI can reduce elements of this type."""
-        return dtype not in HALVES
-
-    @staticmethod
     def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:
         """Return values and memory for their sum in a type that MPI can reduce: float32 for 16-bit floats."""
         return (load(x, dtype), np.empty(out.size, np.float32)) if dtype in HALVES else (x, out)
 
     @staticmethod
-    def from_mpi(sums: Array, out: Array, dtype: str) -> None:
-        """Store a sum in the memory from `for_mpi` in ``out``."""
+    def from_mpi(sums: Array, out: Array, dtype: str, scale: float) -> None:
+        """Store a sum in the memory from `for_mpi`, times a factor in its own type, in ``out``."""
+        if scale != 1.0:
+            np.multiply(sums, sums.dtype.type(scale), out=sums)
         if sums is not out:
             store(sums, out, dtype)
-
-    @staticmethod
-    def multiply(x: Array, scale: float) -> None:
-        """Multiply in place, in the array's own type."""
-        np.multiply(x, x.dtype.type(scale), out=x)

@@ -24,11 +24,6 @@ def integer_levels(levels: int, dtype: str) -> int:
     return levels >> spare << spare
 
 
-def field_bits(ranks: int) -> int:
-    """Return the bits of a field that can hold the sum of all ranks' votes."""
-    return next(width for width in (2, 4, 8, 16, 32) if 2 * ranks < 1 << width)
-
-
 class IntegerQuantizer(ABC):
     """An additive codec bound to a device, an element type and a number of ranks.
 
@@ -107,7 +102,8 @@ class InVotes(IntegerQuantizer):
     def __init__(self, ranks: int, block: int, dtype: str) -> None:
         super().__init__(block, dtype)
         self._ranks = ranks
-        self._width = field_bits(ranks)
+        # Bits of a field that can hold the sum of all ranks' votes.
+        self._width = next(width for width in (2, 4, 8, 16, 32) if 2 * ranks < 1 << width)
         self.number_dtype = np.dtype(f"uint{max(self._width, 8)}")
         self._fields = max(8 // self._width, 1)
         self.per_value = 1.0 / self._fields

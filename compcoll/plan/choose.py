@@ -18,6 +18,7 @@ from ..codecs.sparse.sparsifier import Sparsifier
 from ..dtypes import DTYPES, HALVES
 from ..errors import UnknownAlgorithm
 from ..host.quantizer import IntegerQuantizer
+from ..kernels._host import Gathered
 from ..pending import Steps
 from .accuracy import affordable, relative_error
 from .call import SUMS, Call, Setting
@@ -168,7 +169,7 @@ def small(call: Call, setting: Setting) -> bool:
         and not call.checksum
         and not setting.gpus
         and call.nbytes <= largest(setting.world.size)
-        and setting.device.gathers(call.dtype, call.op)
+        and Gathered.reducible(call.dtype, call.op)
     )
 
 

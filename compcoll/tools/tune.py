@@ -76,9 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure a profile and store it."""
-    from ..transports.mpi import transport_by_mpi  # starts MPI
+    from ..transports.mpi import MPITransport  # starts MPI
 
-    transport = transport_by_mpi(None, threads=False, timeout=config.DEFAULT_TIMEOUT)
+    transport = MPITransport(timeout=config.DEFAULT_TIMEOUT)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a profile that cannot be used: it is measured anew
         comm = Communicator(transport)

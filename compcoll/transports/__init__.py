@@ -17,6 +17,6 @@ def transport_of(comm: Any, *, threads: bool, timeout: float | None = None) -> C
     """
     if isinstance(comm, Connection):
         return comm
-    from .mpi import transport_by_mpi  # starts MPI
+    from .mpi import MPITransport  # starts MPI
 
-    return transport_by_mpi(comm, threads=threads, timeout=timeout)
+    return MPITransport(comm, threads=threads, timeout=timeout)

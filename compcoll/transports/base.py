@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -94,13 +94,15 @@ class Transport(Protocol):
     size: int
     nodes: Sequence[int]
 
+    @abstractmethod
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending: ...
 
+    @abstractmethod
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending: ...
 
 
-class Connection(ABC):
-    """A `Transport` between ranks that may give up or die: what a communicator needs.
+class Connection(Transport):
+    """A transport between ranks that may give up or die: what a communicator needs.
 
     A subclass defines the abstract methods. The other attributes and methods have the values and the behaviour of a
     transport inside one process.
@@ -121,9 +123,7 @@ class Connection(ABC):
         The path of handshake messages inside the node; None if the transport carries them.
     """
 
-    rank: int
-    size: int
-    nodes: Sequence[int]
+    nodes: Sequence[int] = ()
     lends_core = False
     blocks = False
     cores: float | None = None
@@ -131,22 +131,16 @@ class Connection(ABC):
     shared: Shared | None = None
     mail: Mail | None = None
 
-    @abstractmethod
-    def isend(self, wire: Wire, dest: int, tag: int) -> Pending: ...
-
-    @abstractmethod
-    def irecv(self, wire: Wire, source: int, tag: int) -> Pending: ...
-
     def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
         return Reposted(lambda: self.isend(wire, dest, tag))
 
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
         return Reposted(lambda: self.irecv(wire, source, tag))
 
-    def release(self, message: Persistent) -> None:  # noqa: B027
+    def release(self, message: Persistent) -> None:
         """Free a persistent message that is not in flight."""
 
-    def free(self) -> None:  # noqa: B027
+    def free(self) -> None:
         """Free the connection. Collective."""
 
     def together(self) -> AbstractContextManager[None]:
@@ -169,7 +163,7 @@ class Connection(ABC):
         """Convert an error of the transport's library that reports a failed rank; return None for other errors."""
         return None
 
-    def abandon(self) -> None:  # noqa: B027
+    def abandon(self) -> None:
         """Wake all ranks that wait for messages of this transport, if possible: no more messages will come."""
 
     def survivors(self, timeout: float) -> Connection:

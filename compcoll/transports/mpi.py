@@ -139,8 +139,8 @@ class MPITransport(Construction):
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
-        Duplicated, collectively, so that messages never mix with the caller's.
+    comm : mpi4py.MPI.Intracomm, optional
+        Duplicated, collectively, so that messages never mix with the caller's; COMM_WORLD by default.
     threads : bool
         Whether several threads will use the transport.
     timeout : float, optional
@@ -159,7 +159,8 @@ class MPITransport(Construction):
     cores: float
     lends_core = MPI.Get_library_version().startswith("Open MPI")  # its mpi_yield_when_idle
 
-    def __init__(self, comm: MPI.Comm, *, threads: bool = False, timeout: float | None = None) -> None:
+    def __init__(self, comm: MPI.Comm | None = None, *, threads: bool = False, timeout: float | None = None) -> None:
+        comm = MPI.COMM_WORLD if comm is None else comm
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
         lifetime.check_alive()
@@ -198,8 +199,7 @@ class MPITransport(Construction):
     def _find_nodes(self) -> None:
         """Find all ranks' nodes, and this node's shared memory and cores."""
         progress = MPIProbe(_library(), _handle(self.comm), MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
-        found = find_nodes(host_name(), self.rank, self.size, self.gather, progress)
-        self.nodes, self.cores, self.shared, self.mail = found
+        find_nodes(self, host_name(), progress)
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         if not wire.exact:
@@ -334,8 +334,3 @@ class MPITransport(Construction):
                 request.Free()
             self._persistent.clear()
             self.comm.Free()
-
-
-def transport_by_mpi(comm: Any, *, threads: bool, timeout: float | None = None) -> MPITransport:
-    """Create the transport for an MPI communicator; None for COMM_WORLD."""
-    return MPITransport(MPI.COMM_WORLD if comm is None else comm, threads=threads, timeout=timeout)

@@ -206,7 +206,6 @@ class SparseCoder:
         self._itemsize = computed.itemsize
         # Values in the type of computation are the wire of this cast, so the cast kernels can load, add and store them.
         self._cast: Coder = device.coder(("cast", computed.precision, 0), dtype)
-        self._as_bytes = device.as_bytes
         self._empty_bytes = device.empty_bytes
 
     def checked(self) -> SparseCoder:
@@ -241,7 +240,7 @@ class SparseCoder:
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
         values = self.kernels.zeros(n)
         self._sum(n, add, wires, values, scale)
-        self._cast.decode(n, None, (self._as_bytes(values),), out)
+        self._cast.decode(n, None, (values.view("uint8"),), out)
 
     def select(self, n: int, x: Array, scale: float, feedback: ErrorFeedback | None) -> Chosen:
         """Select the elements to send from ``x · scale`` plus the residual."""
@@ -304,7 +303,7 @@ class SparseCoder:
         for indices, sent in parts:
             self.kernels.add(indices, sent, zeros)
         if not self._direct:
-            self._cast.decode(int(out.size), None, (self._as_bytes(zeros),), out)
+            self._cast.decode(int(out.size), None, (zeros.view("uint8"),), out)
 
     def stored(self, values: Array) -> Array:
         """Convert values in host memory to the element type."""
@@ -314,7 +313,7 @@ class SparseCoder:
 
     def accumulate(self, x: Array, target: Array, scale: float) -> None:
         """Add in place: ``target += x · scale``."""
-        at = self._as_bytes(target)
+        at = target.view("uint8")
         self._cast.encode(int(x.size), x, (at,), at, EncodeOptions(scale=scale))
 
     def longest(self, n: int, count: int | None = None) -> int:

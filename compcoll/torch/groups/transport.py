@@ -118,8 +118,7 @@ class GroupTransport(LibraryConnection):
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
         with self.board.waits("the making of connections"):
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
-        found = find_nodes(host or node_name(), self.rank, self.size, self.gather, lambda: None)
-        self.nodes, self.cores, self.shared, self.mail = found
+        find_nodes(self, host or node_name(), lambda: None)
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         sent = _memory(wire)
