@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from ..errors import CompcollError, UnsupportedRecovery
+from ..errors import CollectiveFailed, CommunicatorBroken, CompcollError, InvalidArgument, UnsupportedRecovery
 from ..kernels._host import Function, MPIMessage, MPIReduction
 from ..pending import Pending
 from .shared import Mail, Shared
@@ -177,6 +177,20 @@ class Connection(Transport):
         raise UnsupportedRecovery(f"{type(self).__name__} cannot go on without a rank: MPI can")
 
 
+def named(error: BaseException, rank: int) -> BaseException:
+    """Wrap an error in one that names the rank; errors of compcoll and interrupts stay as they are."""
+    if isinstance(error, CompcollError) or not isinstance(error, Exception):
+        return error
+    failure = CollectiveFailed(f"rank {rank}, while a communicator was made: {summary(error)}")
+    failure.__cause__ = error
+    return failure
+
+
+def summary(error: BaseException | None) -> str:
+    """Return an error's class and text; empty without an error."""
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
 class LibraryConnection(Connection):
     """A connection by a library that has collectives of its own: MPI, or a process group's.
 
@@ -184,9 +198,12 @@ class LibraryConnection(Connection):
     ----------
     library : str
         The library's name, for error texts and reports.
+    given_up : bool
+        Whether the connection has failed and all ranks know it.
     """
 
     library: ClassVar[str]
+    given_up = False
 
     @property
     def native(self) -> LibraryConnection:  # type: ignore[override]
@@ -215,12 +232,54 @@ class LibraryConnection(Connection):
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
         """Return the library that carries messages and the sorted names of all ranks' hosts. Collective."""
 
-    @abstractmethod
     def gather(self, work: Callable[[], Result]) -> list[Result]:
         """Call ``work`` on each rank and return all results, which JSON must support: tuples become lists. Collective.
 
-        An error on one rank is raised on all.
+        Raises
+        ------
+        CompcollError
+            On all ranks, if ``work`` raised on some rank. The transport is then freed.
         """
+        failed: BaseException | None = None
+        result: Result | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            failed = error
+        every: list[tuple[str, bool, Any]] = self._every((summary(failed), isinstance(failed, InvalidArgument), result))
+        failures = {rank: (text, refused) for rank, (text, refused, _) in enumerate(every) if text}
+        if not failures:
+            return [result for _, _, result in every]
+        self.given_up = True
+        self.free()
+        if failed is not None:
+            raise named(failed, self.rank)
+        texts = [
+            f"rank {rank} {'refused its settings' if refused else 'failed'}: {text}"
+            for rank, (text, refused) in failures.items()
+        ]
+        kind = InvalidArgument if all(refused for _, refused in failures.values()) else CommunicatorBroken
+        raise kind("; ".join(texts))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a block on all ranks, which may contain collective steps. An error on one rank is raised on all."""
+        try:
+            yield
+        except BaseException as error:
+            if not self.given_up:
+                failed = error
+
+                def fail() -> None:
+                    raise failed
+
+                self.gather(fail)
+            raise
+        self.gather(lambda: None)
+
+    @abstractmethod
+    def _every(self, own: Any) -> list[Any]:
+        """Return each rank's value, which JSON must support."""
 
     def broadcast(self, work: Callable[[], Result]) -> Result:
         """Call ``work`` on rank 0 and return its result, which JSON must support, on all ranks. Collective."""

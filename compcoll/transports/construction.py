@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
 from .. import __version__
 from ..errors import (
-    CollectiveFailed,
     CollectiveMismatch,
     CommunicatorBroken,
-    CompcollError,
-    InvalidArgument,
     PeerTimeout,
 )
 from ..pending import keep_forever, start_thread, wait_until
-from .base import LibraryConnection, Result
+from .base import LibraryConnection, Result, named, summary
 from .library import MPI
 from .serialization import packed, unpacked
 
@@ -90,19 +86,6 @@ def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
         raise PeerTimeout(f"{late} within {seconds:g} s") from None
 
 
-def _named(error: BaseException, rank: int) -> BaseException:
-    """Wrap an error in one that names the rank; errors of compcoll and interrupts stay as they are."""
-    if isinstance(error, CompcollError) or not isinstance(error, Exception):
-        return error
-    failure = CollectiveFailed(f"rank {rank}, while a communicator was made: {_text(error)}")
-    failure.__cause__ = error
-    return failure
-
-
-def _text(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
-
-
 class Construction(LibraryConnection):
     """A connection over an MPI communicator, with the steps of its construction. Collective.
 
@@ -112,13 +95,10 @@ class Construction(LibraryConnection):
         The private communicator.
     seconds : float
         Seconds that each step may last.
-    given_up : bool
-        Whether the construction has failed and all ranks know it.
     """
 
     comm: MPI.Intracomm
     seconds: float
-    given_up = False
 
     def compare_versions(self) -> None:
         """Check that all ranks run the same version of compcoll. Collective.
@@ -144,53 +124,7 @@ class Construction(LibraryConnection):
         texts = [f"{version} on rank {', '.join(map(str, have))}" for version, have in ranks.items()]
         raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
 
-    def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Call ``work`` on each rank and return all results. JSON carries them, so tuples become lists. Collective.
-
-        Raises
-        ------
-        CompcollError
-            On all ranks, if ``work`` raised on some rank. The transport is then freed.
-        """
-        failed: BaseException | None = None
-        result: Result | None = None
-        try:
-            result = work()
-        except BaseException as error:
-            failed = error
-        told: list[tuple[str, bool, Any]] = self._every((_text(failed), isinstance(failed, InvalidArgument), result))
-        failures = {rank: (text, refused) for rank, (text, refused, _) in enumerate(told) if text}
-        if not failures:
-            return [result for _, _, result in told]
-        self.given_up = True
-        self.free()
-        if failed is not None:
-            raise _named(failed, self.rank)
-        texts = [
-            f"rank {rank} {'refused its settings' if refused else 'failed'}: {text}"
-            for rank, (text, refused) in failures.items()
-        ]
-        kind = InvalidArgument if all(refused for _, refused in failures.values()) else CommunicatorBroken
-        raise kind("; ".join(texts))
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Run a block on all ranks, which may contain collective steps. An error on one rank is raised on all."""
-        try:
-            yield
-        except BaseException as error:
-            if not self.given_up:
-                failed = error
-
-                def fail() -> None:
-                    raise failed
-
-                self.gather(fail)
-            raise
-        self.gather(lambda: None)
-
     def _every(self, own: Any) -> list[Any]:
-        """Gather each rank's value."""
         if self.size == 1:
             return [own]
         data = packed(own)
@@ -213,8 +147,8 @@ class Construction(LibraryConnection):
             _wait(request, buffers, self.seconds, late, gave_up)
         except BaseException as error:
             self.given_up = True
-            self.announce(_text(error))
-            failure = self.failure(error) or _named(error, self.rank)
+            self.announce(summary(error))
+            failure = self.failure(error) or named(error, self.rank)
             if failure is error:
                 raise
             raise failure from error

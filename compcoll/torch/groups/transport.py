@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,12 +25,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import __version__
-from ...errors import CollectiveMismatch, CommunicatorBroken, InvalidArgument, WireCorrupted
+from ...errors import CollectiveMismatch, InvalidArgument, WireCorrupted
 from ...gpu.device_transport import DeviceTransport
 from ...gpu.stream_transport import Bootstrap
 from ...kernels._host import Function
 from ...pending import Pending
-from ...transports.base import LibraryConnection, Result, Wire
+from ...transports.base import LibraryConnection, Wire
 from ...transports.nodes import find_nodes, host_name
 from ...transports.serialization import packed, unpacked
 from ..failure_detector import Board, store_of
@@ -159,32 +158,8 @@ class GroupTransport(LibraryConnection):
         with self.board.waits(what, peer):
             work.wait(self.limit)
 
-    def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Gather the result of some work on each rank, as JSON has it: tuples become lists. Collective.
-
-        Raises
-        ------
-        CompcollError
-            On all ranks, if the work failed on any.
-        """
-        failed: BaseException | None = None
-        result: Result | None = None
-        try:
-            result = work()
-        except Exception as error:
-            failed = error
-        return self._settled(failed, result)
-
-    def _settled(self, failed: BaseException | None, result: Any = None) -> list[Any]:
-        """Gather results, or raise on all ranks the errors of some."""
-        text = "" if failed is None else f"{type(failed).__name__}: {failed}"
-        told = [unpacked(each) for each in gather_bytes(packed((text, result)), self._all_gather)]
-        if failed is not None:
-            raise failed
-        failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(told) if text]
-        if failures:
-            raise CommunicatorBroken(f"no communicator was made: {'; '.join(failures)}")
-        return [result for _, result in told]
+    def _every(self, own: Any) -> list[Any]:
+        return [unpacked(each) for each in gather_bytes(packed(own), self._all_gather)]
 
     def _all_gather(self, values: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(values) for _ in range(self.size)]
@@ -196,15 +171,6 @@ class GroupTransport(LibraryConnection):
 
     def barrier(self) -> None:
         self.waiting(self._gloo.barrier(), "a barrier")
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        failed: Exception | None = None
-        try:
-            yield
-        except Exception as error:
-            failed = error
-        self._settled(failed)
 
     def bootstrap(self, device: Any) -> Bootstrap:
         """Return what connects this rank's GPU with those of other ranks: PyTorch's own NCCL, if there is one."""
