@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..layout import Segment, World
+from ..layout import Segment
 from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs, overlap
@@ -135,10 +135,6 @@ def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
     return Growth(1.0, math.sqrt(p) if collective == "reduce_scatter" else 0.0)
 
 
-def _unfit(world: World) -> str:
-    return f"above {MANY_RANKS} ranks" if world.size > MANY_RANKS else ""
-
-
 DIRECT = Algorithm(
     "direct",
     ("allreduce", "reduce_scatter", "allgather", "allgatherv"),
@@ -148,6 +144,6 @@ DIRECT = Algorithm(
     _growth,
     chunked=True,
     rounds_once=True,
-    unfit=_unfit,
+    unfit=lambda world: f"above {MANY_RANKS} ranks" if world.size > MANY_RANKS else "",
     symmetry="rotation",
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..layout import Segment, World
+from ..layout import Segment
 from ..pending import Steps
 from ..transports.base import Group
 from . import direct
@@ -120,10 +120,6 @@ def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
     return _between(nodes).growth(collective, nodes, nodes, once)
 
 
-def _unfit(world: World) -> str:
-    return "one level only" if world.nodes == 1 or world.per_node == 1 else ""
-
-
 HIERARCHICAL = Algorithm(
     "hierarchical",
     ("allreduce",),
@@ -131,6 +127,6 @@ HIERARCHICAL = Algorithm(
     {"allreduce": allreduce},
     _encodings,
     _growth,
-    unfit=_unfit,
+    unfit=lambda world: "one level only" if world.nodes == 1 or world.per_node == 1 else "",
     symmetry="rotation",
 )

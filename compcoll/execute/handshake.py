@@ -28,7 +28,7 @@ from ..errors import CompcollError, WireCorrupted
 from ..kernels._host import Collective, Exchange, PiggybackReduction, SharedMessage
 from ..layout import SIGNATURE_NBYTES, in_pairs, longest_message, shares
 from ..pending import Pending, Steps
-from ..plan.signature import TEXT_NBYTES, Signature, told_apart
+from ..plan.signature import TEXT_NBYTES, Signature, mismatch
 from ..transports.base import Connection, Persistent, Wire
 from ..transports.shared import Mail
 
@@ -222,7 +222,7 @@ class Handshake:
         self.messages = []
         received[self.transport.rank] = sent
         lines = [_read(received[rank], rank) for rank in range(self.transport.size)]
-        self.mismatch = told_apart(lines, self.transport.rank)
+        self.mismatch = mismatch(lines, self.transport.rank)
         raise self.mismatch
 
 

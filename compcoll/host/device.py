@@ -132,8 +132,8 @@ class HostDevice:
     @staticmethod
     def sealed(wire: Array) -> bool:
         """Return whether the last 4 bytes of a wire are the CRC-32C of the bytes before."""
-        told: tuple[int] = _CHECKSUM.unpack_from(wire.data, wire.nbytes - _CHECKSUM.size)
-        return told[0] == _host.crc32c(wire[: -_CHECKSUM.size])
+        (stored,) = _CHECKSUM.unpack_from(wire.data, wire.nbytes - _CHECKSUM.size)
+        return bool(stored == _host.crc32c(wire[: -_CHECKSUM.size]))
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> Integers:
         return Integers(bits, levels, block, dtype, self._set)

@@ -71,17 +71,17 @@ def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
     """
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return call()
-    told: Future[Result] = Future()
+    done: Future[Result] = Future()
 
     def run() -> None:
         try:
-            told.set_result(call())
+            done.set_result(call())
         except Exception as error:
-            told.set_exception(error)
+            done.set_exception(error)
 
     start_thread("construction", run)
     try:
-        return told.result(seconds)
+        return done.result(seconds)
     except FutureTimeout:
         raise PeerTimeout(f"{late} within {seconds:g} s") from None
 
@@ -139,8 +139,8 @@ class Construction(LibraryConnection):
         """Wait for a request; announce an error to the other ranks, and raise if another rank has announced one."""
 
         def gave_up() -> None:
-            if told := self.announced():
-                raise CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in told.items()))
+            if announced := self.announced():
+                raise CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in announced.items()))
 
         late = f"not all {self.size} ranks went on making a communicator within {self.seconds:g} s"
         try:

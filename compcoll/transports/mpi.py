@@ -191,10 +191,10 @@ class MPITransport(Construction):
                 )
             return deferred_free.pending_frees(self.comm)
 
-        heard = self.gather(check)
+        frees = self.gather(check)
         with self.together():
             self._find_nodes()
-            deferred_free.free_deferred(self, self.comm, self._persistent, heard)
+            deferred_free.free_deferred(self, self.comm, self._persistent, frees)
 
     def _find_nodes(self) -> None:
         """Find all ranks' nodes, and this node's shared memory and cores."""
