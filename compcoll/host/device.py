@@ -99,7 +99,6 @@ class HostDevice:
         sets = self.instruction_sets()
         self.instruction_set = instruction_set or config.instruction_set(sets)
         self._set = sets.index(self.instruction_set)  # the kernels take the index
-        self._coders: dict[tuple[str, int, int, int, int, str], HostCoder] = {}
         self._names: dict[np.dtype[Any], str] = {dtype.numpy: name for name, dtype in DTYPES.items()}
 
     @property
@@ -113,12 +112,8 @@ class HostDevice:
         return _host.instruction_sets()
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> HostCoder:
-        key = (*kernel, variant, seed, dtype)
-        if key not in self._coders:
-            name, first, second = kernel
-            coder = _host.Coder(name, first, second, variant, seed, DTYPES[dtype].precision, self._set)
-            self._coders[key] = HostCoder(coder, self.threads)
-        return self._coders[key]
+        coder = _host.Coder(*kernel, variant, seed, DTYPES[dtype].precision, self._set)
+        return HostCoder(coder, self.threads)
 
     def selection(self, dtype: str) -> HostSelection:
         """Return the kernels of sparsification for values in float32 or float64."""
