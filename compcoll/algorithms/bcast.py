@@ -49,4 +49,4 @@ def _cost(c: Costs, collective: str) -> float:
     return root + levels * (c.latency + (copy + wire + c.decode * c.n) / m)
 
 
-BINOMIAL = Algorithm("binomial", ("bcast",), _cost, {"bcast": bcast}, lambda *_: ONE_ENCODING)
+BINOMIAL = Algorithm("binomial", {"bcast": bcast}, _cost, lambda *_: ONE_ENCODING)

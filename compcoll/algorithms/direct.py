@@ -137,9 +137,8 @@ def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
 
 DIRECT = Algorithm(
     "direct",
-    ("allreduce", "reduce_scatter", "allgather", "allgatherv"),
-    _cost,
     {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "allgather": allgather, "allgatherv": allgather},
+    _cost,
     _encodings,
     _growth,
     chunked=True,

@@ -31,7 +31,7 @@ def _cost(c: Costs, collective: str) -> float:
 
 DISSEMINATION: Algorithm[Job] = Algorithm(
     "dissemination",
-    ("allreduce",),
+    {"allreduce": None},
     _cost,
     always_faster=lambda nbytes, ranks: nbytes <= surely_small(ranks),
     cost_proxy="native",

@@ -122,9 +122,8 @@ def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
 
 HIERARCHICAL = Algorithm(
     "hierarchical",
-    ("allreduce",),
-    _cost,
     {"allreduce": allreduce},
+    _cost,
     _encodings,
     _growth,
     unfit=lambda world: "one level only" if world.nodes == 1 or world.per_node == 1 else "",

@@ -111,7 +111,7 @@ def _cost(c: Costs, collective: str) -> float:
 
 NATIVE: Algorithm[Job] = Algorithm(
     "native",
-    ("allreduce", "reduce_scatter", "allgather", "allgatherv", "bcast", "alltoall"),
+    dict.fromkeys(("allreduce", "reduce_scatter", "allgather", "allgatherv", "bcast", "alltoall")),
     _cost,
     by_mpi=True,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ..layout import World
@@ -70,12 +71,10 @@ class Algorithm(Generic[J]):
     ----------
     name : str
         The name that ``algorithm=`` takes.
-    collectives : tuple of str
-        The collectives that it runs.
+    collectives : mapping
+        The collectives that it runs, with the generator of each; None if it does not send messages of its own.
     cost : callable
         Predicts the seconds of a collective after its handshake.
-    steps : mapping
-        The generator of each collective; empty if the algorithm does not send messages of its own.
     encodings : callable
         Returns how often values are encoded, for a collective, a number of ranks and a number of nodes.
     growth : callable
@@ -102,9 +101,8 @@ class Algorithm(Generic[J]):
     """
 
     name: str
-    collectives: tuple[str, ...]
+    collectives: Mapping[str, Callable[[J], Steps] | None]
     cost: Callable[[Costs, str], float]
-    steps: Mapping[str, Callable[[J], Steps]] = field(default_factory=dict)
     encodings: Callable[[str, int, int], Encodings] = lambda *_: NEVER
     growth: Callable[[str, int, int, float], Growth] = lambda *_: KEPT
     chunked: bool = False
@@ -115,6 +113,11 @@ class Algorithm(Generic[J]):
     always_faster: Callable[[float, int], bool] | None = None
     cost_proxy: str = ""
     symmetry: Symmetry = "none"
+
+    @cached_property
+    def steps(self) -> Mapping[str, Callable[[J], Steps]]:
+        """The generators by collective."""
+        return {name: steps for name, steps in self.collectives.items() if steps is not None}
 
     @property
     def restricted(self) -> bool:

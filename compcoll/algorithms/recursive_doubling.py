@@ -130,9 +130,8 @@ def growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
 
 RECURSIVE_DOUBLING = Algorithm(
     "recursive_doubling",
-    ("allreduce",),
-    _cost,
     {"allreduce": allreduce},
+    _cost,
     encodings,
     growth,
     symmetry="exclusive",

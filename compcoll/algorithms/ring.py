@@ -159,9 +159,8 @@ def _along(encodings: int, terms: int, once: float) -> float:
 
 RING = Algorithm(
     "ring",
-    ("allreduce", "reduce_scatter", "allgather", "allgatherv"),
-    _cost,
     {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "allgather": allgather, "allgatherv": allgather},
+    _cost,
     _encodings,
     _growth,
     chunked=True,

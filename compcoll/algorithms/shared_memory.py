@@ -31,7 +31,7 @@ def _cost(c: Costs, collective: str) -> float:
 # cores, alone and beside other work. For fewer bytes the cost model decides.
 SHARED_MEMORY: Algorithm[Job] = Algorithm(
     "shared_memory",
-    ("allreduce",),
+    {"allreduce": None},
     _cost,
     inside_node=True,
     always_faster=lambda nbytes, ranks: True,

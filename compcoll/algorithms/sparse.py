@@ -64,8 +64,6 @@ class SparseJob:
         Takes a number of bytes and returns memory.
     stats : Stats
         Counts seconds and bytes.
-    itemsize : int
-        Bytes of an element, uncompressed.
     block : int
         Most bytes of a message.
     start : callable, optional
@@ -86,7 +84,6 @@ class SparseJob:
     feedback: ErrorFeedback | None
     allocate: Callable[[int], Array]
     stats: Stats
-    itemsize: int
     block: int
     start: Callable[[Array, Array, Sequence[int]], Pending] | None = None
     ticket: OrderingTicket | None = None
@@ -133,7 +130,7 @@ class SparseJob:
     def account(self, nbytes: int, elements: float) -> None:
         """Count ``nbytes`` sent bytes, which stand for ``elements`` uncompressed elements."""
         self.stats.wire_nbytes += nbytes
-        self.stats.raw_sent_nbytes += int(elements * self.itemsize)
+        self.stats.raw_sent_nbytes += int(elements * self.x.itemsize)
 
     def finish(self) -> list[Part]:
         """Return the contributions in the order of the ranks."""
@@ -367,9 +364,9 @@ def _twice(collective: str, ranks: int, nodes: int) -> Encodings:
 
 
 ALL = (
-    Algorithm(SPARSE_RING, ("allreduce",), _ring_cost, {"allreduce": sparse_ring}, _once),
-    Algorithm("sparse_native", ("allreduce",), _native_cost, {"allreduce": sparse_native}, _once, by_mpi=True),
-    Algorithm("sparse_direct", ("allreduce",), _direct_cost, {"allreduce": sparse_direct}, _twice),
+    Algorithm(SPARSE_RING, {"allreduce": sparse_ring}, _ring_cost, _once),
+    Algorithm("sparse_native", {"allreduce": sparse_native}, _native_cost, _once, by_mpi=True),
+    Algorithm("sparse_direct", {"allreduce": sparse_direct}, _direct_cost, _twice),
 )
 
 _STEPS = {record.name: record.steps["allreduce"] for record in ALL}

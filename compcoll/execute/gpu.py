@@ -241,8 +241,7 @@ class DeviceCollectives(Collectives):
         # Two memories alternate: the host launches the next call while the kernels of this one run.
         memory = self._free.pop(0) if len(self._free) > 1 else DeviceMemory(self._here.runtime)
         self._in_use.append(memory)  # stays there after an error, since MPI may still write to it
-        for guard in memory.guards:
-            yield guard
+        yield from memory.guards
         memory.reset()
         order = buffers.order
         assert order is not None

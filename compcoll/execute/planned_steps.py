@@ -127,7 +127,6 @@ class PlannedSteps:
             feedback=buffers.feedback,
             allocate=run.allocate,
             stats=run.stats,
-            itemsize=buffers.x.itemsize,
             block=max(plan.lengths.segment * buffers.x.itemsize // 4, 1),
             start=None if own is None else own.iallgatherv,
             ticket=run.ticket,

@@ -111,7 +111,7 @@ def test_what_records_say_of_their_algorithms() -> None:
     }.items():
         assert {name for name, record in ALGORITHMS.items() if getattr(record, flag)} == names, flag
     for record in ALGORITHMS.values():
-        levels, total = record.encodings(record.collectives[0], 8, 4)
+        levels, total = record.encodings(next(iter(record.collectives)), 8, 4)
         assert 0 <= levels <= total
     ring = ALGORITHMS["ring"]
     assert (ring.parts(7), ALGORITHMS["recursive_doubling"].parts(7)) == (7, 1)
