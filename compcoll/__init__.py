@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from .codecs.registry import get_codec as get_codec
     from .codecs.registry import list_codecs as list_codecs
     from .communicator import Communicator as Communicator
-    from .communicator import PersistentRequest as PersistentRequest
     from .encoding import decode as decode
     from .encoding import encode as encode
     from .errors import CompcollError as CompcollError
     from .execute.engine import Request as Request
+    from .execute.persistent import PersistentRequest as PersistentRequest
     from .feedback import ErrorFeedback as ErrorFeedback
     from .stats import Stats as Stats
     from .tools.check import check_codec as check_codec
@@ -45,11 +45,12 @@ __version__ = "0.2.0"
 _HOMES = {
     "api": "allgather allgather_init allgatherv allreduce allreduce_init alltoall alltoall_init bcast bcast_init "
     "get_communicator iallreduce reduce_scatter reduce_scatter_init",
-    "communicator": "Communicator PersistentRequest",
+    "communicator": "Communicator",
     "encoding": "decode encode",
     "errors": "CompcollError",
     "feedback": "ErrorFeedback",
     "execute.engine": "Request",
+    "execute.persistent": "PersistentRequest",
     "codecs.registry": "get_codec list_codecs",
     "stats": "Stats",
     "tools.check": "check_codec",

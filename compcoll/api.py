@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from .codecs.base import Codec
-from .communicator import Communicator, PersistentRequest
+from .communicator import Communicator
 from .errors import InvalidArgument
 from .execute.engine import Request
+from .execute.persistent import PersistentRequest
 from .feedback import ErrorFeedback
 from .lifetime import check_alive
 from .transports.library import MPI

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from threading import RLock
 from time import perf_counter
@@ -10,15 +9,16 @@ from typing import Any, NoReturn
 
 from . import config
 from .codecs.base import Codec
-from .deprecated import renamed_attribute
+from .deprecated import renamed_attribute, warn
 from .errors import CommunicatorBroken, CompcollError, InvalidArgument
-from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, named_codec, store_account
+from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, driven, named_codec, store_account
 from .execute.engine import Ended, Engine, Request, under_way
 from .execute.failure_detector import FailureDetector
 from .execute.failures import as_failure
 from .execute.gpu import DeviceCollectives
 from .execute.handshake import Handshake
 from .execute.host import Checked, Collectives
+from .execute.persistent import PersistentRequest
 from .execute.planned_steps import Ranks
 from .execute.programs import Programs
 from .execute.slots import AT_ONCE, Slot, Slots
@@ -65,9 +65,9 @@ class Communicator:
         Default codec of the collectives; None: no compression.
     algorithm : str
         Default algorithm of the collectives.
-    progress : {"wait", "nap", "thread"}
+    progress : {"wait", "sleep", "thread"}
         Collectives under way advance while the caller waits or tests, or, with ``"thread"``, in a thread of their own.
-        With ``"nap"`` a wait leaves the core to other threads, at the cost of a little latency.
+        With ``"sleep"`` a wait leaves the core to other threads, at the cost of a little latency.
     timeout : float, optional
         Seconds without progress after which a wait raises an error; by default COMPCOLL_TIMEOUT, or 1800. If it is set,
         here or by the variable, no call blocks in MPI, where a timeout has no effect. ``"auto"`` then uses other
@@ -107,6 +107,9 @@ class Communicator:
         checksum: bool = False,
         **codec_options: Any,
     ) -> None:
+        if progress == "nap":
+            warn('progress="nap"', 'progress="sleep"', stacklevel=2)
+            progress = "sleep"
         self._settings: dict[str, Any] = {
             "codec": codec,
             "algorithm": algorithm,
@@ -128,8 +131,8 @@ class Communicator:
         self.nodes = transport.nodes
         neighbours = list(self.nodes).count(self.nodes[self.rank])
         cores = usable_cores() / neighbours if transport.cores is None else transport.cores
-        if progress not in ("wait", "nap", "thread"):
-            raise InvalidArgument(f'progress={progress!r} is none of "wait", "nap" and "thread"')
+        if progress not in ("wait", "sleep", "thread"):
+            raise InvalidArgument(f'progress={progress!r} is none of "wait", "sleep" and "thread"')
         if not isinstance(checksum, bool):
             raise InvalidArgument(f"checksum={checksum!r}: True or False is needed")
         seconds, self._debug = config.timeout(timeout), config.debug()
@@ -146,11 +149,11 @@ class Communicator:
             threaded=progress == "thread",
             crowded=crowded,
             lent=world.nodes > 1 and transport.lends_core,
-            sleeps=progress == "nap",
+            sleeps=progress == "sleep",
             private=transport.blocks,
         )
         self._slots = Slots(transport, device.empty_bytes)
-        self._programs = Programs(transport)
+        self._programs = Programs(transport, self._handshake)
         self._collectives = Collectives(
             device,
             Ranks(
@@ -490,9 +493,12 @@ class Communicator:
             return like(result, x) if out is None else out
         started = perf_counter()
         plan, buffers = self._check(collective, x, param, out, feedback, asked)
-        operation = None
-        if not (under_way or self._engine.active or buffers.order is not None or buffers.apart):
-            operation = self._operation(collective, plan, self._slots.alone, buffers)
+        if under_way or self._engine.active or buffers.order is not None or buffers.apart:
+            return self._wait(self._begin(collective, plan, buffers))
+        try:
+            call, operation, _ = self._programs.compiled(plan, self._slots.alone, FREE, buffers.residual is not None)
+        except Exception as error:  # such as no memory for its wires
+            self._refuse(collective, error)
         if operation is None:
             return self._wait(self._begin(collective, plan, buffers))
         number = self._sequence_number
@@ -501,11 +507,11 @@ class Communicator:
         if plan.timeout is not None:
             sleeps = min(sleeps, sleeps_within(plan.timeout))
         try:
-            call = self._handshaken(plan, buffers, operation, FREE, number, spins, sleeps)
-            if not call.ended:
-                self._engine.follow(_until_ended(call), plan.plan.signature, plan.timeout)
-            if not call.done:
-                return self._call_beside_others(collective, plan, buffers, call, number, started)
+            if not call.begin(buffers.x, buffers.out, buffers.residual, number, spins, sleeps):
+                if not call.ended:
+                    self._engine.follow(_until_ended(call), plan.plan.signature, plan.timeout)
+                if not call.done:
+                    return self._call_beside_others(collective, plan, buffers, call, number, started)
         except BaseException as error:
             self._failed(error, plan, *buffers)
         self._last = collective, plan, operation, buffers.x.nbytes, perf_counter() - started
@@ -519,8 +525,8 @@ class Communicator:
         slot = self._slots.in_turn[number % AT_ONCE]
         stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
         run = Run(slot.group, slot.allocate, stats, OrderingTicket(None), number)
-        operation = self._programs.operation(plan, slot, buffers.residual is not None)
-        steps = self._rest(plan, buffers, run, slot, call, signature, operation)
+        operation = self._programs.compiled(plan, slot, BUSY, buffers.residual is not None).operation
+        steps = self._rest(plan, buffers, run, slot, call, operation, signature)
         result = self._engine.follow(steps, signature, plan.timeout)
         stats.total_seconds = perf_counter() - started
         self._last = stats
@@ -541,12 +547,22 @@ class Communicator:
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
     ) -> PersistentRequest:
         """Prepare a collective that can be started repeatedly; ``param`` is the operation or the root."""
-        given = (x, out) if type(x) is ndarray or not is_foreign(x) else self._seen(collective, x, out)
-        plan, buffers = self._check(collective, given[0], param, given[1], feedback, asked)
-        request = PersistentRequest(self, collective, plan, buffers, (given[0], param, feedback, asked))
-        if given[0] is not x:
-            request.as_given = lambda result: like(result, x) if out is None else out
-        return request
+        memory, result = (x, out) if type(x) is ndarray or not is_foreign(x) else self._seen(collective, x, out)
+        plan, buffers = self._check(collective, memory, param, result, feedback, asked)
+
+        def begin(request: Request) -> None:
+            self._check_usable()
+            run = plan, buffers
+            if buffers.order is not None:  # the run follows what the caller has launched so far
+                run = self._check(collective, memory, param, buffers.result, feedback, asked)
+            elif feedback is not None:
+                run = plan, self._collectives.fed_back(plan, buffers, feedback)
+            self._begin(collective, *run, request)
+            if memory is not x:
+                request.finish = lambda result: like(result, x) if out is None else out
+
+        stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
+        return PersistentRequest(begin, stats, buffers.result)
 
     def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers, request: Request | None = None) -> Request:
         """Start a collective in the slot of its sequence number, with a new request or one that has ended."""
@@ -583,32 +599,15 @@ class Communicator:
             yield run.ticket
         if before is not None and not before.done:  # else the handshakes of all later collectives would begin now
             yield Ended(before)
-        level, operation, given = BUSY, None, buffers
-        if buffers.order is None:
-            operation = self._programs.operation(plan, slot, buffers.residual is not None)
-        else:
+        level, given = BUSY, buffers
+        if buffers.order is not None:
             level = ON_GPU
             if plan.piggyback is not None:
                 assert self._gpu is not None
                 given = buffers._replace(x=(yield from self._gpu.fetch_small(buffers)))
-        call = self._handshaken(plan, given, operation, level, run.number, 1, 0)
-        return (yield from self._rest(plan, buffers, run, slot, call, signature, operation))
-
-    def _handshaken(
-        self,
-        plan: CompiledPlan,
-        buffers: Buffers,
-        operation: Operation | None,
-        level: int,
-        number: int,
-        spins: int,
-        sleeps: int,
-    ) -> Collective:
-        """Begin a handshake. The operation follows at once if this is the highest level of all ranks."""
-        piggyback = plan.piggyback
-        exchange, extremes = self._handshake.exchange(piggyback), plan.plan.signature.extremes[level]
-        x, out, residual = buffers.x, buffers.out, buffers.residual
-        return Collective(exchange, extremes, level, piggyback, operation, x, out, residual, number, spins, sleeps)
+        call, operation, _ = self._programs.compiled(plan, slot, level, buffers.residual is not None)
+        call.begin(given.x, given.out, given.residual, run.number, 1, 0)
+        return (yield from self._rest(plan, buffers, run, slot, call, operation, signature))
 
     def _rest(
         self,
@@ -617,8 +616,8 @@ class Communicator:
         run: Run,
         slot: Slot,
         call: Collective,
-        signature: Signature,
         operation: Operation | None,
+        signature: Signature,
     ) -> Steps:
         """Finish a call under way: its handshake, then its operation or its plan's steps."""
         while call.level is None and not call.ended:
@@ -631,26 +630,19 @@ class Communicator:
         ordered = choose.ORDERED if operation is None else (choose.SHARED_MEMORY,)
         if plan.plan.algorithm not in ordered:
             run.ticket.used = True
+        result = None
         if operation is None:
             slot.arena.rewind()
             result = yield from plan.steps(plan.plan, buffers.flat(), run)
+        elif call.ended and not call.done:
+            yield from driven(operation, buffers, run)
         else:
-            result = None
-            if call.ended and not call.done:
-                call.run(operation, buffers.x, buffers.out, buffers.residual)
             while not call.done:
                 yield call
             store_account(run.stats, operation)
         if buffers.apart:
             buffers.result.reshape(-1)[:] = buffers.out.view(buffers.result.dtype)
         return buffers.result if result is None else result
-
-    def _operation(self, collective: str, plan: CompiledPlan, slot: Slot, buffers: Buffers) -> Operation | None:
-        """Return the operation that runs a call in a slot; None if a generator runs it. A failure reaches all ranks."""
-        try:
-            return self._programs.operation(plan, slot, buffers.residual is not None)
-        except Exception as error:  # such as no memory for its wires
-            self._refuse(collective, error)
 
     def _signature(self, plan: CompiledPlan) -> Signature:
         """Return the signature to show if the ranks' calls differ; in debug mode it has the caller's line."""
@@ -790,79 +782,6 @@ class Communicator:
     def _next_ticket(self) -> OrderingTicket:
         self._ticket = OrderingTicket(self._ticket)
         return self._ticket
-
-
-class PersistentRequest(Request):
-    """A collective that can be started repeatedly on the same arrays (MPI-4.1, section 6.13).
-
-    Created by `compcoll.allreduce_init` and its relatives, on all ranks. Its arguments are checked once. Every run
-    reads the current values of ``x``, and stores its result in the same array.
-
-    Attributes
-    ----------
-    stats : Stats
-        Statistics of the last run.
-    done : bool
-        Whether no run is under way.
-
-    Examples
-    --------
-    >>> x = np.ones(4, np.float32)
-    >>> request = compcoll.allreduce_init(x, op="mean")
-    >>> for step in range(3):
-    ...     mean = request.start().wait()
-    >>> request.free()
-    """
-
-    def __init__(
-        self, communicator: Communicator, collective: str, plan: CompiledPlan, buffers: Buffers, given: tuple[Any, ...]
-    ) -> None:
-        super().__init__()
-        self._communicator: Communicator | None = communicator
-        self._collective, self._plan, self._buffers = collective, plan, buffers
-        self._given = given  # x, the operation or the root, feedback, and codec, algorithm and options
-        self.stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
-        self._result = buffers.result
-        self.as_given: Callable[[Any], Any] | None = None
-        self.done = True
-
-    def start(self) -> PersistentRequest:
-        """Start a run and return the request.
-
-        Raises
-        ------
-        InvalidArgument
-            If the previous run has not ended, or the request was freed.
-        """
-        if self._communicator is None:
-            raise InvalidArgument("start() of a request that was freed: make another one")
-        if not self.done:
-            raise InvalidArgument("start() before the last run has ended: wait() first")
-        x, param, feedback, asked = self._given
-        buffers = self._buffers
-        self._communicator._check_usable()
-        if buffers.order is not None:  # the run follows what the caller has launched so far
-            given = (x, param, buffers.result, feedback, asked)
-            self._plan, buffers = self._communicator._check(self._collective, *given)
-        elif feedback is not None:
-            buffers = self._communicator._collectives.fed_back(self._plan, buffers, feedback)
-        self._communicator._begin(self._collective, self._plan, buffers, self)
-        if self.as_given is not None:
-            self.finish = self.as_given
-        return self
-
-    def free(self) -> None:
-        """Release the arrays. The request cannot be started any more.
-
-        Raises
-        ------
-        InvalidArgument
-            If a run is under way.
-        """
-        if not self.done:
-            raise InvalidArgument("free() before the last run has ended: wait() first")
-        self._communicator = None
-        del self._buffers, self._given, self._plan
 
 
 def _until_ended(call: Collective) -> Steps:

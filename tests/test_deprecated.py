@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from fakes.loopback import World
 
+from compcoll import Communicator
 from compcoll.deprecated import renamed_arguments, renamed_attribute
+from compcoll.transports.loopback import Loopback
 
 
 @renamed_arguments(smallest="min_numel")
@@ -50,6 +52,9 @@ def test_names_of_communicators() -> None:
         assert comm.begun == comm.sequence_number == 1
     with pytest.warns(DeprecationWarning, match="gpu_transport"):
         assert comm.stats.carrier == comm.stats.gpu_transport == ""
+    with pytest.warns(DeprecationWarning, match='progress="nap" .* use progress="sleep"') as warned:
+        Communicator(Loopback(1).transports[0], progress="nap").free()
+    assert warned[0].filename == __file__
 
 
 def test_names_of_torch() -> None:

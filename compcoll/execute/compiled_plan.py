@@ -13,12 +13,12 @@ from ..codecs.registry import as_codec
 from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 from ..gpu.streams import Ending, Timeline
-from ..kernels._host import Operation, PiggybackReduction, Program
+from ..kernels._host import Operation, PiggybackReduction
 from ..pending import OrderingTicket, Steps
 from ..plan import choose
 from ..plan.plan import Plan
 from ..stats import Stats
-from ..transports.base import Group, Persistent
+from ..transports.base import Group
 
 Asked = tuple[Any, str | None, dict[str, Any]]
 """A call's codec (``...``: the communicator's), algorithm (None: the communicator's), and codec options."""
@@ -77,7 +77,9 @@ class Buffers(NamedTuple):
     @property
     def apart(self) -> bool:
         """Whether ``out`` must be copied to the result in the end, since the result is not aligned."""
-        return self.order is None and self.out is not None and not self.result.flags.aligned
+        if self.out is self.result or self.out is None or self.order is not None:
+            return False
+        return not self.result.flags.aligned
 
     def flat(self) -> Buffers:
         """Return the buffers with one-dimensional arrays, as generators need them."""
@@ -116,21 +118,6 @@ class Run:
     number: int = 0
     timeline: Timeline | None = None
     pinned: Callable[[int], Array] | None = None
-
-
-class Compiled(NamedTuple):
-    """A program for one slot, and its messages.
-
-    Attributes
-    ----------
-    program : Program
-        The operation; each run takes its own arrays.
-    messages : list of Persistent
-        The program's persistent messages.
-    """
-
-    program: Program
-    messages: list[Persistent]
 
 
 @dataclass(slots=True, eq=False)

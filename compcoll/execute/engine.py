@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import lifetime
 from ..errors import CompcollError
-from ..kernels._host import poll, sleeps_within
+from ..kernels._host import Collective, poll, sleeps_within
 from ..pending import OrderingTicket, Pending, Steps, WaitPolicy, give_way, spin_seconds, start_thread
 from ..stats import Stats
 from .failure_detector import FailureDetector
@@ -73,6 +73,13 @@ class Ended:
 
     def Test(self) -> bool:
         return self._request.done
+
+
+def _completes(pending: Pending, policy: WaitPolicy | None) -> bool:
+    """Test a pending request, or wait for it within a policy. Return whether it has completed."""
+    if policy is None:
+        return pending.Test()
+    return pending.wait(*policy) if isinstance(pending, Collective) else poll(pending.Test, *policy)
 
 
 def _nothing_to_release(error: BaseException | None) -> BaseException | None:
@@ -175,7 +182,7 @@ class Request:
             return False
         pending, steps = self.waiting_for, self.steps
         try:
-            while pending is None or (pending.Test() if policy is None else poll(pending.Test, *policy)):
+            while pending is None or _completes(pending, policy):
                 if self._blocked:
                     self.stats.wait_seconds += time.perf_counter() - self._blocked
                     self._blocked = 0.0

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from ..algorithms.dissemination import largest
 from ..errors import CompcollError, WireCorrupted
-from ..kernels._host import Collective, Exchange, PiggybackReduction, SharedMessage
+from ..kernels._host import Collective, Exchange, Operation, PiggybackReduction, SharedMessage
 from ..layout import SIGNATURE_NBYTES, in_pairs, longest_message, shares
 from ..pending import Pending, Steps
 from ..plan.signature import TEXT_NBYTES, Signature, mismatch
@@ -184,9 +184,28 @@ class Handshake:
         self.messages: list[Pending] = []
         self.mismatch: CompcollError | None = None
 
-    def exchange(self, piggyback: PiggybackReduction | None) -> Exchange:
-        """Return the rounds of one handshake, with room for the arrays that travel with it."""
-        return self.plain if piggyback is None else self._exchanges[piggyback.nbytes]
+    def collective(
+        self,
+        own: Signature,
+        level: int,
+        piggyback: PiggybackReduction | None = None,
+        operation: Operation | None = None,
+    ) -> Collective:
+        """Return calls that begin with this handshake.
+
+        Parameters
+        ----------
+        own : Signature
+            This rank's call.
+        level : int
+            This rank's level. The operation follows at once if this is the highest level of all ranks.
+        piggyback : PiggybackReduction or None
+            The reduction whose small arrays travel with the handshake.
+        operation : Operation or None
+            The operation that follows.
+        """
+        exchange = self.plain if piggyback is None else self._exchanges[piggyback.nbytes]
+        return Collective(exchange, own.extremes[level], level, piggyback, operation)
 
     def agree(self, own: Signature, level: int) -> Steps:
         """Check that all ranks make the same call, without an operation afterwards.
@@ -204,7 +223,8 @@ class Handshake:
             On every rank, if the calls differ; `CollectiveFailed` if a rank failed to make its call, for example for
             lack of memory.
         """
-        call = Collective(self.plain, own.extremes[level], level, None, None, None, None, None, 0, 1, 0)
+        call = self.collective(own, level)
+        call.begin(None, None, None, 0, 1, 0)
         while not call.ended:
             yield call
         if call.level is None:

@@ -14,18 +14,38 @@ from typing import Any, NamedTuple
 
 from ..codecs.base import Coders
 from ..host.device import HostCoder
-from ..kernels._host import Operation, Program
+from ..kernels._host import Collective, Operation, Program
 from ..pending import OrderingTicket, Pending
 from ..plan.call import Call
+from ..plan.signature import ON_GPU
 from ..stats import Stats
 from ..transports.base import Connection, Group, Persistent, Wire
-from .compiled_plan import Buffers, Compiled, CompiledPlan, Run
+from .compiled_plan import Buffers, CompiledPlan, Run
+from .handshake import Handshake
 from .slots import Slot
 
 _MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
 
-_Key = tuple[CompiledPlan, Slot, bool]
-"""The key of a program: its plan, its slot, and whether there is feedback."""
+_Key = tuple[CompiledPlan, Slot, int, bool]
+"""A plan, a slot, this rank's level in the handshake, and whether there is feedback."""
+
+
+class Compiled(NamedTuple):
+    """The calls of one plan in one slot.
+
+    Attributes
+    ----------
+    call : Collective
+        Runs a call: the handshake, then the operation.
+    operation : Operation or None
+        The operation, such as a program; None if a generator runs the calls.
+    messages : list of Persistent
+        The program's persistent messages.
+    """
+
+    call: Collective
+    operation: Operation | None
+    messages: list[Persistent]
 
 
 class _Given(NamedTuple):
@@ -60,9 +80,9 @@ class _NotedMessage:
 class _Notes:
     """A stand-in for a transport that records messages (implements `compcoll.transports.base.Transport`)."""
 
-    def __init__(self, transport: Connection, compiled: Compiled) -> None:
+    def __init__(self, transport: Connection, program: Program, messages: list[Persistent]) -> None:
         self.rank, self.size, self.nodes = transport.rank, transport.size, transport.nodes
-        self._transport, self._compiled = transport, compiled
+        self._transport, self._program, self._messages = transport, program, messages
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         return self._noted(self._transport.send_init(wire, dest, tag))
@@ -71,31 +91,31 @@ class _Notes:
         return self._noted(self._transport.recv_init(wire, source, tag))
 
     def _noted(self, message: Persistent) -> Pending:
-        self._compiled.program.start(message)
-        self._compiled.messages.append(message)
+        self._program.start(message)
+        self._messages.append(message)
         return _NotedMessage(message)
 
 
 class Programs:
-    """The programs of a communicator that were compiled last.
+    """The calls of a communicator that were compiled last.
 
     Parameters
     ----------
-    transport : Transport
+    transport : Connection
         Transport between all ranks.
+    handshake : Handshake
+        Begins each call.
     """
 
-    def __init__(self, transport: Connection) -> None:
-        self._transport = transport
+    def __init__(self, transport: Connection, handshake: Handshake) -> None:
+        self._transport, self._handshake = transport, handshake
         self._kept: dict[_Key, Compiled] = {}  # the oldest first
         self._messages = 0
 
-    def operation(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Operation | None:
-        """Return the operation that runs a call in a slot; None if a generator runs it."""
-        if not compiled.compiles:
-            return compiled.operation
-        found = self._kept.get((compiled, slot, feedback))
-        return self._compile(compiled, slot, feedback) if found is None else found.program
+    def compiled(self, plan: CompiledPlan, slot: Slot, level: int, feedback: bool) -> Compiled:
+        """Return a plan's calls in a slot, for a rank with this level in the handshake. Compile them on first use."""
+        key = plan, slot, level, feedback
+        return self._kept.get(key) or self._compile(key)
 
     def forget(self, plans: Iterable[CompiledPlan]) -> None:
         """Free the programs of plans that are not used again, unless their slot is in use."""
@@ -110,20 +130,23 @@ class Programs:
         for key in list(self._kept):
             self._forget(key)
 
-    def _compile(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Program:
-        made = self._rehearse(compiled, slot, feedback)
-        for key in list(self._kept):
-            if self._messages + len(made.messages) <= _MOST_KEPT:
+    def _compile(self, key: _Key) -> Compiled:
+        plan, slot, level, feedback = key
+        operation: Operation | None = None if level == ON_GPU else plan.operation
+        messages: list[Persistent] = []
+        if plan.compiles:
+            operation, messages = self._rehearse(plan, slot, feedback)
+        for old in list(self._kept):
+            if self._messages + len(messages) <= _MOST_KEPT:
                 break
-            if key[1].free:  # else the program may be running, or about to
-                self._forget(key)
-        self._kept[compiled, slot, feedback] = made
-        self._messages += len(made.messages)
-        return made.program
+            if old[1].free:  # else the program may be running, or about to
+                self._forget(old)
+        call = self._handshake.collective(plan.plan.signature, level, plan.piggyback, operation)
+        self._messages += len(messages)
+        return self._kept.setdefault(key, Compiled(call, operation, messages))
 
-    def _rehearse(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> Compiled:
+    def _rehearse(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> tuple[Program, list[Persistent]]:
         plan, call, stats = compiled.plan, compiled.plan.call, Stats("", None, "")
-        made = Compiled(Program(), [])
         x, out, residual = (
             _Given(which, size, call.itemsize)
             for which, size in enumerate((call.n, _elements_out(call, self._transport.size), call.n))
@@ -132,15 +155,15 @@ class Programs:
         assert plan.coders is not None
         coder, raw = plan.coders
         assert isinstance(coder, HostCoder) and isinstance(raw, HostCoder)
-        program = made.program
+        program, messages = Program(), list[Persistent]()
         noted = replace(plan, coders=Coders(coder.noted(program), raw.noted(program)))
         slot.arena.rewind()
-        group = Group(_Notes(self._transport, made), slot.group.tag)
+        group = Group(_Notes(self._transport, program, messages), slot.group.tag)
         for pending in compiled.steps(noted, buffers, Run(group, slot.arena.allocate, stats, OrderingTicket(None))):
             if isinstance(pending, _NotedMessage):
                 program.wait(pending.message)
         program.sends(stats.wire_nbytes, stats.raw_sent_nbytes)
-        return made
+        return program, messages
 
     def _forget(self, key: _Key) -> None:
         compiled = self._kept.pop(key)

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <optional>
+#include <utility>
 
 #include "exchange.h"
 #include "operation.h"
@@ -15,23 +16,35 @@ using namespace compcoll;
 
 namespace {
 
+// The calls of one kind: a handshake, then an operation. One run at a time, each on arrays of its own.
+//
 // The handshake finds out whether all ranks make the same call, and the highest level of all ranks. If that is this rank's level, the
 // operation follows at once. Otherwise the caller decides how to continue.
 class Collective {
 public:
     // `piggyback` or None travels with the handshake; `operation` or None follows it.
-    Collective(nb::object handshake, const nb::bytes& extremes, size_t level, nb::object piggyback, nb::object operation, nb::object x,
-               nb::object out, nb::object residual, uint64_t number, size_t spins, size_t sleeps)
-        : handshake_object_(handshake), operation_object_(operation), x_(x), out_(out), residual_(residual),
-          handshake_(nb::cast<Exchange&>(handshake)), operation_(operation.is_none() ? nullptr : &nb::cast<Operation&>(operation)),
-          expected_(level), number_(number), policy_{spins, sleeps} {
-        if (!piggyback.is_none()) nb::cast<PiggybackReduction&>(piggyback).load(x);
-        handshake_.begin(extremes, piggyback);
+    Collective(nb::object handshake, nb::bytes extremes, size_t level, nb::object piggyback, nb::object operation)
+        : handshake_object_(handshake), piggyback_object_(piggyback), operation_object_(operation), extremes_(extremes),
+          handshake_(nb::cast<Exchange&>(handshake)),
+          piggyback_(piggyback.is_none() ? nullptr : &nb::cast<PiggybackReduction&>(piggyback)),
+          operation_(operation.is_none() ? nullptr : &nb::cast<Operation&>(operation)), expected_(level) {}
+
+    // Begin a run, and continue until a wait exceeds the policy. Return whether the operation has ended.
+    bool begin(nb::object x, nb::object out, nb::object residual, uint64_t number, size_t spins, size_t sleeps) {
+        x_ = x, out_ = out, residual_ = residual;
+        number_ = number;
+        policy_ = {spins, sleeps};
+        stage_ = Stage::handshake;
+        level_.reset();
+        begun_ = false;
+        if (piggyback_) piggyback_->load(x);
+        handshake_.begin(extremes_, piggyback_object_);
         if (operation_ && !operation_->needs_python() && !handshake_.needs_python()) begin_operation();
         advance();
+        return done();
     }
 
-    // Continue until a wait exceeds the policy. Return whether there was progress.
+    // Continue until a wait exceeds the policy of this run. Return whether there was progress.
     bool advance() {
         const size_t before = handshake_.position();
         const Stage stage = stage_;
@@ -56,14 +69,12 @@ public:
         return moved || stage != stage_ || (stage_ == Stage::handshake && before != handshake_.position());
     }
 
-    // Run an operation on these arrays after the handshake.
-    void run(nb::object operation, nb::object x, nb::object out, nb::object residual) {
-        if (stage_ != Stage::agreed) throw nb::value_error("the handshake has not ended, or the operation runs already");
-        operation_object_ = operation;
-        operation_ = &nb::cast<Operation&>(operation);
-        x_ = x, out_ = out, residual_ = residual;
-        stage_ = Stage::operation;
-        advance();
+    // The same, with a policy for this wait only.
+    bool advance(size_t spins, size_t sleeps) {
+        const WaitPolicy usual = std::exchange(policy_, WaitPolicy{spins, sleeps});
+        const bool moved = advance();
+        policy_ = usual;
+        return moved;
     }
 
     // Return whether the operation has ended, or the handshake has ended and no operation follows.
@@ -87,6 +98,7 @@ private:
     void cancel() {
         if (begun_) operation_->cancel();
         begun_ = false;
+        x_ = out_ = residual_ = nb::none();
     }
 
     void end() {
@@ -94,13 +106,15 @@ private:
         x_ = out_ = residual_ = nb::none();
     }
 
-    nb::object handshake_object_, operation_object_, x_, out_, residual_;
+    nb::object handshake_object_, piggyback_object_, operation_object_, x_, out_, residual_;
+    nb::bytes extremes_;
     Exchange& handshake_;
+    PiggybackReduction* piggyback_;
     Operation* operation_;
     size_t expected_;
-    uint64_t number_;
+    uint64_t number_ = 0;
     WaitPolicy policy_;
-    Stage stage_ = Stage::handshake;
+    Stage stage_ = Stage::done;
     bool begun_ = false;
     std::optional<size_t> level_;
 };
@@ -109,13 +123,13 @@ private:
 
 void compcoll::bind_collective(nb::module_& m) {
     nb::class_<Collective>(m, "Collective")
-        .def(nb::init<nb::object, const nb::bytes&, size_t, nb::object, nb::object, nb::object, nb::object, nb::object, uint64_t, size_t,
-                      size_t>(),
-             nb::arg("handshake"), nb::arg("extremes"), nb::arg("level"), nb::arg("piggyback").none(), nb::arg("operation").none(),
-             nb::arg("x").none(), nb::arg("out").none(), nb::arg("residual").none(), nb::arg("number"), nb::arg("spins"), nb::arg("sleeps"))
-        .def("Test", &Collective::advance, "Continue until something must be waited for; return whether there was progress.")
-        .def("run", &Collective::run, nb::arg("operation"), nb::arg("x"), nb::arg("out"), nb::arg("residual").none(),
-             "Run an operation after the handshake.")
+        .def(nb::init<nb::object, nb::bytes, size_t, nb::object, nb::object>(), nb::arg("handshake"), nb::arg("extremes"), nb::arg("level"),
+             nb::arg("piggyback").none(), nb::arg("operation").none())
+        .def("begin", &Collective::begin, nb::arg("x").none(), nb::arg("out").none(), nb::arg("residual").none(), nb::arg("number"),
+             nb::arg("spins"), nb::arg("sleeps"), "Begin a run, and continue until something must be waited for; return whether it has ended.")
+        .def("Test", nb::overload_cast<>(&Collective::advance), "Continue until something must be waited for; return whether there was progress.")
+        .def("wait", nb::overload_cast<size_t, size_t>(&Collective::advance), nb::arg("spins"), nb::arg("sleeps"),
+             "The same, but first wait: `spins` polls, then sleeps of up to `sleeps` ms.")
         .def_prop_ro("ended", &Collective::ended, "Whether the operation has ended, or the handshake has and no operation follows.")
         .def_prop_ro("done", &Collective::done, "Whether the operation has ended.")
         .def_prop_ro("level", &Collective::level, "The highest level of all ranks; None before the handshake's end, and if their calls differ.");

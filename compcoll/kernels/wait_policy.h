@@ -56,8 +56,8 @@ struct WaitPolicy {
     template <class Test, class Sleep>
     bool sleep(Test test, Sleep sleep) {
         const auto end = Clock::now() + sleep_budget();
-        for (auto nap = first_sleep; Clock::now() < end; nap = std::min(2 * nap, longest_sleep)) {
-            sleep(nap);
+        for (auto time = first_sleep; Clock::now() < end; time = std::min(2 * time, longest_sleep)) {
+            sleep(time);
             if (test()) return true;
         }
         in_vain = true;
@@ -74,7 +74,7 @@ struct WaitPolicy {
             if (test()) return true;
         } while (spins > 1 && Clock::now() < spun);
         return may_sleep() && (yield(test, message) ||
-                            nap(test, begun, begun + sleep_budget(), [](auto time) { std::this_thread::sleep_for(time); }));
+                            sleep_between_polls(test, begun, begun + sleep_budget(), [](auto time) { std::this_thread::sleep_for(time); }));
     }
 
     // Poll for an event that only a Python function reports. Call with the GIL, which only sleeps release.
@@ -86,7 +86,7 @@ struct WaitPolicy {
             if (test()) return true;
         if (!may_sleep()) return false;
         if (yield(test)) return true;  // keeps the GIL: taking it back from a computing thread costs a switch interval
-        return nap(test, begun, begun + std::min(longest_with_gil, sleep_budget()), [](auto time) {
+        return sleep_between_polls(test, begun, begun + std::min(longest_with_gil, sleep_budget()), [](auto time) {
             const nanobind::gil_scoped_release released;
             std::this_thread::sleep_for(time);
         });
@@ -102,7 +102,7 @@ private:
     std::chrono::milliseconds sleep_budget() const { return std::chrono::milliseconds(may_sleep() ? sleeps : 0); }
 
     template <class Test, class Sleep>
-    bool nap(Test test, Clock::time_point begun, Clock::time_point end, Sleep sleep) {
+    bool sleep_between_polls(Test test, Clock::time_point begun, Clock::time_point end, Sleep sleep) {
         while (Clock::now() < end) {
             sleep(std::clamp<Clock::duration>((Clock::now() - begun) / 50, first_sleep / 2, longest_yielding_sleep));
             if (test()) return true;

@@ -236,11 +236,10 @@ def test_naps_in_vain_are_the_last() -> None:
     x = np.ones(len(memory), np.float32)  # more pieces than there is room for at once
 
     theirs, ours = (
-        _host.Collective(
-            *(_host.Exchange(bytearray(1), []), bytes(16), 0, None, operation, x, np.empty_like(x), None, 0, 1, naps)
-        )
-        for operation, naps in zip(operations, (0, milliseconds), strict=True)
+        _host.Collective(_host.Exchange(bytearray(1), []), bytes(16), 0, None, operation) for operation in operations
     )
+    for call, naps in ((theirs, 0), (ours, milliseconds)):
+        call.begin(x, np.empty_like(x), None, 0, 1, naps)
 
     def seconds(progress: bool) -> float:
         began = time.monotonic()

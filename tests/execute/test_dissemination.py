@@ -92,7 +92,9 @@ def test_a_message_through_memory() -> None:
     none = Wire(memoryview(b""))
 
     def begin(exchange: _host.Exchange, looks: int, sleeps: int) -> _host.Collective:
-        return _host.Collective(exchange, same, 0, None, None, None, None, None, 0, looks, sleeps)
+        call = _host.Collective(exchange, same, 0, None, None)
+        call.begin(None, None, None, 0, looks, sleeps)
+        return call
 
     first = _host.Exchange(arrays[0], [(ends[0], ends[1], none, b"", 24, 8, 8, False)])
     second = _host.Exchange(arrays[1], [(ends[2], ends[3], none, b"", 24, 8, 8, True)])

@@ -17,7 +17,6 @@ from properties import examples
 from compcoll import Communicator, Request
 from compcoll.errors import CollectiveMismatch, CommunicatorBroken, CompcollError, WireCorrupted
 from compcoll.execute.handshake import Handshake
-from compcoll.kernels._host import Collective
 from compcoll.pending import Pending, Steps
 from compcoll.plan.signature import BUSY, FREE, ON_GPU, Signature
 from compcoll.transports.base import Persistent, Wire
@@ -220,7 +219,8 @@ def test_all_ranks_learn_the_highest_level(levels: list[int], odd: bool) -> None
     def steps(rank: int) -> Steps:
         own = Signature("other" if odd and rank == len(levels) - 1 else "call")
         level = levels[rank]
-        call = Collective(handshakes[rank].plain, own.extremes[level], level, None, None, None, None, None, 0, 1, 0)
+        call = handshakes[rank].collective(own, level)
+        call.begin(None, None, None, 0, 1, 0)
         while not call.ended:
             yield call
         found.add(call.level)

@@ -80,13 +80,13 @@ def test_cores_are_shared_by_the_ranks_of_a_node(
     assert (comm._collectives._setting.shared, comm._collectives._setting.library) == (size == per_node, "")
 
 
-@pytest.mark.parametrize("progress", ["wait", "nap", "thread"])
+@pytest.mark.parametrize("progress", ["wait", "sleep", "thread"])
 @pytest.mark.parametrize("blocks", [False, True])
 def test_settings_reach_the_engine(progress: str, blocks: bool, made: dict[str, Any]) -> None:
     transport: Any = Loopback(2).transports[0]
     transport.blocks = blocks
     comm = Communicator(transport, progress=progress, timeout=7)
-    assert (made["threaded"], made["sleeps"], made["private"]) == (progress == "thread", progress == "nap", blocks)
+    assert (made["threaded"], made["sleeps"], made["private"]) == (progress == "thread", progress == "sleep", blocks)
     assert made["seconds"] == 7
     comm.free()
 

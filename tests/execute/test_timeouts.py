@@ -52,7 +52,7 @@ def late(collective: str, algorithm: str, moment: int, victim: int, grace: float
     """How many ranks knew who was missing, within the time-out and the grace. The victim has made that many looks at
     its messages: none, if it never came; each of the others has two collectives under way.
     """
-    world = World(RANKS, timeout=30, progress="nap", ranks_per_node=2, seed=None)
+    world = World(RANKS, timeout=30, progress="sleep", ranks_per_node=2, seed=None)
     inputs = normals(RANKS, 4000)
     before = [x.tobytes() for x in inputs]
     requests = [

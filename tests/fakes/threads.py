@@ -75,7 +75,7 @@ def world(size: int) -> list[Communicator]:
     for transport in loopback.transports:
         transport.mail = transport.shared = None  # whose waits are for ranks that are processes
         transport.native = _Native(calls, size, transport.rank)  # type: ignore[assignment]
-    return [Communicator(transport, progress="nap", timeout=SECONDS) for transport in loopback.transports]
+    return [Communicator(transport, progress="sleep", timeout=SECONDS) for transport in loopback.transports]
 
 
 def on_ranks(ranks: int | Sequence[Communicator], do: Callable[[Communicator], Value]) -> list[Value]:
