@@ -28,7 +28,7 @@ def without_a_gpu() -> None:
     print(f"NVRTC {compiler.version}: {len(code)} bytes; CuPy's: {nvrtc.getVersion()}", flush=True)
     program = nvrtc.createProgram(KERNEL, "twice.cu", [], [])
     nvrtc.compileProgram(program, ["-arch=sm_90"])
-    lacking = [one.functions for one in programs([ZFP(rate=8)], "float32") if not cubins.kept(one, "90")]
+    lacking = [one.options for one in programs([ZFP(rate=8)], "float32") if not cubins.kept(one, "90")]
     assert not lacking, f"{cubins.folder()} lacks machine code for {lacking}"
 
 

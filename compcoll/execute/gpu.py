@@ -27,9 +27,10 @@ from ..feedback import ErrorFeedback
 from ..gpu.device_memory import DeviceBuffers, DeviceMemory
 from ..gpu.device_transport import DeviceTransport
 from ..gpu.ipc_transport import IPCTransport, Links
-from ..gpu.selection import Exchange, SparseDevice
-from ..gpu.stream_transport import GpuTransport, HasBootstrap, StreamTransport
+from ..gpu.selection import SparseDevice, StagedCopies
+from ..gpu.stream_transport import HasBootstrap, StreamTransport
 from ..gpu.streams import Timeline
+from ..gpu.watchdog import NCCLBase
 from ..kernels._host import PiggybackReduction
 from ..pending import Steps
 from ..plan import choose
@@ -234,7 +235,7 @@ class DeviceCollectives(Collectives):
         on_device: bool,
         buffers: Buffers,
         run: Run,
-        gpu_transport: GpuTransport | None = None,
+        gpu_transport: NCCLBase | None = None,
         links: Links | None = None,
     ) -> Steps:
         """Run a collective in stream order, after the work that the caller has launched."""
@@ -250,7 +251,7 @@ class DeviceCollectives(Collectives):
         timeline = Timeline(self._here.streams, order.caller, order.before, None if by_gpu else pinned)
         transport: Transport = DeviceTransport(self._transport, timeline, self._sealing)
         if gpu_transport is not None:
-            transport = StreamTransport(gpu_transport, timeline, transport.rank, transport.size, transport.nodes)
+            transport = StreamTransport(gpu_transport, timeline, self._transport)
         elif links is not None:
             memory.shared = True
             transport = IPCTransport(links, self._transport, timeline, memory.here, pinned)
@@ -336,12 +337,15 @@ class DeviceCollectives(Collectives):
         assert plan.coders is not None and isinstance(plan.coders.coder, SparseCoder)
         # Wait for the caller's work, after which later copies to the host take little time.
         yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
-        exchange = Exchange(timeline, run.allocate, pinned, self._limit(compiled))
-        coder = plan.coders.coder.on(SparseDevice(self._here, self._host._device, exchange))
+        copies = StagedCopies(timeline, run.allocate, pinned, self._limit(compiled))
+        coder = plan.coders.coder.on(SparseDevice(self._here, self._host._device, copies))
         plan = replace(plan, coders=plan.coders._replace(coder=coder))
         run = replace(run, group=Group(self._transport, run.group.tag), allocate=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)
-        return None if made is None else self._uploaded_sum(made, buffers, run)
+        if made is None:
+            return None
+        indices, values = (self._uploaded(part, buffers, run) for part in (made.indices, made.values))
+        return made._replace(indices=indices, values=values)
 
     def _through_host(self, chosen: CompiledPlan, buffers: Buffers, run: Run) -> Steps:
         """Run a collective on copies in pinned memory."""
@@ -367,10 +371,6 @@ class DeviceCollectives(Collectives):
             return self._uploaded(made, buffers, run)
         timeline.store(out, buffers.out)
         return None
-
-    def _uploaded_sum(self, made: SparseSum, buffers: Buffers, run: Run) -> SparseSum:
-        indices, values = (self._uploaded(part, buffers, run) for part in (made.indices, made.values))
-        return made._replace(indices=indices, values=values)
 
     def _uploaded(self, made: Array, buffers: Buffers, run: Run) -> Array:
         """Copy to the device a host result whose size was not known when the call was prepared."""

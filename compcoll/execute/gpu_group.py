@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from struct import Struct
 
 from ..algorithms.gather import gather
 from ..codecs.sparse.sparsifier import Sparsifier
 from ..dtypes import DTYPES
 from ..gpu.ipc_transport import UNIQUE_ID_NBYTES, Links
-from ..gpu.stream_transport import Bootstrap, GpuTransport
+from ..gpu.stream_transport import Bootstrap
+from ..gpu.watchdog import NCCLBase
 from ..pending import Pending, Steps, keep_forever, start_thread, wait_for
 from ..plan import choose
 from ..plan import gpu_profiles as gpu
@@ -27,34 +28,24 @@ _OFFER = Struct(f"<?{UNIQUE_ID_NBYTES}s160s")  # whether it shares memory, uniqu
 _OUTCOME = Struct("<?160s")
 
 
-class _Working:
-    """Work in a thread, as a `Pending`. After a time limit, it fails and the thread is abandoned."""
+class _Within:
+    """A condition as a `Pending`, with a time limit in seconds. An error ends it, too."""
 
-    def __init__(self, work: Callable[[], GpuTransport], seconds: float) -> None:
-        self._work = work
-        self.result: GpuTransport | None = None
+    def __init__(self, holds: Callable[[], bool], seconds: float, late: str) -> None:
+        self._holds = holds
+        self._deadline = time.monotonic() + seconds
+        self._late = f"{late} within {seconds:g} s"
         self.error: Exception | None = None
-        self._seconds = seconds
-        self._started = time.monotonic()
-        try:
-            self._thread = start_thread("join", self._run)
-        except RuntimeError as error:  # the system has no more threads
-            self.error = error
-
-    def _run(self) -> None:
-        try:
-            self.result = self._work()
-        except Exception as error:
-            self.error = error
 
     def Test(self) -> bool:
-        if self.error is not None:
+        try:
+            holds = self._holds()
+            if not holds and time.monotonic() > self._deadline:
+                raise TimeoutError(self._late)
+            return holds
+        except Exception as error:  # also CUDA's and NCCL's errors
+            self.error = error
             return True
-        self._thread.join(0.001)  # leaves the GIL to the thread between polls
-        if self._thread.is_alive() and time.monotonic() > self._started + self._seconds:
-            self.error = TimeoutError(f"not all ranks joined within {self._seconds:g} s")
-            return True
-        return not self._thread.is_alive()
 
 
 def connect(group: Group, bootstrap: Bootstrap, seconds: float) -> Steps:
@@ -85,34 +76,25 @@ def connect(group: Group, bootstrap: Bootstrap, seconds: float) -> Steps:
             return f"rank {rank} has {_text(name)} {version}, rank 0 {_text(cards[0][1])} {cards[0][2]}"
         if gpus.index(gpu) != rank:
             return f"ranks {gpus.index(gpu)} and {rank} share a GPU, which {bootstrap.name} refuses"
-    working = _Working(lambda: bootstrap.join(group.size, cards[0][4], group.rank), seconds)
-    yield working
-    outcome = (True, b"") if working.error is None else (False, _short(working.error))
-    outcomes = [_OUTCOME.unpack(told) for told in (yield from gather(group, _OUTCOME.pack(*outcome)))]
-    for rank, (joined, why) in enumerate(outcomes):
-        if not joined:
-            return f"rank {rank}: {_text(why)}"
-    return working.result
+    joined: Future[NCCLBase] = Future()
 
-
-class _Within:
-    """Several `Pending` as one, with a time limit in seconds."""
-
-    def __init__(self, pending: list[Pending], seconds: float) -> None:
-        self._pending = deque(pending)
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-        self.error: Exception | None = None
-
-    def Test(self) -> bool:
+    def join() -> None:
         try:
-            while self._pending and self._pending[0].Test():
-                self._pending.popleft()
-            if self._pending and time.monotonic() > self._deadline:
-                raise TimeoutError(f"the GPU has not read others' memory within {self._seconds:g} s")
-        except Exception as error:  # also CUDA's errors
-            self.error = error
-        return not self._pending or self.error is not None
+            joined.set_result(bootstrap.join(group.size, cards[0][4], group.rank))
+        except Exception as error:
+            joined.set_exception(error)
+
+    def has_joined() -> bool:
+        wait([joined], 0.001)  # leaves the GIL to the thread between polls
+        return joined.done() and joined.result() is not None
+
+    try:
+        start_thread("join", join)
+    except RuntimeError as error:  # the system has no more threads
+        joined.set_exception(error)
+    joining = _Within(has_joined, seconds, "not all ranks joined")
+    yield joining
+    return (yield from _refusal(group, joining.error)) or joined.result()
 
 
 def link(group: Group, shares: Callable[[], Links], seconds: float) -> Steps:
@@ -136,37 +118,52 @@ def link(group: Group, shares: Callable[[], Links], seconds: float) -> Steps:
         own = _OFFER.pack(False, b"", _short(error))
     offers = [_OFFER.unpack(offer) for offer in (yield from gather(group, own))]
     unique_ids = [unique_id for _, unique_id, _ in offers]
-    outcome = _OUTCOME.pack(True, b"")
-    if all(shared for shared, *_ in offers) and links is not None:
+    refused = next((f"rank {rank}: {_text(why)}" for rank, (shared, _, why) in enumerate(offers) if not shared), "")
+    if not refused and links is not None:
+        wrong: Exception | None = None
         try:
-            reading = _Within(links.accept(unique_ids, group.rank), seconds)
-            yield reading
-            if reading.error is not None:
-                raise reading.error
+            yield from _ended(links.accept(unique_ids, group.rank), seconds)
             links.check(unique_ids)
         except Exception as error:
-            outcome = _OUTCOME.pack(False, _short(error))
-        offers = [_OUTCOME.unpack(told) for told in (yield from gather(group, outcome))]
-    refused = [f"rank {rank}: {_text(offer[-1])}" for rank, offer in enumerate(offers) if not offer[0]]
+            wrong = error
+        refused = yield from _refusal(group, wrong)
     if refused:
         yield from unlink(group, links, seconds)
-    return refused[0] if refused else links
+    return refused or links
 
 
 def unlink(group: Group, links: Links | None, seconds: float) -> Steps:
     """Close other ranks' memory, on all ranks together. No rank frees memory that another rank still has open."""
     closed = True
     if links is not None:
-        idle = _Within([links.idle()], seconds)
-        yield idle
         try:
-            if idle.error is not None:
-                raise idle.error
+            yield from _ended([links.idle()], seconds)
             links.close()
         except Exception:  # also CUDA's errors: the memory stays open
             closed = False
     if all(told == b"\1" for told in (yield from gather(group, bytes([closed])))) and links is not None:
         links.forget()
+
+
+def _refusal(group: Group, error: Exception | None) -> Steps:
+    """Exchange all ranks' errors, and return the first one as a text; an empty text if there is none."""
+    own = _OUTCOME.pack(error is None, b"" if error is None else _short(error))
+    outcomes = [_OUTCOME.unpack(told) for told in (yield from gather(group, own))]
+    return next((f"rank {rank}: {_text(why)}" for rank, (right, why) in enumerate(outcomes) if not right), "")
+
+
+def _ended(reads: list[Pending], seconds: float) -> Steps:
+    """Wait until the GPU has read other ranks' memory; raise its error, or `TimeoutError`."""
+
+    def has_ended() -> bool:
+        while reads and reads[0].Test():
+            del reads[0]
+        return not reads
+
+    reading = _Within(has_ended, seconds, "the GPU has not read others' memory")
+    yield reading
+    if reading.error is not None:
+        raise reading.error
 
 
 def _short(error: Exception) -> bytes:
@@ -193,7 +190,7 @@ class GpuGroup:
 
     Attributes
     ----------
-    gpu_transport : GpuTransport or None
+    gpu_transport : NCCLBase or None
         Carries messages from GPU to GPU; None before the first call, or if there is none.
     links : Links or None
         Let GPUs read each other's memory if there is no GPU transport.
@@ -213,7 +210,7 @@ class GpuGroup:
         self._by_the_host = setting._replace(profile=gpu.by_the_host(setting.profile), gpus=True)
         self._streamed = setting._replace(profile=gpu.by_nccl(setting.profile), library="NCCL", shared=False, gpus=True)
         self._plans: dict[Call, Plan] = {}
-        self.gpu_transport: GpuTransport | None = None
+        self.gpu_transport: NCCLBase | None = None
         self.links: Links | None = None
         self.known = False
         self.why = ""

@@ -21,7 +21,6 @@ from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDevice, Unsuppor
 from ..host.foreign import BFLOAT16, gpu_memory, is_torch
 from .coder import DeviceCoder
 from .ipc import CudaIPC
-from .launches import CodecLaunches
 from .nccl import NCCL
 from .quantizer import DeviceIntegers, DeviceNumberCoder, DeviceVotes
 from .runtime import CudaRuntime
@@ -103,8 +102,8 @@ class CudaDevice:
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
         key = (*kernel, variant, seed, dtype)
         if key not in self._coders:
-            launches = CodecLaunches(kernel, dtype, variant=variant, seed=seed)
-            self._coders[key] = _in_profiles(DeviceCoder(self.runtime, launches))
+            made = DeviceCoder(self.runtime, kernel, dtype, variant=variant, seed=seed)
+            self._coders[key] = _in_profiles(made)
         return self._coders[key]
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> DeviceIntegers:

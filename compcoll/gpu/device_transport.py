@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from ..errors import WireCorrupted
 from ..host.device import HostDevice
@@ -40,22 +40,31 @@ class _Departure:
         return self._message is not None and self._message.Test()
 
 
-class _Arriving:
-    """A wire that this rank receives."""
+class Arriving:
+    """A wire that this rank receives.
 
-    __slots__ = ("_arrival", "_transport", "_wire")
+    Parameters
+    ----------
+    arrival : Pending
+        The request of the message.
+    land : callable
+        Called when the message has arrived. Kernels, not the host, wait for the copies that it launches.
+    depart : callable, optional
+        Called at each test.
+    """
 
-    def __init__(self, transport: DeviceTransport, wire: Wire, arrival: Pending) -> None:
-        self._transport = transport
-        self._wire = wire
+    __slots__ = ("_arrival", "_depart", "_land")
+
+    def __init__(self, arrival: Pending, land: Callable[[], None], depart: Callable[[], None] = lambda: None) -> None:
         self._arrival = arrival
+        self._land = land
+        self._depart = depart
 
     def Test(self) -> bool:
-        """Return whether the wire has arrived. Kernels, not the host, wait for the copy to the device."""
-        self._transport.depart()
+        self._depart()
         if not self._arrival.Test():
             return False
-        self._transport.land(self._wire)
+        self._land()
         return True
 
     def __repr__(self) -> str:
@@ -82,15 +91,13 @@ class DeviceTransport:
     """
 
     def __init__(self, host: Transport, timeline: Timeline, sealing: HostDevice | None = None) -> None:
+        self.rank, self.size, self.nodes = host.rank, host.size, host.nodes
         self._host = host
         self._timeline = timeline
         self._sealing = sealing
         self._departures: deque[_Departure] = deque()
         if (leaving := getattr(host, "leaving", None)) is not None:
             leaving.add(self)
-        self.rank: int = host.rank
-        self.size: int = host.size
-        self.nodes: Sequence[int] = host.nodes
 
     def depart(self) -> None:
         """Send the wires that are ready, in order."""
@@ -123,4 +130,4 @@ class DeviceTransport:
         return departure
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        return _Arriving(self, wire, self._host.irecv(wire.staging or wire, source, tag))
+        return Arriving(self._host.irecv(wire.staging or wire, source, tag), lambda: self.land(wire), self.depart)

@@ -23,13 +23,6 @@ def gpus() -> tuple[list[str], str]:
         return [], str(error)
 
 
-def first_gpu() -> CudaDevice:
-    """Return a new device for the first GPU."""
-    from . import device as cuda
-
-    return cuda.CudaDevice(0)
-
-
 def cuda_device(x: Any, *, shared: bool = False) -> CudaDevice:
     """Return the device of an array in GPU memory: a new object, or with ``shared`` the process's common one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import cupy
@@ -13,15 +14,8 @@ from .runtime import CudaRuntime
 Array = Any
 
 
-class _Opened:
-    """Another process's event."""
-
-    def __init__(self, pointer: int) -> None:
-        self.ptr = pointer
-
-
 class CudaIPC:
-    """Interprocess memory and events of one GPU (the contract is `compcoll.gpu.ipc_transport.Sharing`).
+    """Interprocess memory and events of one GPU.
 
     Parameters
     ----------
@@ -34,29 +28,34 @@ class CudaIPC:
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
         self._memory: list[int] = []
-        self._events: list[_Opened] = []
+        self._events: list[SimpleNamespace] = []
 
     def memory_handle(self, memory: Array) -> bytes:
+        """Return 64 bytes by which other processes open memory, which was allocated in one piece."""
         with self._runtime.current:
             return bytes(api.ipcGetMemHandle(self._runtime.address(memory)))
 
     def event(self) -> tuple[cupy.cuda.Event, bytes]:
+        """Create an interprocess event; return it with the 64 bytes by which other processes open it."""
         with self._runtime.current:
             event = cupy.cuda.Event(disable_timing=True, interprocess=True)
             return event, bytes(api.ipcGetEventHandle(event.ptr))
 
     def open_memory(self, handle: bytes, nbytes: int) -> Array:
+        """Open another process's memory."""
         with self._runtime.current:
             self._memory.append(api.ipcOpenMemHandle(handle))
             memory = cupy.cuda.UnownedMemory(self._memory[-1], nbytes, self, self._runtime.device.id)
             return cupy.ndarray(nbytes, np.uint8, cupy.cuda.MemoryPointer(memory, 0))
 
-    def open_event(self, handle: bytes) -> _Opened:
+    def open_event(self, handle: bytes) -> SimpleNamespace:
+        """Open another process's event."""
         with self._runtime.current:
-            self._events.append(_Opened(api.ipcOpenEventHandle(handle)))
+            self._events.append(SimpleNamespace(ptr=api.ipcOpenEventHandle(handle)))
             return self._events[-1]
 
     def close(self) -> None:
+        """Close everything that was opened."""
         with self._runtime.current:
             while self._memory:
                 api.ipcCloseMemHandle(self._memory.pop())

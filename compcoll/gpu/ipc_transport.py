@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from struct import Struct
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,11 @@ from ..errors import WireCorrupted
 from ..host.arena import Arena
 from ..pending import Pending, Steps
 from ..transports.base import Transport, Wire
+from .device_transport import Arriving
 from .streams import Streams, Timeline
+
+if TYPE_CHECKING:
+    from .ipc import CudaIPC
 
 Array = Any
 Event = Any
@@ -44,33 +48,6 @@ _alive: set[Links] = set()
 """Links whose memory other processes may have open. It stays, even if the communicator is dropped."""
 
 
-class Sharing(Protocol):
-    """Interprocess memory and events of one GPU.
-
-    Attributes
-    ----------
-    name : str
-        The mechanism's name.
-    """
-
-    name: str
-
-    def memory_handle(self, memory: Array) -> bytes:
-        """Return 64 bytes by which other processes open memory, which was allocated in one piece."""
-
-    def event(self) -> tuple[Event, bytes]:
-        """Create an interprocess event; return it with the 64 bytes by which other processes open it."""
-
-    def open_memory(self, handle: bytes, nbytes: int) -> Array:
-        """Open another process's memory."""
-
-    def open_event(self, handle: bytes) -> Event:
-        """Open another process's event."""
-
-    def close(self) -> None:
-        """Close everything that was opened."""
-
-
 class Links:
     """The memory and events that a rank shares with other ranks of its machine.
 
@@ -78,8 +55,8 @@ class Links:
 
     Parameters
     ----------
-    sharing : Sharing
-        The sharing of this rank's GPU.
+    sharing : CudaIPC
+        The interprocess memory and events of this rank's GPU.
     streams : Streams
         The communicator's streams on this GPU.
 
@@ -87,15 +64,17 @@ class Links:
     ----------
     name : str
         The mechanism's name.
+    leaving, ends : iterator
+        Events for wires to send, and for the ends of this rank's reads, with their handles.
     """
 
-    def __init__(self, sharing: Sharing, streams: Streams) -> None:
+    def __init__(self, sharing: CudaIPC, streams: Streams) -> None:
         self.name = sharing.name
         self._sharing = sharing
         self._streams = streams
         self._runtime = streams.runtime
-        self._leaving = cycle([sharing.event() for _ in range(_EVENTS)])
-        self._ends = cycle([sharing.event() for _ in range(_ENDS)])
+        self.leaving = cycle([sharing.event() for _ in range(_EVENTS)])
+        self.ends = cycle([sharing.event() for _ in range(_ENDS)])
         self._shared: dict[int, tuple[Array, bytes]] = {}  # by address
         self._memory: dict[tuple[int, bytes], Array] = {}
         self._events: dict[tuple[int, bytes], Event] = {}
@@ -105,14 +84,6 @@ class Links:
         self._probe.nbytes = _PROOF_NBYTES
         self._seen: dict[int, Wire] = {}
         _alive.add(self)
-
-    def leaving(self) -> tuple[Event, bytes]:
-        """Return an event for a wire to send, and its handle."""
-        return next(self._leaving)
-
-    def end(self) -> tuple[Event, bytes]:
-        """Return an event for the end of this rank's reads, and its handle."""
-        return next(self._ends)
 
     def notice(self, array: Array, slabs: Sequence[Array], event: bytes) -> bytes | None:
         """Return the notice of an array and an event; None if the array is not in memory that can be shared."""
@@ -156,7 +127,7 @@ class Links:
 
     def unique_id(self) -> bytes:
         """Write proof bytes to this GPU's shared memory; return them with their notice."""
-        streams, (event, handle) = self._streams, self.leaving()
+        streams, (event, handle) = self._streams, next(self.leaving)
         self._runtime.copy(self._proof, self._probe.buffer, _PROOF_NBYTES, streams.encode)
         self._probe.ready = self._runtime.record(streams.encode)
         self._timeline().leaving(self._probe, event)
@@ -205,27 +176,6 @@ class Links:
         _alive.discard(self)
 
 
-class _Arriving:
-    """A wire that this rank copies from another's memory when its notice arrives."""
-
-    __slots__ = ("_notice", "_take", "_told")
-
-    def __init__(self, told: Pending, notice: Wire, allocate: Callable[[bytes], None]) -> None:
-        self._told = told
-        self._notice = notice
-        self._take = allocate
-
-    def Test(self) -> bool:
-        """Return whether the notice has arrived. Kernels, not the host, wait for the copy."""
-        if not self._told.Test():
-            return False
-        self._take(self._notice.buffer.tobytes())
-        return True
-
-    def __repr__(self) -> str:
-        return repr(self._told)
-
-
 class IPCTransport:
     """One collective's messages between GPUs of one machine. The host does not wait for their bytes.
 
@@ -248,6 +198,7 @@ class IPCTransport:
     def __init__(
         self, links: Links, host: Transport, timeline: Timeline, memory: Arena, pinned: Callable[[int], Array]
     ) -> None:
+        self.rank, self.size, self.nodes = host.rank, host.size, host.nodes
         self._links = links
         self._host = host
         self._timeline = timeline
@@ -257,9 +208,6 @@ class IPCTransport:
         self._notice = b""
         self._dests: set[int] = set()
         self._sources: set[int] = set()
-        self.rank: int = host.rank
-        self.size: int = host.size
-        self.nodes: Sequence[int] = host.nodes
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         if wire is not self._latest:  # a wire sent to several ranks needs one notice
@@ -269,7 +217,7 @@ class IPCTransport:
 
     def _noted(self, wire: Wire) -> bytes:
         """Make a wire readable by other ranks, and return its notice."""
-        event, handle = self._links.leaving()
+        event, handle = next(self._links.leaving)
         copy = None
         notice = self._links.notice(wire.content, self._memory.slabs, handle)
         if notice is None:
@@ -280,12 +228,12 @@ class IPCTransport:
         return notice
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        def allocate(notice: bytes) -> None:
-            self._timeline.take(wire, *self._links.source(notice, source, wire))
+        def take() -> None:
+            self._timeline.take(wire, *self._links.source(notice.buffer.tobytes(), source, wire))
 
         notice = Wire(self._pinned(_NOTICE.size))
         self._sources.add(source)
-        return _Arriving(self._host.irecv(notice, source, tag), notice, allocate)
+        return Arriving(self._host.irecv(notice, source, tag), take)
 
     def _tell(self, what: bytes, dest: int, tag: int) -> Pending:
         message = Wire(self._pinned(len(what)))
@@ -298,7 +246,7 @@ class IPCTransport:
         This rank's memory for wires is used again only after the other ranks' events.
         """
         tag += _END
-        event, handle = self._links.end()
+        event, handle = next(self._links.ends)
         self._timeline.taken(event)
         ends = [(dest, Wire(self._pinned(_HANDLE_NBYTES))) for dest in sorted(self._dests)]
         arriving = [self._host.irecv(end, dest, tag) for dest, end in ends]

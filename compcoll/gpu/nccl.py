@@ -8,10 +8,9 @@ from typing import Any
 
 from ..errors import UnsupportedDevice
 from .runtime import CudaRuntime
-from .watchdog import NCCLBase
+from .watchdog import Message, NCCLBase
 
 Array = Any
-Message = tuple[Array, int]
 
 with warnings.catch_warnings():  # CuPy warns if NCCL is absent
     warnings.simplefilter("ignore")
@@ -22,7 +21,7 @@ _OLDEST = 21000
 
 
 class NCCLTransport(NCCLBase):
-    """One rank's NCCL communicator (the contract is `compcoll.gpu.stream_transport.GpuTransport`).
+    """One rank's NCCL communicator.
 
     Parameters
     ----------
@@ -31,8 +30,6 @@ class NCCLTransport(NCCLBase):
     communicator : cupy.cuda.nccl.NcclCommunicator
         The communicator of all ranks.
     """
-
-    _runtime: CudaRuntime
 
     def __init__(self, runtime: CudaRuntime, communicator: Any) -> None:
         super().__init__(runtime)

@@ -8,24 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..dtypes import DTYPES, computed_on
-from ..kernels import _host
 
 KERNELS = Path(__file__).parent.parent / "kernels"
 """The folder where the sources are installed."""
 
 COMPUTED = ("float32", "float64")
-PROGRAMS = (*_host.codecs(), "integer_quantizer", "sparse")
-"""The programs, which are compiled separately: each codec's kernels, integer quantizers, and sparsification."""
-
-_FUNCTIONS = {
-    "integer_quantizer": (
-        *("survey_blocks", "encode_integers", "decode_integers", "encode_votes", "decode_votes", "combine_numbers"),
-    ),
-    "sparse": (
-        *("moments_sparse", "sample_sparse", "count_sparse", "place_sparse", "compact_sparse"),
-        *("take_sparse", "put_sparse", "add_sparse", "subtract_sparse"),
-    ),
-}
 TILE = 2048
 """Values that a warp keeps in its registers, in programs for one configuration."""
 
@@ -40,13 +27,10 @@ class Program(NamedTuple):
     options : tuple of str
         Include path, language standard, floating-point rules, codecs, types, and a digest of all sources. The digest
         keeps caches correct that compare only text and options.
-    functions : tuple of str
-        Names of the kernels, ``extern "C"``.
     """
 
     source: str
     options: tuple[str, ...]
-    functions: tuple[str, ...]
 
 
 class Configuration(NamedTuple):
@@ -104,33 +88,25 @@ def _source() -> tuple[str, str]:
 
 
 @functools.cache
-def program(codec: str | None = None, computed: str | None = None, known: Configuration | None = None) -> Program:
-    """Return the CUDA program of one of `PROGRAMS` and one of `COMPUTED`, by default of all; or of one configuration.
+def program(codec: str, computed: str, known: Configuration | None = None) -> Program:
+    """Return the CUDA program of a codec, of ``"integer_quantizer"`` or of ``"sparse"``, for one of `COMPUTED`.
 
-    A program of all kernels takes a minute to compile; a program of one codec and type takes seconds.
+    It takes seconds to compile. With ``known``, it has the kernels of one configuration only.
     """
-    codecs = PROGRAMS if codec is None else (codec,)
-    own = ("cast", "zfp", *_FUNCTIONS)  # the other codecs have blocks and share their kernels
-    part = [] if codec is None else [f"-DCOMPCOLL_{codec.upper()}" if codec in own else f"-DCOMPCOLL_BLOCKS={codec}"]
-    types = COMPUTED if computed is None else (computed,)
+    own = codec in (
+        "cast",
+        "zfp",
+        "integer_quantizer",
+        "sparse",
+    )  # the other codecs have blocks and share their kernels
     source, digest = _source()
     options = (
         f"-I{KERNELS}",
         "--std=c++17",
         "--fmad=false",
         f"-DCOMPCOLL_DIGEST=0x{digest}",
-        *part,
+        f"-DCOMPCOLL_{codec.upper()}" if own else f"-DCOMPCOLL_BLOCKS={codec}",
         *(f"-DCOMPCOLL_{name.upper()}={value}" for name, value in (known._asdict() if known else {}).items()),
-        f"-DCOMPCOLL_TYPES={sum(1 << COMPUTED.index(name) for name in types)}",
+        f"-DCOMPCOLL_TYPES={1 << COMPUTED.index(computed)}",
     )
-    functions = tuple(
-        f"{function}_{name}"
-        for one in codecs
-        for name in types
-        for function in (
-            _FUNCTIONS[one]
-            if one in _FUNCTIONS
-            else [f"{verb}_{kernel}" for kernel in kernel_names(one, name) for verb in ("encode", "recode", "decode")]
-        )
-    )
-    return Program(source, options, functions)
+    return Program(source, options)

@@ -100,12 +100,19 @@ class _Current:
 
 
 class CudaRuntime:
-    """Streams, events, copies and kernels of one GPU (the contract is `compcoll.gpu.streams.Runtime`).
+    """Streams, events, copies and kernels of one GPU. Work on a stream runs asynchronously and in order.
 
     Parameters
     ----------
     index : int
         CUDA's number of the device.
+
+    Attributes
+    ----------
+    current : context manager
+        Makes the GPU the thread's current one.
+    launching : Stream
+        The stream on which coders launch kernels.
     """
 
     def __init__(self, index: int) -> None:
@@ -123,23 +130,28 @@ class CudaRuntime:
         return blake2b(uuid + api.deviceGetPCIBusId(self.device.id).encode(), digest_size=16).digest()
 
     def stream(self) -> cupy.cuda.Stream:
+        """Create a stream, independent of others and with a higher priority than the caller's streams."""
         with self.current:
             return cupy.cuda.Stream(non_blocking=True, priority=_FIRST)
 
     def record(self, stream: cupy.cuda.Stream, event: cupy.cuda.Event | None = None) -> cupy.cuda.Event:
+        """Record an event, a new one by default: it completes when all work put on the stream so far is done."""
         with self.current:
             event = cupy.cuda.Event(disable_timing=True) if event is None else event
             event.record(stream)
             return event
 
     def wait(self, stream: cupy.cuda.Stream, event: cupy.cuda.Event) -> None:
+        """Make later work on a stream wait for the event. The host does not wait."""
         with self.current:
             stream.wait_event(event)
 
     def pending(self, event: cupy.cuda.Event) -> Pending:
+        """Return the event as a request on which the host can wait."""
         return _Done(event)
 
     def copy(self, source: Array, target: Array, nbytes: int, stream: cupy.cuda.Stream) -> None:
+        """Copy bytes between device memory and pinned host memory, in stream order."""
         if nbytes:
             with self.current:
                 api.memcpyAsync(_address(target), _address(source), nbytes, api.memcpyDefault, stream.ptr)
@@ -171,9 +183,10 @@ class CudaRuntime:
         return self.address(held)
 
     def launch(self, program: Program, launches: Sequence[Launch]) -> None:
+        """Launch kernels, which run one after the other."""
         with self.current, self.launching:
-            for function, grid, block, shared_nbytes, arguments in launches:
-                self._function(program, function)((grid,), (block,), arguments, shared_mem=shared_nbytes)
+            for function, grid, block, argument in launches:
+                self._function(program, function)((grid,), (block,), (argument,))
 
     def _function(self, program: Program, name: str) -> cupy.RawKernel:
         key = program, name

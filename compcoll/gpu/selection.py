@@ -6,8 +6,8 @@ received from other ranks; wires are written and read there as for host arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,12 @@ from ..host.encode_options import EncodeOptions
 from ..host.selection import HostSelection, Search
 from ..kernels import _host
 from ..pending import wait_for
-from .coder import Launcher
-from .launches import TILE_VALUES, Launch, grid_of, parameters
+from .launches import TILE_VALUES, Launch, Parameters, grid_of
 from .programs import program
 from .streams import Timeline
+
+if TYPE_CHECKING:
+    from .runtime import CudaRuntime
 
 Array = Any
 HostArray = npt.NDArray[Any]
@@ -29,39 +31,17 @@ _INDEX = np.dtype(np.uint32)
 _LANES_NBYTES, _BLOCK_NBYTES = 256, 65536  # bytes of values: `moment_lanes` and `moment_values` of kernels/sparse.h
 
 
-class Passes(Protocol):
-    """A device's asynchronous kernels on its arrays of float32 or float64."""
-
-    def moments(self, values: Array, sums: Array) -> None:
-        """Compute for each lane of each block, of the finite values: sum, absolute sum, sum of squares, largest."""
-
-    def sample(self, values: Array, sampled: Array) -> None: ...
-
-    def find(
-        self, values: Array, threshold: float, variances: Array | None, alpha: float, indices: Array, count: Array
-    ) -> None:
-        """Store the first indices of values above a threshold (with ``variances``: unambiguous ones), and the count."""
-
-    def take(self, values: Array, indices: Array, taken: Array) -> None: ...
-
-    def put(self, indices: Array | None, values: Array | None, out: Array) -> None:
-        """Store ``out[indices] = values``; without indices in all of ``out``, without values 0."""
-
-    def add(self, indices: Array, values: Array, out: Array) -> None: ...
-
-    def subtract(self, indices: Array, sent: Array, out: Array) -> None: ...
-
-
 class SelectionKernels:
-    """`Passes` by CUDA kernels. This class needs neither a GPU nor CuPy."""
+    """CUDA kernels on arrays of float32 or float64. This class needs neither a GPU nor CuPy."""
 
-    def __init__(self, launcher: Launcher, dtype: str) -> None:
-        self._launcher = launcher
+    def __init__(self, runtime: CudaRuntime, dtype: str) -> None:
+        self._runtime = runtime
         self._program = program("sparse", dtype)
         self._dtype = dtype
         self._threshold_bits = (_host.Selection64 if dtype == "float64" else _host.Selection32).threshold_bits
 
     def moments(self, values: Array, sums: Array) -> None:
+        """Compute for each lane of each block, of the finite values: sum, absolute sum, sum of squares, largest."""
         blocks, grid = -(-values.nbytes // _BLOCK_NBYTES), grid_of(sums.size // 4)
         self._run(self._launch("moments", grid, values.size, sums, blocks=blocks, add=values))
 
@@ -71,67 +51,51 @@ class SelectionKernels:
     def find(
         self, values: Array, threshold: float, variances: Array | None, alpha: float, indices: Array, count: Array
     ) -> None:
+        """Store the first indices of values above a threshold (with ``variances``: unambiguous ones), and the count."""
         tiles = -(-values.size // TILE_VALUES)
         grid = tiles, TILE_VALUES // 8
-        counts = self._launcher.scratch(4 * tiles + tiles * TILE_VALUES // 8)
+        counts = self._runtime.scratch(4 * tiles + tiles * TILE_VALUES // 8)
         met = counts + 4 * tiles  # a byte for each thread, so that values are read only once
-        told: dict[str, Any] = {
-            "add": values,
-            "residual": variances,
-            "residual_scale": alpha,
-            "seed": self._threshold_bits(threshold),
-        }
+        told: dict[str, Any] = {"residual": variances, "residual_scale": alpha, "seed": self._threshold_bits(threshold)}
         self._run(
-            self._launch("count", grid, values.size, counts, decoded=met, **told),
+            self._launch("count", grid, values.size, counts, decoded=met, add=values, **told),
             self._launch("place", (1, TILE_VALUES // 8), tiles, counts, decoded=count),
-            self._launch("compact", grid, values.size, indices, wires=(counts, met), position=indices.size),
+            self._launch("compact", grid, values.size, indices, (counts, met), position=indices.size),
         )
 
     def take(self, values: Array, indices: Array, taken: Array) -> None:
-        self._of_each("take", taken.size, taken, add=values, wires=(indices,))
+        self._of_each("take", taken.size, taken, (indices,), add=values)
 
     def put(self, indices: Array | None, values: Array | None, out: Array) -> None:
-        self._of_each("put", out.size if indices is None else indices.size, out, add=values, wires=(indices,))
+        """Store ``out[indices] = values``; without indices in all of ``out``, without values 0."""
+        self._of_each("put", out.size if indices is None else indices.size, out, (indices,), add=values)
 
     def add(self, indices: Array, values: Array, out: Array) -> None:
-        self._of_each("add", indices.size, out, add=values, wires=(indices,))
+        self._of_each("add", indices.size, out, (indices,), add=values)
 
     def subtract(self, indices: Array, sent: Array, out: Array) -> None:
-        self._of_each("subtract", indices.size, out, add=sent, wires=(indices,))
+        self._of_each("subtract", indices.size, out, (indices,), add=sent)
 
-    def _of_each(self, verb: str, n: int, out: Array, **told: Any) -> None:
-        self._run(self._launch(verb, grid_of(n), n, out, **told))
+    def _of_each(self, verb: str, n: int, out: Array, wires: Sequence[Array | None] = (), **told: Any) -> None:
+        self._run(self._launch(verb, grid_of(n), n, out, wires, **told))
 
     def _launch(
-        self,
-        verb: str,
-        grid: tuple[int, int],
-        n: int,
-        out: Array,
-        *,
-        blocks: int = 0,
-        add: Array | None = None,
-        residual: Array | None = None,
-        decoded: Array | int | None = None,
-        wires: tuple[Array | int | None, ...] = (),
-        **more: Any,
+        self, verb: str, grid: tuple[int, int], n: int, out: Any, wires: Sequence[Any] = (), **told: Any
     ) -> Launch:
-        arrays = {"add": add, "residual": residual, "decoded": decoded}
-        addresses: dict[str, Any] = {name: self._address(array) for name, array in arrays.items()}
-        told = parameters(
-            n, blocks, self._address(out), wires=[self._address(wire) for wire in wires], **addresses, **more
-        )
-        return Launch(f"{verb}_sparse_{self._dtype}", *grid, 0, (told,))
+        """Describe a launch. Pointers are given as numbers or arrays."""
+        pointers = {name: self._number(given) for name, given in told.items()}
+        parameters = Parameters(n, out=self._number(out), wires=[self._number(wire) for wire in wires], **pointers)
+        return Launch(f"{verb}_sparse_{self._dtype}", *grid, parameters.packed())
 
-    def _address(self, array: Array | int | None) -> int:
-        return array if isinstance(array, int) else self._launcher.address(array)
+    def _number(self, given: Any) -> Any:
+        return given if isinstance(given, (int, float)) else self._runtime.address(given)
 
     def _run(self, *launches: Launch) -> None:
-        self._launcher.launch(self._program, launches)
+        self._runtime.launch(self._program, launches)
 
 
-class Exchange:
-    """Device memory of one collective, and its copies to and from the host, in the collective's order.
+class StagedCopies:
+    """Copies of arrays between the host and a collective's device memory, by pinned memory, in the collective's order.
 
     Parameters
     ----------
@@ -186,24 +150,24 @@ class DeviceSelection:
     ----------
     host : HostSelection
         Selection on the host, for values of the same type.
-    passes : Passes
+    passes : SelectionKernels
         The device's kernels.
     cast : Coder
         Cast of the values to their own type, which multiplies and adds.
-    exchange : Exchange
+    copies : StagedCopies
         The collective's memory and copies.
     """
 
-    def __init__(self, host: HostSelection, passes: Passes, cast: Any, exchange: Exchange) -> None:
+    def __init__(self, host: HostSelection, passes: SelectionKernels, cast: Any, copies: StagedCopies) -> None:
         self.dtype = host.dtype
-        self._host, self._passes, self._cast, self._exchange = host, passes, cast, exchange
+        self._host, self._passes, self._cast, self._copies = host, passes, cast, copies
         self.wire_nbytes, self.write, self.read = host.wire_nbytes, host.write, host.read
         self.random, self.union, self.without, self.cuts = host.random, host.union, host.without, host.cuts
         self.finite, self.powers, self.merged = host.finite, host.powers, host.merged
         self.bisected = host.bisected
 
     def zeros(self, n: int) -> Array:
-        values = self._exchange.room(n, self.dtype)
+        values = self._copies.room(n, self.dtype)
         self.clear(values)
         return values
 
@@ -215,9 +179,9 @@ class DeviceSelection:
         if type(values) is np.ndarray or not values.size:
             return self._host.moments(values if type(values) is np.ndarray else np.empty(0, self.dtype))
         lanes = _LANES_NBYTES // self.dtype.itemsize
-        sums = self._exchange.room(4 * lanes * -(-values.nbytes // _BLOCK_NBYTES), self.dtype)
+        sums = self._copies.room(4 * lanes * -(-values.nbytes // _BLOCK_NBYTES), self.dtype)
         self._launching().moments(values, sums)
-        rows = self._exchange.download(sums).reshape(-1, 4).astype(np.float64)
+        rows = self._copies.download(sums).reshape(-1, 4).astype(np.float64)
         total, absolute, square = np.cumsum(rows[:, :3], axis=0)[-1].tolist()  # in this order, as on the host
         return total, absolute, square, float(rows[:, 3].max())
 
@@ -236,7 +200,7 @@ class DeviceSelection:
         if type(values) is np.ndarray:
             return self._host.above(values, threshold, most)
         indices, count = self._found(values, threshold, None, 1.0, min(values.size, most))
-        return (self._exchange.download(indices[:count]) if count <= most else None), count
+        return (self._copies.download(indices[:count]) if count <= most else None), count
 
     def chosen(self, values: Array, search: Search, room: int) -> tuple[HostArray | None, int]:
         k, most, threshold, *_ = search
@@ -251,16 +215,16 @@ class DeviceSelection:
         indices, count = self._found(values, threshold, variances, alpha, values.size // 16)
         if count > indices.size:
             indices, count = self._found(values, threshold, variances, alpha, count)
-        return self._exchange.download(indices[:count])
+        return self._copies.download(indices[:count])
 
     def _found(
         self, values: Array, threshold: float, variances: Array | None, alpha: float, capacity: int
     ) -> tuple[Array, int]:
-        indices, count = self._exchange.room(capacity, _INDEX), self._exchange.room(1, _INDEX)
+        indices, count = self._copies.room(capacity, _INDEX), self._copies.room(1, _INDEX)
         if not values.size:
             return indices, 0
         self._launching().find(values, threshold, variances, alpha, indices, count)
-        return indices, int(self._exchange.download(count)[0])
+        return indices, int(self._copies.download(count)[0])
 
     # The host selects from buffers shorter than a sample, and if no threshold can be found.
 
@@ -271,47 +235,47 @@ class DeviceSelection:
         return self._host.largest(self._fetched(values), k)
 
     def _fetched(self, values: Array) -> HostArray:
-        return values if type(values) is np.ndarray else self._exchange.download(values)
+        return values if type(values) is np.ndarray else self._copies.download(values)
 
     def sample(self, values: Array, m: int) -> HostArray:
-        sampled = self._exchange.room(m, self.dtype)
+        sampled = self._copies.room(m, self.dtype)
         self._launching().sample(values, sampled)
-        return self._exchange.download(sampled)
+        return self._copies.download(sampled)
 
     def take(self, values: Array, indices: HostArray) -> HostArray:
         if type(values) is np.ndarray:
             return self._host.take(values, indices)
-        taken = self._exchange.room(indices.size, self.dtype)
+        taken = self._copies.room(indices.size, self.dtype)
         if indices.size:
-            there = self._exchange.upload(indices)
+            there = self._copies.upload(indices)
             self._launching().take(values, there, taken)
-        return self._exchange.download(taken)
+        return self._copies.download(taken)
 
     def put(self, indices: HostArray, values: HostArray | None, out: Array) -> None:
-        if indices.size:
-            there, given = self._exchange.upload(indices), None if values is None else self._exchange.upload(values)
-            self._launching().put(there, given, out)
+        self._combine(self._passes.put, indices, values, out)
 
     def add(self, indices: HostArray, values: HostArray, out: Array) -> None:
-        if indices.size:
-            there, given = self._exchange.upload(indices), self._exchange.upload(values)
-            self._launching().add(there, given, out)
+        self._combine(self._passes.add, indices, values, out)
 
     def subtract(self, indices: HostArray, sent: HostArray, out: Array) -> None:
+        self._combine(self._passes.subtract, indices, sent, out)
+
+    def _combine(self, launch: Callable[..., None], indices: HostArray, values: HostArray | None, out: Array) -> None:
         if indices.size:
-            there, given = self._exchange.upload(indices), self._exchange.upload(sent)
-            self._launching().subtract(there, given, out)
+            there, given = self._copies.upload(indices), None if values is None else self._copies.upload(values)
+            self._copies.launching()
+            launch(there, given, out)
 
     def multiply(self, values: Array, factor: float) -> None:
         self._cast.decode(values.size, values, (), values, scale=factor)
 
     def plus(self, target: Array, source: Array, factor: float = 1.0) -> None:
-        source = self._exchange.upload(source) if type(source) is np.ndarray else source
+        source = self._copies.upload(source) if type(source) is np.ndarray else source
         at = target.view(np.uint8)
         self._cast.encode(target.size, source, (at,), at, EncodeOptions(scale=factor))
 
-    def _launching(self) -> Passes:
-        self._exchange.launching()
+    def _launching(self) -> SelectionKernels:
+        self._copies.launching()
         return self._passes
 
 
@@ -324,20 +288,20 @@ class SparseDevice:
         Holds the buffers.
     host : HostDevice
         Holds the wires.
-    exchange : Exchange
+    copies : StagedCopies
         The collective's memory and copies.
     """
 
-    def __init__(self, device: Any, host: Any, exchange: Exchange) -> None:
-        self._device, self._host, self._exchange = device, host, exchange
+    def __init__(self, device: Any, host: Any, copies: StagedCopies) -> None:
+        self._device, self._host, self._copies = device, host, copies
         self.empty_bytes, self.seal, self.sealed = host.empty_bytes, host.seal, host.sealed
 
     def selection(self, dtype: str) -> DeviceSelection:
         cast = self.coder(("cast", DTYPES[dtype].precision, 0), dtype)
-        return DeviceSelection(self._host.selection(dtype), self._device.passes(dtype), cast, self._exchange)
+        return DeviceSelection(self._host.selection(dtype), self._device.passes(dtype), cast, self._copies)
 
     def coder(self, kernel: tuple[str, int, int], dtype: str) -> _InOrder:
-        return _InOrder(self._device.coder(kernel, dtype), self._exchange)
+        return _InOrder(self._device.coder(kernel, dtype), self._copies)
 
 
 class _InOrder:
@@ -346,13 +310,13 @@ class _InOrder:
     An encode may write a wire that it also adds: in casts each thread reads what it writes.
     """
 
-    def __init__(self, coder: Any, exchange: Exchange) -> None:
-        self._coder, self._exchange = coder, exchange
+    def __init__(self, coder: Any, copies: StagedCopies) -> None:
+        self._coder, self._copies = coder, copies
 
     def encode(self, *arguments: Any, **options: Any) -> None:
-        self._exchange.launching()
+        self._copies.launching()
         self._coder.encode(*arguments, **options)
 
     def decode(self, *arguments: Any, **options: Any) -> None:
-        self._exchange.launching()
+        self._copies.launching()
         self._coder.decode(*arguments, **options)

@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from ..pending import Pending
-from ..transports.base import Wire
+from ..transports.base import Transport, Wire
 from .streams import Timeline
-
-Array = Any
-Stream = Any
-Event = Any
-Message = tuple[Array, int]
-"""Bytes in GPU memory, and the other rank."""
-
-
-class GpuTransport(Protocol):
-    """Transport between the GPUs of some ranks. All ranks start the same operations in the same order.
-
-    Attributes
-    ----------
-    name : str
-        Such as ``"NCCL"``.
-    """
-
-    name: str
-
-    def exchange(self, leaving: Sequence[Message], arriving: Sequence[Message], stream: Stream) -> None:
-        """Put messages on a stream as one group. Messages between two ranks match in the order given."""
-
-    def allreduce(self, x: Array, out: Array, dtype: str, *, mean: bool, stream: Stream) -> None:
-        """Put the library's own allreduce on a stream; ``out`` may be ``x``."""
-
-    def watch(self, event: Event, what: str, seconds: float) -> None:
-        """Abort all pending work and keep an error if the event does not complete within ``seconds``."""
-
-    def check(self) -> None:
-        """Raise the kept error, if there is one."""
-
-    def free(self, seconds: float) -> None:
-        """Release all resources together with the other ranks, or alone if these do not arrive within ``seconds``."""
+from .watchdog import NCCLBase
 
 
 class Bootstrap(Protocol):
@@ -67,7 +35,7 @@ class Bootstrap(Protocol):
     def unique_id(self) -> bytes:
         """Create the 128 bytes with which all ranks join; one rank calls this."""
 
-    def join(self, ranks: int, unique_id: bytes, rank: int) -> GpuTransport:
+    def join(self, ranks: int, unique_id: bytes, rank: int) -> NCCLBase:
         """Join the other ranks; return when all have joined."""
 
 
@@ -101,22 +69,20 @@ class StreamTransport:
 
     Parameters
     ----------
-    gpu_transport : GpuTransport
+    gpu_transport : NCCLBase
         The transport between the ranks' GPUs.
     timeline : Timeline
         The collective's timeline.
-    rank, size, nodes
-        As in `Transport`.
+    ranks : Transport
+        Any transport between the same ranks.
     """
 
-    def __init__(
-        self, gpu_transport: GpuTransport, timeline: Timeline, rank: int, size: int, nodes: Sequence[int]
-    ) -> None:
+    def __init__(self, gpu_transport: NCCLBase, timeline: Timeline, ranks: Transport) -> None:
+        self.rank, self.size, self.nodes = ranks.rank, ranks.size, ranks.nodes
         self._gpu_transport = gpu_transport
         self._timeline = timeline
         self._leaving: dict[int, list[tuple[Wire, int]]] = defaultdict(list)
         self._arriving: dict[int, list[tuple[Wire, int]]] = defaultdict(list)
-        self.rank, self.size, self.nodes = rank, size, nodes
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         self._leaving[tag].append((wire, dest))

@@ -4,17 +4,20 @@ Kernels that encode or add share one stream, so that decode, add and encode agai
 chunks are decoded on several other streams, and messages from GPU to GPU have one. With staging, two more streams copy
 wires to and from pinned host memory while kernels run.
 
-This module is independent of the hardware, which a `Runtime` implements (`compcoll.gpu.runtime`).
+This module is independent of the hardware, which `compcoll.gpu.runtime` hides.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..pending import Pending
 from ..transports.base import Wire
+
+if TYPE_CHECKING:
+    from .runtime import CudaRuntime
 
 Array = Any
 Stream = Any
@@ -23,52 +26,16 @@ Event = Any
 _DECODE_STREAMS = 3
 
 
-class Runtime(Protocol):
-    """A device's streams and events. Work on a stream runs asynchronously and in order.
-
-    Attributes
-    ----------
-    launching : Stream
-        The stream on which the device's coders launch kernels.
-    """
-
-    launching: Stream
-
-    def stream(self) -> Stream:
-        """Create a stream, independent of others and with a higher priority than the caller's streams."""
-
-    def record(self, stream: Stream, event: Event | None = None) -> Event:
-        """Record an event, a new one by default: it completes when all work put on the stream so far is done."""
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """Make later work on a stream wait for the event. The host does not wait."""
-
-    def pending(self, event: Event) -> Pending:
-        """Return the event as a request on which the host can wait."""
-
-    def copy(self, source: Array, target: Array, nbytes: int, stream: Stream) -> None:
-        """Copy bytes between device memory and pinned host memory, in stream order."""
-
-    def address(self, array: Array) -> int:
-        """Return the address of an array on the device."""
-
-    def device_bytes(self, nbytes: int) -> Array:
-        """Allocate device memory, in one piece."""
-
-    def pinned_bytes(self, nbytes: int) -> Array:
-        """Allocate pinned host memory."""
-
-
 class Streams:
     """The streams of a communicator on one device.
 
     Parameters
     ----------
-    runtime : Runtime
+    runtime : CudaRuntime
         The device's runtime.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: CudaRuntime) -> None:
         self.runtime = runtime
         self.encode = runtime.stream()
         self.decode = [runtime.stream() for _ in range(_DECODE_STREAMS)]
@@ -84,7 +51,7 @@ class Ending:
 
     Parameters
     ----------
-    runtime : Runtime
+    runtime : CudaRuntime
         The device's runtime.
     caller : Stream
         The stream of the call.
@@ -97,7 +64,7 @@ class Ending:
     """
 
     def __init__(
-        self, runtime: Runtime, caller: Stream, events: tuple[Event, ...], arrays: tuple[Array | None, ...]
+        self, runtime: CudaRuntime, caller: Stream, events: tuple[Event, ...], arrays: tuple[Array | None, ...]
     ) -> None:
         self._runtime = runtime
         self._caller: Stream | None = caller

@@ -7,7 +7,6 @@ are modelled: the link inside a node is NCCL's bus bandwidth over NVLink between
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 from ..codecs import ALL
 from .cost import RAW, Link, Profile, Speed
@@ -51,14 +50,12 @@ _CODECS = tuple(
 )
 
 
-@lru_cache(maxsize=64)
 def by_nccl(host: Profile) -> Profile:
     """Return the profile of GPUs that communicate by NCCL; the network between nodes is that of ``host``."""
     source = "GPUs as measured on an H200, NVLink modelled"
     return replace(by_the_host(host), inside=_NVLINK, speeds=(_RAW, *_CODECS), message=_LAUNCH, source=source)
 
 
-@lru_cache(maxsize=64)
 def by_the_host(host: Profile) -> Profile:
     """Return the profile of GPUs whose wires travel through pinned memory and the hosts' transport."""
     raw = next(speed for speed in host.speeds if speed.codec == RAW)
@@ -67,7 +64,6 @@ def by_the_host(host: Profile) -> Profile:
     return replace(host, speeds=speeds, message=_HOP, call=_CALL, per_node=0, timings=(), source=source)
 
 
-@lru_cache(maxsize=64)
 def by_ipc(host: Profile) -> Profile:
     """Return the profile of GPUs of one node that read wires from each other's memory.
 

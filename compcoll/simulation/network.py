@@ -334,10 +334,8 @@ class SimulatedTransport:
     """
 
     def __init__(self, world: Simulated, rank: int, size: int, nodes: Sequence[int]) -> None:
+        self.rank, self.size, self.nodes = rank, size, nodes
         self.world = world
-        self.rank = rank
-        self.size = size
-        self.nodes = nodes
         self.now = self.opened = 0.0
         self.steps: Steps = iter(())  # type: ignore[assignment]
         self.ended = True

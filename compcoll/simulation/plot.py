@@ -10,6 +10,7 @@ from typing import Any
 from ..codecs import Codec
 from ..dtypes import DTYPES
 from ..errors import CompcollError, InvalidArgument
+from ..tools.arguments import doubling
 from . import run as simulation
 from .run import Scenario, resized
 
@@ -71,10 +72,11 @@ def plot(
     by_ranks, by_size = figure.subplots(1, 2)
     contenders = [(name, way) for name in names for way in ways]
     labels = [name if way is None else f"{name}, {way.name}" for name, way in contenders]
-    counts = _doubling(max(scenario.network.ranks_per_node, 2), scenario.ranks)
+    first = max(scenario.network.ranks_per_node, 2)
+    counts = sorted({*doubling(first, scenario.ranks), scenario.ranks})
     largest = sizes[-1]
     if len(sizes) == 1:
-        sizes = _doubling(max(largest >> 10, DTYPES[scenario.dtype].itemsize), 4 * largest)
+        sizes = sorted({*doubling(max(largest >> 10, DTYPES[scenario.dtype].itemsize), 4 * largest), 4 * largest})
 
     def milliseconds(name: str, way: Codec | None, **change: int) -> float:
         return 1e3 * simulation.allreduce(resized(scenario, **change), name, way, progress=progress).seconds
@@ -104,12 +106,3 @@ def plot(
         axes.set_xscale("log", base=2)
         axes.grid(alpha=0.3)
     figure.savefig(path)
-
-
-def _doubling(low: int, high: int) -> list[int]:
-    values = [low]
-    while 2 * values[-1] <= high:
-        values.append(2 * values[-1])
-    if values[-1] != high:
-        values.append(high)
-    return values

@@ -29,7 +29,7 @@ from ..plan.plan import Plan, make_plan
 from ..stats import Stats
 from ..transports.base import Group, Transport, Wire
 from .network import Account, Network, Simulated, SimulatedTransport, has_symmetry
-from .sizes import Extent, KernelSeconds, SizesCoder
+from .sizes import Extent, SizesCoder
 
 # The algorithms that can be simulated. MPI's own cannot: its algorithms are unknown.
 ALGORITHMS = tuple(choose.ALLREDUCE)
@@ -231,8 +231,8 @@ def _job(
     return Job(
         group=Group(transport, tag=1),
         coders=Coders(
-            SizesCoder(transport, wire_nbytes, _seconds(speeds[0], itemsize)),
-            SizesCoder(transport, lambda n: itemsize * n, _seconds(speeds[1], itemsize)),
+            SizesCoder(transport, wire_nbytes, speeds[0], itemsize),
+            SizesCoder(transport, lambda n: itemsize * n, speeds[1], itemsize),
         ),
         operands=Operands(Window(Extent(0)), Window(Extent(0)), itemsize),
         chunks=cut.chunks,
@@ -308,13 +308,6 @@ def _too_many(scenario: Scenario, plan: Plan, count: int) -> str:
 
 def _equal(chunks: Sequence[Chunk]) -> bool:
     return len({tuple(end - begin for begin, end in chunk) for chunk in chunks}) == 1
-
-
-def _seconds(speed: Speed, itemsize: int) -> KernelSeconds:
-    """Return the seconds per value. Kernels compute on halves as float32."""
-    nbytes = max(itemsize, 4)
-    rates = (speed.encode, speed.decode, speed.accumulate, speed.recode)
-    return KernelSeconds(*(nbytes / rate for rate in rates))
 
 
 def resized(scenario: Scenario, *, ranks: int | None = None, nbytes: int | None = None) -> Scenario:

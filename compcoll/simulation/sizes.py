@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import cache
+from typing import Any
 
 from ..host.encode_options import PLAIN, EncodeOptions
+from ..plan.cost import Speed
+from .network import SimulatedTransport
 
 Array = Any
 
@@ -22,40 +25,21 @@ class Extent:
         return self
 
 
-class Clock(Protocol):
-    """The virtual clock of a rank, in seconds."""
-
-    now: float
-
-
-class KernelSeconds(NamedTuple):
-    """The time of kernels, in seconds per value.
-
-    Attributes
-    ----------
-    encode, decode, accumulate, recode : float
-        Seconds to encode; to decode; to decode and add; to decode, add and encode again.
-    """
-
-    encode: float = 0.0
-    decode: float = 0.0
-    accumulate: float = 0.0
-    recode: float = 0.0
-
-
 class SizesCoder:
     """A coder that only advances the clock (the contract is `compcoll.codecs.base.Coder`).
 
-    Each term beyond the first two takes the time of ``accumulate``.
+    Each term beyond the first two takes the time of an addition. Kernels compute on halves as float32.
 
     Parameters
     ----------
-    clock : Clock
-        The clock of the rank that encodes and decodes.
+    rank : SimulatedTransport
+        The rank that encodes and decodes, whose clock it advances.
     wire_nbytes : callable
         Returns the bytes of a wire for a number of values.
-    seconds : KernelSeconds
-        Seconds per value.
+    speed : Speed
+        The kernels' speed.
+    itemsize : int
+        Bytes of a value.
 
     Attributes
     ----------
@@ -66,28 +50,25 @@ class SizesCoder:
     fixed_size = True
     knows_decoded = False
 
-    def __init__(self, clock: Clock, wire_nbytes: Callable[[int], int], seconds: KernelSeconds) -> None:
+    def __init__(
+        self, rank: SimulatedTransport, wire_nbytes: Callable[[int], int], speed: Speed, itemsize: int
+    ) -> None:
         self.encode_seconds = 0.0
         self.decode_seconds = 0.0
-        self._clock = clock
-        self._length = wire_nbytes
-        self._known: dict[int, int] = {}
-        self._encode, self._decode, self._accumulate, self._recode = seconds
-
-    def wire_nbytes(self, n: int) -> int:
-        if n not in self._known:
-            self._known[n] = self._length(n)
-        return self._known[n]
+        self.wire_nbytes = cache(wire_nbytes)
+        self._rank = rank
+        rates = (speed.encode, speed.decode, speed.accumulate, speed.recode)
+        self._encode, self._decode, self._accumulate, self._recode = (max(itemsize, 4) / rate for rate in rates)
 
     def encode(self, n: int, add: Array | None, wires: Sequence[Array], wire: Array, how: EncodeOptions = PLAIN) -> int:
         terms = len(wires) + (add is not None)
         seconds = n * (self._encode if terms == 1 else self._recode + (terms - 2) * self._accumulate)
-        self._clock.now += seconds
+        self._rank.now += seconds
         self.encode_seconds += seconds
         return self.wire_nbytes(n)
 
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
         terms = len(wires) + (add is not None)
         seconds = n * (self._decode if terms == 1 else (terms - 1) * self._accumulate)
-        self._clock.now += seconds
+        self._rank.now += seconds
         self.decode_seconds += seconds

@@ -56,12 +56,8 @@ def add_codec_options(parser: argparse._ActionsContainer, text: str) -> None:
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given codec options, as text."""
-    prefix = "codec_"
-    return {
-        name[len(prefix) :]: value
-        for name, value in vars(args).items()
-        if name.startswith(prefix) and value is not None
-    }
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    return {name.removeprefix("codec_"): value for name, value in given.items() if name.startswith("codec_")}
 
 
 def chosen_codec(args: argparse.Namespace) -> Codec | None:

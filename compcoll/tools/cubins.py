@@ -6,13 +6,15 @@ import argparse
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 from ..codecs import ALL, Cast, Codec
 from ..dtypes import DTYPES, computed_on
 from ..errors import UnsupportedDevice
 from ..gpu import cubins
-from ..gpu.launches import CodecLaunches
+from ..gpu.coder import DeviceCoder
 from ..gpu.programs import COMPUTED, Program, program
 from ..host.cores import affinity
 from .arguments import add_codec_options, chosen_codec
@@ -20,17 +22,9 @@ from .arguments import add_codec_options, chosen_codec
 EXAMPLE = "python -m compcoll cubins --arch 90 --codec zfp --rate 8"
 
 
-class _Programs:
-    """A device for codecs whose coders are `CodecLaunches`, which name their programs."""
-
-    @staticmethod
-    def coder(kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> CodecLaunches:
-        return CodecLaunches(kernel, dtype, variant=variant, seed=seed)
-
-
 def programs(codecs: list[Codec], dtype: str) -> list[Program]:
     """Return the programs that collectives on arrays of a type need, with these codecs or without any."""
-    device: Any = _Programs()
+    device: Any = SimpleNamespace(coder=partial(DeviceCoder, cast(Any, None)))  # launches nothing
     fixed = [codec for codec in (Cast(dtype), *codecs) if codec.fixed_size and not codec.additive]
     computed = computed_on(dtype).name
     coders: list[Any] = [codec.coder(device, dtype) for codec in fixed]

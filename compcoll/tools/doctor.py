@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from .. import config
 from ..communicator import Communicator
 from ..errors import CompcollError, MPIMissing
-from ..gpu.awareness import Awareness
 from ..gpu.discovery import gpus
 from ..host.cores import affinity, usable_cores
 from ..host.device import HostDevice
@@ -269,20 +268,16 @@ def _messages(report: Report, transport: MPITransport) -> None:
             report.add("messages", text, **{where.replace(" ", "_"): facts})
 
 
-def _gpu_awareness() -> Awareness:
-    from ..transports.library import gpu_awareness  # loads MPI
-
-    return gpu_awareness()
-
-
 def _gpu(report: Report) -> None:
     """Report the GPUs, and how their memory reaches other ranks."""
+    from ..transports.library import gpu_awareness  # loads MPI
+
     names, why = gpus()
     wrong = selftest.check_gpu() if names else ""
     if wrong:
         remedy = "pip install 'compcoll[cuda13]' (cuda12 for drivers of CUDA 12) brings the compiler that CuPy needs"
         report.find(WRONG, f"GPU: {wrong}", remedy)
-    known = report.attempt(_gpu_awareness, f"set {config.GPU_AWARE} right, or unset it")
+    known = report.attempt(gpu_awareness, f"set {config.GPU_AWARE} right, or unset it")
     if known is None:
         return
     way = "takes their memory" if known.aware else "does not take their memory: wires go through pinned host memory"

@@ -61,7 +61,7 @@ _LAUNCHERS = (
 )
 
 
-def launcher(environment: Mapping[str, str] | None = None) -> Launcher:
+def launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
     """Return the launcher of this process, found in the environment.
 
     Parameters
@@ -69,7 +69,6 @@ def launcher(environment: Mapping[str, str] | None = None) -> Launcher:
     environment : mapping, optional
         Environment variables; by default those of this process.
     """
-    environment = os.environ if environment is None else environment
     for name, size, rank in _LAUNCHERS:
         if environment.get(size, "").isdigit() and environment.get(rank, "").isdigit():
             return Launcher(name, int(environment[size]), int(environment[rank]))
@@ -106,9 +105,8 @@ def loaded_networks() -> list[str]:
     return [name for key, name in _NETWORKS.items() if any(f"lib{key}" in Path(path).name for path in paths)]
 
 
-def settings(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str], dict[str, str]]:
+def settings(environment: Mapping[str, str] = os.environ) -> tuple[dict[str, str], list[str], dict[str, str]]:
     """Return compcoll's settings in the environment, the unknown ones among them, and MPI's transport settings."""
-    environment = os.environ if environment is None else environment
     known = {value for value in vars(config).values() if isinstance(value, str) and value.startswith("COMPCOLL_")}
     ours = {name: value for name, value in sorted(environment.items()) if name.startswith("COMPCOLL_")}
     mpis = {name: value for name, value in sorted(environment.items()) if name.startswith(_SETTINGS)}

@@ -83,14 +83,14 @@ def check_codecs() -> list[str]:
 
 def check_gpu() -> str:
     """Return the error of kernels on the first GPU, whose wire must equal the host's; empty if there is none."""
-    from ..gpu.discovery import first_gpu
-
     x, codec = values("float32"), ZFP(rate=8)
     host = codec.coder(HostDevice(1), "float32")
     expected = np.empty(host.wire_nbytes(_N), np.uint8)
     host.encode(_N, x, (), expected)
     try:
-        device = first_gpu()
+        from ..gpu.device import CudaDevice
+
+        device = CudaDevice(0)
         runtime, coder = device.runtime, codec.coder(device, "float32")
         there, wire = runtime.device_bytes(x.nbytes).view(np.float32), runtime.device_bytes(expected.nbytes)
         device.from_host(x, there, runtime.launching)

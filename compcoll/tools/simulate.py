@@ -16,9 +16,8 @@ from ..codecs.sparse import Sparsifier
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
 from ..host.device import HostDevice
-from ..plan.cost import DEFAULTS, Profile
+from ..plan.cost import Profile
 from ..plan.explanation import duration, link_text
-from ..plan.profile import load
 from ..plan.wire_formats import kind_of, short, wire_format
 from ..simulation import run as simulation
 from ..simulation.network import Network
@@ -34,6 +33,7 @@ from .arguments import (
     parse_seconds,
     parse_speed,
 )
+from .explain import profile_named
 
 _VERBS = ("encode", "decode", "accumulate", "recode")
 
@@ -115,8 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scenario(args: argparse.Namespace) -> tuple[Scenario, Codec | None]:
-    profile = DEFAULTS if args.profile == "defaults" else load(Path(args.profile)).profile
-    codec = chosen_codec(args)
+    profile, codec = profile_named(args.profile, HostDevice()), chosen_codec(args)
     network = Network(
         inside=link(args.inside, args.inside_latency, profile.inside),
         between=link(args.link, args.latency, profile.between),

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from .. import config
 from ..errors import MPIMissing, NotUnderMPI
-from ..gpu import awareness
+from ..gpu.awareness import Awareness, ask_library, self_test
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -110,6 +111,16 @@ def among(ranks: Sequence[int]) -> MPI.Intracomm:
     return comm
 
 
-def gpu_awareness() -> awareness.Awareness:
-    """Return whether MPI accepts device memory."""
-    return awareness.ask(library().memory_kinds)
+@lru_cache(maxsize=1)
+def gpu_awareness() -> Awareness:
+    """Return whether MPI accepts device memory.
+
+    The sources are, in this order: COMPCOLL_GPU_AWARE; MPI's info key mpi_memory_alloc_kinds (MPI-4.1, section 11.4.3);
+    the functions MPIX_Query_cuda_support and MPIX_GPU_query_support; a child process that sends device memory.
+    """
+    told, kinds = config.gpu_aware(), library().memory_kinds or ""
+    if told is not None:
+        return Awareness(told, f"{config.GPU_AWARE}={int(told)}")
+    if any(kind.strip().split(":")[0] == "cuda" for kind in kinds.split(",")):
+        return Awareness(True, f"MPI's mpi_memory_alloc_kinds has {kinds}")
+    return ask_library() or self_test()

@@ -34,7 +34,7 @@ class Runtime(deferred.Runtime):
 
 
 class Sharing:
-    """What processes share of it (the contract is `compcoll.gpu.ipc_transport.Sharing`)."""
+    """What processes share of it (the contract is `compcoll.gpu.ipc.CudaIPC`)."""
 
     name = "files"
 

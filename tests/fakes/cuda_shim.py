@@ -18,8 +18,8 @@ import numpy as np
 from kept import kept, kernel_sources
 
 from compcoll.gpu.coder import DeviceCoder
-from compcoll.gpu.launches import CodecLaunches, Launch
-from compcoll.gpu.programs import KERNELS, Program
+from compcoll.gpu.launches import Launch
+from compcoll.gpu.programs import COMPUTED, KERNELS, Program, kernel_names
 from compcoll.gpu.quantizer import DeviceIntegers, DeviceNumberCoder, DeviceVotes
 from compcoll.gpu.selection import SelectionKernels
 from compcoll.host.encode_options import EncodeOptions
@@ -47,6 +47,28 @@ def build(*options: str) -> Path:
     return kept("shim", (command, SOURCE.read_bytes(), kernel_sources()), compiled)
 
 
+SPECIAL = {
+    "integer_quantizer": (
+        *("survey_blocks", "encode_integers", "decode_integers", "encode_votes", "decode_votes", "combine_numbers"),
+    ),
+    "sparse": (
+        *("moments_sparse", "sample_sparse", "count_sparse", "place_sparse", "compact_sparse"),
+        *("take_sparse", "put_sparse", "add_sparse", "subtract_sparse"),
+    ),
+}
+"""The kernels of programs that are not of one codec."""
+
+
+def functions_of(program: Program) -> list[str]:
+    """The names of a program's kernels, by its options."""
+    given = [option.removeprefix("-DCOMPCOLL_").lower() for option in program.options]
+    computed = COMPUTED["types=2" in given]
+    codec = next((each.removeprefix("blocks=") for each in given if each.startswith("blocks=")), "")
+    codec = codec or next(each for each in ("cast", "zfp", *SPECIAL) if each in given)
+    of_codec = [f"{verb}_{name}" for name in kernel_names(codec, computed) for verb in ("encode", "recode", "decode")]
+    return [f"{function}_{computed}" for function in SPECIAL.get(codec, of_codec)]
+
+
 class Shim:
     """What launches kernels: the library that `build` made."""
 
@@ -69,12 +91,12 @@ class Shim:
         return self.address(self._scratch) if nbytes else 0
 
     def launch(self, program: Program, launches: Sequence[Launch]) -> None:
-        assert all(launch.function in program.functions for launch in launches)
+        assert all(launch.function in functions_of(program) for launch in launches)
         self.run(launches)
 
     def run(self, launches: Sequence[Launch], last: int | None = None) -> None:
         """Run all thread blocks, or the ``last`` ones."""
-        for function, grid, block, _, (parameters,) in launches:
+        for function, grid, block, parameters in launches:
             kernel = ctypes.cast(getattr(self._library, function), ctypes.c_void_p)
             alone = any(word in function for word in ("_cast_", "_integers_", "_votes_", "_numbers_"))
             alone |= function.startswith("decode_") and "_zfp" not in function
@@ -82,6 +104,23 @@ class Shim:
             alone |= "_sparse_" in function and not function.startswith(("count_", "place_", "compact_"))
             first = 0 if last is None else grid - last
             self._library.launch(kernel, grid, block, parameters.ctypes.data, alone, first)
+
+
+class Recorded:
+    """Keeps launches. Arrays may be given by their addresses."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    @staticmethod
+    def address(array: np.ndarray | int | None) -> int:
+        return array if isinstance(array, int) else Shim.address(array)
+
+    def scratch(self, nbytes: int) -> int:
+        raise AssertionError("nothing that is recorded needs scratch memory")
+
+    def launch(self, program: Program, launches: Sequence[Launch]) -> None:
+        self.launches += launches
 
 
 class ShimDevice:
@@ -92,7 +131,7 @@ class ShimDevice:
         self._known = known
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> DeviceCoder:
-        return DeviceCoder(self._shim, CodecLaunches(kernel, dtype, variant=variant, seed=seed, known=self._known))
+        return DeviceCoder(self._shim, kernel, dtype, variant=variant, seed=seed, known=self._known)
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> DeviceIntegers:
         return DeviceIntegers(self._shim, bits, levels, block, dtype)
@@ -112,22 +151,20 @@ TILES = ("fp8", 4, 128)
 
 
 def build_tiles(*options: str) -> Path:
-    known = CodecLaunches(TILES, "float32").program.options
+    known = DeviceCoder(Recorded(), TILES, "float32").program.options
     return build(*(option for option in known if option.startswith("-DCOMPCOLL") and "DIGEST" not in option), *options)
 
 
 def cooperate_in_tiles(shim: Shim) -> None:
     """Run each way in which a warp cooperates on tiles, one after the other: on arrays that are not aligned."""
-    coder, n = CodecLaunches(TILES, "float32"), 2 * 2048
+    recorded, n = Recorded(), 2 * 2048
+    coder = DeviceCoder(recorded, TILES, "float32")
     values = np.random.default_rng(0).standard_normal(n + 1).astype(np.float32)[1:]
     wires, out = np.zeros((2, coder.wire_nbytes(n)), np.uint8), np.zeros(n + 1, np.float32)[1:]
-    at_values, at_out, *at_wires = map(Shim.address, (values, out, *wires))
-    for launches in (
-        coder.encode(n, at_values, 1.0, [], at_wires[0]),
-        coder.encode(n, at_values, 1.0, at_wires[:1], at_wires[1]),
-        coder.decode(n, at_values, 1.0, at_wires, at_out),
-    ):
-        shim.run([launch._replace(grid=1, block=32) for launch in launches])
+    coder.encode(n, values, [], wires[0])
+    coder.encode(n, values, wires[:1], wires[1])
+    coder.decode(n, values, wires, out)
+    shim.run([launch._replace(grid=1, block=32) for launch in recorded.launches])
 
 
 def cooperate(shim: Shim) -> None:

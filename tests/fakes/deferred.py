@@ -24,7 +24,6 @@ from fakes.loopback import World
 from compcoll.dtypes import numpy_dtype
 from compcoll.errors import InvalidBuffer, UnsupportedDevice
 from compcoll.execute.gpu import DeviceCollectives
-from compcoll.gpu.ipc_transport import Sharing
 from compcoll.gpu.stream_transport import Bootstrap
 from compcoll.gpu.streams import Streams
 from compcoll.host.device import HostDevice
@@ -107,7 +106,7 @@ class Pending:
 
 
 class Runtime:
-    """Streams and events of one rank's device (the contract is `compcoll.gpu.streams.Runtime`).
+    """Streams and events of one rank's device (the contract is `compcoll.gpu.runtime.CudaRuntime`).
 
     Parameters
     ----------
@@ -205,7 +204,7 @@ class Device:
         self.streams = Streams(self.runtime)
         self.current = Stream()
         self.joins: Bootstrap = NothingJoins()
-        self.shares: Sharing | None = None
+        self.shares: Any = None
         self._host = HostDevice()
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Coder:
@@ -226,7 +225,7 @@ class Device:
     def bootstrap(self) -> Bootstrap:
         return self.joins
 
-    def sharing(self) -> Sharing:
+    def sharing(self) -> Any:
         if self.shares is None:
             raise UnsupportedDevice("the deferred device shares nothing")
         return self.shares
@@ -367,7 +366,7 @@ class DeferredWorld(World):
         on_host: Sequence[int] = (),
         mpi: bool = False,
         bootstrap: Callable[[int], Bootstrap] | None = None,
-        sharing: Callable[[int], Sharing] | None = None,
+        sharing: Callable[[int], Any] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(size, **settings)

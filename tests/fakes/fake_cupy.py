@@ -218,8 +218,8 @@ class RawModule:
             raise CUDADriverError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
 
     def get_function(self, name: str) -> Any:
-        def kernel(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], *, shared_mem: int) -> None:
-            self.shim.run([Launch(name, *grid, *block, shared_mem, arguments)])
+        def kernel(grid: tuple[int], block: tuple[int], arguments: tuple[Any]) -> None:
+            self.shim.run([Launch(name, *grid, *block, *arguments)])
 
         return kernel
 
@@ -358,11 +358,10 @@ def installed(shim: Shim) -> Iterator[Any]:
         for name, module in zip(names, (cupy, cuda, runtime, nvtx, nccl)):
             patch.setitem(sys.modules, name, module)
         import compcoll.gpu
-        from compcoll.gpu import cubins
-        from compcoll.gpu import launches as cuda_launches
+        from compcoll.gpu import coder, cubins
 
         # The shim is the program of all configurations.
-        patch.setattr(cuda_launches, "configuration", lambda *_: None)
+        patch.setattr(coder, "configuration", lambda *_: None)
         patch.setattr(cubins, "nvrtc", lambda: None)
         patch.setenv(config.CUBINS, "/dev/null")
         for name in _ON_CUPY:

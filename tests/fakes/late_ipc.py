@@ -42,7 +42,7 @@ class LateIPC:
 
 
 class LateSharing:
-    """One rank's (the contract is `compcoll.gpu.ipc_transport.Sharing`)."""
+    """One rank's (the contract is `compcoll.gpu.ipc.CudaIPC`)."""
 
     name = "late IPC"
 

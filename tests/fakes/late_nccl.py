@@ -15,7 +15,7 @@ from fakes.deferred import BLOCKED, Event, Stream, memory_of
 
 from compcoll.dtypes import HALVES
 from compcoll.errors import CompcollError
-from compcoll.gpu.stream_transport import Message
+from compcoll.gpu.watchdog import Message
 
 
 class _Part:
@@ -52,7 +52,7 @@ class LateNCCL:
 
 
 class LateCarrier:
-    """One rank's (the contract is `compcoll.gpu.stream_transport.GpuTransport`)."""
+    """One rank's (the contract is `compcoll.gpu.watchdog.NCCLBase`)."""
 
     name = "late NCCL"
 

@@ -51,7 +51,7 @@ def test_a_wire_goes_from_one_process_to_another(cupy: Any, monkeypatch: pytest.
     for rank, each in enumerate(links):
         assert all(pending.Test() for pending in each.accept(unique_ids, rank))
         each.check(unique_ids)
-    slab, (event, handle) = devices[0].runtime.device_bytes(1 << 21), links[0].leaving()
+    slab, (event, handle) = devices[0].runtime.device_bytes(1 << 21), next(links[0].leaving)
     slab.array[:] = np.resize(np.arange(251, dtype=np.uint8), slab.nbytes)
     notice = links[0].notice(slab[4096:8192], [slab], handle)
     devices[0].runtime.record(devices[0].streams.outward, event)

@@ -112,7 +112,7 @@ def test_nccl(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_cupy.NcclCommunicator, "fails", True)
     gpu_transport.watch(fake_cupy.Event(), "allreduce by direct", 600)
     deadline = time.monotonic() + 60
-    while gpu_transport._watch.error is None or ("abort",) not in calls:
+    while gpu_transport.error is None or ("abort",) not in calls:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     with pytest.raises(errors.CollectiveFailed, match="remote error"):

@@ -103,10 +103,10 @@ def test_doctor_runs_a_kernel(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_machine_code_that_is_kept_is_loaded(cupy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without compiling; what the driver does not take is compiled, by one rank for all, or else by CuPy."""
     from compcoll.gpu import cubins
-    from compcoll.gpu.launches import CodecLaunches
+    from compcoll.gpu.coder import DeviceCoder
     from compcoll.gpu.runtime import CudaRuntime
 
-    compiled, program = fake_cupy.RawModule.compiled, CodecLaunches(("zfp", 32, 0), "float32").program
+    compiled, program = fake_cupy.RawModule.compiled, DeviceCoder(None, ("zfp", 32, 0), "float32").program
     monkeypatch.setenv("COMPCOLL_CUBINS", str(tmp_path))
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(b"code")

@@ -43,14 +43,15 @@ def test_whether_mpi_is_gpu_aware(
     """The surest answer counts."""
     monkeypatch.setenv("COMPCOLL_GPU_AWARE", setting)
     said = None if asked is None else gpu_aware.Awareness(asked, "MPIX_Query_cuda_support")
-    monkeypatch.setattr(gpu_aware, "_asked_library", lambda: said)
+    monkeypatch.setattr(library, "library", library_with(kinds))
+    monkeypatch.setattr(library, "ask_library", lambda: said)
     monkeypatch.setattr(gpu_aware, "_SELF_TEST", "" if works else "raise SystemExit(1)")
-    gpu_aware.ask.cache_clear()
+    library.gpu_awareness.cache_clear()
     try:
-        found = gpu_aware.ask(kinds)
+        found = library.gpu_awareness()
         assert found.aware == aware and how in found.how
     finally:
-        gpu_aware.ask.cache_clear()
+        library.gpu_awareness.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["libmpi.so.40", "libmpich.so.12", "libmpi_gnu_123.so.12", "libmpi_ibm.so.3"])
@@ -65,13 +66,13 @@ def test_libraries_are_asked_whatever_vendors_call_them(
         check=True,
     )
     monkeypatch.setattr(gpu_aware, "mapped_files", lambda: ["/lib/libc.so.6", str(path)])
-    assert gpu_aware._asked_library() == (True, "MPIX_Query_cuda_support")
+    assert gpu_aware.ask_library() == (True, "MPIX_Query_cuda_support")
     monkeypatch.setattr(gpu_aware, "mapped_files", lambda: ["/lib/libc.so.6"])
-    assert gpu_aware._asked_library() is None
+    assert gpu_aware.ask_library() is None
 
 
 def test_a_setting_that_is_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPCOLL_GPU_AWARE", "yes")
-    gpu_aware.ask.cache_clear()
+    library.gpu_awareness.cache_clear()
     with pytest.raises(errors.InvalidArgument, match="COMPCOLL_GPU_AWARE='yes'"):
-        gpu_aware.ask(None)
+        library.gpu_awareness()

@@ -86,8 +86,8 @@ def test_an_end_that_nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world.sum_of(normals(2, N), **OPTIONS)
     links = world.comms[0]._gpu._gpu_group.links  # type: ignore[union-attr]
     assert links is not None
-    event, _ = links.end()
-    monkeypatch.setattr(links, "end", lambda: (event, b"?" * 64))
+    event, _ = next(links.ends)
+    monkeypatch.setattr(links, "ends", iter([(event, b"?" * 64)]))
     with pytest.raises(CollectiveFailed, match="invalid resource handle"):
         told(world, 1, 2)
 

@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from promises import FIXED, one_of_each
 from compcoll import ErrorFeedback, get_codec
 from compcoll.errors import CollectiveFailed, CommunicatorBroken, InvalidArgument, PeerTimeout, UnsupportedDevice
 from compcoll.gpu import streams
-from compcoll.gpu.watchdog import Watchdog
+from compcoll.gpu.watchdog import NCCLBase
 from compcoll.plan import choose
 
 N = 9 * 280
@@ -335,35 +336,49 @@ def until(told: Any) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("how", ["late", "nccl", "cuda"])
-def test_the_watch_ends_what_does_not_end(how: str) -> None:
-    ended, coming, bad = threading.Event(), Coming(), threading.Event()
+class Watched(NCCLBase):
+    """A communicator whose events are `Coming`."""
 
-    def look() -> None:
-        if bad.is_set():
+    def __init__(self) -> None:
+        super().__init__(SimpleNamespace(current=nullcontext(), pending=lambda event: event))  # type: ignore[arg-type]
+        self.ended, self.bad = threading.Event(), threading.Event()
+
+    def exchange(self, *_: Any) -> None: ...
+
+    def allreduce(self, *_: Any, **__: Any) -> None: ...
+
+    def _look(self) -> None:
+        if self.bad.is_set():
             raise RuntimeError("remote error")
 
-    watch = Watchdog("NCCL", look, ended.set, nullcontext)
-    first = Coming()
+    def _abort(self) -> None:
+        self.ended.set()
+
+    def _leave(self) -> None: ...
+
+
+@pytest.mark.parametrize("how", ["late", "nccl", "cuda"])
+def test_the_watch_ends_what_does_not_end(how: str) -> None:
+    watch, first, coming = Watched(), Coming(), Coming()
     first.come.set()
-    watch.add(first, "allreduce by direct", 600)
+    watch.watch(first, "allreduce by direct", 600)
     until(lambda: not watch._under_way)
     watch.check()
-    watch.add(coming, "allreduce by direct", 0.05 if how == "late" else 600)
+    watch.watch(coming, "allreduce by direct", 0.05 if how == "late" else 600)
     if how == "nccl":
-        bad.set()
+        watch.bad.set()
     elif how == "cuda":
         coming.error = RuntimeError("illegal address")
     until(lambda: watch.error is not None)
-    assert ended.wait(60)
+    assert watch.ended.wait(60)
     with pytest.raises(PeerTimeout if how == "late" else CollectiveFailed, match="allreduce by direct by NCCL"):
         watch.check()
 
 
 def test_the_watch_looks_after_one_after_the_other() -> None:
-    watch, comings = Watchdog("NCCL", lambda: None, lambda: None, nullcontext), [Coming() for _ in range(5)]
+    watch, comings = Watched(), [Coming() for _ in range(5)]
     for coming in comings:
-        watch.add(coming, "x", 600)
+        watch.watch(coming, "x", 600)
     for coming in comings:
         assert watch.error is None
         coming.come.set()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zfpy
-from fakes.cuda_shim import Shim, ShimDevice
+from fakes.cuda_shim import Recorded, Shim, ShimDevice
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from oracles.device_values import DTYPES, KINDS, bits, memory, untouched_around, values_of
@@ -17,7 +17,8 @@ from promises import FIXED
 from properties import examples
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign
-from compcoll.gpu.launches import MOST_WIRES, CodecLaunches
+from compcoll.gpu.coder import DeviceCoder
+from compcoll.gpu.launches import MOST_WIRES
 from compcoll.host.arrays import load
 from compcoll.host.device import HostDevice
 from compcoll.host.encode_options import EncodeOptions
@@ -326,7 +327,8 @@ def test_far_ends_of_large_buffers(kernel: tuple[str, int, int], encoded_at_once
     """Memory that is only promised: the thread blocks at the end, from `begin` on, are all that runs."""
     tail = 1029
     n = begin + tail  # `begin` is at the beginning of a thread block and of a codec's block
-    on_host, on_device = HostDevice(1).coder(kernel, "float32"), CodecLaunches(kernel, "float32", known=False)
+    on_host, recorded = HostDevice(1).coder(kernel, "float32"), Recorded()
+    on_device = DeviceCoder(recorded, kernel, "float32", known=False)
 
     def promised(nbytes: int) -> np.ndarray:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # Linux's MAP_NORESERVE
@@ -334,8 +336,9 @@ def test_far_ends_of_large_buffers(kernel: tuple[str, int, int], encoded_at_once
 
     x, wire = promised(4 * n).view(np.float32), promised(on_host.wire_nbytes(n))
     x[begin:] = np.random.default_rng(2).standard_normal(tail)
-    (encode,) = on_device.encode(n, Shim.address(x), 1.0, [], Shim.address(wire))
-    (decode,) = on_device.decode(n, Shim.address(x), 1.0, [Shim.address(wire)], Shim.address(x))
+    on_device.encode(n, x, [], wire)
+    on_device.decode(n, x, [wire], x)
+    encode, decode = recorded.launches
     # As many thread blocks as one turn of each needs.
     shim.run([encode._replace(grid=-(-n // encoded_at_once))], last=-(-tail // encoded_at_once))
     expected = np.zeros(on_host.wire_nbytes(tail), np.uint8)

@@ -18,11 +18,13 @@ from kept import machine_code
 from compcoll import ZFP, errors
 from compcoll.gpu import launches as launches
 from compcoll.gpu import programs as cuda_programs
+from compcoll.gpu.coder import DeviceCoder
 from compcoll.gpu.cubins import nvrtc
-from compcoll.gpu.launches import CodecLaunches
-from compcoll.gpu.programs import COMPUTED, KERNELS, PROGRAMS, program
+from compcoll.gpu.programs import COMPUTED, KERNELS, program
+from compcoll.host.encode_options import EncodeOptions
 from compcoll.kernels import _host
 
+PROGRAMS = (*_host.codecs(), *cuda_shim.SPECIAL)
 TESTS = Path(__file__).resolve().parents[1]
 SHIM = (sys.executable, "-m", "fakes.cuda_shim")
 BARRIERS = [
@@ -49,7 +51,7 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
     programs = [(codec, computed) for codec in PROGRAMS for computed in COMPUTED]
     with ThreadPoolExecutor(2) as pool:
         for which, (cubin, log) in zip(programs, pool.map(compiled, programs), strict=True):
-            functions = program(*which).functions
+            functions = cuda_shim.functions_of(program(*which))
             assert cubin[:4] == b"\x7fELF"
             assert sorted(re.findall(r"Compiling entry function '(\w+)'", log)) == sorted(functions)
             spills = [int(nbytes) for nbytes in re.findall(r"(\d+) bytes spill stores", log)]
@@ -58,16 +60,16 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
 
 
 def test_programs_name_all_functions_once() -> None:
-    parts = [name for codec in PROGRAMS for computed in COMPUTED for name in program(codec, computed).functions]
-    assert sorted(parts) == sorted(program().functions) and len(set(parts)) == len(parts)
-    for codec in _host.codecs():
-        assert all(program(codec, computed).functions for computed in COMPUTED), codec
-    used = {
-        CodecLaunches((codec.name, maxbits, 0), dtype).encode(100, 8, scale, [], 16)[0].function
-        for codec, dtype in [(ZFP(), "float32"), (ZFP(), "float64")]
-        for maxbits in (16, 32, 33, 64, 65, 128)
-        for scale in (1.0, 0.5)
-    }
+    programs = [program(codec, computed) for codec in PROGRAMS for computed in COMPUTED]
+    parts = [name for each in programs for name in cuda_shim.functions_of(each)]
+    assert len(set(parts)) == len(parts)
+    recorded = cuda_shim.Recorded()
+    for codec, dtype in [(ZFP(), "float32"), (ZFP(), "float64")]:
+        for maxbits in (16, 32, 33, 64, 65, 128):
+            for scale in (1.0, 0.5):
+                coder = DeviceCoder(recorded, (codec.name, maxbits, 0), dtype)
+                coder.encode(100, 8, [], 16, EncodeOptions(scale=scale))
+    used = {launch.function for launch in recorded.launches}
     assert used < set(parts) and len(used) == 12
 
 
@@ -85,22 +87,24 @@ def test_digest_covers_included_headers(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_launches_refuse_what_cannot_be() -> None:
-    zfp = CodecLaunches(("zfp", 32, 0), "float32")
-    assert zfp.encode(0, 8, 1.0, [], 16) == zfp.decode(0, 8, 1.0, [], 16) == []
+    recorded = cuda_shim.Recorded()
+    zfp = DeviceCoder(recorded, ("zfp", 32, 0), "float32")
+    zfp.encode(0, 8, [], 16)
+    zfp.decode(0, 8, [], 16)
+    assert not recorded.launches
     with pytest.raises(errors.InvalidArgument, match="nothing to sum"):
-        zfp.encode(4, 0, 1.0, [], 16)
-    with pytest.raises(errors.InvalidArgument, match="17 wires needs scratch memory"):
-        zfp.decode(4, 8, 1.0, [16] * 17, 16)
-    assert (zfp.scratch_nbytes(10, 16), zfp.scratch_nbytes(10, 17)) == (0, 40)
+        zfp.encode(4, None, [], 16)
     with pytest.raises(ValueError, match="bits per block must be in"):
-        CodecLaunches(("zfp", 8, 0), "float32")
+        DeviceCoder(recorded, ("zfp", 8, 0), "float32")
     with pytest.raises(ValueError, match="block must be a multiple of 8"):
-        CodecLaunches(("minmax", 8, 12), "float32")
+        DeviceCoder(recorded, ("minmax", 8, 12), "float32")
 
 
 def test_parameters_have_no_fields() -> None:
     """CuPy has NumPy describe a kernel's argument at every launch, which takes ten times as long with fields."""
-    (given,) = CodecLaunches(("zfp", 32, 0), "float32").encode(4, 8, 1.0, [], 16)[0].arguments
+    recorded = cuda_shim.Recorded()
+    DeviceCoder(recorded, ("zfp", 32, 0), "float32").encode(4, 8, [], 16)
+    given = recorded.launches[0].argument
     assert given.size == 1 and given.dtype.names is None and given.nbytes == 120 + 8 * launches.MOST_WIRES
 
 

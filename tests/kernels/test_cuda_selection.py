@@ -24,7 +24,7 @@ from compcoll.host.device import HostDevice
 
 
 class AtOnce:
-    """What `Exchange` is for, where kernels are done when they are launched."""
+    """What `StagedCopies` is for, where kernels are done when they are launched."""
 
     def launching(self) -> None:
         pass

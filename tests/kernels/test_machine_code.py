@@ -7,17 +7,20 @@ follows from. They are printed (``pytest -s -m "slow or not slow"``), and bounde
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fakes.cuda_shim import Recorded
 from kept import machine_code
 from oracles import sass, sass_machine
 
 from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, MinMax, OneBit
+from compcoll.gpu.coder import DeviceCoder
 from compcoll.gpu.cubins import nvrtc
-from compcoll.gpu.launches import CodecLaunches
 from compcoll.gpu.programs import Program, program
 from compcoll.gpu.selection import SelectionKernels
 from compcoll.host.device import HostDevice
@@ -73,55 +76,47 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return compiled
 
 
-class Recorded:
-    """Tells which kernel a codec asks for."""
-
-    def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> CodecLaunches:
-        return CodecLaunches(kernel, dtype, variant=variant, seed=seed)
-
-
 def run(kernels: Kernels, codec: Codec, operation: str, x: np.ndarray, offset: int = 0) -> tuple[float, float]:
     """Hold results against the host's; return instructions a value and sectors as a multiple of the least."""
-    n, device = x.size, Recorded()
-    launches: Any = codec.coder(device, "float32")  # type: ignore[arg-type]
+    n, recorded = x.size, Recorded()
+    coder: Any = codec.coder(SimpleNamespace(coder=partial(DeviceCoder, recorded)), "float32")  # type: ignore[arg-type]
     host = codec.coder(HostDevice(1), "float32")
     rng = np.random.default_rng(2)
     other, lost = (rng.standard_normal((2, n)) * [[1e-3], [1e-5]]).astype(np.float32)
     wire = np.zeros(host.wire_nbytes(n), np.uint8)
     host.encode(n, x, (), wire)
-    cubin = kernels(launches.program)
+    cubin = kernels(coder.program)
     memory = sass_machine.Memory(cubin, 32 * n + 65536)
     at_x, at_other, at_lost = (memory.put(array, offset) for array in (x, other, lost))
     at_wire, expected = memory.put(wire), np.zeros_like(wire)
     at_result, kept, seen = memory.put(np.zeros_like(wire)), lost.copy(), np.zeros_like(x)
     at_seen = memory.put(seen, offset)
     if operation == "encode":
-        (launch,) = launches.encode(n, at_x, 1.0, [], at_result)
+        coder.encode(n, at_x, [], at_result)
         moved, expected = x.nbytes, wire
     elif operation == "accumulate":
         at_result, expected, moved = at_other, np.zeros_like(x), 2 * x.nbytes
-        (launch,) = launches.decode(n, at_other, 1.0, [at_wire], at_other)
+        coder.decode(n, at_other, [at_wire], at_other)
         host.decode(n, other, (wire,), expected)
     elif operation == "recode":
-        (launch,) = launches.encode(n, at_other, 1.0, [at_wire], at_result)
+        coder.encode(n, at_other, [at_wire], at_result)
         host.encode(n, other, (wire,), expected)
         moved = x.nbytes + wire.nbytes
     elif operation == "decoded":  # all at once
-        told: dict[str, Any] = {"feed": False, "residual_scale": 0.25}
-        (launch,) = launches.encode(
-            n, at_other, 0.5, [at_wire, at_wire], at_result, residual=at_lost, decoded=at_seen, **told
-        )
-        host.encode(n, other, (wire, wire), expected, EncodeOptions(residual=kept, decoded=seen, scale=0.5, **told))
+        how = EncodeOptions(residual=at_lost, feed=False, residual_scale=0.25, decoded=at_seen, scale=0.5)
+        coder.encode(n, at_other, [at_wire, at_wire], at_result, how)
+        host.encode(n, other, (wire, wire), expected, how._replace(residual=kept, decoded=seen))
         moved = 4 * x.nbytes + wire.nbytes
     else:
-        (launch,) = launches.encode(n, at_x, 1.0, [], at_result, residual=at_lost)
+        coder.encode(n, at_x, [], at_result, EncodeOptions(residual=at_lost))
         host.encode(n, x, (), expected, EncodeOptions(residual=kept))
         moved = 3 * x.nbytes
+    (launch,) = recorded.launches
     # A grid that is limited goes round: what is done once is little then.
     grid = min(launch.grid, 2) if codec.name == "zfp" else launch.grid
     with np.errstate(all="ignore"):
         kernel = cubin.kernels[launch.function]
-        counts = sass_machine.run(kernel, memory, grid, launch.block, launch.arguments[0].tobytes())
+        counts = sass_machine.run(kernel, memory, grid, launch.block, launch.argument.tobytes())
     np.testing.assert_array_equal(memory.get(at_result, expected.nbytes), expected.view(np.uint8))
     np.testing.assert_array_equal(memory.get(at_lost, lost.nbytes), kept.view(np.uint8))
     np.testing.assert_array_equal(memory.get(at_seen, seen.nbytes).view(np.float32), seen)
@@ -194,7 +189,7 @@ class Launcher:
 
     def launch(self, _: Program, launches: Any) -> None:
         for one in launches:
-            kernel, told = self._cubin.kernels[one.function], one.arguments[0].tobytes()
+            kernel, told = self._cubin.kernels[one.function], one.argument.tobytes()
             counts = sass_machine.run(kernel, self.memory, one.grid, one.block, told)
             self.sectors[one.function.split("_")[0]] = counts.sectors
 

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...gpu.stream_transport import Message
-from ...gpu.watchdog import NCCLBase
+from ...gpu.watchdog import Message, NCCLBase
 
 _NEVER = timedelta(days=3650)
 """A time-out that PyTorch's watchdog never reaches. It would end the process; ours ends the collective, and says so."""
@@ -29,7 +28,7 @@ _LEFT_TO_US = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT
 
 
 class TorchNCCLTransport(NCCLBase):
-    """One rank's part of a NCCL process group (the contract is `compcoll.gpu.stream_transport.GpuTransport`).
+    """One rank's part of a NCCL process group.
 
     Parameters
     ----------
@@ -40,8 +39,6 @@ class TorchNCCLTransport(NCCLBase):
     device : torch.device
         The GPU.
     """
-
-    _runtime: Any
 
     def __init__(self, runtime: Any, group: Any, device: torch.device) -> None:
         super().__init__(runtime)

@@ -22,7 +22,7 @@ from promises import FIXED, one_of_each
 
 import compcoll.torch
 from compcoll.errors import CollectiveFailed, PeerTimeout
-from compcoll.gpu.watchdog import Watchdog
+from compcoll.gpu.watchdog import NCCLBase
 from compcoll.torch.groups import nccl
 from compcoll.torch.groups.membership import Member, member_of
 
@@ -39,7 +39,7 @@ def gpus(
     group = dist.new_group(timeout=timedelta(seconds=seconds))
     with late_group.installed(cuda) as made, contextlib.ExitStack() as stack:
         if not watched:
-            stack.enter_context(mock.patch.object(Watchdog, "add"))
+            stack.enter_context(mock.patch.object(NCCLBase, "watch"))
         yield cuda, group, made
         dist.barrier()
     dist.destroy_process_group(group)
