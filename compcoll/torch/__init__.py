@@ -17,73 +17,45 @@ from ..deprecated import warn
 from .backend.autoload import register
 
 if TYPE_CHECKING:
-    from .gradients.compression import DGC, compress
-    from .gradients.ddp import GradientCompression
-    from .gradients.fsdp import ShardCompression
-    from .groups.collectives import (
-        all_gather_into_tensor,
-        all_reduce,
-        all_reduce_coalesced,
-        reduce_scatter_tensor,
-    )
-    from .groups.exchanges import all_to_all_single, all_to_all_single_autograd, recv, send
-    from .groups.membership import stats, tune
-    from .low_rank.methods import ACPSGD, PowerSGD
-    from .optimizers.adam import OneBitAdam, ZeroOneAdam
-    from .optimizers.diloco import DiLoCo
-    from .optimizers.sparse_loco import SparseLoCo
-    from .options import Options
-    from .states import GatheredState
+    from .gradients.compression import DGC as DGC
+    from .gradients.compression import compress as compress
+    from .gradients.ddp import GradientCompression as GradientCompression
+    from .gradients.fsdp import ShardCompression as ShardCompression
+    from .groups.collectives import all_gather_into_tensor as all_gather_into_tensor
+    from .groups.collectives import all_reduce as all_reduce
+    from .groups.collectives import all_reduce_coalesced as all_reduce_coalesced
+    from .groups.collectives import reduce_scatter_tensor as reduce_scatter_tensor
+    from .groups.exchanges import all_to_all_single as all_to_all_single
+    from .groups.exchanges import all_to_all_single_autograd as all_to_all_single_autograd
+    from .groups.exchanges import recv as recv
+    from .groups.exchanges import send as send
+    from .groups.membership import stats as stats
+    from .groups.membership import tune as tune
+    from .low_rank.methods import ACPSGD as ACPSGD
+    from .low_rank.methods import PowerSGD as PowerSGD
+    from .optimizers.adam import OneBitAdam as OneBitAdam
+    from .optimizers.adam import ZeroOneAdam as ZeroOneAdam
+    from .optimizers.diloco import DiLoCo as DiLoCo
+    from .optimizers.sparse_loco import SparseLoCo as SparseLoCo
+    from .options import Options as Options
+    from .states import GatheredState as GatheredState
 
-__all__ = [
-    "ACPSGD",
-    "DGC",
-    "DiLoCo",
-    "GatheredState",
-    "GradientCompression",
-    "OneBitAdam",
-    "Options",
-    "PowerSGD",
-    "ShardCompression",
-    "SparseLoCo",
-    "ZeroOneAdam",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all_single",
-    "all_to_all_single_autograd",
-    "compress",
-    "recv",
-    "reduce_scatter_tensor",
-    "send",
-    "stats",
-    "tune",
-]
-
-_HOMES = {
-    "ACPSGD": "low_rank.methods",
-    "DGC": "gradients.compression",
-    "DiLoCo": "optimizers.diloco",
-    "GatheredState": "states",
-    "GradientCompression": "gradients.ddp",
-    "OneBitAdam": "optimizers.adam",
-    "Options": "options",
-    "PowerSGD": "low_rank.methods",
-    "ShardCompression": "gradients.fsdp",
-    "SparseLoCo": "optimizers.sparse_loco",
-    "ZeroOneAdam": "optimizers.adam",
-    "all_gather_into_tensor": "groups.collectives",
-    "all_reduce": "groups.collectives",
-    "all_reduce_coalesced": "groups.collectives",
-    "all_to_all_single": "groups.exchanges",
-    "all_to_all_single_autograd": "groups.exchanges",
-    "recv": "groups.exchanges",
-    "send": "groups.exchanges",
-    "reduce_scatter_tensor": "groups.collectives",
-    "stats": "groups.membership",
-    "tune": "groups.membership",
-    "compress": "gradients.compression",
+_MODULES = {
+    "gradients.compression": "DGC compress",
+    "gradients.ddp": "GradientCompression",
+    "gradients.fsdp": "ShardCompression",
+    "groups.collectives": "all_gather_into_tensor all_reduce all_reduce_coalesced reduce_scatter_tensor",
+    "groups.exchanges": "all_to_all_single all_to_all_single_autograd recv send",
+    "groups.membership": "stats tune",
+    "low_rank.methods": "ACPSGD PowerSGD",
+    "optimizers.adam": "OneBitAdam ZeroOneAdam",
+    "optimizers.diloco": "DiLoCo",
+    "optimizers.sparse_loco": "SparseLoCo",
+    "options": "Options",
+    "states": "GatheredState",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
@@ -91,9 +63,9 @@ def __getattr__(name: str) -> Any:
     if name == "WholeState":
         warn("compcoll.torch.WholeState", "compcoll.torch.GatheredState", stacklevel=2)
         name = "GatheredState"
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'compcoll.torch' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     return value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -50,8 +49,7 @@ class Background:
         self._thread: threading.Thread | None = None
         self._closed = False
         # Not queue.SimpleQueue: if its get() is late for its time-out, it then waits without one (CPython 3.11).
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._woken = threading.Event()
         if ends_at_exit:
             _ending.add(self)
             _end_all_at_exit()
@@ -65,8 +63,7 @@ class Background:
 
     def wake(self) -> None:
         """Make the thread call its function now."""
-        with contextlib.suppress(RuntimeError):  # another thread has just released the lock
-            self._bell.release()
+        self._woken.set()
         self.start()
 
     def close(self, seconds: float | None = None) -> None:
@@ -85,4 +82,5 @@ class Background:
                 use_thread_local_capture_mode()
             pause = self._look()
             if not closed:
-                self._bell.acquire(timeout=-1 if pause is None else pause)
+                self._woken.wait(pause)
+                self._woken.clear()

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..errors import InvalidArgument, InvalidBuffer, UnsupportedDevice
+from ..gpu.discovery import gpus
+
+Array = Any
+"""A NumPy array, or a tensor on a GPU: both support slicing and assignment to slices."""
+
+HostArray = npt.NDArray[Any]
 
 COMPRESSIBLE = {
     torch.float16: np.dtype(np.float16),
@@ -57,8 +64,6 @@ def check(tensor: Any) -> None:
     UnsupportedDevice
         If it is not in host memory.
     """
-    if on_host(tensor):
-        return
     if not isinstance(tensor, Tensor):
         raise InvalidBuffer(f"a {type(tensor).__name__} was given: a torch.Tensor is needed")
     if not tensor.is_cpu:
@@ -78,11 +83,38 @@ def nbytes_of(tensor: Tensor) -> int:
 
 
 def array_of(tensor: Tensor) -> Any:
-    """View a contiguous tensor's memory as a one-dimensional NumPy array; booleans become bytes."""
-    nbytes = tensor.numel() * tensor.element_size()
-    if not nbytes:
+    """View a contiguous tensor's memory as one-dimensional array; booleans become bytes. On a GPU it is a tensor."""
+    if tensor.is_cuda:
+        return tensor.detach().view(-1)
+    if not (nbytes := nbytes_of(tensor)):
         return np.empty(0, _ARRAY_TYPES[tensor.dtype])
     return np.frombuffer(_view(tensor.data_ptr(), nbytes, _WRITABLE), _ARRAY_TYPES[tensor.dtype])
+
+
+def copy_of(array: Array) -> Array:
+    """Copy an array; a tensor on the current stream."""
+    return array.clone() if isinstance(array, Tensor) else array.copy()
+
+
+def wide(array: Array) -> Array:
+    """Convert an array to one dimension and to the type it is summed in: float32 for 16-bit floats."""
+    half = array.dtype.itemsize == 2
+    if isinstance(array, Tensor):
+        return (array.float() if half else array).reshape(-1)
+    return np.ascontiguousarray(array, np.float32 if half else array.dtype).reshape(-1)
+
+
+def residual_of(memory: Any) -> Array:
+    """View the memory in which a feedback keeps its residual."""
+    return memory if isinstance(memory, np.ndarray) else torch.from_dlpack(memory)
+
+
+def put(values: Array, target: Array) -> None:
+    """Copy values into the target, where saved values are in host memory."""
+    if isinstance(target, Tensor):
+        target.copy_(values if isinstance(values, Tensor) else torch.from_numpy(values))
+    else:
+        target[...] = values
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -94,11 +126,6 @@ def is_dense(tensor: Tensor) -> bool:
                 return False
             covered *= length
     return True
-
-
-def compressible(tensor: Tensor) -> bool:
-    """Return whether compcoll's codecs support a tensor's element type."""
-    return tensor.dtype in COMPRESSIBLE
 
 
 class Packed:
@@ -115,7 +142,6 @@ class Packed:
     def __init__(self, tensors: Sequence[Tensor], *, filled: bool) -> None:
         self.tensors = [tensor.detach() for tensor in tensors]
         self.sizes = [int(tensor.numel()) for tensor in tensors]
-        self.offsets = list(accumulate(self.sizes[:-1], initial=0))
         own = len(tensors) == 1 and tensors[0].is_contiguous()
         self.shared = own or _side_by_side(tensors)
         if own:
@@ -130,8 +156,8 @@ class Packed:
     def unpack(self) -> None:
         """Copy the values of a new block back to the tensors."""
         if not self.shared:
-            for tensor, offset, size in zip(self.tensors, self.offsets, self.sizes, strict=True):
-                tensor.copy_(self.memory[offset : offset + size].view(tensor.shape))
+            for tensor, part in zip(self.tensors, self.memory.split(self.sizes), strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
@@ -170,3 +196,41 @@ def split_counts(sizes: Sequence[int], tensor: Tensor, ranks: int, which: str) -
     if len(sizes) != ranks or min(sizes) < 0 or sum(sizes) != rows:
         raise InvalidArgument(f"{which}: split sizes {list(sizes)} do not make {rows} rows for {ranks} ranks")
     return [size * row for size in sizes]
+
+
+def device_of(parameters: Iterable[Tensor]) -> torch.device:
+    """Return the device of a model's parameters.
+
+    Raises
+    ------
+    InvalidArgument
+        If they are on several devices.
+    UnsupportedDevice
+        As `check_device`.
+    """
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) > 1:
+        raise InvalidArgument(f"the model's parameters are on {sorted(map(str, devices))}: one device is needed")
+    (device,) = devices
+    check_device(device)
+    return device
+
+
+def check_device(device: torch.device) -> None:
+    """Check that gradients on a device can be compressed.
+
+    Raises
+    ------
+    UnsupportedDevice
+        If it is neither the CPU nor a CUDA device.
+    """
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedDevice(
+            f"gradients on {device} cannot be compressed: only those on the CPU or on a CUDA device"
+        )
+
+
+@lru_cache(maxsize=1)
+def gpu_can_encode() -> bool:
+    """Return whether codecs can run on a GPU, which needs CuPy and a GPU."""
+    return bool(gpus()[0])

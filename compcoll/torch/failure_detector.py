@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
@@ -33,10 +32,6 @@ _SECONDS_OF_THE_STORE = 0.4
 _GAVE_UP, _LOST, _WAITS = "gave up", "lost a connection", "waits"
 
 
-Waits = Callable[..., AbstractContextManager[None]]
-"""Makes the context manager of a wait for one operation; takes ``asks`` as `Board.waits` does."""
-
-
 class Board:
     """The messages that the ranks of a group exchange through its store when an operation fails.
 
@@ -56,7 +51,7 @@ class Board:
     def __init__(self, store: dist.Store | None, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._store = store
-        self._heard: dict[int, tuple[str, str]] = {}
+        self._received: dict[int, tuple[str, str]] = {}
         self._read = 0
         self.waiting: dict[object, str] = {}
         self._own: tuple[str, str] | None = None
@@ -70,10 +65,6 @@ class Board:
             self._read += 1
         _watched.add(self)
         _background.start()
-
-    def under_way(self, what: str) -> Waits:
-        """Return `waits` for an operation that begins now, without its first argument."""
-        return partial(self.waits, what, started=time.monotonic())
 
     @contextmanager
     def waits(
@@ -120,17 +111,18 @@ class Board:
         if not asks or self._store is None:
             if not lost:
                 return PeerTimeout(f" Timed out after {seconds:.3g} s: {what}: {said}")
-            missing, told = tuple[int, ...](), said
+            missing, why = tuple[int, ...](), said
         else:
             self._announce(_LOST if lost else _GAVE_UP, f"waits: {what}")
             found = FailureDetector(self, _SECONDS_TO_ANSWER).ask(what, round(seconds, 1))
-            if not lost or not isinstance(found, PeerTimeout) or self._some_gave_up():
+            gave_up = any(how == _GAVE_UP for how, _ in tuple(self._received.values()))
+            if not lost or not isinstance(found, PeerTimeout) or gave_up:
                 return found
-            missing, told = found.missing, str(found)
+            missing, why = found.missing, str(found)
         failed = tuple(rank for rank in missing if len(missing) == 1 or rank == peer)
         which = "another" if not failed else f"rank {failed[0]}"
         return PeerFailed(
-            f"rank {self.rank} of {self.size} lost the connection to {which}, which has died or left: {told}", failed
+            f"rank {self.rank} of {self.size} lost the connection to {which}, which has died or left: {why}", failed
         )
 
     def announce(self, text: str) -> None:
@@ -151,7 +143,7 @@ class Board:
                 f"rank {self.rank} gave up, {self._own[1]}; who is missing is not known: the process group's store "
                 "does not answer"
             )
-        return {rank: text for rank, (_, text) in tuple(self._heard.items())}
+        return {rank: text for rank, (_, text) in tuple(self._received.items())}
 
     def failure(self, error: BaseException) -> CompcollError | None:
         return None
@@ -164,17 +156,14 @@ class Board:
             self._own, self._own_since = (how, text), time.monotonic()
             _background.wake()
 
-    def _some_gave_up(self) -> bool:
-        return any(how == _GAVE_UP for how, _ in tuple(self._heard.values()))
-
     def look(self) -> None:
         """Write and read announcements, and answer if this rank waits. Only the background thread calls this."""
         store = self._store
-        telling = self._own is not None and not self._written
-        if store is None or not (self.waiting or self._wanted or telling):
+        announces = self._own is not None and not self._written
+        if store is None or not (self.waiting or self._wanted or announces):
             return
         self._wanted = False
-        if telling:
+        if announces:
             assert self._own is not None
             store.set(str(store.add("announcements", 1)), packed((self.rank, *self._own)).decode())
             self._written = True
@@ -182,9 +171,9 @@ class Board:
             self._read += 1
             rank, how, text = unpacked(store.get(str(self._read)))
             if rank != self.rank:
-                self._heard[rank] = how, text
+                self._received[rank] = how, text
         waits = next(iter(tuple(self.waiting.values())), None)
-        if self._heard and self._own is None and waits is not None:
+        if self._received and self._own is None and waits is not None:
             self._own, self._own_since = (_WAITS, f"waits: {waits}"), time.monotonic()
             self.look()
 

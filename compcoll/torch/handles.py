@@ -8,11 +8,13 @@ future.
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
@@ -20,7 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
-from .failure_detector import Waits
+from .failure_detector import Board
 from .untraced import untraced
 
 Value = TypeVar("Value")
@@ -150,16 +152,20 @@ class Followed(Lasting):
     ----------
     work : torch.distributed.Work
         The operation.
-    waits : callable
-        Makes the context managers of waits for it; `Board.under_way` returns such a callable.
+    board : Board
+        Reports the ranks that are missing if it fails.
+    what : str
+        The operation, for error messages.
     finish : callable, optional
         Makes the result from the data that arrived, and returns its tensors. It is called once, at the first wait.
     """
 
-    def __init__(self, work: dist.Work, waits: Waits, finish: Callable[[], list[Tensor]] | None = None) -> None:
+    def __init__(
+        self, work: dist.Work, board: Board, what: str, finish: Callable[[], list[Tensor]] | None = None
+    ) -> None:
         super().__init__()
         self._work = work
-        self._waits = waits
+        self._waits = partial(board.waits, what, started=time.monotonic())
         self._finish = finish
         self._made: list[Tensor] | None = None
         self._error: BaseException | None = None

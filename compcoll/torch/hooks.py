@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, TypeVar
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import HookTaken
 from .states import Layout
@@ -41,6 +43,17 @@ def register_hook(
 
     hook.__qualname__ = name
     model.register_comm_hook(None, hook)
+
+
+def call_before_steps(method: Callable[[torch.optim.Optimizer], None]) -> RemovableHandle:
+    """Call a method before each step of any optimizer, as long as the method's object lives."""
+    here = WeakMethod(method)
+
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if (call := here()) is not None:
+            call(optimizer)
+
+    return register_optimizer_step_pre_hook(hook)
 
 
 class FilledBucket(NamedTuple):
@@ -87,8 +100,8 @@ class BucketHook:
 
     Attributes
     ----------
-    errors : HookErrors
-        Errors of the last pass.
+    error : BaseException or None
+        The first error of the last pass; None if there was none.
     layout : Layout
         The buckets of the last pass.
     used : set of str or None
@@ -105,7 +118,7 @@ class BucketHook:
         end: Callable[[], None],
         start_sparse: Callable[[int, Tensor], Future[Tensor]] | None = None,
     ) -> None:
-        self.errors = HookErrors()
+        self.error: BaseException | None = None
         self.layout: Layout = []
         self.used: set[str] | None = None
         self._begin, self._start, self._end, self._start_sparse = begin, start, end, start_sparse
@@ -117,7 +130,7 @@ class BucketHook:
         if model.find_unused_parameters or model.static_graph:
             self.used = used = set[str]()  # the hooks refer to nothing else: parameters outlive their wrapper
             for each, parameter in self._parameters.items():
-                self._handles.append(parameter.register_post_accumulate_grad_hook(partial(_note_use, used, each)))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(lambda _, name=each: used.add(name)))
         register_hook(model, self._average, name)
 
     def remove(self) -> None:
@@ -136,10 +149,41 @@ class BucketHook:
         sizes = [self._parameters[name].numel() * (2 if pair else 1) for name, pair in zip(names, pairs, strict=True)]
         return list(memory.split(sizes))
 
+    def guarded(self, job: Callable[[], Value], value: Value) -> Callable[[], Value]:
+        """Wrap a job so that it returns a value where it would raise: the pass raises that error at its end.
+
+        If a future that a hook returns to DistributedDataParallel fails, ``backward()`` raises a RuntimeError with the
+        error's text. So the future completes normally, and the error is raised after all hooks, behind DDP's own end
+        of the pass. Outside of a pass, where DDP runs hooks for a rank that has joined, the job raises it.
+        """
+        in_pass = torch._C._current_graph_task_id() != -1
+
+        def run() -> Value:
+            try:
+                return job()
+            except Exception as error:
+                self.error = self.error or error
+                if not in_pass:
+                    raise
+                return value
+
+        return run
+
+    def _raise_at_end(self) -> None:
+        """Raise the pass's error, if any, at the end of the pass. The last hook calls this."""
+        if torch._C._current_graph_task_id() != -1:
+            engine = torch.autograd.Variable._execution_engine
+            # DDP's own end runs after the callback that this hook queues, but before one that this callback queues.
+            engine.queue_callback(lambda: engine.queue_callback(self._raise))
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
     def _average(self, given: dist.GradBucket) -> Future[Tensor]:
         number, memory = given.index(), given.buffer()
         if number == 0:
-            self.errors.begin()
+            self.error = None
             self._waiting = []
             if self._restored is None:
                 self.layout = []
@@ -164,7 +208,7 @@ class BucketHook:
                 self._average_as_restored(self._restored)
             if self.used is not None:
                 self.used.clear()
-            self.errors.end()
+            self._raise_at_end()
         return future
 
     def _average_as_restored(self, layout: Layout) -> None:
@@ -193,58 +237,3 @@ class BucketHook:
 
 def _numbers(layout: Layout) -> int:
     return sum(len(names) + 1 for names in layout)
-
-
-def _note_use(used: set[str], name: str, parameter: Tensor) -> None:
-    used.add(name)
-
-
-class HookErrors:
-    """Errors that the hooks of one model's backward pass raised.
-
-    If a future that a hook returns to DistributedDataParallel fails, ``backward()`` raises a RuntimeError with the
-    error's text. So the future completes normally, and the error is raised after all hooks, behind DDP's own end of
-    the pass.
-
-    Attributes
-    ----------
-    error : BaseException or None
-        The first error of the last pass; None if there was none.
-    """
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-
-    def begin(self) -> None:
-        """Begin a pass, in its first hook."""
-        self.error = None
-
-    def instead(self, job: Callable[[], Value], value: Value) -> Callable[[], Value]:
-        """Wrap a job so that it returns a value where it would raise: the pass raises that error at its end.
-
-        Outside of a pass, where DDP runs hooks for a rank that has joined, the job raises it.
-        """
-        in_pass = torch._C._current_graph_task_id() != -1
-
-        def run() -> Value:
-            try:
-                return job()
-            except Exception as error:
-                self.error = self.error or error
-                if not in_pass:
-                    raise
-                return value
-
-        return run
-
-    def end(self) -> None:
-        """Raise the pass's error, if any, at the end of the pass. The last hook calls this."""
-        if torch._C._current_graph_task_id() == -1:
-            return
-        engine = torch.autograd.Variable._execution_engine
-        # DDP's own end runs after the callback that this hook queues, but before one that this callback queues.
-        engine.queue_callback(lambda: engine.queue_callback(self._raise))
-
-    def _raise(self) -> None:
-        if self.error is not None:
-            raise self.error

@@ -46,6 +46,8 @@ class Work(Handle[Any]):
 
     Attributes
     ----------
+    ended : threading.Event
+        Set when the job has ended.
     stream_order : StreamOrder or None
         Place of the job between earlier and later work on a GPU's streams, if it works on tensors there.
     """
@@ -57,8 +59,7 @@ class Work(Handle[Any]):
         super().__init__(jobs.lock)
         self.job: Callable[[], Any] | None = job
         self._jobs = jobs
-        self._ended = threading.Lock()
-        self._ended.acquire()
+        self.ended = threading.Event()
 
     def run(self) -> None:
         """Run the job. The queue calls this once."""
@@ -96,14 +97,7 @@ class Work(Handle[Any]):
         return True
 
     def _let_go(self) -> None:
-        self._ended.release()
-
-    def await_end(self, seconds: float) -> bool:
-        """Block until another thread has run the job; return whether it was in time (negative: no limit)."""
-        if not self._ended.acquire(timeout=seconds if seconds > 0 else -1):
-            return False
-        self._ended.release()
-        return True
+        self.ended.set()
 
     def result(self) -> Any:
         self.wait()
@@ -113,7 +107,7 @@ class Work(Handle[Any]):
     def get_future(self) -> Future[Any]:
         future = super().get_future()
         if not self.done:
-            self._jobs.wake()
+            self._jobs.background.wake()
         return future
 
     def _new_future(self) -> Future[None]:
@@ -129,6 +123,11 @@ class JobQueue:
     ----------
     name : str
         Name of the thread, after the prefix of all threads of compcoll.
+
+    Attributes
+    ----------
+    background : Background
+        The thread.
     """
 
     def __init__(self, name: str = "jobs") -> None:
@@ -136,9 +135,8 @@ class JobQueue:
         self._line: deque[Work] = deque()
         self._ticket = threading.Lock()
         self._owner = 0
-        self._background = Background(name, self._look, ends_at_exit=True)
+        self.background = Background(name, self._look, ends_at_exit=True)
         self._looks, self._nap = 0, _SHORTEST_SLEEP
-        self._woken = False
         self._asleep = True
         self._used = False
         self._closed = False
@@ -161,7 +159,7 @@ class JobQueue:
         work = self._enter(job, order)
         self._used = True
         if self._asleep and not work.done:
-            self.wake()
+            self.background.wake()
         return work
 
     def run(self, job: Callable[[], Any], order: StreamOrder | None = None) -> Any:
@@ -174,7 +172,7 @@ class JobQueue:
         """
         if order is not None or self._line or self._closed or not self._ticket.acquire(False):
             return self._enter(job, order).result()
-        return self._in_turn(job)
+        return self._as_owner(job)
 
     def finish(self, work: Work, seconds: float = -1.0) -> None:
         """Wait until a job has ended; without a limit, run queued jobs meanwhile unless another thread does.
@@ -187,11 +185,11 @@ class JobQueue:
         if self._owner == threading.get_ident():
             self._drain(work)
         elif seconds <= 0 and self._ticket.acquire(blocking=False):
-            self._in_turn(partial(self._drain, work))
+            self._as_owner(partial(self._drain, work))
         else:
-            self.wake()
+            self.background.wake()
             started = time.monotonic()
-            if not work.await_end(seconds):
+            if not work.ended.wait(seconds if seconds > 0 else None):
                 raise PeerTimeout(
                     f" Timed out after {time.monotonic() - started:.3g} s waiting for an operation to end"
                 )
@@ -199,7 +197,7 @@ class JobQueue:
     def close(self, seconds: float | None = None) -> None:
         """End the thread when the queue is empty; wait at most `seconds` for that."""
         self._closed = True
-        self._background.close(seconds)
+        self.background.close(seconds)
 
     def _enter(self, job: Callable[[], Any], order: StreamOrder | None) -> Work:
         if self._closed:
@@ -212,8 +210,8 @@ class JobQueue:
             self._line.append(work)
         return work
 
-    def _in_turn(self, work: Callable[[], Any]) -> Any:
-        """Run some work with the ticket held, then release the ticket."""
+    def _as_owner(self, work: Callable[[], Any]) -> Any:
+        """Run some work as the thread that holds the ticket, then release the ticket."""
         self._owner = threading.get_ident()
         try:
             return work()
@@ -225,21 +223,13 @@ class JobQueue:
         while self._line and (until is None or not until.done):
             self._line.popleft().run()
 
-    def wake(self) -> None:
-        """Make the thread poll the queue now."""
-        if not self._woken:
-            self._woken = True
-            self._background.wake()
-
     def _look(self) -> float | None:
         """Run the queue in its thread; return the seconds until the next poll, or None to sleep."""
-        if self._woken:
-            self._woken, self._looks = False, 0
         self._asleep = False
         self._nap = min(2 * self._nap, _LONGEST_SLEEP)
         if self._line:
             self._ticket.acquire()
-            self._in_turn(self._drain)
+            self._as_owner(self._drain)
             self._nap = _SHORTEST_SLEEP
         self._looks = 0 if self._used else self._looks + 1
         self._used = False

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import InvalidArgument
+from .hooks import call_before_steps
 
 
 class LossScale:
@@ -39,23 +38,17 @@ class LossScale:
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = {id(parameter) for parameter in parameters}
-        self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
-        self._candidates: list[weakref.ref[torch.amp.GradScaler]] | None = None
+        # All scalers in use before the first step, then the one that scales these gradients, if any.
+        self._scalers: list[weakref.ref[torch.amp.GradScaler]] | None = None
         self._certain = False
         self._step: tuple[object, ...] = ()
         self.restart(loaded=False)
-        here = weakref.ref(self)  # PyTorch owns the hook, which may live longer
-
-        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if (scale := here()) is not None:
-                scale._at_step(optimizer)
-
-        self._hook = register_optimizer_step_pre_hook(hook)
+        self._hook = call_before_steps(self._at_step)
 
     @property
     def possible(self) -> bool:
         """Whether a scaler may skip the optimizer's step for the current gradients."""
-        return self._scaler is not None or bool(not self._certain and self._candidates)
+        return bool(self._scalers)
 
     @property
     def ended(self) -> bool:
@@ -89,8 +82,7 @@ class LossScale:
 
     def _steps(self) -> tuple[object, ...]:
         """Return objects that identify the optimizer's current step; the scaler replaces them when the step is over."""
-        known = [self._scaler] if self._certain else self._candidates or []
-        scalers = [scaler for each in known if each is not None and (scaler := each()) is not None]
+        scalers = [scaler for each in self._scalers or () if (scaler := each()) is not None]
         return tuple(scaler._per_optimizer_states for scaler in scalers)  # `update` makes a new one
 
     def free(self) -> None:
@@ -99,24 +91,21 @@ class LossScale:
 
     def _now(self) -> float | None:
         """Return the scale of the current gradients: 1 without a scaler, None if the candidates' scales differ."""
-        if self._certain:
-            scaler = None if self._scaler is None else self._scaler()
-            return 1.0 if scaler is None else float(scaler.get_scale())
-        if self._candidates is None:
-            self._candidates = [weakref.ref(scaler) for scaler in _scalers() if scaler._scale is not None]
-        scales = {float(scaler.get_scale()) for each in self._candidates if (scaler := each()) is not None} or {1.0}
+        if self._scalers is None:
+            self._scalers = [weakref.ref(scaler) for scaler in _scalers() if scaler._scale is not None]
+        scales = {float(scaler.get_scale()) for each in self._scalers if (scaler := each()) is not None} or {1.0}
         return scales.pop() if len(scales) == 1 else None
 
     def _at_step(self, optimizer: torch.optim.Optimizer) -> None:
         own = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
         if self._parameters.isdisjoint(own):
             return
-        gone = self._scaler is not None and self._scaler() is None
+        gone = any(scaler() is None for scaler in self._scalers or ())
         if self._certain and not gone:
             return
         first, self._certain = not self._certain, True
-        stepping = (weakref.ref(scaler) for scaler in _scalers() if id(optimizer) in scaler._per_optimizer_states)
-        self._scaler = next(stepping, None)
+        stepping = [scaler for scaler in _scalers() if id(optimizer) in scaler._per_optimizer_states]
+        self._scalers = list(map(weakref.ref, stepping[:1]))
         taken, found = self.unit, self._now()
         if not (first and self._begun) or found is None or found == taken:
             return

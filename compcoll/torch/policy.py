@@ -13,22 +13,13 @@ from ..errors import InvalidArgument
 from ..feedback import ErrorFeedback
 from ..plan import choose
 from ..sparse import Sparsifier
-from .arrays import Array
-from .buffers import COMPRESSIBLE
+from .buffers import COMPRESSIBLE, Array
 
 KINDS = ("embeddings", "norms", "biases")
 """Kinds of parameters that stay exact by default: sensitive to errors, and small or with mostly zero rows."""
 
 SMALLEST = 1024
 """Number of elements from which a parameter is worth compressing."""
-
-_NORMS = tuple(
-    getattr(nn, name)
-    for name in (
-        *("LayerNorm", "RMSNorm", "GroupNorm", "SyncBatchNorm"),
-        *(f"{kind}{dimensions}d" for kind in ("BatchNorm", "InstanceNorm") for dimensions in (1, 2, 3)),
-    )
-)
 
 
 def check_whole(name: str, value: object, lowest: int) -> None:
@@ -92,7 +83,7 @@ def kind_of(name: str, owner: nn.Module) -> str | None:
     """
     if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
         return "embeddings"
-    if isinstance(owner, _NORMS) or "norm" in type(owner).__name__.lower():
+    if any("norm" in cls.__name__.lower() for cls in type(owner).__mro__):
         return "norms"
     return "biases" if name.endswith("bias") else None
 
@@ -103,9 +94,7 @@ def has_sparse_gradient(owner: nn.Module) -> bool:
 
 
 def exact_parameters(
-    model: nn.Module,
-    exclude: Iterable[str] | Callable[[str, nn.Parameter], bool],
-    min_numel: int,
+    model: nn.Module, exclude: Iterable[str] | Callable[[str, nn.Parameter], bool], min_numel: int
 ) -> Mapping[str, bool]:
     """Return for each parameter of a model, in order, whether its gradient stays exact.
 
@@ -131,12 +120,11 @@ def exact_parameters(
     excluded = _predicate(exclude, model)
     first_names: dict[int, str] = {}
     exact: dict[str, bool] = {}
-    for path, owner in model.named_modules(remove_duplicate=False):
-        for own_name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
-            name = f"{path}.{own_name}" if path else own_name
-            first = first_names.setdefault(id(parameter), name)
-            unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < min_numel or has_sparse_gradient(owner)
-            exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = model.get_submodule(name.rpartition(".")[0])
+        first = first_names.setdefault(id(parameter), name)
+        unfit = parameter.dtype not in COMPRESSIBLE or parameter.numel() < min_numel or has_sparse_gradient(owner)
+        exact[first] = exact.get(first, False) or unfit or excluded(name, owner, parameter)
     return exact
 
 

@@ -1,12 +1,20 @@
-"""Stream order of jobs on GPU tensors: after what their caller has launched, before what is launched later."""
+"""Stream order of jobs on GPU tensors: after what their caller has launched, before what is launched later.
+
+A thread other than the caller's may launch work on GPU tensors while the caller launches more. So this work goes to a
+separate stream, which waits for what the caller had launched before. A thread that waits for the result makes its
+current stream wait for it; the host does not block.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from .buffers import Array, HostArray
 
 Value = TypeVar("Value")
 
@@ -52,3 +60,23 @@ class StreamOrder:
 
     def _begin(self) -> None:
         self._stream.wait_event(self._before)
+
+
+class JobStreams:
+    """The streams of jobs: one for each GPU, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self.on = lru_cache(maxsize=None)(lambda gpu: torch.cuda.Stream(gpu))
+
+    def order(self, *tensors: Tensor) -> StreamOrder | None:
+        """Record the place of a job that is submitted now; None for tensors in host memory, and for no tensors."""
+        if not tensors or not tensors[0].is_cuda:
+            return None
+        return StreamOrder(tensors[0].device, self.on(tensors[0].device), tensors)
+
+    def fetch(self, array: Array) -> HostArray:
+        """Return an array in host memory; a tensor as all jobs leave it."""
+        if not isinstance(array, Tensor):
+            return array
+        with torch.cuda.stream(self.on(array.device)):
+            return array.cpu().numpy()

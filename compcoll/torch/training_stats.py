@@ -11,6 +11,9 @@ from ..plan import choose
 from ..stats import Stats
 
 _adding = threading.Lock()  # buckets end in several threads
+_LEAST = {"allreduce": 2, "reduce_scatter": 1}
+"""How many times a rank must send its buffer, without the share that it keeps; in other collectives once to each rank.
+"""
 
 
 @dataclass
@@ -57,33 +60,27 @@ class TrainingStats:
         """Raw bytes sent divided by wire bytes sent; 1 before anything was sent."""
         return self.raw_sent_nbytes / self.wire_nbytes if self.wire_nbytes else 1.0
 
-    def add(self, stats: Stats, least: float) -> int:
-        """Add a collective, and return the bytes that this rank sent.
-
-        Parameters
-        ----------
-        stats : Stats
-            Statistics of the collective.
-        least : float
-            Fraction of its buffer that each rank must send, uncompressed.
-        """
-        by_mpi = stats.algorithm == choose.NATIVE
-        sent = round(stats.raw_nbytes * least)
+    def add(self, stats: Stats, ranks: int) -> int:
+        """Add a collective among some ranks, and return the bytes that this rank sent."""
+        wire_nbytes, raw_sent_nbytes = stats.wire_nbytes, stats.raw_sent_nbytes
+        if stats.algorithm == choose.NATIVE:
+            of_buffer = _LEAST.get(stats.collective, ranks) * (ranks - 1) / ranks
+            wire_nbytes = raw_sent_nbytes = round(stats.raw_nbytes * of_buffer)
         with _adding:
             self.calls[stats.algorithm if stats.codec is None else f"{stats.algorithm}, {stats.codec}"] += 1
             self.raw_nbytes += stats.raw_nbytes
-            self.wire_nbytes += sent if by_mpi else stats.wire_nbytes
-            self.raw_sent_nbytes += sent if by_mpi else stats.raw_sent_nbytes
+            self.wire_nbytes += wire_nbytes
+            self.raw_sent_nbytes += raw_sent_nbytes
             self.encode_seconds += stats.encode_seconds
             self.decode_seconds += stats.decode_seconds
             self.wait_seconds += stats.wait_seconds
             self.total_seconds += stats.total_seconds
-        return sent if by_mpi else stats.wire_nbytes
+        return wire_nbytes
 
-    def add_last(self, communicator: Communicator, least: float) -> int:
+    def add_last(self, communicator: Communicator) -> int:
         """Add the last collective that a communicator completed, as `add` does."""
         assert communicator.stats is not None
-        return self.add(communicator.stats, least)
+        return self.add(communicator.stats, communicator.size)
 
 
 class RecentSteps:

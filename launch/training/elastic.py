@@ -17,9 +17,7 @@ from compcoll import Communicator, ErrorFeedback
 from compcoll.codecs import Codec
 from compcoll.errors import CommunicatorBroken, PeerFailed, PeerTimeout
 from compcoll.sparse import Sparsifier
-from compcoll.torch.arrays import HostArrays
-from compcoll.torch.gradients.bucket import Bucket
-from compcoll.torch.gradients.residuals import Kept
+from compcoll.torch.gradients.bucket import Bucket, Kept
 from compcoll.torch.policy import KINDS, SMALLEST, exact_parameters
 from compcoll.torch.states import residuals_of, state_of
 from compcoll.torch.training_stats import TrainingStats
@@ -63,11 +61,8 @@ class Averaging:
 
     def _laid_out(self) -> Bucket:
         sizes = [parameter.numel() for parameter in self._parameters.values()]
-        names, place = tuple(self._parameters), HostArrays()
-        sparse = isinstance(self._codec, Sparsifier)
-        return Bucket(
-            names, sizes, self._gradients, place, self.communicator, self._exact, sparse, self._make, self._kept
-        )
+        names, sparse = tuple(self._parameters), isinstance(self._codec, Sparsifier)
+        return Bucket(names, sizes, self._gradients, self.communicator, self._exact, sparse, self._make, self._kept)
 
     def average(self) -> None:
         """Replace the gradients by their mean over the ranks. Collective."""

@@ -29,7 +29,7 @@ from compcoll import communicator
 from compcoll.dtypes import DTYPES
 from compcoll.errors import MPIMissing
 from compcoll.gpu.streams import Streams
-from compcoll.torch import arrays, hooks, job_queue, membership
+from compcoll.torch import agreement, buffers, hooks, job_queue
 
 try:
     from compcoll.torch.backend import gpu, reductions
@@ -225,7 +225,7 @@ class LateCUDA:
     @contextlib.contextmanager
     def installed(self) -> Iterator[LateCUDA]:
         """In PyTorch's place, and in compcoll's device layer's."""
-        gathered = membership._gathered
+        gathered = agreement._gathered
         with contextlib.ExitStack() as stack:
             for owner, name, stand_in in (
                 (torch.cuda, "Stream", lambda device: Stream(self)),
@@ -238,9 +238,9 @@ class LateCUDA:
                 (hooks, "Future", Future),
                 (Future, "cuda", self),
                 (OnGPU, "cuda", self),
-                (membership, "_gathered", lambda values, group, device: gathered(values, group, torch.device("cpu"))),
+                (agreement, "_gathered", lambda values, group, device: gathered(values, group, torch.device("cpu"))),
                 (communicator, "cuda_device", lambda x: Device(self, early=self._early)),
-                (arrays, "gpus", lambda: (["late"], "")),
+                (buffers, "gpus", lambda: (["late"], "")),
                 *(self._of_mpi() if BY_MPI else ()),
             ):
                 stack.enter_context(mock.patch.object(owner, name, stand_in, create=True))

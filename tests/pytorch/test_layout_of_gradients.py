@@ -19,9 +19,8 @@ from compcoll import ZFP, Communicator
 from compcoll.feedback import ErrorFeedback
 from compcoll.sparse import VarianceFeedback
 from compcoll.stats import Stats
-from compcoll.torch.arrays import arrays_on
-from compcoll.torch.gradients.bucket import Bucket, average_sparse
-from compcoll.torch.gradients.residuals import Kept
+from compcoll.torch.buffers import array_of
+from compcoll.torch.gradients.bucket import Bucket, Kept, average_sparse
 from compcoll.torch.low_rank.factors import Gradient
 from compcoll.torch.low_rank.fusion import Buffer, Kind
 from compcoll.torch.states import from_memory, layout_of, residuals_of, state_of, to_memory
@@ -44,9 +43,7 @@ def bucket_of(
     exact = {name: exact for name, (_, exact) in sizes.items()}
     numbers = [size for size, _ in sizes.values()]
     (comm,) = World(1).comms
-    made = Bucket(
-        tuple(sizes), numbers, gradients, arrays_on(CPU), comm, exact, by_parameter, make, {} if kept is None else kept
-    )
+    made = Bucket(tuple(sizes), numbers, gradients, comm, exact, by_parameter, make, {} if kept is None else kept)
     return made, gradients
 
 
@@ -101,7 +98,7 @@ def test_nothing_but_exact_gradients_and_nothing_exact() -> None:
     assert bucket.lift(gradients.numpy()) is None and gradients.tolist() == [1, 2, 3]
     # Halves are summed in float32, also if all are exact.
     bucket, gradients = bucket_of({"a": (3, True)}, dtype=torch.bfloat16)
-    exact = bucket.lift(arrays_on(CPU).array(gradients))
+    exact = bucket.lift(array_of(gradients))
     assert exact is not None and exact.dtype == np.float32 and exact.tolist() == [1, 2, 3]
 
 
@@ -170,10 +167,10 @@ def test_accounts_are_sums() -> None:
     """Of what collectives tell; of MPI's own, which do not, what is least for a buffer of that size."""
     stats = TrainingStats()
     coded = Stats("allreduce", "MinMax()", "ring", 1000, 300, 1500, 1.0, 2.0, 4.0, 8.0)
-    stats.add(coded, 1.5)
-    stats.add(coded, 1.5)
-    stats.add(Stats("allreduce", None, "ring", 100, 150, 150, 0.5, 0.25, 0.125, 1.0), 1.5)
-    stats.add(Stats("allreduce", None, "native", 11, -1, 0, 0.0, 0.0, 0.0, 0.5), 1.5)
+    stats.add(coded, 4)
+    stats.add(coded, 4)
+    stats.add(Stats("allreduce", None, "ring", 100, 150, 150, 0.5, 0.25, 0.125, 1.0), 4)
+    stats.add(Stats("allreduce", None, "native", 11, -1, 0, 0.0, 0.0, 0.0, 0.5), 4)
     assert dict(stats.calls) == {"ring, MinMax()": 2, "ring": 1, "native": 1}
     assert (stats.raw_nbytes, stats.wire_nbytes, stats.raw_sent_nbytes) == (2111, 766, 3166)
     seconds = stats.encode_seconds, stats.decode_seconds, stats.wait_seconds, stats.total_seconds

@@ -232,19 +232,19 @@ def test_a_failed_average_takes_back_its_losses() -> None:
         for step in range(3):
             back_propagate(model, step, comm.rank)
             inner.step()
-        exchange, fragment = diloco._fragments[0].exchange, diloco._fragments[0]
-        kept, outer = exchange.residual.copy(), fragment.outer.clone()
+        averager, fragment = diloco._fragments[0].averager, diloco._fragments[0]
+        kept, outer = averager.residual.copy(), fragment.outer.clone()
 
         def failing(*_: Any) -> int:
-            exchange.residual[...] = 7
+            averager.residual[...] = 7
             raise Broken
 
-        exchange.mean = failing
+        averager.average = failing
         back_propagate(model, 3, comm.rank)
         with pytest.raises(Broken):
             inner.step()
         assert fragment.under_way is None and torch.equal(fragment.outer, outer)
-        return bool(np.array_equal(exchange.residual, kept))
+        return bool(np.array_equal(averager.residual, kept))
 
     assert on_ranks(2, run) == [True, True]
 

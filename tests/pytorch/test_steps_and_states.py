@@ -318,8 +318,8 @@ def test_rounding_of_parameters_is_no_step(kind: Any) -> None:
             inner.step()
             if step == 1:
                 kept.outer.param_groups[0]["momentum"] = 0.0
-                kept._fragments[0].exchange.residual = (
-                    None if kind is compcoll.torch.DiLoCo else np.zeros_like(kept._fragments[0].exchange.residual)
+                kept._fragments[0].averager.residual = (
+                    None if kind is compcoll.torch.DiLoCo else np.zeros_like(kept._fragments[0].averager.residual)
                 )
                 before = kept.state_dict()["outer"]
         assert before is not None

@@ -122,18 +122,6 @@ class Channel:
         self.seconds = self.limit = seconds
         self.broken: BaseException | None = None
 
-    def handshake(self, call: Signature) -> None:
-        """Wait until all ranks have arrived with the same call.
-
-        Raises
-        ------
-        PeerTimeout
-            If some rank did not arrive in time. The channel cannot be used afterwards.
-        CollectiveMismatch
-            On every rank, if their calls differ.
-        """
-        self.communicator._agree(call, self.limit)
-
     def run(self, collective: Collective, seconds: float) -> Tensors | None:
         """Run a collective after the ranks' handshake; each may take `seconds`, or the channel's time-out if <= 0.
 

@@ -13,9 +13,9 @@ from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterO
 from ...errors import InvalidArgument, InvalidBuffer
 from ...transports.library import MPI
 from ..buffers import check, on_host, overlap, split_counts
-from ..streams import StreamOrder
+from ..streams import JobStreams, StreamOrder
 from .channel import Channel, Collective, Tensors, signature
-from .gpu import CallOrder, packed, streams
+from .gpu import CallOrder, packed
 from .operations import BufferSpec, Memory, bytes_of
 
 Thing = TypeVar("Thing")
@@ -36,11 +36,11 @@ class Collectives:
         self.channel = channel
         self.comm = channel.comm
         self.rank, self.size = channel.rank, channel.size
-        self._stream = streams()
+        self._streams = JobStreams()
 
     def ordered(self, tensors: Sequence[Tensor], *, direct: bool = True) -> StreamOrder | None:
         """Return the order of a call on GPU tensors, as `CallOrder`; None for tensors in host memory."""
-        return None if all(map(on_host, tensors)) else CallOrder(self._stream, tensors, direct=direct)
+        return None if all(map(on_host, tensors)) else CallOrder(self._streams, tensors, direct=direct)
 
     def root(self, root: int) -> int:
         """Check that a rank is in this group, and return it.
@@ -183,7 +183,7 @@ class Collectives:
         if announced.tolist() != list(received):
             # Two ranks whose sizes do not match must not send equal signatures: hence the rank.
             what = f"alltoall's rank {self.rank} gets {announced.tolist()} elements, but made room for {list(received)}"
-        self.channel.handshake(signature(what))
+        self.channel.communicator._agree(signature(what), self.channel.limit)
         target = packed(order, outputs, filled=False)
         source = apart(packed(order, inputs, filled=True).memory, target.memory)
         self.comm.Alltoallv(_uneven(source, sent), _uneven(target.memory, received))

@@ -10,21 +10,15 @@ MPI calls are the same with copies as without them. So each rank decides for its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ...transports.library import gpu_awareness
 from ..buffers import Packed, check
-from ..streams import StreamOrder
-
-
-def streams() -> Callable[[torch.device], torch.cuda.Stream]:
-    """Make streams for one group, one for each GPU when it is needed: groups never wait for each other's work."""
-    return lru_cache(maxsize=None)(lambda gpu: torch.cuda.Stream(gpu))
+from ..streams import JobStreams, StreamOrder
 
 
 def gpu_of(tensors: Sequence[Tensor]) -> torch.device:
@@ -51,8 +45,8 @@ class CallOrder(StreamOrder):
 
     Parameters
     ----------
-    stream : callable
-        Returns the group's stream on a GPU, as made by `streams`.
+    streams : JobStreams
+        The group's streams: groups never wait for each other's work.
     tensors : sequence of torch.Tensor
         All tensors of the call.
     direct : bool
@@ -64,11 +58,9 @@ class CallOrder(StreamOrder):
         Whether MPI gets copies.
     """
 
-    def __init__(
-        self, stream: Callable[[torch.device], torch.cuda.Stream], tensors: Sequence[Tensor], *, direct: bool = True
-    ) -> None:
+    def __init__(self, streams: JobStreams, tensors: Sequence[Tensor], *, direct: bool = True) -> None:
         gpu = gpu_of(tensors)
-        super().__init__(gpu, stream(gpu), tensors)
+        super().__init__(gpu, streams.on(gpu), tensors)
         self.staged = not (direct and gpu_awareness().aware)
 
     def _begin(self) -> None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...errors import CommunicatorBroken, InvalidArgument, InvalidBuffer, PeerTimeout
+from ...errors import InvalidArgument, InvalidBuffer, PeerTimeout
 from ...pending import keep_forever, wait_for
 from ...transports.library import MPI
 from ..background import Background
 from ..buffers import Packed, nbytes_of, on_host
 from ..handles import Handle
+from ..streams import JobStreams
 from ..untraced import untraced
-from .gpu import CallOrder, packed, streams
+from .gpu import CallOrder, packed
 from .operations import bytes_of
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 50e-6, 2e-3
@@ -181,7 +180,7 @@ class Messages:
         self._size: int = comm.size
         attribute = comm.Get_attr(MPI.TAG_UB)
         self._largest_tag: int = 32767 if attribute is None else attribute
-        self._stream = streams()
+        self._streams = JobStreams()
 
     def send(self, tensors: Sequence[Tensor], dest: int, tag: int) -> Message:
         """Start sending a tensor."""
@@ -204,7 +203,7 @@ class Messages:
             raise InvalidBuffer(f"{len(tensors)} tensors were given: one is sent at a time")
         if not 0 <= tag <= self._largest_tag:
             raise InvalidArgument(f"tag={tag}: 0 to {self._largest_tag} are allowed")
-        order = None if on_host(tensors[0]) else CallOrder(self._stream, tensors)
+        order = None if on_host(tensors[0]) else CallOrder(self._streams, tensors)
         pack = partial(packed, order, tensors, filled=sending)
         memory = pack() if order is None else order.around(pack)
         with _bound(order):
@@ -218,48 +217,3 @@ class Messages:
         if not 0 <= rank < self._size:
             raise InvalidArgument(f"rank {rank} is not in this group: 0 to {self._size - 1}")
         return rank
-
-    def monitored_barrier(self, everybody: bool) -> None:
-        """Meet at rank 0, which hears from every other rank and then releases all. No other message may be in progress.
-
-        Parameters
-        ----------
-        everybody : bool
-            Whether rank 0 reports all ranks that do not arrive in time, not only the first.
-
-        Raises
-        ------
-        CommunicatorBroken
-            If some rank does not arrive in time.
-        """
-        seconds, rank = self.seconds, self._comm.rank
-        deadline = time.monotonic() + seconds
-        token = torch.zeros(1, dtype=torch.uint8)
-
-        def passed(message: Message) -> bool:
-            try:
-                return message.wait(timedelta(seconds=max(deadline - time.monotonic(), 1e-3)))
-            except PeerTimeout:
-                return False
-
-        if rank != 0:
-            if not (passed(self.send([token], 0, 0)) and passed(self.receive([token], 0, 0))):
-                raise CommunicatorBroken(
-                    f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
-                    f"send/recv from rank 0: it did not answer within {seconds:g} s"
-                )
-            return
-        if seconds <= 0:
-            raise CommunicatorBroken(f"Rank 0 timed out in monitoredBarrier after {seconds * 1000:.0f} ms")
-        arriving = [self.receive([token.clone()], other, 0) for other in range(1, self._size)]
-        missing: list[int] = []
-        for other, message in enumerate(arriving, 1):
-            if not passed(message):
-                missing.append(other)
-                if not everybody:
-                    break
-        if missing:
-            ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            raise CommunicatorBroken(f"{ranks} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms")
-        for other in range(1, self._size):
-            self.send([token], other, 0).wait()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from ...errors import CollectiveMismatch, CommunicatorBroken
+from ...errors import CollectiveMismatch, CommunicatorBroken, PeerTimeout
 from ...stats import Stats
 from ..handles import CoalescedWork, CompletedWork
 from ..job_queue import JobQueue, Work
@@ -137,17 +137,24 @@ class ProcessGroup(SplittingGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Run a barrier in which rank 0 reports the first rank that does not arrive in time, or all such ranks."""
-        channel = self.channel
-        seconds = channel.seconds if timeout is None else timeout.total_seconds()
-
-        def job() -> None:
-            try:
-                Messages(channel.comm, seconds).monitored_barrier(wait_all_ranks)
-            except CommunicatorBroken as error:
-                channel.broken = error
+        seconds = self.channel.seconds if timeout is None else timeout.total_seconds()
+        if self.rank() == 0 and seconds <= 0:
+            raise CommunicatorBroken(f"Rank 0 timed out in monitoredBarrier after {seconds * 1000:.0f} ms")
+        barrier = Collective(_nothing, None, signature("monitored_barrier"))
+        try:
+            self.jobs.run(partial(self.channel.run, barrier, max(seconds, 1e-3)))
+        except (CommunicatorBroken, PeerTimeout) as error:
+            if self.rank() != 0:
+                raise CommunicatorBroken(
+                    f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for "
+                    f"send/recv from rank 0: {error}"
+                ) from error
+            missing = error.missing if isinstance(error, PeerTimeout) else ()
+            if not missing:
                 raise
-
-        self.jobs.run(job)
+            late = missing if wait_all_ranks else missing[:1]
+            ranks = f"Rank{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
+            raise CommunicatorBroken(f"{ranks} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms") from error
 
     def _of_some(
         self, ranks: Sequence[int], store: dist.Store, timeout: timedelta | None, options: Options
@@ -174,7 +181,7 @@ class ProcessGroup(SplittingGroup):
         self.jobs.close(self.channel.seconds)
         if self.channel.broken is None:
             self._messages.free()
-        self._collectives.tell_unused_codec()
+        self._collectives.log_unused_codec()
         self.channel.free()
 
     abort = shutdown
@@ -196,12 +203,12 @@ class ProcessGroup(SplittingGroup):
         refusal = signature(f"{name} refused: {type(error).__name__}: {error}", "by rank", self.rank())
         try:
             self.jobs.run(partial(self.channel.run, Collective(_nothing, None, refusal), self.channel.seconds))
-        except CollectiveMismatch as told:
-            raise error from told
+        except CollectiveMismatch as mismatch:
+            raise error from mismatch
 
 
 def _nothing() -> None:
-    """Do nothing: no other rank sends the same refusal, which contains this rank."""
+    """Do nothing: the ranks' handshake is all that these calls need."""
 
 
 def _register_stub(group: ProcessGroup) -> None:

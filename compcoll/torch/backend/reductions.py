@@ -23,8 +23,7 @@ from ...plan.choose import AUTO, DISSEMINATION, NAMES
 from ...plan.signature import Signature
 from ...stats import Stats
 from ...transports.library import MPI
-from ..arrays import Array, GPUArrays, gpu_can_encode
-from ..buffers import COMPRESSIBLE, array_of, check, compressible, nbytes_of, on_host, overlap
+from ..buffers import COMPRESSIBLE, array_of, check, gpu_can_encode, nbytes_of, on_host, overlap
 from ..options import Options
 from ..streams import StreamOrder
 from .channel import Channel, Collective, signature
@@ -84,10 +83,10 @@ class Reductions(Collectives):
         self._communicator = channel.communicator
         self._options = options
         self._plan = lru_cache(maxsize=4096)(self._find_plan)
-        self._gpu: GPUArrays | None = None
+        self._gpu: torch.device | None = None
         self._codec_tried = self._codec_ran = False
 
-    def tell_unused_codec(self) -> None:
+    def log_unused_codec(self) -> None:
         """Log one line on rank 0 if a codec was requested, but no collective was compressed."""
         options = self._options
         if options.codec is None or self._codec_ran or self.rank != 0:
@@ -122,9 +121,9 @@ class Reductions(Collectives):
         """Return the order of a call on GPU tensors. The communicator's one GPU compresses them, if it can."""
         if coded and not all(map(on_host, tensors)) and gpu_can_encode():
             gpu = gpu_of(tensors)
-            self._gpu = self._gpu or GPUArrays(gpu)
-            if self._gpu.device == gpu:
-                return self._gpu.ordered(*tensors)
+            self._gpu = self._gpu or gpu
+            if self._gpu == gpu:
+                return self._streams.order(*tensors)
         return self.ordered(tensors, direct=direct)
 
     def _find_plan(self, op: ReduceOp, dtype: torch.dtype, count: int) -> tuple[Plan, Signature | None]:
@@ -224,7 +223,7 @@ class Reductions(Collectives):
         if tensor.device.type != "cpu":
             check(tensor)
         operation = reduce_operation(op, tensor.dtype)
-        if operation.name != "SUM" or not compressible(tensor):
+        if operation.name != "SUM" or tensor.dtype not in COMPRESSIBLE:
             raise UnsupportedDType(
                 f"{operation.name} of sparse {tensor.dtype}: sums of floating-point elements are known"
             )
@@ -249,7 +248,7 @@ class Reductions(Collectives):
         if not op:
             reduce_into(memory, memory, operation, self.size, self._in_place)
             return
-        x = _array_of(memory)
+        x = array_of(memory)
         self._communicator.allreduce(x, op=op, out=x, codec=codec, algorithm=algorithm, timeout=self.channel.limit)
         if algorithm is not DISSEMINATION:
             self._note(codec)
@@ -281,7 +280,7 @@ class Reductions(Collectives):
         source, target = packed(order, parts, filled=True).memory, packed(order, [output], filled=False)
         result = torch.empty_like(target.memory) if overlap(source, target.memory) else target.memory
         if compress:
-            x, out = _array_of(source).reshape(self.size, -1), _array_of(result).reshape(1, -1)
+            x, out = array_of(source).reshape(self.size, -1), array_of(result).reshape(1, -1)
             options, op = self._options, operation.linear
             algorithm = options.algorithm if options.algorithm in NAMES["reduce_scatter"] else AUTO
             self._communicator.reduce_scatter(
@@ -303,8 +302,3 @@ class Reductions(Collectives):
         if options.codec is None or self.size == 1:
             return False
         return nbytes >= max(options.min_bytes, 1) and operation.linear != "" and dtype in COMPRESSIBLE
-
-
-def _array_of(memory: Tensor) -> Array:
-    """View contiguous memory as the array that a communicator takes."""
-    return memory if memory.is_cuda else array_of(memory)

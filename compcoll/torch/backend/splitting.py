@@ -67,5 +67,4 @@ class SplittingGroup(dist.ProcessGroup):
     def name(self) -> str:
         return NAME
 
-    def getBackendName(self) -> str:  # noqa: N802
-        return NAME
+    getBackendName = name  # noqa: N815

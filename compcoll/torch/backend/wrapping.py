@@ -141,7 +141,7 @@ class WrappingGroup(SplittingGroup):
 
     def _followed(self, work: dist.Work, name: str, finish: Callable[[], list[Tensor]] | None = None) -> Followed:
         """Wrap a backend's handle, so that it raises errors of `compcoll.errors`."""
-        return Followed(work, board_of(self).under_way(f"the process group's {name.strip('_')}"), finish)
+        return Followed(work, board_of(self), f"the process group's {name.strip('_')}", finish)
 
     _reduce_scatter_base = reduce_scatter_single
 

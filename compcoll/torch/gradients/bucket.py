@@ -1,9 +1,9 @@
-"""Contiguous gradients of several parameters: which are compressed, their averaging, and their residuals."""
+"""Gradients of several parameters in one buffer: which are compressed, their averaging, and the model's residuals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,11 +16,139 @@ from ...errors import InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
-from ..arrays import Array, GPUArrays, HostArray, HostArrays
+from ..buffers import Array, HostArray, array_of, copy_of, put, residual_of
+from ..job_queue import JobQueue
+from ..loss_scale import LossScale
 from ..policy import SMALLEST
 from ..states import count_calls_with
+from ..streams import JobStreams
 from ..training_stats import TrainingStats
-from .residuals import Kept, adopt
+
+RESIDUAL = "residual"
+_POWERS = {"variance": 2}
+"""Feedback arrays that scale with a power of the loss scale other than 1, and that power."""
+
+Kept = dict[str, dict[str, Array]]
+"""Feedback arrays by kind (``"residual"`` …) and parameter name."""
+
+
+def adopt(known: dict[str, Array], whole: Array, parts: Iterable[tuple[str, int, int]]) -> None:
+    """Move parameters' arrays into parts of another array.
+
+    Parameters
+    ----------
+    known : dict
+        Arrays by parameter name. Replaced by views of ``whole``.
+    whole : array
+        The target, split along its last axis.
+    parts : iterable of tuple
+        Name, begin and end of each part.
+    """
+    for name, begin, end in parts:
+        part = whole[..., begin:end]
+        if name in known:
+            put(known[name], part)
+        known[name] = part
+
+
+class Residuals:
+    """The residuals and other feedback arrays of a model's gradients, multiplied by the loss scale.
+
+    A GradScaler skips a step in which a gradient overflows. All ranks have the same means, so either all ranks or none
+    skip the step. Before the next backward pass, the changes of a skipped step are undone.
+
+    Parameters
+    ----------
+    jobs : JobQueue
+        Runs the jobs that change the arrays.
+    streams : JobStreams
+        Streams of these jobs.
+    parameters : iterable of Tensor
+        Parameters whose gradients are scaled.
+    kinds : sequence of str
+        Names of the feedback arrays.
+
+    Attributes
+    ----------
+    arrays : Kept
+        Arrays of the compressed parameters.
+    carried : dict of dict
+        Unscaled residuals of parameters that are frozen or exact now, by kind and name. Later states include them.
+    scale : LossScale
+        The loss scale.
+    """
+
+    def __init__(self, jobs: JobQueue, streams: JobStreams, parameters: Iterable[Tensor], kinds: Sequence[str]) -> None:
+        self._jobs, self._streams = jobs, streams
+        self.scale = LossScale(parameters)
+        self.arrays: Kept = {kind: {} for kind in kinds}
+        self.carried: dict[str, dict[str, Tensor]] = {}
+        self._finite: list[Tensor] = []
+        self._copies: dict[tuple[str, str], Array] = {}
+        self._remembered: set[tuple[str, str]] = set()
+
+    def unit(self, kind: str) -> float:
+        """Return the factor by which the loss scale enlarges the arrays of a kind."""
+        return self.scale.unit ** _POWERS.get(kind, 1)
+
+    def begin(self) -> None:
+        """Begin a backward pass: undo the last step if it was skipped, and rescale all arrays to the current scale."""
+        self.settle()
+        if (ratio := self.scale.begin()) == 1.0:
+            return
+
+        def multiply() -> None:
+            for kind, arrays in self.arrays.items():
+                for array in arrays.values():
+                    array *= ratio ** _POWERS.get(kind, 1)
+
+        self._run(multiply)
+
+    def remember(self, names: Iterable[str], kinds: Iterable[str]) -> None:
+        """Save copies of some parameters' arrays before a step's first backward pass changes them."""
+        for kind in kinds:
+            for name in self.arrays[kind].keys() & names:
+                key, array = (kind, name), self.arrays[kind][name]
+                if key in self._remembered:
+                    continue
+                if key in self._copies:
+                    put(array, self._copies[key])
+                else:
+                    self._copies[key] = copy_of(array)
+                self._remembered.add(key)
+
+    def watch(self, finite: Tensor) -> None:
+        """Record a one-element tensor: whether all means of a bucket are finite, the same on all ranks."""
+        self._finite.append(finite)
+
+    def settle(self) -> None:
+        """Restore the arrays from before the last step if any of its means is not finite."""
+        if not self._finite:
+            return
+
+        def restore() -> None:
+            if not all(map(bool, self._finite)):
+                for kind, name in self._remembered:
+                    put(self._copies[kind, name], self.arrays[kind][name])
+
+        self._run(restore)
+        if self.scale.ended:
+            self._finite.clear()
+            self._remembered.clear()
+
+    def restart(self, carried: Mapping[str, Mapping[str, Tensor]], *, loaded: bool) -> None:
+        """Discard all arrays. If a state is loaded, the caller then stores its arrays."""
+        self.scale.restart(loaded=loaded)
+        self.arrays.update({kind: {} for kind in self.arrays})
+        self.carried = {kind: dict(tensors) for kind, tensors in carried.items()}
+        for remembered in (self._finite, self._copies, self._remembered):
+            remembered.clear()
+
+    def _run(self, job: Callable[[], None]) -> None:
+        """Run a job on all arrays after the jobs before it."""
+        arrays = (array for arrays in self.arrays.values() for array in arrays.values() if isinstance(array, Tensor))
+        self._jobs.run(job, self._streams.order(*arrays, *self._finite))
+
 
 Feedback: TypeAlias = bool | Callable[[], ErrorFeedback]
 """True for the codec's default feedback, False for none, or a callable that makes another feedback."""
@@ -57,8 +185,6 @@ class Bucket:
         Elements of each parameter.
     gradients : torch.Tensor
         One-dimensional; the parameters' gradients, contiguous. `average` later takes tensors of the same layout.
-    place : HostArrays or GPUArrays
-        Where the gradients are.
     communicator : Communicator
         Allocates the residuals.
     exact : mapping
@@ -77,7 +203,6 @@ class Bucket:
         names: tuple[str, ...],
         sizes: Sequence[int],
         gradients: Tensor,
-        place: HostArrays | GPUArrays,
         communicator: Communicator,
         exact: Mapping[str, bool],
         by_parameter: bool,
@@ -85,12 +210,12 @@ class Bucket:
         kept: Kept,
     ) -> None:
         self.names = names
-        self._place, self._kept = place, kept
+        self._kept = kept
         self.spans: list[Span] = []
         holes: list[tuple[int, int]] = []
         self._lost_in_holes: list[Array] = []
         compressed: list[Part] = []
-        values, dtype = place.array(gradients), gradients.dtype
+        values, dtype = array_of(gradients), gradients.dtype
         offset = 0
         for name, size in zip(names, sizes, strict=True):
             part = Part(name, offset, offset + size)
@@ -107,12 +232,11 @@ class Bucket:
         self._add_span(compressed, values, communicator, make, kept)
         # Halves are summed in float32, whose rounding errors are below a half's precision.
         wide = dtype if dtype.itemsize > 2 else torch.float32
-        ends = list(accumulate(end - begin for begin, end in holes))
-        self._whole = sum(sizes) == (ends[-1] if holes else 0) and wide == dtype
-        self._memory = gradients.new_empty(0 if self._whole or not holes else ends[-1], dtype=wide)
-        self._exact = place.array(self._memory)
-        parts = [self._exact[end - last + first : end] for (first, last), end in zip(holes, ends, strict=True)]
-        self._lifted = [] if self._whole else list(zip(holes, parts, strict=True))
+        lengths = [end - begin for begin, end in holes]
+        self._whole = sum(lengths) == sum(sizes) and wide == dtype
+        self._memory = gradients.new_empty(0 if self._whole else sum(lengths), dtype=wide)
+        self._exact = array_of(self._memory)
+        self._lifted = [] if self._whole else list(zip(holes, map(array_of, self._memory.split(lengths)), strict=True))
 
     def average(
         self,
@@ -140,11 +264,11 @@ class Bucket:
         unused : collection of str
             Parameters that no rank used. Their mean becomes zero, and their residuals do not change.
         """
-        values = self._place.array(gradients)
-        set_aside = [(part, self._place.copy(part)) for kept in self._kept.values() for part in _of(kept, unused)]
+        values = array_of(gradients)
+        of_unused = (kept[name] for kept in self._kept.values() for name in unused if name in kept)
+        set_aside = [(part, copy_of(part)) for part in of_unused]
         for part, _ in set_aside:
             part[...] = 0
-        least = 2 * (communicator.size - 1) / communicator.size
         exact = self.lift(values)
         # A single span has nothing to overlap with, and a blocking call runs entirely in C++.
         reduce = communicator.allreduce if len(self.spans) == 1 else communicator.iallreduce
@@ -154,20 +278,20 @@ class Bucket:
             count_calls_with(span.feedback, communicator)
             requests.append(reduce(part, op="mean", out=part, feedback=span.feedback, codec=codec, algorithm=algorithm))
         if len(self.spans) == 1:
-            stats.add_last(communicator, least)
+            stats.add_last(communicator)
         else:
             for request in requests:
                 request.wait()
-                stats.add(request.stats, least)
+                stats.add(request.stats, communicator.size)
         # Block codecs also leave residuals at the zeros of exact gradients. States do not hold these.
         for lost in self._lost_in_holes:
             lost[...] = 0
         for part, before in set_aside:
-            self._place.put(before, part)
+            put(before, part)
         if exact is not None:
             # Ranks are in step here, and MPI's blocking allreduce is much faster than its nonblocking one.
             communicator.allreduce(exact, op="mean", out=exact, codec=None)
-            stats.add_last(communicator, least)
+            stats.add_last(communicator)
         self.put_back(values)
         for span in self.spans:
             for name, begin, end in span.parts:
@@ -191,9 +315,9 @@ class Bucket:
             return
         communicator._prepare_feedback(feedback, values[span.begin : span.end])
         for kind in feedback.arrays:
-            whole = self._place.residual(getattr(feedback, kind))
+            whole = residual_of(getattr(feedback, kind))
             inside = [(name, begin - span.begin, end - span.begin) for name, begin, end in parts]
-            adopt(kept.setdefault(kind, {}), whole, inside, self._place)
+            adopt(kept.setdefault(kind, {}), whole, inside)
             for before, behind in pairwise(parts):
                 if before.end < behind.begin:
                     self._lost_in_holes.append(whole[before.end - span.begin : behind.begin - span.begin])
@@ -244,10 +368,6 @@ def maker_of(codec: Codec | None, feedback: Feedback) -> Callable[[], ErrorFeedb
     return feedback
 
 
-def _of(kept: Mapping[str, Array], names: Collection[str]) -> list[Array]:
-    return [kept[name] for name in names if name in kept]
-
-
 def average_sparse(gradient: Tensor, communicator: Communicator, stats: TrainingStats) -> Tensor:
     """Average a sparse gradient in host memory, exactly. Collective.
 
@@ -269,6 +389,6 @@ def average_sparse(gradient: Tensor, communicator: Communicator, stats: Training
     gathered = []
     for part in (indices, own.values().to(wide) / communicator.size):
         gathered.append(torch.from_numpy(communicator.allgatherv(part.numpy(), codec=None, algorithm=choose.AUTO)))
-        stats.add_last(communicator, communicator.size - 1)
+        stats.add_last(communicator)
     total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], own.shape, check_invariants=False)
     return total.coalesce().to(own.dtype)

@@ -355,13 +355,13 @@ def _clipped(limit: float, gradient: Tensor) -> Tensor:
 
 def _momentum_of(optimizer: torch.optim.Optimizer) -> float:
     """Return the momentum shared by all parameter groups, or raise InvalidArgument."""
-    told = "DGC corrects the momentum of torch.optim.SGD, without Nesterov's and without dampening"
+    supported = "DGC corrects the momentum of torch.optim.SGD, without Nesterov's and without dampening"
     if not isinstance(optimizer, torch.optim.SGD):
-        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: {told}; others go with codec='topk'")
+        raise InvalidArgument(f"optimizer is a {type(optimizer).__name__}: {supported}; others go with codec='topk'")
     groups = optimizer.param_groups
     moments = sorted({group["momentum"] for group in groups})
     if len(moments) != 1 or any(group["nesterov"] or group["dampening"] for group in groups):
-        raise InvalidArgument(f"optimizer has momentum={', '.join(map(str, moments))}: {told}, and one for all")
+        raise InvalidArgument(f"optimizer has momentum={', '.join(map(str, moments))}: {supported}, and one for all")
     if optimizer.state:
         raise InvalidArgument("optimizer has made steps already: its momentum would be lost")
     return float(moments[0])

@@ -19,11 +19,11 @@ from ...deprecated import renamed_attribute
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...plan import choose
 from ...sparse import Sparsifier, VarianceFeedback
-from ..arrays import HostArray, arrays_on, device_of
+from ..agreement import check_alike
+from ..buffers import HostArray, array_of, device_of
 from ..groups.membership import IN_FLIGHT, check_group, communicators_of
 from ..hooks import BucketHook, FilledBucket, check_hook_free
 from ..job_queue import JobQueue
-from ..membership import check_alike
 from ..policy import described, has_sparse_gradient, try_codec
 from ..states import (
     BETWEEN,
@@ -39,10 +39,10 @@ from ..states import (
     state_of,
     to_memory,
 )
+from ..streams import JobStreams
 from ..training_stats import TrainingStats
-from .bucket import Bucket, Feedback, average_sparse, maker_of
+from .bucket import RESIDUAL, Bucket, Feedback, Residuals, average_sparse, maker_of
 from .moments import Loss, back_propagate, observed, of_micro_batches, of_samples
-from .residuals import RESIDUAL, Residuals
 
 SELECTIONS = ("parameter", "bucket")
 """Units in which a sparse codec selects elements."""
@@ -88,7 +88,6 @@ class GradientCompression:
         check_hook_free(model)
         parameters = dict(model.module.named_parameters())
         self._device = device_of(parameters.values())
-        self._place = arrays_on(self._device)
         of_sparse = {id(p) for part in model.module.modules() if has_sparse_gradient(part) for p in part.parameters()}
         if self._device.type != "cpu" and of_sparse:
             raise UnsupportedDevice(f"sparse gradients on {self._device}: use the CPU, or sparse=False")
@@ -105,15 +104,15 @@ class GradientCompression:
         self._by_parameter = selection == "parameter" and isinstance(codec, Sparsifier)
         self._some = next(iter(parameters.values())).detach()
         self._dtypes = sorted({p.dtype for name, p in parameters.items() if not self.exact[name]}, key=str)
-        self._group: dist.ProcessGroup = model.process_group
-        self._communicators = self._join(self._group)
+        self._join(model.process_group)
         self._jobs = [JobQueue("gradients") for _ in range(IN_FLIGHT)]
         self._sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._shapes = {logical_name(name): parameter.shape for name, parameter in parameters.items()}
         self._dense = [name for name, p in parameters.items() if p.requires_grad and id(p) not in of_sparse]
         self._parameters = {name: parameters[name] for name in self._dense if not self.exact[name]}
         self._kinds = () if made is None else made.arrays
-        self._residuals = Residuals(self._place, self._jobs[0], self._parameters.values(), self._kinds)
+        self._streams = JobStreams()
+        self._residuals = Residuals(self._jobs[0], self._streams, self._parameters.values(), self._kinds)
         self._needs_moments = isinstance(made, VarianceFeedback)
         self._moments: dict[str, HostArray] | None = None
         self._buckets: dict[int, Bucket] = {}
@@ -134,12 +133,11 @@ class GradientCompression:
 
     @group.setter
     def group(self, group: dist.ProcessGroup) -> None:
-        self._communicators = self._join(check_group(group))
-        self._group = group
+        self._join(check_group(group))
 
     @property
     def error(self) -> BaseException | None:
-        return self._hook.errors.error
+        return self._hook.error
 
     @property
     def _communicator(self) -> Communicator:
@@ -222,7 +220,7 @@ class GradientCompression:
         fetched = {
             kind: kept.carried.get(kind, {})
             | {
-                logical_name(name): from_memory(self._place.fetched(arrays[name]) if name in arrays else None, p)
+                logical_name(name): from_memory(self._streams.fetch(arrays[name]) if name in arrays else None, p)
                 / kept.unit(kind)
                 for name, p in self._parameters.items()
             }
@@ -289,8 +287,8 @@ class GradientCompression:
         for communicator in self._communicators:
             communicator.free()
 
-    def _join(self, group: dist.ProcessGroup) -> list[Communicator]:
-        """Check that a group's ranks have the same model and settings, and make their communicators. Collective.
+    def _join(self, group: dist.ProcessGroup) -> None:
+        """Average in a group from now on, after a check that its ranks have the same model and settings. Collective.
 
         There is one communicator for each bucket that can be in flight at the same time.
         """
@@ -299,14 +297,14 @@ class GradientCompression:
             *(group, self._device, self._timeout, self._over), measured=self._algorithm == choose.AUTO
         )
         try:
-            communicators[0].allreduce(self._place.array(self._some.new_zeros(1, dtype=torch.float32)))
-            zeros = (self._place.array(self._some.new_zeros(64, dtype=dtype)) for dtype in self._dtypes)
+            communicators[0].allreduce(array_of(self._some.new_zeros(1, dtype=torch.float32)))
+            zeros = (array_of(self._some.new_zeros(64, dtype=dtype)) for dtype in self._dtypes)
             try_codec(communicators[0], zeros, self._codec, self._algorithm, self._make)
         except Exception:
             for communicator in communicators:
                 communicator.free()
             raise
-        return communicators
+        self._group, self._communicators = group, communicators
 
     def _begin(self) -> None:
         """Begin a backward pass."""
@@ -323,18 +321,16 @@ class GradientCompression:
         """Queue the averaging of a bucket."""
         used = None if self._hook.used is None else frozenset(self._hook.used)
         job = partial(self._average, bucket, self._moments, 2 * len(self._sizes) * self._steps + bucket.before, used)
-        # The bucket number selects the communicator, since all ranks must choose the same one.
-        return self._submit(bucket.number, partial(job, self._communicator_of(bucket.number)), bucket.memory)
+        return self._submit(bucket.number, job, bucket.memory)
 
     def _start_sparse(self, number: int, gradient: Tensor) -> Future[Tensor]:
-        return self._submit(number, partial(self._average_sparse, gradient, self._communicator_of(number)), gradient)
+        return self._submit(number, partial(self._average_sparse, gradient), gradient)
 
-    def _submit(self, number: int, job: Callable[[], Tensor], gradients: Tensor) -> Future[Tensor]:
-        jobs = self._jobs[number % len(self._communicators)]
-        return self._place.submit(jobs, self._hook.errors.instead(job, gradients), gradients).get_future()
-
-    def _communicator_of(self, number: int) -> Communicator:
-        return self._communicators[number % len(self._communicators)]
+    def _submit(self, number: int, job: Callable[[Communicator], Tensor], gradients: Tensor) -> Future[Tensor]:
+        # The bucket number selects the communicator, since all ranks must choose the same one.
+        chosen = number % len(self._communicators)
+        run = self._hook.guarded(partial(job, self._communicators[chosen]), gradients)
+        return self._jobs[chosen].submit(run, self._streams.order(gradients)).get_future()
 
     def _average(
         self,
@@ -380,7 +376,7 @@ class GradientCompression:
             # DDP rebuilds its buckets after the first step. Residuals move with their parameters.
             sizes = [self._sizes[name] for name in bucket.names]
             known = self._buckets[bucket.number] = Bucket(
-                *(bucket.names, sizes, bucket.memory, self._place, self._communicator),
-                *(self.exact, self._by_parameter, self._make, self._residuals.arrays),
+                *(bucket.names, sizes, bucket.memory, self._communicator, self.exact),
+                *(self._by_parameter, self._make, self._residuals.arrays),
             )
         return known

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin, _get_gradient_divide_factors
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
 from ...codecs.base import Codec
@@ -23,13 +23,12 @@ from ...deprecated import renamed_attribute
 from ...errors import HookTaken, InvalidArgument
 from ...feedback import ErrorFeedback
 from ...plan import choose
-from ..arrays import Array, arrays_on
-from ..buffers import COMPRESSIBLE
+from ..agreement import check_alike
+from ..buffers import COMPRESSIBLE, Array, array_of, check_device, copy_of, residual_of, wide
 from ..groups.membership import communicator_of
 from ..handles import CompletedWork
 from ..job_queue import JobQueue, Work
 from ..linear import linear
-from ..membership import check_alike
 from ..policy import described, try_codec
 from ..states import (
     BEGUN,
@@ -44,8 +43,9 @@ from ..states import (
     residuals_of,
     state_of,
 )
+from ..streams import JobStreams
 from ..training_stats import TrainingStats
-from .residuals import RESIDUAL, Residuals, adopt
+from .bucket import RESIDUAL, Residuals, adopt
 
 
 class Column(NamedTuple):
@@ -113,8 +113,7 @@ class Columns:
             self.all.append(Column(logical_name(name), offset, end, *place, shard, exact[name]))
             offset = end
         self.width = offset
-        held = [np.arange(c.begin, c.end) for c in self.all if c.exact]
-        self._exact: Any = np.concatenate(held) if held else np.empty(0, np.int64)
+        self._exact: Any = np.concatenate([np.arange(0), *(np.arange(c.begin, c.end) for c in self.all if c.exact)])
 
     @property
     def compressed(self) -> list[Column]:
@@ -139,8 +138,6 @@ class Reduction:
         The model's compression.
     known : Columns
         Columns of all the module's parameters.
-    communicator : Communicator
-        The ranks that reduce.
     kind : str
         Kind of its residuals: `RESIDUAL` among the shards, or `BETWEEN` replicas.
 
@@ -150,9 +147,9 @@ class Reduction:
         Factor by which the values here exceed the optimizer's gradient, apart from the loss scale.
     """
 
-    def __init__(self, owner: ShardCompression, known: Columns, communicator: Communicator, kind: str) -> None:
+    def __init__(self, owner: ShardCompression, known: Columns, kind: str) -> None:
         self.owner, self.known, self.kind, self.unit = owner, known, kind, 1.0
-        self._communicator, self._scatters = communicator, kind == RESIDUAL
+        self._communicator, self._scatters = owner.communicators[kind], kind == RESIDUAL
         shards = owner.communicator
         self._rows = range(shards.size) if self._scatters else range(shards.rank, shards.rank + 1)
         self._feedback = ErrorFeedback() if owner.feeds_back else None
@@ -169,7 +166,7 @@ class Reduction:
         found = {}
         for c in self.known.compressed:
             if c.name in self._arrays:
-                kept = torch.from_numpy(self.owner.place.fetched(self._arrays[c.name]))
+                kept = torch.from_numpy(self.owner.streams.fetch(self._arrays[c.name]))
                 whole = kept.new_zeros(self.owner.communicator.size, c.end - c.begin)
                 whole[self._rows.start : self._rows.stop] = kept
                 found[c.name] = c.from_rows(whole) / (self.unit * self.owner.residuals.scale.unit)
@@ -209,7 +206,7 @@ class Reduction:
         wait : bool
             If True, the reduction has completed, or is ordered in its stream, on return. If False, return a handle.
         """
-        owner, place = self.owner, self.owner.place
+        owner = self.owner
         exact = None if owner.codec is None else columns.exact(result.numel(), values)
         skippable = owner.begin(self)
         reduction = linear(op)
@@ -217,7 +214,7 @@ class Reduction:
             values.mul_(reduction.factor)
 
         def job() -> None:
-            rows, out = place.array(values).reshape(len(self._rows), -1), place.array(result)
+            rows, out = array_of(values).reshape(len(self._rows), -1), array_of(result)
             if exact is None:
                 self._add(rows, reduction.name, out, exactly=True)
                 return
@@ -234,8 +231,8 @@ class Reduction:
                 if (residual := self._residual(rows)) is not None:
                     residual[:, exact] = 0  # block codecs leave residuals at zeros that are no gradients
                 got = result.new_empty(len(exact))
-                self._add(kept, reduction.name, place.array(got), exactly=True)
-                out[exact] = place.array(got)
+                self._add(kept, reduction.name, array_of(got), exactly=True)
+                out[exact] = array_of(got)
 
         return owner.start(partial(owner.watch, job, result) if skippable else job, wait, result, values)
 
@@ -253,14 +250,14 @@ class Reduction:
             return
         self._feedback.reset()
         self._communicator._prepare_feedback(self._feedback, rows.reshape(-1))
-        adopt(self._arrays, self._residual(rows), now, self.owner.place)
+        adopt(self._arrays, self._residual(rows), now)
         self._laid_out = now
 
     def _residual(self, rows: Array) -> Array:
         """Return a view of the residual of all rows; None without feedback."""
         if self._feedback is None:
             return None
-        return self.owner.place.residual(self._feedback.residual).reshape(rows.shape)
+        return residual_of(self._feedback.residual).reshape(rows.shape)
 
     def _give_own(self, rows: Array, op: str) -> None:
         """Add the residual of this rank's own row to the row, and clear it.
@@ -271,7 +268,7 @@ class Reduction:
         rank, size = self._communicator.rank, self._communicator.size
         own = self._residual(rows)[rank]
         if own.any():
-            rows[rank] = self.owner.place.wide(rows[rank]) + own * (size if op == "mean" else 1)
+            rows[rank] = wide(rows[rank]) + own * (size if op == "mean" else 1)
             own[...] = 0
 
     def _add(self, values: Array, op: str, out: Array, *, exactly: bool) -> None:
@@ -280,22 +277,14 @@ class Reduction:
         if exactly:
             # Halves are summed in float32, whose rounding errors are below a half's precision.
             with np.errstate(over="ignore"):
-                out[...] = collective(owner.place.wide(values), op=op, codec=None)
+                out[...] = collective(wide(values), op=op, codec=None)
         else:
             count_calls_with(self._feedback, communicator)
             collective(values, op=op, out=out, feedback=self._feedback, codec=owner.codec, algorithm=owner.algorithm)
-        owner.stats.add_last(communicator, (1 if self._scatters else 2) * (communicator.size - 1) / communicator.size)
+        owner.stats.add_last(communicator)
 
 
-class _Allocating:
-    """Base class of the collectives passed to FSDP2."""
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate a buffer, as FSDP2's interface requires."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class ScatteredGradients(_Allocating, ReduceScatter):
+class ScatteredGradients(DefaultAllocMixin, ReduceScatter):
     """Reduce-scatter of a module's gradients.
 
     Parameters
@@ -328,7 +317,7 @@ class ScatteredGradients(_Allocating, ReduceScatter):
         group, replicas = self._group, self._reduction.owner.replicas
         _, after, _, between = _get_gradient_divide_factors(
             group._reduce_scatter_process_group,
-            group._all_reduce_process_group if self._reduction.owner.between is not None else None,
+            group._all_reduce_process_group if replicas > 1 else None,
             *(gradients.dtype, gradients.device.type),
             *(group.gradient_divide_factor, group.force_sum_reduction_for_comms),
         )
@@ -368,7 +357,7 @@ class Replicas(dist.ProcessGroup):
         return CompletedWork()
 
 
-class GatheredParameters(_Allocating, AllGather):
+class GatheredParameters(DefaultAllocMixin, AllGather):
     """All-gather of a module's parameters.
 
     Parameters
@@ -397,22 +386,22 @@ class GatheredParameters(_Allocating, AllGather):
         exact = None if codec is None else self.columns.exact(width, input_tensor)
 
         def gather() -> None:
-            own = owner.place.copy(owner.place.array(input_tensor))  # the input is a view of the output
-            out = owner.place.array(output_tensor).reshape(communicator.size, width)
+            own = copy_of(array_of(input_tensor))  # the input is a view of the output
+            out = array_of(output_tensor).reshape(communicator.size, width)
             if exact is None:
                 communicator.allgather(own, out=out, codec=None)
-                owner.stats.add_last(communicator, communicator.size - 1)
+                owner.stats.add_last(communicator)
                 return
             kept = own[exact]
             own[exact] = 0
             communicator.allgather(own, out=out, codec=codec, algorithm=owner.algorithm)
-            owner.stats.add_last(communicator, communicator.size - 1)
-            sent = owner.place.wide(own)
-            lost = sent - owner.place.wide(out[communicator.rank])
+            owner.stats.add_last(communicator)
+            sent = wide(own)
+            lost = sent - wide(out[communicator.rank])
             self.lost = (lost * lost).sum() / (sent * sent).sum().clip(1e-30)
             if len(kept):
                 out[:, exact] = communicator.allgather(kept, codec=None)
-                owner.stats.add_last(communicator, communicator.size - 1)
+                owner.stats.add_last(communicator)
 
         return owner.start(gather, not async_op, output_tensor, input_tensor)
 
@@ -428,6 +417,8 @@ class ShardCompression:
         Whether a parameter and its gradient stay exact with any codec, by name.
     error : BaseException or None
         The exception that the last collective raised; None if it succeeded.
+    replicas : int
+        Number of replicas of the shards.
 
     Examples
     --------
@@ -471,7 +462,8 @@ class ShardCompression:
         self.codec = codec
         self.param_codec = param_codec
         device = groups[0].device
-        self.place = arrays_on(device)
+        check_device(device)
+        self.streams = JobStreams()
         lines = [
             f"codec {codec!r}, param_codec {param_codec!r}, algorithm {algorithm}, feedback {feedback}",
             f"over {transport}",
@@ -482,37 +474,41 @@ class ShardCompression:
             check_alike(ranks, device, lines)
             return communicator_of(*(ranks, device, timeout, transport), measured=algorithm == choose.AUTO)
 
-        self.communicator = joined(shared.pop())
-        between = next(iter(replicas), None)
-        self.between = None if between is None else joined(between)
+        self.communicators = {RESIDUAL: joined(shared.pop())}
+        for ranks in replicas:
+            self.communicators[BETWEEN] = joined(ranks)
+        self.communicator, between = self.communicators[RESIDUAL], self.communicators.get(BETWEEN)
+        # Ranks are counted replica by replica.
+        self.replicas, replica = (1, 0) if between is None else (between.size, between.rank)
+        self._size = self.replicas * self.communicator.size
+        self._rank = replica * self.communicator.size + self.communicator.rank
         self.feeds_back = feedback and codec is not None
         compressed = sorted({p.dtype for name, p in model.named_parameters() if not exact[name]}, key=str)
-        for communicator in self._communicators():
+        for kind, communicator in self.communicators.items():
             zeros = (torch.zeros(64 * communicator.size, dtype=dtype, device=device) for dtype in compressed)
             try_codec(
-                *(communicator, map(self.place.array, zeros), codec, algorithm),
+                *(communicator, map(array_of, zeros), codec, algorithm),
                 feedback=ErrorFeedback if self.feeds_back else None,
-                scatter=communicator is self.communicator,
+                scatter=kind == RESIDUAL,
             )
         self._jobs = JobQueue("shards")
-        self.residuals = Residuals(self.place, self._jobs, model.parameters(), (RESIDUAL, BETWEEN))
+        self.residuals = Residuals(self._jobs, self.streams, model.parameters(), (RESIDUAL, BETWEEN))
         self._step, self._begun = -1, set[Reduction]()
         self._gathers: list[GatheredParameters] = []
-        self._reductions: dict[str, list[Reduction]] = {RESIDUAL: [], BETWEEN: []}
+        self._reductions: list[dict[str, Reduction]] = []
         columns = partial(Columns, names=names, exact=exact)
         for group in groups:
             known = columns(group.fsdp_params)
-            self._reductions[RESIDUAL].append(Reduction(self, known, self.communicator, RESIDUAL))
-            scattered = ScatteredGradients(self._reductions[RESIDUAL][-1], group)
+            reductions = {kind: Reduction(self, known, kind) for kind in self.communicators}
+            self._reductions.append(reductions)
+            scattered = ScatteredGradients(reductions[RESIDUAL], group)
             self._gathers.append(GatheredParameters(self, known))
             group._reduce_scatter_comm = scattered
             group._all_gather_comm = self._gathers[-1]
             group.post_backward = partial(_post_backward, group, scattered, columns, group.post_backward)
-            if between is not None and self.between is not None:
-                self._reductions[BETWEEN].append(Reduction(self, known, self.between, BETWEEN))
+            for ranks in replicas:
                 group.mesh_info = copy.copy(group.mesh_info)  # modules share the original
-                averaged = Replicas(between, self._reductions[BETWEEN][-1], scattered)
-                group.mesh_info.replicate_process_group = averaged
+                group.mesh_info.replicate_process_group = Replicas(ranks, reductions[BETWEEN], scattered)
 
     @property
     def parameters_error(self) -> float:
@@ -526,16 +522,13 @@ class ShardCompression:
         """Copy this rank's residuals. Each rank saves its own with the model."""
         self.residuals.settle()
         found = {
-            kind: {name: lost for each in reductions for name, lost in each.residuals().items()}
-            for kind, reductions in self._reductions.items()
+            kind: {name: lost for each in self._reductions for name, lost in each[kind].residuals().items()}
+            for kind in self.communicators
         }
-        rank, size = self._place()
-        residuals = self.residuals.carried.get(RESIDUAL, {}) | found[RESIDUAL]
-        more = {} if self.between is None else {BETWEEN: found[BETWEEN]}
-        state = state_of(rank, size, residuals, **more) | {
-            BEGUN: [each.sequence_number for each in self._communicators()]
-        }
-        return state if self.between is None else state | {REPLICAS: self.replicas}
+        residuals = self.residuals.carried.get(RESIDUAL, {}) | found.pop(RESIDUAL)
+        state = state_of(self._rank, self._size, residuals, **found)
+        state[BEGUN] = [each.sequence_number for each in self.communicators.values()]
+        return state if self.replicas == 1 else state | {REPLICAS: self.replicas}
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue with the residuals of an earlier run, as `GradientCompression.load_state_dict` does.
@@ -543,31 +536,25 @@ class ShardCompression:
         States of `GradientCompression` can be loaded, too. If the states of all ranks are given, the number of
         replicas may have changed.
         """
-        rank, size = self._place()
-        read = partial(residuals_of, states, rank, size, self._shapes, optional=OPTIONAL)
+        read = partial(residuals_of, states, self._rank, self._size, self._shapes, optional=OPTIONAL)
         residuals, between = read(), read(kind=BETWEEN)
-        known = (c for each in self._reductions[RESIDUAL] for c in each.known.compressed)
+        known = (c for each in self._reductions for c in each[RESIDUAL].known.compressed)
         columns = {c.name: c for c in known if c.parameter.requires_grad}
         # Later states still need the residuals of parameters that are frozen or exact now.
         carried = {name: lost for name, lost in added(residuals, between).items() if name not in columns}
         residuals, between = ({n: lost for n, lost in each.items() if n in columns} for each in (residuals, between))
         every = [states] if isinstance(states, Mapping) else states
-        if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(size, self.replicas)}:
+        if {(state["size"], state.get(REPLICAS, 1)) for state in every} != {(self._size, self.replicas)}:
             residuals, between = added(residuals, between), {}
         else:  # after a change of placement, this rank reduces other elements between replicas
             own = {name: columns[name].own(lost, self.communicator) for name, lost in between.items()}
             residuals, between = added(residuals, {name: between[name] - kept for name, kept in own.items()}), own
         self.residuals.restart({RESIDUAL: carried}, loaded=True)
-        for kind, found in ((RESIDUAL, residuals), (BETWEEN, between)):
-            for reduction in self._reductions[kind]:
-                reduction.restore(found)
-        for communicator, begun in zip(self._communicators(), every[0].get(BEGUN, ()), strict=False):
+        for reductions in self._reductions:
+            for kind, reduction in reductions.items():
+                reduction.restore(residuals if kind == RESIDUAL else between)
+        for communicator, begun in zip(self.communicators.values(), every[0].get(BEGUN, ()), strict=False):
             communicator.sequence_number = begun
-
-    @property
-    def replicas(self) -> int:
-        """Number of replicas of the shards."""
-        return 1 if self.between is None else self.between.size
 
     def begin(self, reduction: Reduction) -> bool:
         """Begin a reduction, and return whether a GradScaler may skip its step."""
@@ -585,20 +572,9 @@ class ShardCompression:
         """Run a job of a step that may be skipped, and record whether its result is finite on all ranks."""
         job()
         found = (~result.isfinite().all()).to(torch.float32).reshape(1)
-        for communicator in self._communicators():
-            communicator.allreduce(self.place.array(found), out=self.place.array(found), codec=None)
+        for communicator in self.communicators.values():
+            communicator.allreduce(array_of(found), out=array_of(found), codec=None)
         self.residuals.watch(found == 0)
-
-    def _communicators(self) -> list[Communicator]:
-        """List the communicator of the shards and, with replicas, the one between them."""
-        return [self.communicator] if self.between is None else [self.communicator, self.between]
-
-    def _place(self) -> tuple[int, int]:
-        """Return this rank and the number of ranks, counted replica by replica."""
-        shards = self.communicator
-        if self.between is None:
-            return shards.rank, shards.size
-        return self.between.rank * shards.size + shards.rank, self.between.size * shards.size
 
     def __repr__(self) -> str:
         return f"ShardCompression({self.codec!r}, param_codec={self.param_codec!r}, algorithm={self.algorithm!r})"
@@ -607,7 +583,7 @@ class ShardCompression:
         """Release thread and communicators after training. Collective."""
         self.residuals.scale.free()
         self._jobs.close()
-        for communicator in self._communicators():
+        for communicator in self.communicators.values():
             communicator.free()
 
     def start(self, job: Callable[[], Any], wait: bool, *tensors: Tensor) -> Work | None:
@@ -622,8 +598,8 @@ class ShardCompression:
                 raise
 
         if not wait:
-            return self.place.submit(self._jobs, run, *tensors)
-        self.place.run(self._jobs, run, *tensors)
+            return self._jobs.submit(run, self.streams.order(*tensors))
+        self._jobs.run(run, self.streams.order(*tensors))
         return None
 
 

@@ -12,8 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import InvalidArgument
-from ..arrays import HostArray
-from ..buffers import array_of
+from ..buffers import HostArray, array_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function that returns the mean loss of a model's outputs and targets, one sample per row."""

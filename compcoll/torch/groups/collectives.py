@@ -16,8 +16,7 @@ from ...feedback import ErrorFeedback
 from ...plan import choose
 from ...plan.plan import Plan
 from ...stats import Stats
-from ..arrays import Array
-from ..buffers import Packed, nbytes_of
+from ..buffers import Packed, array_of, copy_of, nbytes_of
 from ..handles import Followed
 from ..job_queue import Work
 from ..linear import linear
@@ -145,7 +144,7 @@ def _decide(
     decision = Decision(None, operation, codec, algorithm, feedback)
     memory = Packed(tensors, filled=False).memory
     if memory.numel() and feedback is None and operation.factor is None:
-        values = member.place(memory.device).array(memory)
+        values = array_of(memory)
         plan = member.communicator.explain(values, op=operation.name, codec=codec, algorithm=algorithm)
         if _is_the_groups(plan, algorithm, memory, member):
             decision = decision._replace(by_group=Stats("allreduce", None, choose.NATIVE, nbytes_of(memory)))
@@ -165,7 +164,7 @@ def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async
             work = member.all_reduce([packed.memory], _options(async_op))
             member.stats = by_group  # while the network is busy
             if async_op:
-                return Followed(work, member.board.under_way(_OWN), partial(_unpacked, packed, tensors))
+                return Followed(work, member.board, _OWN, partial(_unpacked, packed, tensors))
             work.wait()
         packed.unpack()
         return None
@@ -174,7 +173,7 @@ def _all_reduce(member: Member, decision: Decision, tensors: list[Tensor], async
         packed = Packed(tensors, filled=True)
         if operation.factor is not None:
             packed.memory.mul_(operation.factor)
-        values = member.place(packed.memory.device).array(packed.memory)
+        values = array_of(packed.memory)
         member.communicator.allreduce(
             values, op=operation.name, out=values, codec=codec, algorithm=algorithm, feedback=feedback
         )
@@ -252,11 +251,10 @@ def reduce_scatter_tensor(
         source, target = input.contiguous(), Packed([output], filled=False)
         if operation.factor is not None:
             source = source * operation.factor
-        place, size = member.place(output.device), group.size()
         member.communicator.reduce_scatter(
-            place.array(source).reshape(size, -1),
+            array_of(source).reshape(group.size(), -1),
             op=operation.name,
-            out=place.array(target.memory).reshape(1, -1),
+            out=array_of(target.memory).reshape(1, -1),
             codec=codec,
             algorithm=algorithm,
             feedback=feedback,
@@ -301,9 +299,9 @@ def all_gather_into_tensor(
     member = member_of(group, output_tensor.device)
 
     def run() -> None:
-        place, target = member.place(output_tensor.device), Packed([output_tensor], filled=False)
-        own: Array = place.copy(place.array(input_tensor.contiguous()))  # the input may be a part of the output
-        out = place.array(target.memory).reshape(group.size(), -1)
+        target = Packed([output_tensor], filled=False)
+        own = copy_of(array_of(input_tensor.contiguous()))  # the input may be a part of the output
+        out = array_of(target.memory).reshape(group.size(), -1)
         member.communicator.allgather(own, out=out, codec=codec, algorithm=algorithm)
         target.unpack()
 

@@ -87,7 +87,6 @@ def all_to_all_single(
     wires = [encoded(part, chosen) for part in input.reshape(-1).split(rows_out)]
     lengths = [wire_nbytes(n, output, chosen) for n in rows_in]
     arrived = torch.empty(sum(lengths), dtype=torch.uint8, device=output.device)
-    waiting = board_of(group).under_way("all_to_all_single")
     work = dist.all_to_all_single(
         arrived, torch.cat(wires), lengths, [wire.numel() for wire in wires], group=group, async_op=True
     )
@@ -98,14 +97,14 @@ def all_to_all_single(
                 part.copy_(decoded(wire, part, chosen))
         return [output]
 
-    handle = Followed(work, waiting, finish)
+    handle = Followed(work, board_of(group), "all_to_all_single", finish)
     if async_op:
         return handle
     handle.wait()
     return None
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """Rows exchanged among the ranks; gradients go back along the same path, by another codec."""
 
     @staticmethod
@@ -119,7 +118,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _Exchange.apply(gradient, *ctx.how), None, None, None, None
+        return _AllToAll.apply(gradient, *ctx.how), None, None, None, None
 
 
 @traced_by(operators.all_to_all_single_autograd)
@@ -177,7 +176,7 @@ def all_to_all_single_autograd(
             f"output: split sizes {coming} beside {rows} of the input: {group.size()} numbers of rows are needed of "
             "both, or of neither"
         )
-    result: Tensor = _Exchange.apply(input, rows, coming, group, (chosen, back))
+    result: Tensor = _AllToAll.apply(input, rows, coming, group, (chosen, back))
     return result
 
 
@@ -185,16 +184,13 @@ def encoded(part: Tensor, codec: Codec) -> Tensor:
     """Encode a flat tensor on its device."""
     if not part.numel():
         return torch.empty(0, dtype=torch.uint8, device=part.device)
-    return torch.from_numpy(encode(array_of(part), codec)) if part.is_cpu else encode(part, codec)
+    return torch.as_tensor(encode(array_of(part), codec))
 
 
 def decoded(wire: Tensor, part: Tensor, codec: Codec) -> Tensor:
     """Decode as many values as a flat tensor has, in its element type."""
-    if not wire.is_cpu:
-        found: Tensor = decode(wire, part.numel(), part.dtype, codec)
-        return found
-    dtype = array_of(part).dtype
-    return torch.from_numpy(decode(array_of(wire), part.numel(), dtype, codec).view(np.uint8)).view(part.dtype)
+    values = decode(array_of(wire), part.numel(), array_of(part).dtype, codec)
+    return values if isinstance(values, Tensor) else torch.from_numpy(values.view(np.uint8)).view(part.dtype)
 
 
 def wire_nbytes(n: int, like: Tensor, codec: Codec) -> int:
@@ -291,7 +287,7 @@ def recv(
     """
     group, chosen = _checked(tensor, src, group, codec, codec_options)
     n = tensor.numel()
-    wire = torch.empty(wire_nbytes(n, tensor, chosen) if n else 0, dtype=torch.uint8, device=tensor.device)
+    wire = torch.empty(wire_nbytes(n, tensor, chosen), dtype=torch.uint8, device=tensor.device)
     waits = partial(board_of(group).waits, f"a message from rank {src}", dist.get_group_rank(group, src))
     if tensor.is_cpu:
         own = _head(tensor, chosen, wire.numel())

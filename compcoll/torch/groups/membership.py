@@ -40,12 +40,12 @@ from ...tools.machine import launcher
 from ...tools.tune import describe
 from ...tools.tune import tune as _tune
 from ...transports.serialization import packed, unpacked
-from ..arrays import GPUArrays, HostArrays, arrays_on
-from ..buffers import COMPRESSIBLE
+from ..agreement import gathered, timeout_of
+from ..buffers import COMPRESSIBLE, check_device
 from ..failure_detector import Board
 from ..job_queue import JobQueue, Work
 from ..linear import Linear
-from ..membership import gathered, timeout_of
+from ..streams import JobStreams
 from ..untraced import untraced
 from .transport import GroupTransport, node_name
 
@@ -246,8 +246,8 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 def _ranks_in_mpi(group: dist.ProcessGroup, device: torch.device, transport: str) -> list[int] | None:
     """Return the group's ranks in MPI_COMM_WORLD; None if they are no MPI ranks, and need not be."""
     own = packed(_standing(needed=transport == "mpi"))
-    told = [unpacked(each) for each in gathered(own, group, device)]
-    ranks, sizes, threads = (list(column) for column in zip(*told, strict=True))
+    standings = [unpacked(each) for each in gathered(own, group, device)]
+    ranks, sizes, threads = (list(column) for column in zip(*standings, strict=True))
     if len(set(ranks)) < len(ranks) or len(set(sizes)) > 1 or sizes[0] < len(ranks):
         if transport == "auto":
             return None
@@ -331,7 +331,7 @@ class Member:
         self.in_one_node = len(set(self.communicator.nodes)) == 1
         self._group = ref(group)  # a member must not keep its group alive
         self._jobs = JobQueue("group")
-        self._places: dict[torch.device, HostArrays | GPUArrays] = {}
+        self._streams = JobStreams()
 
     @property
     def gpu_transport_known(self) -> bool:
@@ -344,12 +344,6 @@ class Member:
         group: Any = self._group()
         return getattr(group, "uncompressed_allreduce", group.allreduce)(tensors, options)
 
-    def place(self, device: torch.device) -> HostArrays | GPUArrays:
-        """Return the arrays that represent tensors of a device."""
-        if device not in self._places:
-            self._places[device] = arrays_on(device)
-        return self._places[device]
-
     def start(self, run: Callable[[], Any], result: Any, async_op: bool, *tensors: Tensor) -> Work | None:
         """Run a collective after those started before; return a handle at once if `async_op` is set."""
 
@@ -358,10 +352,10 @@ class Member:
             self.stats = self.communicator.stats
             return result
 
-        place = self.place(tensors[0].device)
+        order = self._streams.order(*tensors)
         if async_op:
-            return place.submit(self._jobs, job, *tensors)
-        place.run(self._jobs, job, *tensors)
+            return self._jobs.submit(job, order)
+        self._jobs.run(job, order)
         return None
 
 
@@ -415,6 +409,7 @@ def check_tensors(group: Group, *tensors: Tensor) -> dist.ProcessGroup:
     if len({tensor.dtype for tensor in tensors}) != 1:
         raise InvalidBuffer(f"tensors of one element type are needed, not {[str(t.dtype) for t in tensors]}")
     (device,), dtype = devices, tensors[0].dtype
+    check_device(device)
     if dtype not in COMPRESSIBLE:
         raise UnsupportedDType(
             f"{dtype} cannot be compressed: {', '.join(map(str, COMPRESSIBLE))} can; use torch.distributed's own"

@@ -200,7 +200,7 @@ with torch.inference_mode(False):
 """The count of calls, which each call reads and then changes."""
 
 
-def _in_turn(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> Any:
+def _ordered(operator: Callable[..., tuple[Tensor, Any]], *arguments: Any) -> Any:
     """Call an operator after all earlier calls: the compiler sees that each call needs the count of the one before."""
     ticket, result = operator(_ticket, *arguments)
     _ticket.copy_(ticket)
@@ -219,7 +219,7 @@ def all_reduce_coalesced(
     if asked is None:
         return None
     own = [tensor.detach() for tensor in tensors]
-    for tensor, result in zip(own, _in_turn(_all_reduce, own, *asked), strict=True):
+    for tensor, result in zip(own, _ordered(_all_reduce, own, *asked), strict=True):
         tensor.copy_(result)
     return (None,)
 
@@ -229,7 +229,7 @@ def reduce_scatter_tensor(
 ) -> _Result:
     asked = _asked(op, group, async_op, **call)
     return (
-        None if asked is None else _copied(output, _in_turn(_reduce_scatter, output.detach(), input.detach(), *asked))
+        None if asked is None else _copied(output, _ordered(_reduce_scatter, output.detach(), input.detach(), *asked))
     )
 
 
@@ -239,7 +239,7 @@ def all_gather_into_tensor(
     asked = _asked("sum", group, async_op, **call)
     if asked is None:
         return None
-    return _copied(output_tensor, _in_turn(_all_gather, output_tensor.detach(), input_tensor.detach(), *asked))
+    return _copied(output_tensor, _ordered(_all_gather, output_tensor.detach(), input_tensor.detach(), *asked))
 
 
 def all_to_all_single(
@@ -256,7 +256,7 @@ def all_to_all_single(
         return None
     _, name, codec, _ = asked
     splits = output_split_sizes or (), input_split_sizes or ()
-    return _copied(output, _in_turn(_all_to_all, output.detach(), input.detach(), *splits, name, codec, codec))
+    return _copied(output, _ordered(_all_to_all, output.detach(), input.detach(), *splits, name, codec, codec))
 
 
 def _copied(output: Tensor, result: Tensor) -> _Result:
@@ -279,4 +279,4 @@ def all_to_all_single_autograd(
     if asked is None or back is None:
         return None
     output = input.new_empty(sum(coming) if coming else len(input), *input.shape[1:])
-    return (_in_turn(_all_to_all, output, input, coming, going, asked[1], asked[2], back[2]),)
+    return (_ordered(_all_to_all, output, input, coming, going, asked[1], asked[2], back[2]),)

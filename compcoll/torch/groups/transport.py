@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -33,8 +34,8 @@ from ...pending import Pending
 from ...transports.base import LibraryConnection, Wire
 from ...transports.nodes import find_nodes, host_name
 from ...transports.serialization import packed, unpacked
+from ..agreement import gather_bytes, gathered
 from ..failure_detector import Board, store_of
-from ..membership import gather_bytes, gathered
 from .nccl import TorchNCCL
 
 _LENGTH_NBYTES = 8  # in front of a wire that may be shorter than its memory: gloo does not report the bytes that came
@@ -59,7 +60,7 @@ def node_name() -> str:
     LOCAL_RANK are not consistent with that.
     """
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, local, neighbours = (int(told) if (told := os.environ.get(name, "")).isdecimal() else -1 for name in names)
+    rank, local, neighbours = (int(text) if (text := os.environ.get(name, "")).isdecimal() else -1 for name in names)
     return f"{host_name()} {rank - local}" if 0 <= local < neighbours and local <= rank else host_name()
 
 
@@ -99,12 +100,12 @@ class GroupTransport(LibraryConnection):
         self.rank, self.size = group.rank(), group.size()
         self.limit = timedelta(seconds=min(seconds, timedelta.max.total_seconds() / 2))
         own = packed((__version__, socket.gethostname(), secrets.token_hex(8)))
-        told = [unpacked(each) for each in gathered(own, group, device)]
-        versions = {version for version, *_ in told}
+        ranks = [unpacked(each) for each in gathered(own, group, device)]
+        versions = {version for version, *_ in ranks}
         if len(versions) > 1:
-            texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(told)]
+            texts = [f"{version} on rank {rank}" for rank, (version, *_) in enumerate(ranks)]
             raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
-        self._hosts = tuple(sorted({name for _, name, _ in told}))
+        self._hosts = tuple(sorted({name for _, name, _ in ranks}))
         # A later group of these ranks, made when this one is gone, gets the same name, but not this key.
         store = store_of(group)
         if store is None:
@@ -112,7 +113,7 @@ class GroupTransport(LibraryConnection):
                 f"group={group!r} is no group of init_process_group or new_group, and has no store: over which its "
                 "ranks could make connections for compressed wires"
             )
-        self._store = dist.PrefixStore(f"compcoll/{told[0][-1]}", store)
+        self._store = dist.PrefixStore(f"compcoll/{ranks[0][-1]}", store)
         self.leaving: WeakSet[DeviceTransport] = WeakSet()
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
         with self.board.waits("the making of connections"):
@@ -163,7 +164,7 @@ class GroupTransport(LibraryConnection):
 
     def _all_gather(self, values: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(values) for _ in range(self.size)]
-        self.waiting(self._gloo.allgather([parts], [values]), "what the ranks tell each other")
+        self.waiting(self._gloo.allgather([parts], [values]), "a gather of settings")
         return parts
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
@@ -228,29 +229,23 @@ class GroupTransport(LibraryConnection):
         return _Started(self, work, f"gloo's {what}", end=end)
 
 
+@dataclass(slots=True, eq=False)
 class _Started:
     """A gloo operation in progress, which can only be waited for; its work keeps its tensors alive."""
 
-    __slots__ = ("_end", "_peer", "_transport", "_what", "_work")
-
-    def __init__(
-        self,
-        transport: GroupTransport,
-        work: dist.Work,
-        what: str,
-        peer: int | None = None,
-        end: Callable[[], object] | None = None,
-    ) -> None:
-        self._transport, self._what, self._peer, self._end = transport, what, peer, end
-        self._work: dist.Work | None = work
+    transport: GroupTransport
+    work: dist.Work | None
+    what: str
+    peer: int | None = None
+    end: Callable[[], object] | None = None
 
     def Test(self) -> bool:
         """Wait until the operation has completed."""
-        if self._work is not None:
-            self._transport.waiting(self._work, self._what, self._peer)
-            self._work = None
-            if self._end is not None:
-                self._end()
+        if self.work is not None:
+            self.transport.waiting(self.work, self.what, self.peer)
+            self.work = None
+            if self.end is not None:
+                self.end()
         return True
 
 

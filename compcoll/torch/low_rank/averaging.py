@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arrays import arrays_on
 from ..loss_scale import LossScale
+from ..streams import JobStreams
 from ..training_stats import TrainingStats
 from .factors import Gradient, orthonormalize
 from .fusion import Buffer, Kind, Sums, Wait
@@ -182,11 +182,9 @@ class Averaging(ABC):
         generator = torch.Generator().manual_seed(int(mixed))
         for gradient in self.low:
             gradient.draw(generator)
-        lefts = orthonormalize([gradient.left for gradient in self.low])
-        rights = orthonormalize([gradient.right.t() for gradient in self.low])
-        for gradient, left, right in zip(self.low, lefts, rights, strict=True):
-            gradient.left.copy_(left)
-            gradient.right.copy_(right.t())
+        factors = [factor for gradient in self.low for factor in (gradient.left, gradient.right.t())]
+        for factor, drawn in zip(factors, orthonormalize(factors), strict=True):
+            factor.copy_(drawn)
 
     def _count(self, seconds: float) -> None:
         stats = self.stats
@@ -231,12 +229,12 @@ class ACP(Averaging):
         return products, []
 
     def _keep(self, products: Sequence[Product]) -> None:
-        lefts = [product for product in products if product.left is not product.gradient.left]
-        rights = [product for product in products if product.left is product.gradient.left]
-        for product, left in zip(lefts, orthonormalize([product.left for product in lefts]), strict=True):
-            product.gradient.left.copy_(left)
-        for product, right in zip(rights, orthonormalize([product.right.t() for product in rights]), strict=True):
-            product.gradient.right.copy_(right.t())
+        means = [
+            (gradient.left, left) if left is not gradient.left else (gradient.right.t(), right.t())
+            for gradient, left, right, _ in products
+        ]
+        for (factor, _), mean in zip(means, orthonormalize([mean for _, mean in means]), strict=True):
+            factor.copy_(mean)
 
 
 class Power(Averaging):
@@ -252,7 +250,7 @@ class Power(Averaging):
         super().reset()
         self._values: dict[str, Tensor | None] = {}
         self._lefts: dict[str, Tensor] = {}
-        self._place = arrays_on(self.low[0].left.device)
+        self._streams = JobStreams()
 
     def kind(self) -> Kind:
         return Kind.LEFT
@@ -281,9 +279,8 @@ class Power(Averaging):
 
         tensors = [buffer.own, buffer.wire] if right is None else [buffer.own, buffer.wire, right.own, right.wire]
         given = [self._values[g.name] for g in buffer.gradients if buffer.has_factor(g)]
-        work = self._place.submit(
-            self.sums.jobs, sum_both, *tensors, *(values for values in given if values is not None)
-        )
+        order = self._streams.order(*tensors, *(values for values in given if values is not None))
+        work = self.sums.jobs.submit(sum_both, order)
 
         def wait() -> None:
             work.wait()

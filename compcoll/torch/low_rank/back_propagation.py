@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...errors import GradientsPending
 from ..buffers import is_dense
-from ..hooks import BucketHook, FilledBucket, HookErrors
+from ..hooks import BucketHook, FilledBucket, call_before_steps
 from .averaging import Averaging
 from .fusion import Buffer, Kind, fuse
 
@@ -38,7 +36,12 @@ class DDPGradients:
         self._parameters = dict(model.module.named_parameters())
         self._buffers: dict[tuple[Kind, int], Buffer] = {}
         self.hook = BucketHook(model, name, self._begin, self._start, self._end)
-        self.errors, self.remove = self.hook.errors, self.hook.remove
+        self.remove = self.hook.remove
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error of the last backward pass; None if there was none."""
+        return self.hook.error
 
     def _begin(self) -> None:
         self._now = self._averaging.begin()
@@ -63,7 +66,7 @@ class DDPGradients:
         return future
 
     def _end(self) -> None:
-        self.errors.instead(self._finish, None)()
+        self.hook.guarded(self._finish, None)()
         for future, memory in self._under_way:
             future.set_result(memory)
 
@@ -107,6 +110,8 @@ class GradientHooks:
     ----------
     enabled : bool
         Whether gradients are averaged, rather than accumulated.
+    error : BaseException or None
+        The error of the last backward pass; None if there was none.
     """
 
     def __init__(
@@ -121,7 +126,7 @@ class GradientHooks:
         self._layouts: dict[Kind, list[Buffer]] = {}
         self._homes: dict[str, Buffer] = {}
         self._used: set[str] = set()
-        self.errors = HookErrors()
+        self.error: BaseException | None = None
         root = dist.get_global_rank(group, 0)
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
@@ -131,16 +136,9 @@ class GradientHooks:
                 if not tensor.is_contiguous():
                     once = tuple(slice(None if stride else 1) for stride in tensor.stride())  # index 0 of expanded dims
                     tensor[once].copy_(values[once])
-        me = weakref.ref(self)
-
-        def check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
-            hooks = me()
-            if hooks is not None:
-                hooks._check_step(optimizer)
-
         self._handles = [p.register_post_accumulate_grad_hook(self.put) for p in self._parameters.values()]
         self._handles.append(model.register_forward_pre_hook(self._forget_interrupted))
-        self._handles.append(register_optimizer_step_pre_hook(check_step))
+        self._handles.append(call_before_steps(self._check_step))
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -167,7 +165,7 @@ class GradientHooks:
             self._averaging.send(self._used)
 
     def _begin(self) -> None:
-        self.errors.begin()
+        self.error = None
         kind = self._averaging.begin()
         if kind not in self._layouts:
             # Exact steps come first, so their buffers are not needed again.
@@ -186,7 +184,7 @@ class GradientHooks:
         try:
             self._finish()
         except Exception as error:
-            self.errors.error = error
+            self.error = error
             raise
 
     def _finish(self) -> None:

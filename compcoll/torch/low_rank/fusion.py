@@ -16,12 +16,12 @@ from ...codecs.base import Codec
 from ...errors import InvalidArgument, UnsupportedDevice
 from ...feedback import ErrorFeedback
 from ...plan import choose
+from ..agreement import gathered, timeout_of
 from ..buffers import array_of
 from ..failure_detector import board_of, store_of
 from ..groups.membership import communicator_of
 from ..handles import Followed
 from ..job_queue import JobQueue
-from ..membership import gathered, timeout_of
 from ..states import count_calls_with
 from ..training_stats import TrainingStats
 from .factors import Gradient
@@ -251,10 +251,8 @@ class Sums:
 
     def start(self, buffer: Buffer, stats: TrainingStats) -> Wait:
         """Start a sum; return a callable that waits for it."""
-        work = Followed(
-            self._line.allreduce([buffer.wire]),
-            board_of(self._group).under_way("the group's all_reduce of factors"),
-        )
+        started = self._line.allreduce([buffer.wire])
+        work = Followed(started, board_of(self._group), "the group's all_reduce of factors")
         stats.calls["all_reduce"] += 1
         nbytes = buffer.wire.numel() * buffer.wire.element_size()
         stats.wire_nbytes += round(2 * (self.ranks - 1) / self.ranks * nbytes)
@@ -320,7 +318,6 @@ class CodedSums(Sums):
         if self._feedback and buffer.feedback is None:
             buffer.feedback = ErrorFeedback()
         feedback = buffer.feedback
-        least = 2 * (self._communicator.size - 1) / self._communicator.size
 
         def job() -> None:
             if factors:
@@ -331,11 +328,11 @@ class CodedSums(Sums):
                 self._communicator.allreduce(
                     part, out=part, feedback=feedback, codec=self._codec, algorithm=self._algorithm
                 )
-                self._count(stats, least)
+                self._count(stats)
             if factors < values.size:
                 part = values[factors:]
                 self._communicator.allreduce(part, out=part, codec=None)
-                self._count(stats, least)
+                self._count(stats)
 
         return self.jobs.submit(job).wait
 
@@ -343,8 +340,8 @@ class CodedSums(Sums):
         super().free()
         self._communicator.free()
 
-    def _count(self, stats: TrainingStats, least: float) -> None:
+    def _count(self, stats: TrainingStats) -> None:
         one = TrainingStats()
-        one.add_last(self._communicator, least)
+        one.add_last(self._communicator)
         stats.calls += one.calls
         stats.wire_nbytes += one.wire_nbytes

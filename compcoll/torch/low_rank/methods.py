@@ -18,10 +18,11 @@ from ...codecs.registry import as_codec
 from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import HookTaken, InvalidArgument
 from ...plan import choose
-from ..arrays import device_of
+from ..agreement import check_alike
+from ..buffers import device_of
+from ..groups.membership import check_group
 from ..hooks import check_hook_free
 from ..loss_scale import LossScale
-from ..membership import check_alike
 from ..policy import check_whole, exact_parameters, has_sparse_gradient
 from ..states import check_fed_back, layout_of, logical_name, residuals_of, state_of
 from ..training_stats import TrainingStats
@@ -86,9 +87,7 @@ class LowRank:
             for name, p in parameters.items()
         }
         _check_shapes(module, parameters, ranks, rank, min_compression_rate)
-        if not dist.is_initialized():
-            raise InvalidArgument("there is no process group yet: torch.distributed.init_process_group() comes first")
-        group = model.process_group if wrapped else process_group or dist.group.WORLD
+        group = model.process_group if wrapped else check_group(process_group)
         device = device_of(parameters.values())
         self._settings = (
             f"rank {rank}, min_compression_rate {min_compression_rate:g}, exact_steps {exact_steps}, "
@@ -144,7 +143,7 @@ class LowRank:
     @property
     def error(self) -> BaseException | None:
         """The exception that the last backward pass raised while averaging; None if it succeeded."""
-        return self._hooks.errors.error
+        return self._hooks.error
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

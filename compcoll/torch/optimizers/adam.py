@@ -16,30 +16,35 @@ from ...codecs.base import Codec
 from ...codecs.registry import as_codec
 from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import InvalidArgument
+from ...plan import choose
 from ...sparse import Sparsifier
 from ..hooks import check_hook_free
 from ..policy import check_whole, compressing
 from ..states import state_of
 from ..training_stats import TrainingStats
-from .ranks import Ranks, any_rank, broadcast_object, check_together, join, keep_gradients, module_of, scaling_of
-from .vectors import (
-    Exchange,
+from .common import (
+    Averager,
     Flat,
+    Ranks,
+    any_rank,
+    average,
+    broadcast_object,
     check_groups,
+    check_together,
     check_trained,
-    exact_mean,
     groups_of,
+    join,
+    keep_gradients,
+    module_of,
     parameters_of,
     read_states,
+    scaling_of,
     untrained,
 )
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 _SETTLED = 0.96
 """Least ratio of the variance's norm to the one ``1 / (1 - β2)`` steps earlier at which 1-bit Adam's warm-up ends."""
-
-_ATTRIBUTES = {"begun": "sequence_number"}
-"""Attributes whose name differs from that in saved states."""
 
 
 class CompressedAdam(torch.optim.Optimizer):
@@ -48,11 +53,11 @@ class CompressedAdam(torch.optim.Optimizer):
     conserves: ClassVar[str] = "exact"
     """How the sent values plus the residuals relate to the values to send: "exact", "decay" or "none"."""
     _step_supports_amp_scaling = True
-    """`torch.amp.GradScaler` reads this attribute: see `compcoll.torch.optimizers.ranks`."""
+    """`torch.amp.GradScaler` reads this attribute: see `compcoll.torch.optimizers.common`."""
     _kinds: tuple[str, ...] = ("momentum", "variance")
     """Attributes that hold saved vectors. Those in `_own` differ between the ranks."""
     _own: tuple[str, ...] = ()
-    _counters: tuple[str, ...] = ("steps", "frozen_at", "begun")
+    _counters: tuple[str, ...] = ("steps", "frozen_at")
     """Attributes that hold saved numbers."""
 
     account = renamed_attribute("account", "stats")
@@ -99,10 +104,10 @@ class CompressedAdam(torch.optim.Optimizer):
         self._resumed = False
         algorithm = compressing(chosen) if algorithm is None else algorithm
         self._settings = f"{settings}, codec {chosen!r}, algorithm {algorithm}, gradient_codec {of_gradients!r}"
-        self._exchange = Exchange(chosen, algorithm, True, self.momentum)
+        self._averager = Averager(chosen, algorithm, True, self.momentum)
         # Under Adam, a residual added in a later step has the wrong weight, so gradients have no feedback.
-        coded = None if of_gradients is None else Exchange(of_gradients, "direct", False, self._gradient)
-        self._of_gradients = coded
+        algorithm_of_gradients = choose.AUTO if of_gradients is None else "direct"
+        self._gradient_averager = Averager(of_gradients, algorithm_of_gradients, False, self._gradient)
         shapes = [f"{name}: {n}, {self._flat.dtype}" for name, n in self._flat.sizes.items()]
         groups = [f"lr, weight_decay: {each['lr']}, {each['weight_decay']}" for each in self.param_groups]
         lines = [
@@ -112,9 +117,8 @@ class CompressedAdam(torch.optim.Optimizer):
         ]
         self._communicator = join(group, lines, timeout, transport, algorithm)
         self._owned = self._communicator is not group
-        self._exchange.try_out(self._communicator)
-        if coded is not None:
-            coded.try_out(self._communicator)
+        self._averager.try_out(self._communicator)
+        self._gradient_averager.try_out(self._communicator)
         if isinstance(model, nn.parallel.DistributedDataParallel):
             keep_gradients(model, f"compcoll {type(self).__name__}")
         else:
@@ -167,13 +171,13 @@ class CompressedAdam(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Copy the state to save with the model. Each rank saves its own, or `GatheredState` saves one for all."""
         vectors = {kind: self._flat.by_name(getattr(self, kind)) for kind in self._kinds}
-        residual = self._exchange.residual
+        residual = self._averager.residual
         kept = {} if residual is None else self._flat.by_name(torch.from_numpy(residual))
         state = state_of(self._communicator.rank, self._communicator.size, kept, **vectors)
         return (
             state
-            | {name: copy(getattr(self, _ATTRIBUTES.get(name, name))) for name in self._counters}
-            | {"groups": groups_of(self)}
+            | {name: copy(getattr(self, name)) for name in self._counters}
+            | {"begun": self._communicator.sequence_number, "groups": groups_of(self)}
         )
 
     def load_state_dict(self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -195,7 +199,7 @@ class CompressedAdam(torch.optim.Optimizer):
         """
         rank, size = self._communicator.rank, self._communicator.size
         every, residuals = read_states(
-            *(states, rank, size, self._kinds, ("residuals",), (*self._counters, "groups")),
+            *(states, rank, size, self._kinds, ("residuals",), (*self._counters, "begun", "groups")),
             *(self._flat.shapes, self._module),
         )
         for state in every:
@@ -204,12 +208,13 @@ class CompressedAdam(torch.optim.Optimizer):
         for kind in self._kinds:
             arrays = mine[kind] if alike or kind not in self._own else _means([state[kind] for state in every])
             self._flat.load(arrays, getattr(self, kind))
-        for name in (name for name in self._counters if name in mine):
-            setattr(self, _ATTRIBUTES.get(name, name), copy(mine[name]))
+        for name in self._counters:
+            setattr(self, name, copy(mine[name]))
+        self._communicator.sequence_number = mine.get("begun", self._communicator.sequence_number)
         for group, kept in zip(self.param_groups, mine["groups"], strict=True):
             group.update(deepcopy(kept))
-        if self._exchange.residual is not None:
-            self._flat.load(residuals, torch.from_numpy(self._exchange.residual))
+        if self._averager.residual is not None:
+            self._flat.load(residuals, torch.from_numpy(self._averager.residual))
         self._resumed = True
         self._restored(alike)
 
@@ -240,8 +245,8 @@ class CompressedAdam(torch.optim.Optimizer):
         self._communicator.bcast(values.numpy(), 0, out=values.numpy(), codec=None)
         self._put(values)
         others = untrained(self._module, self._trained)
-        told = broadcast_object(0, self._communicator, {"values": [each.detach().cpu() for each in others]})
-        for each, value in zip(others, told["values"], strict=True):
+        common = broadcast_object(0, self._communicator, {"values": [each.detach().cpu() for each in others]})
+        for each, value in zip(others, common["values"], strict=True):
             each.detach().copy_(value)
 
     def _put(self, values: Tensor) -> None:
@@ -259,31 +264,15 @@ class CompressedAdam(torch.optim.Optimizer):
     def _eps(self) -> float:
         return float(self.param_groups[0]["eps"])
 
-    @property
-    def sequence_number(self) -> int:
-        """Number of collectives started; states save it for codecs with random rounding."""
-        return self._communicator.sequence_number
-
-    @sequence_number.setter
-    def sequence_number(self, number: int) -> None:
-        self._communicator.sequence_number = number
-
-    def _average_gradients(self) -> None:
-        """Replace the gradients by their mean over the ranks. Collective."""
-        if self._of_gradients is None:
-            exact_mean(self._gradient, self._communicator, self.stats)
-        else:
-            self._of_gradients.mean(self._gradient, self._communicator, self.stats)
-
     def _adamw_step(self, updates: int) -> None:
         """Perform an AdamW step with the mean gradients; it is the variance's update number ``updates``."""
-        self._average_gradients()
-        self.momentum.lerp_(self._gradient, 1 - self._betas[0])
         self._observe_variance()
+        self.momentum.lerp_(self._gradient, 1 - self._betas[0])
         self._move(self._root(updates))
 
     def _observe_variance(self) -> None:
-        """Update the variance with the squares of the averaged gradients."""
+        """Replace the gradients by their mean over the ranks, and update the variance with its squares. Collective."""
+        self._gradient_averager.average(self._gradient, self._communicator, self.stats)
         self.variance.mul_(self._betas[1]).addcmul_(self._gradient, self._gradient, value=1 - self._betas[1])
 
     def _root(self, updates: int) -> Tensor:
@@ -437,7 +426,7 @@ class OneBitAdam(CompressedAdam):
     def _advance(self) -> None:
         if self.frozen_at:
             self.momentum.lerp_(self._gradient, 1 - self._betas[0])
-            self._exchange.mean(self.momentum, self._communicator, self.stats)
+            self._averager.average(self.momentum, self._communicator, self.stats)
             self.momentum.masked_fill_(self._dead, 0)
             self._move(self._denominator)
             return
@@ -527,10 +516,7 @@ class ZeroOneAdam(CompressedAdam):
 
     _kinds = (*CompressedAdam._kinds, "updates", "anchor", "parameters")
     _own = ("momentum", "updates", "parameters")
-    _counters = (
-        *CompressedAdam._counters,
-        *("observations", "next_observation", "local", "next_average", "rates"),
-    )
+    _counters = (*CompressedAdam._counters, "observations", "next_observation", "local", "next_average", "rates")
 
     @renamed_arguments(over="transport")
     def __init__(
@@ -597,7 +583,6 @@ class ZeroOneAdam(CompressedAdam):
             if self.steps >= self.next_average:
                 self._average()
                 if due:
-                    self._average_gradients()
                     self._observe_variance()
                     self._observed()
         if not self.local:
@@ -633,11 +618,11 @@ class ZeroOneAdam(CompressedAdam):
 
     def _average(self) -> None:
         """Move all ranks from their last common parameters by the mean of their updates. Collective."""
-        self._exchange.mean(self.updates, self._communicator, self.stats)
+        self._averager.average(self.updates, self._communicator, self.stats)
         self.updates.masked_fill_(self._dead, 0)
         self._put(self.anchor.addcdiv_(self.updates, self._denominator, value=-1))
         if not all(self.rates):  # with a learning rate of 0, the update does not contain the momentum
-            exact_mean(self.momentum, self._communicator, self.stats)
+            average(self.momentum, self._communicator, self.stats)
         views = map(self._flat.views, (self.momentum, self.updates))
         for momentum, update, rate in zip(*views, self._each(self.rates), strict=True):
             if rate:

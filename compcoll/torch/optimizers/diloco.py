@@ -18,37 +18,35 @@ from ...codecs.registry import as_codec
 from ...communicator import Communicator
 from ...deprecated import renamed_arguments, renamed_attribute
 from ...errors import InvalidArgument
-from ..arrays import HostArray
+from ..buffers import HostArray
 from ..handles import Handle
 from ..hooks import check_hook_free
 from ..job_queue import JobQueue
 from ..policy import check_whole, compressing
 from ..states import state_of
 from ..training_stats import RecentSteps, TrainingStats
-from .ranks import (
+from .common import (
     SUPPORTED,
+    Averager,
+    Flat,
     Ranks,
     any_rank,
+    average,
     broadcast_object,
+    check_groups,
     check_together,
+    check_trained,
+    groups_of,
     join,
     keep_gradients,
-    module_of,
-    scaling_of,
-    unscale,
-)
-from .vectors import (
-    Exchange,
-    Flat,
-    check_groups,
-    check_trained,
-    exact_mean,
-    groups_of,
     load,
     load_by_name,
+    module_of,
     parameters_of,
     read_states,
+    scaling_of,
     state_by_name,
+    unscale,
     untrained,
 )
 
@@ -123,7 +121,7 @@ class Fragment:
     phase : int
         Step of each round after which the fragment is sent.
     make : callable
-        Makes the exchange of a vector.
+        Makes the averager of a vector.
 
     Attributes
     ----------
@@ -139,11 +137,11 @@ class Fragment:
         The average that is not mixed in yet.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], phase: int, make: Callable[[Tensor], Exchange]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], phase: int, make: Callable[[Tensor], Averager]) -> None:
         self.parameters, self.phase = dict(parameters), phase
         self.flat = Flat(self.parameters)
         self.outer = self.flat.pack(self.parameters.values())
-        self.exchange = make(self.outer)
+        self.averager = make(self.outer)
         self.version, self.sent = 0, -1
         self.under_way: UnderWay | None = None
 
@@ -171,7 +169,7 @@ class Fragment:
     def average_gradients(self, communicator: Communicator, stats: TrainingStats, used: Container[str]) -> int:
         """Replace the gradients of ``used`` parameters by their exact mean; return the bytes sent. Collective."""
         mean = self.flat.pack(p.grad for p in self.parameters.values())
-        nbytes = exact_mean(mean, communicator, stats)
+        nbytes = average(mean, communicator, stats)
         for (name, parameter), values in zip(self.parameters.items(), self.flat.views(mean), strict=True):
             if name in used:
                 if parameter.grad is None or parameter.grad.is_sparse:
@@ -187,13 +185,13 @@ class Fragment:
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return the arrays to save, by kind and name, including residuals and a pending mean if there are any."""
-        by_name, residual, under_way = self.flat.by_name, self.exchange.residual, self.under_way
+        by_name, residual, under_way = self.flat.by_name, self.averager.residual, self.under_way
         return {
             "parameters": by_name(self.flat.pack(self.parameters.values())),
             "outer": by_name(self.outer),
             "residuals": {} if residual is None else by_name(torch.from_numpy(residual)),
             "under_way": {} if under_way is None else by_name(under_way.gradient),
-            "due": {} if under_way is None else dict.fromkeys(self.flat.names, under_way.due),
+            "due": {} if under_way is None else dict.fromkeys(self.flat.shapes, under_way.due),
         }
 
     def due(self, due: Mapping[str, int]) -> int | None:
@@ -204,7 +202,7 @@ class Fragment:
         InvalidArgument
             If the state's means are of other fragments.
         """
-        found = {due.get(name) for name in self.flat.names}
+        found = {due.get(name) for name in self.flat.shapes}
         if len(found) > 1:
             raise InvalidArgument("this state has averages under way of other fragments than those here")
         return found.pop()
@@ -216,10 +214,10 @@ class Fragment:
         """
         due = self.due(state["due"])
         self.flat.load(state["outer"], self.outer)
-        if self.exchange.residual is not None:
-            self.flat.load(residuals, torch.from_numpy(self.exchange.residual))
-            if not self.exchange.of_mean:
-                self.exchange.residual *= size / state["size"]
+        if self.averager.residual is not None:
+            self.flat.load(residuals, torch.from_numpy(self.averager.residual))
+            if not self.averager.of_mean:
+                self.averager.residual *= size / state["size"]
         self.mix(0.0)
         if state["size"] == size:
             for name, parameter in self.parameters.items():
@@ -237,8 +235,8 @@ class Fragment:
         if work is not None:
             with suppress(Exception):  # the caller knows the cause, or the next call reports it
                 work.wait()
-            if residual is not None and self.exchange.residual is not None:
-                self.exchange.residual[...] = residual
+            if residual is not None and self.averager.residual is not None:
+                self.averager.residual[...] = residual
 
 
 class DiLoCo:
@@ -354,7 +352,7 @@ class DiLoCo:
     ) -> None:
         chosen = as_codec(codec, codec_options)
         self._algorithm = compressing(chosen) if algorithm is None else algorithm
-        make, told = self._exchanges(chosen, feedback)
+        make, text = self._averagers(chosen, feedback)
         schedule = Schedule(every, warmup, fragments, delay, (0.5 if delay else 0.0) if alpha is None else float(alpha))
         self._module = module_of(model)
         self._names = {id(p): name for name, p in self._module.named_parameters()}
@@ -367,9 +365,9 @@ class DiLoCo:
         self._fragments = [Fragment(each, phase, make) for each, phase in zip(dealt, schedule.phases, strict=True)]
         self.outer = outer([fragment.outer for fragment in self._fragments])
         options = ", ".join(f"{name} {value}" for name, value in asdict(schedule).items())
-        self._told = f"{options}, {told}"
+        self._settings = f"{options}, {text}"
         self._lines = [
-            f"{type(self).__name__}: {self._told}, over {transport}, {self.outer!r}".replace("\n", " "),
+            f"{type(self).__name__}: {self._settings}, over {transport}, {self.outer!r}".replace("\n", " "),
             *(f"{name}: {list(p.shape)} of {p.dtype}" for name, p in parameters.items()),
         ]
         self._timeout, self._over = timeout, transport
@@ -384,10 +382,10 @@ class DiLoCo:
         setattr(inner, SUPPORTED, True)
         keep_gradients(model, f"compcoll {type(self).__name__}")
 
-    def _exchanges(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Exchange], str]:
-        """Return the factory of exchanges, and its settings as text."""
-        told = f"codec {codec!r}, feedback {feedback}, algorithm {self._algorithm}"
-        return partial(Exchange, codec, self._algorithm, feedback), told
+    def _averagers(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Averager], str]:
+        """Return the factory of averagers, and its settings as text."""
+        text = f"codec {codec!r}, feedback {feedback}, algorithm {self._algorithm}"
+        return partial(Averager, codec, self._algorithm, feedback), text
 
     @property
     def group(self) -> Ranks | None:
@@ -511,7 +509,7 @@ class DiLoCo:
             self._let_go()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._told})"
+        return f"{type(self).__name__}({self._settings})"
 
     def _let_go(self) -> None:
         """Restore the inner optimizer's hooks and attributes."""
@@ -593,8 +591,8 @@ class DiLoCo:
     def _begin(self, fragment: Fragment, due: int) -> None:
         """Start to average a fragment's outer gradient."""
         gradient = fragment.gradient(self.steps)
-        job = partial(fragment.exchange.mean, gradient, self.communicator, self.stats)
-        residual = None if fragment.exchange.residual is None else fragment.exchange.residual.copy()
+        job = partial(fragment.averager.average, gradient, self.communicator, self.stats)
+        residual = None if fragment.averager.residual is None else fragment.averager.residual.copy()
         fragment.under_way = UnderWay(due, gradient, self._jobs.submit(job), residual)
 
     def _finish(self, fragments: Sequence[Fragment]) -> None:
@@ -632,7 +630,7 @@ class DiLoCo:
         self.communicator = communicator
         self._jobs = JobQueue("diloco")
         for fragment in self._fragments:
-            fragment.exchange.try_out(communicator)
+            fragment.averager.try_out(communicator)
         rounds = communicator.allgather(np.array([self._rounds]), codec=None).ravel()
         root = int(rounds.argmax())
         common = broadcast_object(root, communicator, self._common() if communicator.rank == root else {})
@@ -706,11 +704,11 @@ def outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]) -> 
     rest: list[dict[str, Any]] = []
     for fragment in fragments:
         state = outer.state.get(fragment.outer, {})
-        of_elements = {kind for kind, value in state.items() if _is_vector(value, fragment)}
+        shape = fragment.outer.shape
+        of_elements = {kind for kind, value in state.items() if isinstance(value, Tensor) and value.shape == shape}
         rest.append({kind: deepcopy(value) for kind, value in state.items() if kind not in of_elements})
         for kind in of_elements:
-            parts = fragment.flat.by_name(state[kind].clone())
-            vectors.setdefault(kind, {}).update((name, torch.from_numpy(part)) for name, part in parts.items())
+            vectors.setdefault(kind, {}).update(fragment.flat.by_name(state[kind].clone()))
     return {"vectors": vectors, "rest": rest, "groups": groups_of(outer)}
 
 
@@ -720,12 +718,8 @@ def load_outer_state(outer: torch.optim.Optimizer, fragments: Sequence[Fragment]
     for fragment, rest in zip(fragments, state["rest"], strict=True):
         kept[id(fragment.outer)] = one = deepcopy(rest)
         for kind, arrays in state["vectors"].items():
-            if held := [arrays[name] for name in fragment.flat.names if name in arrays]:
+            if held := [arrays[name] for name in fragment.flat.shapes if name in arrays]:
                 one[kind] = torch.zeros_like(fragment.outer, dtype=held[0].dtype)
                 fragment.flat.load(arrays, one[kind])
     places = {at: kept[id(p)] for at, p in enumerate(parameters_of(outer)) if kept[id(p)]}
     load(outer, places, state["groups"])
-
-
-def _is_vector(value: Any, fragment: Fragment) -> bool:
-    return isinstance(value, Tensor) and value.shape == fragment.outer.shape

@@ -16,12 +16,10 @@ from ...codecs.base import Codec
 from ...communicator import Communicator
 from ...deprecated import renamed_arguments
 from ...errors import InvalidArgument
-from ..arrays import HostArray
-from ..buffers import array_of
+from ..buffers import HostArray, array_of
 from ..training_stats import TrainingStats
+from .common import Averager, Ranks
 from .diloco import DiLoCo
-from .ranks import Ranks
-from .vectors import Exchange
 
 CHUNK = 4096
 """Number of elements per chunk, 64 × 64. The largest ones of each chunk are sent."""
@@ -91,8 +89,8 @@ class ChunkedTopK:
         return values
 
 
-class _SparseExchange(Exchange):
-    """An exchange of the largest elements of ``e ← β e + Δ``.
+class _SparseAverager(Averager):
+    """Averages the largest elements of ``e ← β e + Δ``.
 
     `ChunkedTopK` encodes the elements to send, and e keeps the rest. All ranks add all wires in rank order. The mean of
     an element is over the ranks that sent it.
@@ -108,7 +106,7 @@ class _SparseExchange(Exchange):
     def try_out(self, communicator: Communicator) -> None:
         """Do nothing: there is no codec that could fail."""
 
-    def mean(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
+    def average(self, vector: Tensor, communicator: Communicator, stats: TrainingStats) -> int:
         values, residual = array_of(vector), self.residual
         assert residual is not None
         residual *= self._beta
@@ -209,7 +207,7 @@ class SparseLoCo(DiLoCo):
         for name, value, highest in (("density", density, 0.5), ("beta", beta, 1.0), ("lr", lr, math.inf)):
             if not (0 <= value <= highest and math.isfinite(value)) or (name == "density" and value == 0):
                 raise InvalidArgument(f"{name}={value!r}: it must be finite, 0 or more, and at most {highest:g}")
-        self._make = partial(_SparseExchange, density, beta)
+        self._make = partial(_SparseAverager, density, beta)
         self._values = f"density {density:g}, beta {beta:g}, lr {lr:g}"
         outer = partial(torch.optim.SGD, lr=lr)
         schedule: dict[str, Any] = {"every": every, "warmup": warmup, "fragments": fragments, "delay": delay}
@@ -217,5 +215,5 @@ class SparseLoCo(DiLoCo):
             model, inner, outer, **schedule, alpha=alpha, group=group, timeout=timeout, transport=transport
         )
 
-    def _exchanges(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Exchange], str]:
+    def _averagers(self, codec: Codec | None, feedback: bool) -> tuple[Callable[[Tensor], Averager], str]:
         return self._make, self._values

@@ -21,7 +21,7 @@ from compcoll import communicator
 from compcoll.errors import CompcollError, InvalidArgument, UnsupportedDevice
 from compcoll.gpu import discovery as gpu
 from compcoll.sparse import DGCFeedback
-from compcoll.torch import arrays, streams
+from compcoll.torch import buffers, streams
 from compcoll.torch.low_rank.fusion import CodedSums
 from osu_like_bench.training.processes import start
 
@@ -258,7 +258,7 @@ def check_refusals_on_a_gpu(comm: MPI.Intracomm) -> None:
     gpu0, codec = torch.device("cuda", 0), compcoll.MinMax()
     for call, said in (
         (lambda: CodedSums(dist.group.WORLD, gpu0, codec, "ring", feedback=True), "codec=None"),
-        (lambda: arrays.arrays_on(torch.device("meta")), "CUDA"),
+        (lambda: buffers.check_device(torch.device("meta")), "CUDA"),
     ):
         error = raised(call)
         assert isinstance(error, UnsupportedDevice) and said in str(error), error

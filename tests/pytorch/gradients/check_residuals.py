@@ -391,7 +391,9 @@ class LocalRun(Run):
         """What the outer optimizer is given."""
         for fragment in self.compression._fragments:
             if (given := fragment.outer.grad) is not None:
-                self.given |= {name: each.astype(np.float64) for name, each in fragment.flat.by_name(given).items()}
+                self.given |= {
+                    name: each.numpy().astype(np.float64) for name, each in fragment.flat.by_name(given).items()
+                }
 
     def parameters(self) -> dict[str, np.ndarray]:
         inner = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model

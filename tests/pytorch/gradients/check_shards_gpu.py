@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,8 +17,6 @@ from torch import Tensor
 import compcoll.torch
 from compcoll import Cast
 from compcoll.torch import streams
-from compcoll.torch.arrays import GPUArrays
-from compcoll.torch.gradients import fsdp
 
 Collective = Callable[..., Any]
 
@@ -38,12 +35,10 @@ def collectives(compression: Any, model: Any) -> list[tuple[Collective, Collecti
 def results(comm: MPI.Intracomm, cuda: LateCUDA | None, dtype: torch.dtype) -> list[tuple[Tensor, list[bool] | None]]:
     """What each collective gives, which columns of that are compressed, and what is kept at the end."""
     upload, download = (torch.clone, torch.clone) if cuda is None else (cuda.upload, cuda.download)
-    there = lambda device: GPUArrays(torch.device("cuda", 0))  # noqa: E731
     with contextlib.ExitStack() as stack:
         model = sharded(make_net())
         if cuda is not None:
             stack.enter_context(cuda.installed())
-            stack.enter_context(mock.patch.object(fsdp, "arrays_on", there))
         compression = compcoll.torch.compress(
             model, "minmax", bits=4, param_codec=Cast("bfloat16"), algorithm="ring", exclude=["norms", "biases"]
         )

@@ -53,9 +53,9 @@ def compare(texts: Sequence[bytes]) -> None:
     """
     all_lines = [text.decode().split("\n") for text in texts]
     for number in range(max(map(len, all_lines))):
-        told = [each[number] if number < len(each) else "(nothing)" for each in all_lines]
-        if len(set(told)) > 1:
-            table = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(told))
+        lines = [each[number] if number < len(each) else "(nothing)" for each in all_lines]
+        if len(set(lines)) > 1:
+            table = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(lines))
             raise CollectiveMismatch(f"the ranks' models or settings differ, first in this:\n{table}")
 
 
@@ -76,15 +76,13 @@ def gathered(data: bytes, group: dist.ProcessGroup, device: torch.device) -> lis
 
 def gather_bytes(data: bytes, all_gather: Callable[[Tensor], list[Tensor]]) -> list[bytes]:
     """Gather bytes of any length, with a function that gathers tensors of equal length. Collective."""
-    told = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    sizes = [int(size) for size in all_gather(torch.tensor([told.numel()]))]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8)
-    padded[: told.numel()] = told
+    sizes = [int(size) for size in all_gather(torch.tensor([len(data)]))]
+    padded = torch.frombuffer(bytearray(data.ljust(max(sizes), b"\0")), dtype=torch.uint8)
     return [bytes(one[:size].tolist()) for one, size in zip(all_gather(padded), sizes, strict=True)]
 
 
 def _gathered(values: Tensor, group: dist.ProcessGroup, device: torch.device) -> list[Tensor]:
     parts = [torch.empty_like(values, device=device) for _ in range(group.size())]
-    with board_of(group).waits("what the ranks tell each other"):
+    with board_of(group).waits("a gather of settings"):
         dist.all_gather(parts, values.to(device), group=group)
         return [part.cpu() for part in parts]
