@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from . import config
 from .codecs.base import Codec
 from .deprecated import renamed_attribute, warn
-from .errors import CommunicatorBroken, CompcollError, InvalidArgument, UnsupportedRecovery
+from .errors import CommunicatorBroken, CompcollError, InvalidArgument
 from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, driven, named_codec, store_account
 from .execute.engine import Ended, Engine, Request, under_way
 from .execute.failure_detector import FailureDetector
@@ -37,7 +37,7 @@ from .plan.profile import profile_for
 from .plan.signature import BUSY, FREE, ON_GPU, Signature, unmade
 from .stats import Stats
 from .transports import transport_of
-from .transports.base import Connection, Recoverable
+from .transports.base import Connection
 
 _HANDSHAKE_TAG = 0  # the next tag is used, too
 _MOST_KNOWN = 64
@@ -444,8 +444,6 @@ class Communicator:
         W. Bland et al., "Post-failure recovery of MPI communication capability: Design and rationale", International
         Journal of High Performance Computing Applications 27(3), 2013 (ULFM).
         """
-        if not isinstance(self._transport, Recoverable):
-            raise UnsupportedRecovery(f"{type(self._transport).__name__} cannot go on without a rank: MPI can")
         survivors = self._transport.survivors(self._engine.timeout)
         self._break(CommunicatorBroken("it was shrunk"))
         self._engine.close()
@@ -629,8 +627,8 @@ class Communicator:
         if call.level == ON_GPU and plan.on_gpus is not None:
             result = yield from plan.on_gpus(buffers, run)
             return buffers.result if result is None else result
-        in_turn = choose.IN_TURN if operation is None else (choose.SHARED_MEMORY,)
-        if plan.plan.algorithm not in in_turn:
+        ordered = choose.ORDERED if operation is None else (choose.SHARED_MEMORY,)
+        if plan.plan.algorithm not in ordered:
             run.ticket.used = True
         result = None
         if operation is None:

@@ -69,10 +69,7 @@ def timeout_is_set() -> bool:
 
 def debug() -> bool:
     """Return whether to record where in the program each collective was called (COMPCOLL_DEBUG=1, default no)."""
-    text = os.environ.get(DEBUG) or "0"
-    if text not in ("0", "1"):
-        raise InvalidArgument(f"{DEBUG}={text!r} in the environment: 0 or 1 is needed")
-    return text == "1"
+    return bool(_switch(DEBUG))
 
 
 def threads(share: float) -> int:

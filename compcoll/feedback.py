@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from .errors import InvalidBuffer
 
@@ -11,28 +12,37 @@ _VERSION = 1
 """The version of the format of `ErrorFeedback.state_dict`; it changes with the meaning of the entries."""
 
 
-class Incoming(Protocol):
+class Incoming:
     """The values that the caller passed to a collective, before they are added to a residual.
+
+    Parameters
+    ----------
+    coder : SparseCoder
+        Adds the values to an array.
+    x : array
+        The values.
+    scale : float
+        Factor of the values when they are added: 1/p for a mean over p ranks.
 
     Attributes
     ----------
-    scale : float
-        Factor of the values when they are added: 1/p for a mean over p ranks.
     kernels : Selection
         Kernels for arrays such as the residual.
     """
 
-    @property
-    def scale(self) -> float: ...
-
-    @property
-    def kernels(self) -> Any: ...
+    def __init__(self, coder: Any, x: Any, scale: float) -> None:
+        self._coder, self._x, self.scale = coder, x, scale
+        self.kernels = coder.kernels
 
     def add_to(self, target: Any, factor: float = 1.0) -> None:
         """Add the values, times ``scale`` and ``factor``, to an array of the residual's type."""
+        self._coder.accumulate(self._x, target, self.scale * factor)
 
     def norm(self) -> float:
         """Return the Euclidean norm of the finite values, without ``scale``."""
+        values = self.kernels.zeros(self._x.size)
+        self._coder.accumulate(self._x, values, 1.0)
+        return math.sqrt(self.kernels.moments(values)[2])
 
 
 class ErrorFeedback:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, repeat
+from typing import NamedTuple
 
 from .errors import InvalidArgument
 
@@ -14,6 +15,13 @@ Segment = tuple[int, int]
 """Begin and end of a range of elements."""
 
 Chunk = tuple[Segment, ...]
+
+
+class Lengths(NamedTuple):
+    """The lengths by which buffers are cut: elements of a codec's block, and of a segment."""
+
+    block: int
+    segment: int
 
 
 def segments(begin: int, end: int, length: int) -> Chunk:
@@ -27,7 +35,7 @@ def rounded(length: int, block: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def balanced_chunks(n: int, parts: int, block: int, segment: int) -> tuple[Chunk, ...]:
+def balanced_chunks(n: int, parts: int, lengths: Lengths) -> tuple[Chunk, ...]:
     """Cut ``n`` elements into ``parts`` chunks that begin at multiples of ``block``, as equal as that allows.
 
     Parameters
@@ -36,23 +44,22 @@ def balanced_chunks(n: int, parts: int, block: int, segment: int) -> tuple[Chunk
         Number of elements.
     parts : int
         Number of chunks; some are empty when there are fewer blocks than parts.
-    block : int
-        The codec's block, in elements. Large buffers are cut at multiples of 64 blocks, so that kernels start on whole
-        vectors.
-    segment : int
-        Longest segment, in elements.
+    lengths : Lengths
+        The codec's block and the longest segment. Large buffers are cut at multiples of 64 blocks, so that kernels
+        start on whole vectors.
     """
+    block, segment = lengths
     unit = block * 64 if n >= parts * block * 1024 else block
     units = -(-n // unit)
     bounds = [min(units * i // parts * unit, n) for i in range(parts + 1)]
     return tuple(map(segments, bounds, bounds[1:], repeat(rounded(segment, unit))))
 
 
-def consecutive_chunks(counts: Sequence[int], block: int, segment: int) -> tuple[Chunk, ...]:
+def consecutive_chunks(counts: Sequence[int], lengths: Lengths) -> tuple[Chunk, ...]:
     """Return consecutive chunks of ``counts[i]`` elements, each cut into segments of whole blocks."""
     result, begin = [], 0
     for count in counts:
-        result.append(segments(begin, begin + count, rounded(segment, block)))
+        result.append(segments(begin, begin + count, rounded(lengths.segment, lengths.block)))
         begin += count
     return tuple(result)
 

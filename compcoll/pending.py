@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Protocol
 
-from .errors import CompcollError, PeerTimeout
+from .errors import PeerTimeout
 from .kernels._host import poll, sleeps_within
 
 
@@ -31,19 +31,6 @@ WaitPolicy = tuple[int, int]
 """How long a rank waits for a message before it does something else: a number of spins, then milliseconds of sleeping,
 in which other processes can use the core.
 """
-
-
-class Peers(Protocol):
-    """The other ranks, when a collective fails."""
-
-    def gave_up(self) -> bool:
-        """Return whether some other rank has given up."""
-
-    def ask(self, waiting: str, limit: float) -> CompcollError:
-        """Give up, after ``limit`` seconds or because another rank did.
-
-        Inform all other ranks, find the missing ranks, and return the error to raise.
-        """
 
 
 give_way = ctypes.CDLL(None).sched_yield

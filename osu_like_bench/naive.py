@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from compcoll.codecs.base import Coder
-from compcoll.layout import balanced_chunks
+from compcoll.layout import Lengths, balanced_chunks
 
 from .data import Array
 
@@ -89,7 +89,7 @@ class Ring:
 
     def __init__(self, comm: MPI.Intracomm, coder: Coder, block: int, like: Array) -> None:
         self._rank, self._size = comm.rank, comm.size
-        chunks = balanced_chunks(like.size, comm.size, block, max(like.size, 1))
+        chunks = balanced_chunks(like.size, comm.size, Lengths(block, max(like.size, 1)))
         self._chunks = [slice(chunk[0][0], chunk[-1][1]) if chunk else slice(0, 0) for chunk in chunks]
         longest = max(chunk.stop - chunk.start for chunk in self._chunks)
         self.messages = CompressedMessages(comm, coder, longest)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..codecs.base import Array, IntegerQuantizer
+from ..codecs.base import Array
 from ..gpu.streams import Timeline
+from ..host.quantizer import IntegerQuantizer
 from ..pending import Steps
 
 Reduce = Callable[[Any, str], Steps]

@@ -1,7 +1,7 @@
 """Binomial tree broadcast: log2 p levels; the root encodes once, and the other ranks forward the wire unchanged.
 
-Let d be a rank's distance from the root. It receives from the rank at d without its lowest set bit, and sends to the
-ranks at d plus one lower bit. The root decodes its own wire, too, so that all ranks get the same bits.
+Ranks are counted from the root. Rank d receives from the rank whose number is d without its lowest set bit, and sends
+to the ranks d plus one lower bit. The root decodes its own wire, too, so that all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -13,27 +13,23 @@ from .record import ONE_ENCODING, Algorithm
 
 
 def bcast(job: Job) -> Steps:
-    """Send the root's buffer to all ranks."""
-    group, p, root = job.group, job.group.size, job.root
-    distance = (group.rank - root) % p
-    lowest = distance & -distance if distance else 1 << p.bit_length()
-    children = [(distance + step + root) % p for step in _lower_powers(lowest) if distance + step < p]
+    """Send the buffer of the group's rank 0 to all ranks."""
+    p, rank = job.group.size, job.group.rank
+    lowest = rank & -rank if rank else 1 << p.bit_length()
+    children = [rank + step for step in _lower_powers(lowest) if rank + step < p]
     segments = [segment for chunk in job.chunks for segment in chunk]
     wires = job.wires(segments)
-    parent = (distance - lowest + root) % p
-    arriving = Inbox(group, parent, wires) if distance else None
+    arriving = Inbox(job.group, rank - lowest, wires) if rank else None
     sends: list[Pending] = []
     for segment, wire in zip(segments, wires, strict=True):
         if arriving is None:
             yield job.encode(segment, wire, final=True)
         else:
-            arrival, wire = arriving.next()
-            yield arrival
+            wire = yield from arriving.receive()
         sends += [job.isend(segment, wire, child) for child in children]
         if arriving is not None:
             yield job.decode(segment, [wire])
-    for sent in sends:
-        yield sent
+    yield from sends
 
 
 def _lower_powers(bit: int) -> list[int]:
@@ -53,4 +49,4 @@ def _cost(c: Costs, collective: str) -> float:
     return root + levels * (c.latency + (copy + wire + c.decode * c.n) / m)
 
 
-BINOMIAL = Algorithm("binomial", ("bcast",), _cost, {"bcast": bcast}, lambda *_: ONE_ENCODING)
+BINOMIAL = Algorithm("binomial", {"bcast": bcast}, _cost, lambda *_: ONE_ENCODING)

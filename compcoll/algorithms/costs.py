@@ -21,8 +21,6 @@ class Costs:
         The ranks.
     segment : int
         Bytes of a segment.
-    coded : bool
-        Whether a codec runs.
     shrink : float
         Bytes on the wire per byte of values.
     encode, decode, accumulate, recode : float
@@ -40,7 +38,6 @@ class Costs:
     n: float
     world: World
     segment: int
-    coded: bool
     shrink: float
     encode: float
     decode: float

@@ -12,30 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..layout import Segment, World
+from ..layout import Segment
 from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs, overlap
-from .job import Inbox, Job
+from .job import Inbox, Job, receive_each
 from .record import MANY_RANKS, ONE_ENCODING, Algorithm, Encodings, Growth
 
 
 def allreduce(job: Job) -> Steps:
     """Sum all ranks' buffers: reduce-scatter, then allgather."""
-    allgather_phase = _Allgather(job)
-    own = job.wires(job.chunks[job.group.rank])
-
-    def finish(index: int, segment: Segment, arrived: list[Wire]) -> Steps:
-        yield from job.finish(segment, own[index], allgather_phase.send, arrived)
-
-    yield from _reduce_scatter(job, finish)
-    yield from allgather_phase.collect()
+    phase = _Allgather(job)
+    yield from _reduce_scatter(job, lambda segment, arrived: job.finish(segment, phase.send, arrived))
+    yield from phase.collect()
 
 
 def reduce_scatter(job: Job) -> Steps:
     """Sum all ranks' buffers; rank r keeps chunk r. Values of other ranks are encoded once, its own are not."""
 
-    def finish(index: int, segment: Segment, arrived: list[Wire]) -> Steps:
+    def finish(segment: Segment, arrived: list[Wire]) -> Steps:
         yield job.decode(segment, arrived, own=True)
 
     yield from _reduce_scatter(job, finish)
@@ -44,7 +39,8 @@ def reduce_scatter(job: Job) -> Steps:
 def allgather(job: Job) -> Steps:
     """Gather all ranks' chunks; rank r decodes its own wire, too, so that all ranks get the same bits."""
     phase = _Allgather(job)
-    yield from job.finish_own(phase.send)
+    for segment in job.chunks[job.group.rank]:
+        yield from job.finish(segment, phase.send)
     yield from phase.collect()
 
 
@@ -59,7 +55,7 @@ def _others(job: Job) -> list[int]:
     return [(rank + 1 + (begin + step) % (p - 1)) % p for step in range(p - 1)]
 
 
-def _reduce_scatter(job: Job, finish: Callable[[int, Segment, list[Wire]], Steps]) -> Steps:
+def _reduce_scatter(job: Job, finish: Callable[[Segment, list[Wire]], Steps]) -> Steps:
     """Send every other rank its chunk, and call ``finish`` on each own segment with the wires of all other ranks."""
     group, rank = job.group, job.group.rank
     own, others = job.chunks[rank], _others(job)
@@ -67,19 +63,11 @@ def _reduce_scatter(job: Job, finish: Callable[[int, Segment, list[Wire]], Steps
     sends: list[Pending] = []
     for index in range(max(len(chunk) for chunk in job.chunks)):
         for dest in others:
-            for segment in job.chunks[dest][index : index + 1]:
-                wire = job.wire(segment)
-                yield job.encode(segment, wire)
-                sends.append(job.isend(segment, wire, dest))
-    for index, segment in enumerate(own):
-        arrived = []
-        for inbox in inboxes:
-            arrival, wire = inbox.next()
-            yield arrival
-            arrived.append(wire)
-        yield from finish(index, segment, arrived)
-    for sent in sends:
-        yield sent
+            sends += yield from job.send(job.chunks[dest][index : index + 1], [dest])
+    for segment in own:
+        arrived = yield from receive_each(inboxes)
+        yield from finish(segment, arrived)
+    yield from sends
 
 
 class _Allgather:
@@ -103,11 +91,9 @@ class _Allgather:
         for index in range(max(len(chunk) for chunk in self._job.chunks)):
             for source, inbox in self._inboxes.items():
                 for segment in self._job.chunks[source][index : index + 1]:
-                    arrival, wire = inbox.next()
-                    yield arrival
+                    wire = yield from inbox.receive()
                     yield self._job.decode(segment, [wire])
-        for sent in self._sends:
-            yield sent
+        yield from self._sends
 
 
 def _cost(c: Costs, collective: str) -> float:
@@ -149,19 +135,14 @@ def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
     return Growth(1.0, math.sqrt(p) if collective == "reduce_scatter" else 0.0)
 
 
-def _unfit(world: World) -> str:
-    return f"above {MANY_RANKS} ranks" if world.size > MANY_RANKS else ""
-
-
 DIRECT = Algorithm(
     "direct",
-    ("allreduce", "reduce_scatter", "allgather", "allgatherv"),
-    _cost,
     {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "allgather": allgather, "allgatherv": allgather},
+    _cost,
     _encodings,
     _growth,
     chunked=True,
     rounds_once=True,
-    unfit=_unfit,
+    unfit=lambda world: f"above {MANY_RANKS} ranks" if world.size > MANY_RANKS else "",
     symmetry="rotation",
 )

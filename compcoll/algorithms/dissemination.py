@@ -29,15 +29,10 @@ def _cost(c: Costs, collective: str) -> float:
     return arrays * (_REDUCTION + c.n * link + c.n * c.add)
 
 
-def _always_faster(nbytes: float, ranks: int) -> bool:
-    return nbytes <= surely_small(ranks)
-
-
 DISSEMINATION: Algorithm[Job] = Algorithm(
     "dissemination",
-    ("allreduce",),
+    {"allreduce": None},
     _cost,
-    restricted=True,
-    always_faster=_always_faster,
+    always_faster=lambda nbytes, ranks: nbytes <= surely_small(ranks),
     cost_proxy="native",
 )

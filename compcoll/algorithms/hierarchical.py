@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..layout import Segment, World
-from ..pending import Pending, Steps
-from ..transports.base import Group, Wire
+from ..layout import Segment
+from ..pending import Steps
+from ..transports.base import Group
 from . import direct
 from .costs import Costs
 from .direct import DIRECT
-from .job import Inbox, Job
+from .job import Inbox, Job, receive_each
 from .record import MANY_RANKS, NEVER, Algorithm, Encodings, Growth
 from .ring import RING
 
@@ -29,27 +29,30 @@ def _between(nodes: int) -> Algorithm[Job]:
 
 def allreduce(job: Job) -> Steps:
     """Sum all ranks' buffers. The leaders use the job's coder."""
-    assert job.raw is not None and job.cut is not None
-    nodes = job.group.transport.nodes
-    own_node = nodes[job.group.rank]
-    members = [rank for rank, node in enumerate(nodes) if node == own_node]
+    assert job.cut is not None
+    members = _members(job)
+    leader, others = members[0], members[1:]
     segments = [segment for chunk in job.chunks for segment in chunk]
-    inside = replace(job, coder=job.raw, residual=None)
-    if job.group.rank != members[0]:
-        yield from _member(inside, segments, members[0])
+    inside = job.uncompressed()
+    if job.group.rank != leader:
+        yield from _member(inside, segments, leader)
         return
+    inboxes = [Inbox(job.group, member, inside.wires(segments)) for member in others]
+    for segment in segments:
+        arrived = yield from receive_each(inboxes)
+        yield inside.decode(segment, arrived, own=True)
     first: dict[int, int] = {}
-    for rank, node in enumerate(nodes):
+    for rank, node in enumerate(job.group.transport.nodes):
         first.setdefault(node, rank)
     leaders = list(first.values())
-    # When `sums` runs, `out` holds the node's sum, already scaled.
-    group = Group(job.group.transport, job.group.tag + 2, leaders)
-    between = _between(len(leaders))
-    sums = replace(job, group=group, x=job.out, chunks=job.cut(between.parts(len(leaders))), scale=1.0)
-    yield from _add_members(inside, segments, members[1:])
     if len(leaders) > 1:
+        between = _between(len(leaders))
+        group = Group(job.group.transport, job.group.tag + 2, leaders)
+        sums = job.in_place(group=group, chunks=job.cut(between.parts(len(leaders))))
         yield from between.steps["allreduce"](sums)
-    yield from _tell_members(inside, segments, members[1:])
+    if others:
+        sends = yield from inside.in_place().send(segments, others)
+        yield from sends
 
 
 def sharded(job: Job) -> Steps:
@@ -58,62 +61,37 @@ def sharded(job: Job) -> Steps:
     The phases are a reduce-scatter inside the node, an allreduce of each part between nodes, and an allgather inside
     the node. Each phase has its own tag, and all messages are known before the collective begins.
     """
-    assert job.raw is not None and job.cut is not None
+    assert job.cut is not None
     nodes = job.group.transport.nodes
-    own_node = nodes[job.group.rank]
-    members = [rank for rank, node in enumerate(nodes) if node == own_node]
+    members = _members(job)
     place, count = members.index(job.group.rank), len(nodes) // len(members)
     peers = [rank for rank, node in enumerate(nodes) if nodes[:rank].count(node) == place]
     cut = job.cut(len(nodes))
     parts = [cut[index * count : (index + 1) * count] for index in range(len(members))]
     inside = Group(job.group.transport, job.group.tag, members)
     shards = tuple(tuple(segment for chunk in part for segment in chunk) for part in parts)
-    plain = replace(job, group=inside, coder=job.raw, residual=None, chunks=shards)
+    plain = replace(job.uncompressed(), group=inside, chunks=shards)
     # After this the rank's own part of `out` holds the node's sum, already scaled.
     yield from direct.reduce_scatter(plain)
     between = Group(job.group.transport, job.group.tag + 2, peers)
-    yield from direct.allreduce(replace(job, group=between, x=job.out, chunks=parts[place], scale=1.0))
-    yield from direct.allgather(replace(plain, x=job.out, scale=1.0))
+    yield from direct.allreduce(job.in_place(group=between, chunks=parts[place]))
+    yield from direct.allgather(plain.in_place())
+
+
+def _members(job: Job) -> list[int]:
+    """Return the ranks of this rank's node."""
+    nodes = job.group.transport.nodes
+    return [rank for rank, node in enumerate(nodes) if node == nodes[job.group.rank]]
 
 
 def _member(job: Job, segments: list[Segment], leader: int) -> Steps:
     """Send this rank's values to the leader and receive the result."""
     arriving = Inbox(job.group, leader, job.wires(segments))
-    sends: list[Pending] = []
-    for segment, wire in zip(segments, job.wires(segments), strict=True):
-        yield job.encode(segment, wire)
-        sends.append(job.isend(segment, wire, leader))
-    for sent in sends:
-        yield sent
+    sends = yield from job.send(segments, [leader])
+    yield from sends
     for segment in segments:
-        arrival, wire = arriving.next()
-        yield arrival
+        wire = yield from arriving.receive()
         yield job.decode(segment, [wire])
-
-
-def _add_members(job: Job, segments: list[Segment], members: list[int]) -> Steps:
-    """Store the sum of the node's values in the leader's ``out``."""
-    inboxes = [Inbox(job.group, member, job.wires(segments)) for member in members]
-    for segment in segments:
-        arrived: list[Wire] = []
-        for inbox in inboxes:
-            arrival, wire = inbox.next()
-            yield arrival
-            arrived.append(wire)
-        yield job.decode(segment, arrived, own=True)
-
-
-def _tell_members(job: Job, segments: list[Segment], members: list[int]) -> Steps:
-    """Send the result to the other ranks of the node."""
-    if not members:
-        return
-    sends: list[Pending] = []
-    told = replace(job, x=job.out, scale=1.0)
-    for segment, wire in zip(segments, job.wires(segments), strict=True):
-        yield told.encode(segment, wire)
-        sends += [job.isend(segment, wire, member) for member in members]
-    for sent in sends:
-        yield sent
 
 
 def _cost(c: Costs, collective: str) -> float:
@@ -142,17 +120,12 @@ def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
     return _between(nodes).growth(collective, nodes, nodes, once)
 
 
-def _unfit(world: World) -> str:
-    return "one level only" if world.nodes == 1 or world.per_node == 1 else ""
-
-
 HIERARCHICAL = Algorithm(
     "hierarchical",
-    ("allreduce",),
-    _cost,
     {"allreduce": allreduce},
+    _cost,
     _encodings,
     _growth,
-    unfit=_unfit,
+    unfit=lambda world: "one level only" if world.nodes == 1 or world.per_node == 1 else "",
     symmetry="rotation",
 )

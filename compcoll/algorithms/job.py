@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
-from ..codecs.base import Array, Coder
+from ..codecs.base import Array, Coders
 from ..gpu.streams import Timeline
 from ..host.encode_options import EncodeOptions
 from ..layout import Chunk, Segment
 from ..pending import Pending, Steps
 from ..stats import Stats
 from ..transports.base import Group, Wire
+
+
+class Timed:
+    """A context that adds the seconds of its block to an attribute of statistics."""
+
+    def __init__(self, stats: Stats, attribute: str) -> None:
+        self._stats, self._attribute = stats, attribute
+
+    def __enter__(self) -> None:
+        self._started = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        seconds = getattr(self._stats, self._attribute) + perf_counter() - self._started
+        setattr(self._stats, self._attribute, seconds)
 
 
 @dataclass
@@ -28,60 +43,76 @@ class Window:
 
 
 @dataclass
+class Operands:
+    """The values of a collective on this rank.
+
+    Attributes
+    ----------
+    x, out : Window
+        This rank's values and the memory of the result.
+    itemsize : float
+        Bytes of an element, uncompressed.
+    scale : float
+        Factor of this rank's values. It is 1/p for a mean, so that partial sums of 16-bit floats cannot overflow.
+    residual : Window or None
+        The residual of error feedback.
+    rng_counter : int
+        For codecs that round at random: the collective's number in the upper 32 bits, this rank in the lower ones.
+    """
+
+    x: Window
+    out: Window
+    itemsize: float
+    scale: float = 1.0
+    residual: Window | None = None
+    rng_counter: int = 0
+
+
+@dataclass
 class Job:
     """Everything that an algorithm needs to run one collective on one rank.
 
     Attributes
     ----------
     group : Group
-        The ranks that take part.
-    coder : Coder
-        Encodes and decodes.
-    x, out : Window
-        This rank's values and the memory of the result.
+        The ranks that take part. In a broadcast, rank 0 of the group is the root.
+    coders : Coders
+        Encode and decode.
+    operands : Operands
+        This rank's values and the result.
     chunks : sequence of Chunk
         The chunks of the whole buffer, one for each rank, each cut into segments.
-    scale : float
-        Factor of this rank's values. It is 1/p for a mean, so that partial sums of 16-bit floats cannot overflow.
-    residual : Window or None
-        The residual of error feedback.
     allocate : callable
         Takes a number of bytes and returns memory for wires.
     stats : Stats
         Counts seconds and bytes.
-    itemsize : float
-        Bytes of an element, uncompressed.
-    rng_counter : int
-        For codecs that round at random: the collective's number in the upper 32 bits, this rank in the lower ones.
     timeline : Timeline or None
         For a device that runs kernels asynchronously: orders kernels and messages.
-    root : int
-        The root of a broadcast.
-    raw : Coder or None
-        The coder for uncompressed values, for algorithms that send a part of them uncompressed.
     cut : callable or None
         Cuts the buffer into a number of chunks, for an algorithm that uses another algorithm among fewer ranks.
     """
 
     group: Group
-    coder: Coder
-    x: Window
-    out: Window
+    coders: Coders
+    operands: Operands
     chunks: Sequence[Chunk]
     allocate: Callable[[int], Array]
     stats: Stats
-    itemsize: float
-    scale: float = 1.0
-    residual: Window | None = None
-    rng_counter: int = 0
     timeline: Timeline | None = None
-    root: int = 0
-    raw: Coder | None = None
     cut: Callable[[int], tuple[Chunk, ...]] | None = None
+
+    def uncompressed(self) -> Job:
+        """Return the same job without compression, and so without a residual."""
+        return replace(self, coders=self.coders.uncompressed(), operands=replace(self.operands, residual=None))
+
+    def in_place(self, **changes: Any) -> Job:
+        """Return a job for a later phase: its values are those in ``out``, which are already scaled."""
+        return replace(self, operands=replace(self.operands, x=self.operands.out, scale=1.0), **changes)
 
     def wire(self, segment: Segment) -> Wire:
         """Allocate the wire of one segment."""
-        nbytes, exact = self.coder.wire_nbytes(segment[1] - segment[0]), self.coder.fixed_size
+        coder = self.coders.coder
+        nbytes, exact = coder.wire_nbytes(segment[1] - segment[0]), coder.fixed_size
         wire = Wire(self.allocate(nbytes), exact=exact)
         if self.timeline is not None and self.timeline.stage is not None:
             wire.staging = Wire(self.timeline.stage(nbytes), exact=exact)
@@ -108,74 +139,66 @@ class Job:
         this same encoding of a partial sum. Each of them keeps 1/``share`` of the residual, and all use the same
         random numbers.
         """
-        rng_counter = self.rng_counter if share == 1 else self.rng_counter >> 32 << 32 | share.bit_length() << 26 | team
-        started = perf_counter()
-        if self.timeline is not None:
-            self.timeline.encoding(terms, of_result=self.x.array is self.out.array)
-        wire.nbytes = self.coder.encode(
-            segment[1] - segment[0],
-            self.x[segment] if own else None,
-            [term.content for term in terms],
-            wire.buffer,
-            EncodeOptions(
-                residual=self.residual[segment] if self.residual else None,
-                feed=own,
-                residual_scale=1.0 / share,
-                decoded=self.out[segment] if final else None,
-                scale=self.scale,
-                rng_counter=rng_counter,
-                position=segment[0],
-            ),
+        operands = self.operands
+        of_team = operands.rng_counter >> 32 << 32 | share.bit_length() << 26 | team
+        how = EncodeOptions(
+            residual=operands.residual[segment] if operands.residual else None,
+            feed=own,
+            residual_scale=1.0 / share,
+            decoded=operands.out[segment] if final else None,
+            scale=operands.scale,
+            rng_counter=operands.rng_counter if share == 1 else of_team,
+            position=segment[0],
         )
-        if self.timeline is not None:
-            self.timeline.encoded(wire)
-        self.stats.encode_seconds += perf_counter() - started
+        with Timed(self.stats, "encode_seconds"):
+            if self.timeline is not None:
+                self.timeline.encoding(terms, of_result=operands.x.array is operands.out.array)
+            x, contents = operands.x[segment] if own else None, [term.content for term in terms]
+            wire.nbytes = self.coders.coder.encode(segment[1] - segment[0], x, contents, wire.buffer, how)
+            if self.timeline is not None:
+                self.timeline.encoded(wire)
         return None
-
-    def finish(
-        self, segment: Segment, wire: Wire, send: Callable[[Segment, Wire], None], terms: Sequence[Wire] = ()
-    ) -> Steps:
-        """Encode a segment of the result, ``x`` plus ``terms``, send it, and store the decoded wire in ``out``.
-
-        The segment is decoded after its send has started. It is decoded while encoding if the coder computes the
-        decoded values anyway, if there is a residual, on an asynchronous device, or if there is only one segment.
-        """
-        known = self.coder.knows_decoded or self.residual is not None
-        in_one = known or self.timeline is not None or len(self.chunks[self.group.rank]) == 1
-        yield self.encode(segment, wire, terms, final=in_one)
-        send(segment, wire)
-        if not in_one:
-            yield self.decode(segment, [wire])
-
-    def finish_own(self, send: Callable[[Segment, Wire], None]) -> Steps:
-        """Call `finish` without terms on each segment of this rank's chunk, for an allgather."""
-        own = self.chunks[self.group.rank]
-        for segment, wire in zip(own, self.wires(own), strict=True):
-            yield from self.finish(segment, wire, send)
 
     def decode(self, segment: Segment, terms: Sequence[Wire], *, own: bool = False) -> Pending | None:
         """Store the sum of the decoded ``terms``, plus ``x`` if ``own``, in ``out``.
 
         A device does so asynchronously, before the collective ends.
         """
-        started = perf_counter()
-        if self.timeline is not None:
-            self.timeline.decoding(terms, adding=own)
-        self.coder.decode(
-            segment[1] - segment[0],
-            self.x[segment] if own else None,
-            [term.content for term in terms],
-            self.out[segment],
-            scale=self.scale,
-        )
-        self.stats.decode_seconds += perf_counter() - started
+        operands = self.operands
+        with Timed(self.stats, "decode_seconds"):
+            if self.timeline is not None:
+                self.timeline.decoding(terms, adding=own)
+            x, contents = operands.x[segment] if own else None, [term.content for term in terms]
+            self.coders.coder.decode(segment[1] - segment[0], x, contents, operands.out[segment], scale=operands.scale)
         return None
 
     def isend(self, segment: Segment, wire: Wire, dest: int, group: Group | None = None) -> Pending:
         """Start sending the wire of a segment, in the job's group unless ``group`` is given."""
         self.stats.wire_nbytes += wire.nbytes
-        self.stats.raw_sent_nbytes += int((segment[1] - segment[0]) * self.itemsize)
+        self.stats.raw_sent_nbytes += int((segment[1] - segment[0]) * self.operands.itemsize)
         return (group or self.group).isend(wire, dest)
+
+    def send(self, segments: Sequence[Segment], dests: Sequence[int]) -> Steps:
+        """Encode segments of ``x`` and start sending each to some ranks. Return the sends."""
+        sends: list[Pending] = []
+        for segment, wire in zip(segments, self.wires(segments), strict=True):
+            yield self.encode(segment, wire)
+            sends += [self.isend(segment, wire, dest) for dest in dests]
+        return sends
+
+    def finish(self, segment: Segment, send: Callable[[Segment, Wire], None], terms: Sequence[Wire] = ()) -> Steps:
+        """Encode a segment of the result, ``x`` plus ``terms``, send it, and store the decoded wire in ``out``.
+
+        The segment is decoded after its send has started. It is decoded while encoding if the coder computes the
+        decoded values anyway, if there is a residual, on an asynchronous device, or if there is only one segment.
+        """
+        known = self.coders.coder.knows_decoded or self.operands.residual is not None
+        in_one = known or self.timeline is not None or len(self.chunks[self.group.rank]) == 1
+        wire = self.wire(segment)
+        yield self.encode(segment, wire, terms, final=in_one)
+        send(segment, wire)
+        if not in_one:
+            yield self.decode(segment, [wire])
 
 
 class Inbox:
@@ -206,9 +229,19 @@ class Inbox:
         for wire in self._wires[len(self._posted) : self._next + self._ahead]:
             self._posted.append(self._group.irecv(wire, self._source))
 
-    def next(self) -> tuple[Pending, Wire]:
-        """Return the next message's receive, to wait for, and its wire."""
+    def receive(self) -> Generator[Pending, None, Wire]:
+        """Wait for the next message and return its wire."""
         index = self._next
         self._next += 1
         self._post()
-        return self._posted[index], self._wires[index]
+        yield self._posted[index]
+        return self._wires[index]
+
+
+def receive_each(inboxes: Iterable[Inbox]) -> Generator[Pending, None, list[Wire]]:
+    """Wait for the next message of each inbox and return the wires."""
+    arrived = []
+    for inbox in inboxes:
+        wire = yield from inbox.receive()
+        arrived.append(wire)
+    return arrived

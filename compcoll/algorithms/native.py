@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..codecs.base import Array
+from ..dtypes import HALVES
 from ..host.device import HostDevice
 from ..kernels import _host
 from ..pending import OrderingTicket, Pending, Steps
@@ -60,24 +61,19 @@ class Reduction:
     ) -> None:
         self._reduce, self._start = reduce, start
         self._device, self._dtype, self._scale = device, dtype, scale
-        as_given = scale == 1.0 and device.known_to_mpi(dtype)
+        as_given = scale == 1.0 and dtype not in HALVES
         self.operation: _host.Operation = reduce if as_given else _host.Function(self._convert_and_reduce, UNKNOWN)
 
     def _convert_and_reduce(self, x: Array, out: Array) -> None:
         values, sums = self._device.for_mpi(x, out, self._dtype)
         self._reduce(values, sums)
-        self._end(sums, out)
+        self._device.from_mpi(sums, out, self._dtype, self._scale)
 
     def steps(self, x: Array, out: Array, ticket: OrderingTicket, stats: Stats) -> Steps:
         """Start the reduction when its ticket's turn has come, and wait for it."""
         values, sums = self._device.for_mpi(x, out, self._dtype)
         yield from move(self._start, values, sums, ticket, stats)
-        self._end(sums, out)
-
-    def _end(self, sums: Array, out: Array) -> None:
-        if self._scale != 1.0:
-            self._device.multiply(sums, self._scale)
-        self._device.from_mpi(sums, out, self._dtype)
+        self._device.from_mpi(sums, out, self._dtype, self._scale)
 
 
 def _cost(c: Costs, collective: str) -> float:
@@ -115,8 +111,7 @@ def _cost(c: Costs, collective: str) -> float:
 
 NATIVE: Algorithm[Job] = Algorithm(
     "native",
-    ("allreduce", "reduce_scatter", "allgather", "allgatherv", "bcast", "alltoall"),
+    dict.fromkeys(("allreduce", "reduce_scatter", "allgather", "allgatherv", "bcast", "alltoall")),
     _cost,
     by_mpi=True,
-    in_turn=True,
 )

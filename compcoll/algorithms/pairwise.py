@@ -18,16 +18,12 @@ def alltoall(job: Job) -> Steps:
         yield job.encode(segment, wire, final=True)
     sends: list[Pending] = []
     for dest in dests:
-        for segment, wire in zip(job.chunks[dest], job.wires(job.chunks[dest]), strict=True):
-            yield job.encode(segment, wire)
-            sends.append(job.isend(segment, wire, dest))
+        sends += yield from job.send(job.chunks[dest], [dest])
     for source in sources:
         for segment in job.chunks[source]:
-            arrival, wire = inboxes[source].next()
-            yield arrival
+            wire = yield from inboxes[source].receive()
             yield job.decode(segment, [wire])
-    for sent in sends:
-        yield sent
+    yield from sends
 
 
 def _cost(c: Costs, collective: str) -> float:
@@ -39,4 +35,4 @@ def _cost(c: Costs, collective: str) -> float:
     return c.latency + overlap((c.encode + c.decode) * c.n + 2 * copy + m * c.message, wire, m)
 
 
-PAIRWISE = Algorithm("pairwise", ("alltoall",), _cost, {"alltoall": alltoall}, lambda *_: ONE_ENCODING, chunked=True)
+PAIRWISE = Algorithm("pairwise", {"alltoall": alltoall}, _cost, lambda *_: ONE_ENCODING, chunked=True)

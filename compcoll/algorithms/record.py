@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ..layout import World
@@ -58,22 +59,8 @@ class Growth(NamedTuple):
 NEVER = Encodings(0, 0)
 ONE_ENCODING = Encodings(1, 1)
 
-
-def _never(collective: str, ranks: int, nodes: int) -> Encodings:
-    return NEVER
-
-
-def _kept(collective: str, ranks: int, nodes: int, once: float) -> Growth:
-    """Return the growth for collectives that only move values: none."""
-    return Growth(1.0, 0.0)
-
-
-def _anywhere(world: World) -> str:
-    return ""
-
-
-def _nowhere(nbytes: float, ranks: int) -> bool:
-    return False
+KEPT = Growth(1.0, 0.0)
+"""The growth for collectives that only move values."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +71,10 @@ class Algorithm(Generic[J]):
     ----------
     name : str
         The name that ``algorithm=`` takes.
-    collectives : tuple of str
-        The collectives that it runs.
+    collectives : mapping
+        The collectives that it runs, with the generator of each; None if it does not send messages of its own.
     cost : callable
         Predicts the seconds of a collective after its handshake.
-    steps : mapping
-        The generator of each collective; empty if the algorithm does not send messages of its own.
     encodings : callable
         Returns how often values are encoded, for a collective, a number of ranks and a number of nodes.
     growth : callable
@@ -99,19 +84,16 @@ class Algorithm(Generic[J]):
         Whether it cuts a buffer into one chunk for each rank.
     rounds_once : bool
         Whether uncompressed 16-bit floats are added in float32 and rounded once, not at every hop.
-    restricted : bool
-        Whether it supports only some sizes, element types, ranks or transports.
     by_mpi : bool
         Whether it starts MPI's own collectives.
-    in_turn : bool
-        Whether its calls must begin, or use the shared memory, in the same order on all ranks.
     inside_node : bool
         Whether it needs memory that all ranks share.
     unfit : callable
         Returns the reason why ``auto`` does not take it among these ranks; empty if it may.
-    always_faster : callable
-        Takes the bytes of each rank's wire and the number of ranks. Returns whether the algorithm was never slower
-        than MPI's own collective in measurements.
+    always_faster : callable or None
+        For an algorithm that supports only some sizes, element types, ranks or transports. Takes the bytes of each
+        rank's wire and the number of ranks. Returns whether the algorithm was never slower than MPI's own collective in
+        measurements.
     cost_proxy : str
         The algorithm whose measured times correct this formula if this algorithm was not measured.
     symmetry : str
@@ -119,21 +101,33 @@ class Algorithm(Generic[J]):
     """
 
     name: str
-    collectives: tuple[str, ...]
+    collectives: Mapping[str, Callable[[J], Steps] | None]
     cost: Callable[[Costs, str], float]
-    steps: Mapping[str, Callable[[J], Steps]] = field(default_factory=dict)
-    encodings: Callable[[str, int, int], Encodings] = _never
-    growth: Callable[[str, int, int, float], Growth] = _kept
+    encodings: Callable[[str, int, int], Encodings] = lambda *_: NEVER
+    growth: Callable[[str, int, int, float], Growth] = lambda *_: KEPT
     chunked: bool = False
     rounds_once: bool = False
-    restricted: bool = False
     by_mpi: bool = False
-    in_turn: bool = False
     inside_node: bool = False
-    unfit: Callable[[World], str] = _anywhere
-    always_faster: Callable[[float, int], bool] = _nowhere
+    unfit: Callable[[World], str] = lambda _: ""
+    always_faster: Callable[[float, int], bool] | None = None
     cost_proxy: str = ""
     symmetry: Symmetry = "none"
+
+    @cached_property
+    def steps(self) -> Mapping[str, Callable[[J], Steps]]:
+        """The generators by collective."""
+        return {name: steps for name, steps in self.collectives.items() if steps is not None}
+
+    @property
+    def restricted(self) -> bool:
+        """Whether it supports only some sizes, element types, ranks or transports."""
+        return self.always_faster is not None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its calls must begin, or use the shared memory, in the same order on all ranks."""
+        return self.by_mpi or self.inside_node
 
     def parts(self, ranks: int) -> int:
         """Return the number of chunks of a buffer."""

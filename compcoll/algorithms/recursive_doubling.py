@@ -16,9 +16,8 @@ import math
 
 from ..layout import Segment
 from ..pending import Pending, Steps
-from ..transports.base import Wire
 from .costs import Costs, overlap
-from .job import Inbox, Job
+from .job import Inbox, Job, receive_each
 from .record import Algorithm, Encodings, Growth
 
 
@@ -39,17 +38,12 @@ def _outside(job: Job, segments: list[Segment], partner: int) -> Steps:
     """Send this rank's values to the partner, and receive and sum the two wires of the last exchange."""
     results = [(job.wire(segment), job.wire(segment)) for segment in segments]
     arriving = Inbox(job.group, partner, [wire for pair in results for wire in pair])
-    sends: list[Pending] = []
-    for segment, wire in zip(segments, job.wires(segments), strict=True):
-        yield job.encode(segment, wire)
-        sends.append(job.isend(segment, wire, partner))
+    sends = yield from job.send(segments, [partner])
     for segment, pair in zip(segments, results, strict=True):
         for _ in pair:
-            arrival, _wire = arriving.next()
-            yield arrival
+            yield from arriving.receive()
         yield job.decode(segment, pair)
-    for sent in sends:
-        yield sent
+    yield from sends
 
 
 def _inside(job: Job, segments: list[Segment], inside: int, power: int, folded: int) -> Steps:
@@ -64,11 +58,7 @@ def _inside(job: Job, segments: list[Segment], inside: int, power: int, folded: 
     wires = job.wires(segments)
     sends: list[Pending] = []
     for segment, wire in zip(segments, wires, strict=True):
-        terms: list[Wire] = []
-        if handed is not None:
-            arrival, term = handed.next()
-            yield arrival
-            terms = [term]
+        terms = yield from receive_each([] if handed is None else [handed])
         yield job.encode(segment, wire, terms)
         sends.append(job.isend(segment, wire, ranks[0]))
     for exchange, distance in enumerate(_distances(power)):
@@ -77,8 +67,7 @@ def _inside(job: Job, segments: list[Segment], inside: int, power: int, folded: 
         last = 2 * distance == power
         sums = [] if last else job.wires(segments)
         for index, segment in enumerate(segments):
-            arrival, other = inboxes[exchange].next()
-            yield arrival
+            other = yield from inboxes[exchange].receive()
             pair = (wires[index], other) if own_first else (other, wires[index])
             if not last:
                 share, team = 2 * distance, inside // (2 * distance)
@@ -89,8 +78,7 @@ def _inside(job: Job, segments: list[Segment], inside: int, power: int, folded: 
             if outsider is not None:
                 sends += [job.isend(segment, wire, outsider) for wire in pair]
         wires = sums
-    for sent in sends:
-        yield sent
+    yield from sends
 
 
 def _distances(power: int) -> list[int]:
@@ -142,9 +130,8 @@ def growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
 
 RECURSIVE_DOUBLING = Algorithm(
     "recursive_doubling",
-    ("allreduce",),
-    _cost,
     {"allreduce": allreduce},
+    _cost,
     encodings,
     growth,
     symmetry="exclusive",

@@ -21,25 +21,20 @@ from ..pending import Pending, Steps
 from ..transports.base import Wire
 from .costs import Costs
 from .job import Inbox, Job
-from .record import ONE_ENCODING, Algorithm, Encodings, Growth
+from .record import KEPT, ONE_ENCODING, Algorithm, Encodings, Growth
 
 
 def allreduce(job: Job) -> Steps:
     """Sum all ranks' buffers: reduce-scatter, then allgather."""
-    allgather_phase = _Allgather(job)
-    own = job.wires(job.chunks[job.group.rank])
-
-    def finish(index: int, segment: Segment, arrived: Wire) -> Steps:
-        yield from job.finish(segment, own[index], allgather_phase.send, [arrived])
-
-    yield from _reduce_scatter(job, finish)
-    yield from allgather_phase.forward()
+    phase = _Allgather(job)
+    yield from _reduce_scatter(job, lambda segment, arrived: job.finish(segment, phase.send, [arrived]))
+    yield from phase.forward()
 
 
 def reduce_scatter(job: Job) -> Steps:
     """Sum all ranks' buffers; rank r keeps chunk r. The last sum is not encoded."""
 
-    def finish(index: int, segment: Segment, arrived: Wire) -> Steps:
+    def finish(segment: Segment, arrived: Wire) -> Steps:
         yield job.decode(segment, [arrived], own=True)
 
     yield from _reduce_scatter(job, finish)
@@ -48,11 +43,12 @@ def reduce_scatter(job: Job) -> Steps:
 def allgather(job: Job) -> Steps:
     """Gather all ranks' chunks; rank r decodes its own wire, too, so that all ranks get the same bits."""
     phase = _Allgather(job)
-    yield from job.finish_own(phase.send)
+    for segment in job.chunks[job.group.rank]:
+        yield from job.finish(segment, phase.send)
     yield from phase.forward()
 
 
-def _reduce_scatter(job: Job, finish: Callable[[int, Segment, Wire], Steps]) -> Steps:
+def _reduce_scatter(job: Job, finish: Callable[[Segment, Wire], Steps]) -> Steps:
     """Sum each chunk: chunk k starts at rank k+1 and travels right to its owner, rank k.
 
     The owner calls ``finish`` on each segment.
@@ -61,23 +57,16 @@ def _reduce_scatter(job: Job, finish: Callable[[int, Segment, Wire], Steps]) -> 
     right, left = (rank + 1) % p, (rank - 1) % p
     route = [job.chunks[(rank - 2 - step) % p] for step in range(p - 1)]
     arriving = Inbox(group, left, job.wires(chain(*route)), ahead=2 * max(map(len, job.chunks)))
-    sends: list[Pending] = []
-    first = job.chunks[left]
-    for segment, wire in zip(first, job.wires(first), strict=True):
-        yield job.encode(segment, wire)
-        sends.append(job.isend(segment, wire, right))
+    sends = yield from job.send(job.chunks[left], [right])
     for chunk in route[:-1]:
         for segment, wire in zip(chunk, job.wires(chunk), strict=True):
-            arrival, arrived = arriving.next()
-            yield arrival
+            arrived = yield from arriving.receive()
             yield job.encode(segment, wire, [arrived])
             sends.append(job.isend(segment, wire, right))
-    for index, segment in enumerate(route[-1]):
-        arrival, arrived = arriving.next()
-        yield arrival
-        yield from finish(index, segment, arrived)
-    for sent in sends:
-        yield sent
+    for segment in route[-1]:
+        arrived = yield from arriving.receive()
+        yield from finish(segment, arrived)
+    yield from sends
 
 
 class _Allgather:
@@ -104,13 +93,11 @@ class _Allgather:
         """Forward each wire unchanged, except to its owner, and decode it while it is sent."""
         for step, chunk in enumerate(self._route):
             for segment in chunk:
-                arrival, wire = self._arriving.next()
-                yield arrival
+                wire = yield from self._arriving.receive()
                 if step < len(self._route) - 1:
                     self.send(segment, wire)
                 yield self._job.decode(segment, [wire])
-        for sent in self._sends:
-            yield sent
+        yield from self._sends
 
 
 def _cost(c: Costs, collective: str) -> float:
@@ -149,7 +136,7 @@ def _encodings(collective: str, ranks: int, nodes: int) -> Encodings:
 def _growth(collective: str, ranks: int, nodes: int, once: float) -> Growth:
     """Return ``√((p + 1) / 2)``: partial sums of 1 … p terms are encoded (1 … p - 1 for a reduce_scatter)."""
     if collective not in ("allreduce", "reduce_scatter"):
-        return Growth(1.0, 0.0)
+        return KEPT
     encodings = _encodings(collective, ranks, nodes).levels
     return Growth(_along(encodings, ranks, once), 2 / 3 * ranks, recoded=True)
 
@@ -172,9 +159,8 @@ def _along(encodings: int, terms: int, once: float) -> float:
 
 RING = Algorithm(
     "ring",
-    ("allreduce", "reduce_scatter", "allgather", "allgatherv"),
-    _cost,
     {"allreduce": allreduce, "reduce_scatter": reduce_scatter, "allgather": allgather, "allgatherv": allgather},
+    _cost,
     _encodings,
     _growth,
     chunked=True,

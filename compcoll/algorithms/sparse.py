@@ -17,24 +17,26 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from time import perf_counter
 from typing import Any
 
 from ..codecs.base import Array
 from ..codecs.sparse.sparsifier import Chosen, SparseCoder, SparseSum
 from ..errors import WireCorrupted
 from ..feedback import ErrorFeedback
+from ..layout import Segment, segments
 from ..pending import OrderingTicket, Pending, Steps
 from ..stats import Stats
 from ..transports.base import Group, Wire
 from . import native
 from .costs import Costs, overlap
-from .gather import gather, ring
+from .gather import gather
+from .job import Inbox, Timed
 from .record import Algorithm, Encodings
 
 SPARSE_RING = "sparse_ring"
 
 _LENGTH = struct.Struct("<Q")
+_AHEAD = 8  # receives posted beyond the one waited for
 
 Part = tuple[Array, Array]
 """Indices and values."""
@@ -62,8 +64,6 @@ class SparseJob:
         Takes a number of bytes and returns memory.
     stats : Stats
         Counts seconds and bytes.
-    itemsize : int
-        Bytes of an element, uncompressed.
     block : int
         Most bytes of a message.
     start : callable, optional
@@ -84,7 +84,6 @@ class SparseJob:
     feedback: ErrorFeedback | None
     allocate: Callable[[int], Array]
     stats: Stats
-    itemsize: int
     block: int
     start: Callable[[Array, Array, Sequence[int]], Pending] | None = None
     ticket: OrderingTicket | None = None
@@ -98,45 +97,40 @@ class SparseJob:
 
     def select(self) -> Chosen:
         """Select the elements that this rank sends."""
-        started = perf_counter()
-        chosen = self.coder.select(self.n, self.x, self.scale, self.feedback)
+        with Timed(self.stats, "encode_seconds"):
+            chosen = self.coder.select(self.n, self.x, self.scale, self.feedback)
         self.stats.wire_format = chosen.formats
-        self.stats.encode_seconds += perf_counter() - started
         return chosen
 
     def wire(self, chosen: Chosen) -> Wire:
         """Encode the elements that this rank sends."""
-        started = perf_counter()
-        wire = Wire(self.allocate(self.coder.nbytes_of(chosen)))
-        self.coder.write(chosen, 0, chosen.n, wire.buffer)
-        self.stats.encode_seconds += perf_counter() - started
+        with Timed(self.stats, "encode_seconds"):
+            wire = Wire(self.allocate(self.coder.nbytes_of(chosen)))
+            self.coder.write(chosen, 0, chosen.n, wire.buffer)
         return wire
 
     def settle(self, sent: Part) -> None:
         """Update the feedback with the elements that this rank has sent."""
-        started = perf_counter()
         if self.feedback is not None:
-            self.coder.settle(self.feedback, *sent)
-        self.stats.encode_seconds += perf_counter() - started
+            with Timed(self.stats, "encode_seconds"):
+                self.coder.settle(self.feedback, *sent)
 
     def read(self, rank: int, wire: Wire, n: int, offset: int = 0) -> None:
         """Decode a rank's wire of the ``n`` elements from ``offset`` on."""
-        started = perf_counter()
-        indices, values = self.coder.read(wire.content, n)
-        self.parts[rank] = (indices + indices.dtype.type(offset) if offset else indices, values)
-        self.stats.decode_seconds += perf_counter() - started
+        with Timed(self.stats, "decode_seconds"):
+            indices, values = self.coder.read(wire.content, n)
+            self.parts[rank] = (indices + indices.dtype.type(offset) if offset else indices, values)
 
     def make_room(self, help_on: Callable[[], None]) -> None:
         """Clear the memory of a dense sum while messages travel, and call ``help_on`` to advance them."""
-        started = perf_counter()
         if self.coder.sparsifier.out_format == "dense":
-            self.zeros = self.coder.zeros_for(self.out, help_on)
-        self.stats.decode_seconds += perf_counter() - started
+            with Timed(self.stats, "decode_seconds"):
+                self.zeros = self.coder.zeros_for(self.out, help_on)
 
     def account(self, nbytes: int, elements: float) -> None:
         """Count ``nbytes`` sent bytes, which stand for ``elements`` uncompressed elements."""
         self.stats.wire_nbytes += nbytes
-        self.stats.raw_sent_nbytes += int(elements * self.itemsize)
+        self.stats.raw_sent_nbytes += int(elements * self.x.itemsize)
 
     def finish(self) -> list[Part]:
         """Return the contributions in the order of the ranks."""
@@ -145,20 +139,48 @@ class SparseJob:
 
 def sparse_ring(job: SparseJob) -> Steps:
     """Sum by an allgatherv around a ring."""
-    return (yield from _around(job, *(yield from _contribute(job, job.select()))))
+    return (yield from _around_whole(job, *(yield from _contribute(job, job.select()))))
 
 
-def _around(job: SparseJob, own: Wire, lengths: Sequence[int]) -> Steps:
-    """Send all ranks' wires around a ring in blocks, and decode them."""
-    wires = [own if rank == job.group.rank else Wire(job.allocate(nbytes)) for rank, nbytes in enumerate(lengths)]
-    yield from ring(
-        job.group.next_phase(),
-        wires,
-        job.block,
-        lambda rank: job.read(rank, wires[rank], job.n),
-        lambda rank, nbytes: job.account(nbytes, job.n * nbytes / lengths[rank]),
-        job.make_room,
-    )
+def _around_whole(job: SparseJob, own: Wire, lengths: Sequence[int]) -> Steps:
+    """Send all ranks' wires of the whole buffer around a ring, and decode them."""
+    return _around(job, job.group.next_phase(), own, lengths, [(0, job.n)] * job.group.size)
+
+
+def _around(job: SparseJob, group: Group, own: Wire, lengths: Sequence[int], regions: Sequence[Segment]) -> Steps:
+    """Send all ranks' wires around a ring, and decode each as the elements of its region.
+
+    Wires travel in blocks, so that a long wire delays no rank for its whole length.
+    """
+    p, rank = group.size, group.rank
+    right, left = (rank + 1) % p, (rank - 1) % p
+    route = [(rank - step) % p for step in range(1, p)]
+    wires = [own if source == rank else Wire(job.allocate(nbytes)) for source, nbytes in enumerate(lengths)]
+    parts = [[Wire(wire.buffer[begin:end]) for begin, end in segments(0, wire.nbytes, job.block)] for wire in wires]
+    arriving = Inbox(group, left, [part for source in route for part in parts[source]], ahead=_AHEAD)
+    sends: list[Pending] = []
+
+    def forward(source: int, part: Wire) -> None:
+        begin, end = regions[source]
+        job.account(part.nbytes, (end - begin) * part.nbytes / lengths[source])
+        sends.append(group.isend(part, right))
+
+    def help_on() -> None:
+        if sends and sends[0].Test():
+            del sends[0]
+
+    if p > 1:
+        for part in parts[rank]:
+            forward(rank, part)
+    job.make_room(help_on)
+    for source in route:
+        for _ in parts[source]:
+            part = yield from arriving.receive()
+            if source != right:
+                forward(source, part)
+        begin, end = regions[source]
+        job.read(source, wires[source], end - begin, begin)
+    yield from sends
     return job.finish()
 
 
@@ -169,7 +191,7 @@ def sparse_native(job: SparseJob) -> Steps:
     assert start is not None and job.ticket is not None
     if sum(lengths) > native.MOST:
         job.ticket.used, job.stats.algorithm = True, SPARSE_RING
-        return (yield from _around(job, own, lengths))
+        return (yield from _around_whole(job, own, lengths))
     everybody, begin = job.allocate(sum(lengths)), 0
     started = start(own.content, everybody, lengths)
     over = False
@@ -202,8 +224,8 @@ def _contribute(job: SparseJob, chosen: Chosen) -> Steps:
 
 def _lengths(job: SparseJob, group: Group, own: int, most: Sequence[int]) -> Steps:
     """Gather the lengths of all ranks' wires, and refuse lengths that no encoder writes before memory is allocated."""
-    told = yield from gather(group, _LENGTH.pack(own))
-    lengths = [_LENGTH.unpack(text)[0] for text in told]
+    packed = yield from gather(group, _LENGTH.pack(own))
+    lengths = [_LENGTH.unpack(text)[0] for text in packed]
     for rank, (nbytes, longest) in enumerate(zip(lengths, most, strict=True)):
         if nbytes > longest:
             raise WireCorrupted(f"rank {rank} announced a sparse wire of {nbytes} bytes: it cannot exceed {longest}")
@@ -219,7 +241,7 @@ def sparse_direct(job: SparseJob) -> Steps:
     lengths = [end - begin for begin, end in bounds]
     if max(coder.longest(length, max(counts)) for length in lengths) > native.MOST:  # too long for one message
         job.stats.algorithm = SPARSE_RING
-        return (yield from _around(job, *(yield from _contribute(job, chosen))))
+        return (yield from _around_whole(job, *(yield from _contribute(job, chosen))))
 
     # Send the elements of each region to its owner.
     parts_group = group.next_phase()
@@ -230,10 +252,9 @@ def sparse_direct(job: SparseJob) -> Steps:
         arriving[source] = (parts_group.irecv(wire, source), wire)
     sends: list[Pending] = []
     for dest in [*others, rank]:
-        started = perf_counter()
-        wire = Wire(job.allocate(coder.longest(lengths[dest], count)), exact=False)
-        wire.nbytes = coder.write(chosen, bounds[dest][0], bounds[dest][1], wire.buffer)
-        job.stats.encode_seconds += perf_counter() - started
+        with Timed(job.stats, "encode_seconds"):
+            wire = Wire(job.allocate(coder.longest(lengths[dest], count)), exact=False)
+            wire.nbytes = coder.write(chosen, bounds[dest][0], bounds[dest][1], wire.buffer)
         if dest == rank:
             job.read(rank, wire, lengths[rank])
         else:
@@ -245,37 +266,22 @@ def sparse_direct(job: SparseJob) -> Steps:
         job.read(source, wire, lengths[rank])
 
     # Sum the own region. All regions together keep as many elements as one rank sends, each region in proportion.
-    started = perf_counter()
-    merged = coder.kernels.merged(job.finish())
-    job.stats.decode_seconds += perf_counter() - started
+    with Timed(job.stats, "decode_seconds"):
+        merged = coder.kernels.merged(job.finish())
     sums_group = parts_group.next_phase()
-    told = yield from gather(sums_group, _LENGTH.pack(merged[0].size))
-    everything, most = sum(_LENGTH.unpack(text)[0] for text in told), max(counts)
-    started = perf_counter()
-    region, left = coder.reduced(merged, lengths[rank], -(-merged[0].size * most // max(everything, most, 1)))
-    if job.feedback is not None and left is not None:
-        indices, values = left
-        job.feedback.returned(coder.kernels, indices + indices.dtype.type(bounds[rank][0]), values)
-    job.stats.encode_seconds += perf_counter() - started
+    packed = yield from gather(sums_group, _LENGTH.pack(merged[0].size))
+    everything, most = sum(_LENGTH.unpack(text)[0] for text in packed), max(counts)
+    with Timed(job.stats, "encode_seconds"):
+        region, left = coder.reduced(merged, lengths[rank], -(-merged[0].size * most // max(everything, most, 1)))
+        if job.feedback is not None and left is not None:
+            indices, values = left
+            job.feedback.returned(coder.kernels, indices + indices.dtype.type(bounds[rank][0]), values)
     own = job.wire(region)
     nbytes = yield from _lengths(job, sums_group, own.nbytes, [coder.longest(length) for length in lengths])
-    wires = [own if r == rank else Wire(job.allocate(size)) for r, size in enumerate(nbytes)]
-
-    def arrived(source: int) -> None:
-        job.read(source, wires[source], lengths[source], bounds[source][0])
-
-    arrived(rank)
-    yield from ring(
-        sums_group.next_phase(),
-        wires,
-        job.block,
-        arrived,
-        lambda r, size: job.account(size, lengths[r] * size / nbytes[r]),
-        job.make_room,
-    )
-    for sent in sends:
-        yield sent
-    return job.finish()
+    job.read(rank, own, lengths[rank], bounds[rank][0])
+    parts = yield from _around(job, sums_group.next_phase(), own, nbytes, bounds)
+    yield from sends
+    return parts
 
 
 def _regions(job: SparseJob, chosen: Chosen) -> Steps:
@@ -285,8 +291,8 @@ def _regions(job: SparseJob, chosen: Chosen) -> Steps:
     """
     p, n = job.group.size, job.n
     shape = struct.Struct(f"<{p}Q")
-    told = yield from gather(job.group, shape.pack(*job.coder.quantiles(chosen, p), chosen.indices.size))
-    known = [shape.unpack(text) for text in told]
+    packed = yield from gather(job.group, shape.pack(*job.coder.quantiles(chosen, p), chosen.indices.size))
+    known = [shape.unpack(text) for text in packed]
     counts = [line[-1] for line in known]
     if any(number > n for line in known for number in line):
         raise WireCorrupted(f"some rank announced elements beyond the {n} of the buffer: {known}")
@@ -358,11 +364,9 @@ def _twice(collective: str, ranks: int, nodes: int) -> Encodings:
 
 
 ALL = (
-    Algorithm(SPARSE_RING, ("allreduce",), _ring_cost, {"allreduce": sparse_ring}, _once),
-    Algorithm(
-        "sparse_native", ("allreduce",), _native_cost, {"allreduce": sparse_native}, _once, by_mpi=True, in_turn=True
-    ),
-    Algorithm("sparse_direct", ("allreduce",), _direct_cost, {"allreduce": sparse_direct}, _twice),
+    Algorithm(SPARSE_RING, {"allreduce": sparse_ring}, _ring_cost, _once),
+    Algorithm("sparse_native", {"allreduce": sparse_native}, _native_cost, _once, by_mpi=True),
+    Algorithm("sparse_direct", {"allreduce": sparse_direct}, _direct_cost, _twice),
 )
 
 _STEPS = {record.name: record.steps["allreduce"] for record in ALL}
@@ -381,12 +385,9 @@ def allreduce(algorithm: str, job: SparseJob, result: Any) -> Steps:
         The dense result, in the caller's shape and element type.
     """
     parts = yield from _STEPS[algorithm](job)
-    started = perf_counter()
-    if job.zeros is not None:
-        job.coder.store(parts, job.zeros, job.out)
-        summed = None
-    else:
+    with Timed(job.stats, "decode_seconds"):
+        if job.zeros is not None:
+            job.coder.store(parts, job.zeros, job.out)
+            return None
         indices, values = job.coder.kernels.merged(parts)
-        summed = SparseSum(indices, job.coder.stored(values), result.shape)
-    job.stats.decode_seconds += perf_counter() - started
-    return summed
+        return SparseSum(indices, job.coder.stored(values), result.shape)

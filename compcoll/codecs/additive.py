@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import InvalidArgument
-from .base import Codec, Coder, Device, ErrorBound, Example, IntegerQuantizer, Speed
+from ..host.quantizer import IntegerQuantizer
+from .base import Codec, Coder, Device, ErrorBound, Example, Speed
 from .options import BLOCK, SHORT_BLOCK, OneOf, option
 from .quantization import largest_of, quantizer_bound
 

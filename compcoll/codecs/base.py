@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..dtypes import DTYPES
 from ..host.encode_options import PLAIN, EncodeOptions
+from ..host.quantizer import IntegerQuantizer
 from .options import check_options
 
 # A one-dimensional array of the device: a NumPy or CuPy array.
@@ -63,52 +64,28 @@ class Coder(Protocol):
         """Store ``add · scale + D(wires[0]) + …`` in ``out``, which may be ``add``."""
 
 
-def bits_of(coder: Coder) -> float:
-    """Return the bits per value on the wire of a codec of fixed size."""
-    return 8 * coder.wire_nbytes(_MANY) / _MANY
-
-
-class IntegerQuantizer(Protocol):
-    """An additive codec bound to a device, an element type and a number of ranks.
-
-    It turns values into numbers that any allreduce can add. First the ranks agree, by a maximum, on one item for each
-    block, such as its scale: the shared scale.
+class Coders(NamedTuple):
+    """The coders of a collective.
 
     Attributes
     ----------
-    shared_scale_dtype, number_dtype : numpy.dtype
-        Element types of the shared scale and of the numbers.
-    per_value : float
-        Numbers per value.
-    feedback : bool
-        Whether error feedback works with it.
-    is_sum : bool
-        Whether the result is a sum. If not, an uncompressed sum never replaces it.
-    gathered : GatheredVotes or None
-        Another encoding, for few ranks: gathering it from all ranks takes fewer bytes than adding numbers.
+    coder : Coder
+        The codec's coder.
+    raw : Coder
+        Sends values uncompressed, for algorithms that do so inside nodes.
     """
 
-    shared_scale_dtype: Any
-    number_dtype: Any
-    per_value: float
-    feedback: bool
-    is_sum: bool
-    gathered: Any
+    coder: Coder
+    raw: Coder
 
-    def shared_scale(self, n: int) -> int:
-        """Return the number of items of the shared scale of ``n`` values."""
+    def uncompressed(self) -> Coders:
+        """Return the coders that compress nothing."""
+        return Coders(self.raw, self.raw)
 
-    def numbers(self, n: int) -> int:
-        """Return the number of numbers that represent ``n`` values."""
 
-    def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
-        """Store this rank's items of the shared scale, of which all ranks then use the maximum."""
-
-    def encode(self, add: Array, scale: float, residual: Array | None, shared_scale: Array, numbers: Array) -> None:
-        """Store the numbers of ``add · scale`` plus the residual, and update the residual."""
-
-    def decode(self, numbers: Array, shared_scale: Array, out: Array) -> None:
-        """Store the values that sums of numbers represent."""
+def bits_of(coder: Coder) -> float:
+    """Return the bits per value on the wire of a codec of fixed size."""
+    return 8 * coder.wire_nbytes(_MANY) / _MANY
 
 
 class Device(Protocol):

@@ -16,8 +16,9 @@ from typing import Any
 from .. import lifetime
 from ..errors import CompcollError
 from ..kernels._host import Collective, poll, sleeps_within
-from ..pending import OrderingTicket, Peers, Pending, Steps, WaitPolicy, give_way, spin_seconds, start_thread
+from ..pending import OrderingTicket, Pending, Steps, WaitPolicy, give_way, spin_seconds, start_thread
 from ..stats import Stats
+from .failure_detector import FailureDetector
 
 # As in MPI, progress is for all communicators: a rank that waits in one must advance the others.
 under_way: set[Engine] = set()
@@ -231,7 +232,7 @@ class Engine:
         sleep after half a millisecond.
     private : bool
         Whether only this engine's own waits advance its collectives, because a test of their messages blocks.
-    peers : Peers
+    peers : FailureDetector
         The other ranks, asked when a wait takes too long.
 
     Attributes
@@ -244,7 +245,7 @@ class Engine:
     def __init__(
         self,
         timeout: float,
-        peers: Peers,
+        peers: FailureDetector,
         *,
         threaded: bool = False,
         crowded: bool = False,

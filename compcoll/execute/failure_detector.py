@@ -29,7 +29,7 @@ class Caller(Protocol):
 
 
 class FailureDetector:
-    """Finds missing ranks (implements `compcoll.pending.Peers`).
+    """Finds missing ranks.
 
     A rank that gives up announces to all others what it waited for. Other waiting ranks receive this, give up as well,
     and announce what they waited for. A rank that does not answer is missing.
@@ -48,6 +48,7 @@ class FailureDetector:
         self._announced = False
 
     def gave_up(self) -> bool:
+        """Return whether some other rank has given up."""
         return bool(self._heard()) or self._failure is not None
 
     def _heard(self) -> Mapping[int, str]:
@@ -67,6 +68,10 @@ class FailureDetector:
             self._transport.abandon()
 
     def ask(self, waiting: str, limit: float) -> CompcollError:
+        """Give up, after ``limit`` seconds or because another rank did.
+
+        Inform all other ranks, find the missing ranks, and return the error to raise.
+        """
         first = sorted(self._heard())
         if not self._announced:
             self._announced = True

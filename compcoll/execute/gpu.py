@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import config
 from ..algorithms import native
-from ..codecs.base import Array
+from ..codecs.base import Array, Coders
 from ..codecs.cast import uncompressed
 from ..codecs.sparse.sparsifier import SparseCoder, SparseSum, Sparsifier
 from ..dtypes import DTYPES, HALVES, numpy_dtype
@@ -127,12 +127,11 @@ class DeviceCollectives(Collectives):
             steps = self._copy if call.rows is None else partial(self._steps_of[call.collective], plan)
         elif plan.quantizer is not None and not plan.gathers:
             additive: Any = plan.codec
-            there = plan._replace(quantizer=additive.quantizer(here, dtype, self._size))
-            steps = partial(self._add, there)
+            steps = partial(self._add, additive.quantizer(here, dtype, self._size), plan)
         elif plan.algorithm in choose.SPARSE:
             steps = lambda buffers, run: self._sparse(compiled, buffers, run)  # noqa: E731
         else:
-            moved = plan.coder is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
+            moved = plan.coders is not None and not plan.gathers and not isinstance(plan.codec, Sparsifier)
             bound = self._on_device(plan, dtype) if moved else None
             on_device = bound is not None
             if bound is not None:
@@ -157,7 +156,7 @@ class DeviceCollectives(Collectives):
         plan, gpu_transport, links = gpu_group.plan(call), gpu_group.gpu_transport, None
         if not plan.setting.streamed:
             if plan.algorithm in choose.ON_THE_HOST:
-                ticket.used = otherwise.plan.algorithm not in choose.IN_TURN
+                ticket.used = otherwise.plan.algorithm not in choose.ORDERED
                 return (yield from otherwise.steps(otherwise.plan, buffers, run))
             gpu_transport, ticket.used, links = None, True, gpu_group.links
         run.stats.algorithm, run.stats.codec = plan.algorithm, plan.codec_text
@@ -208,7 +207,7 @@ class DeviceCollectives(Collectives):
             return None
         if self._ranks.checksum:
             raw, coder = with_checksum(raw, self._device), with_checksum(coder, self._device)
-        return plan._replace(coder=coder, raw=plan.raw and raw)
+        return replace(plan, coders=Coders(coder, raw))
 
     def prepare_feedback(self, feedback: ErrorFeedback, x: Array) -> None:
         # Freed memory is reused in the order of the stream that is current at its allocation.
@@ -219,7 +218,7 @@ class DeviceCollectives(Collectives):
         fed = super().fed_back(plan, buffers, feedback)
         if plan.on_gpus is None or plan.plan.call.codec is None:
             return fed
-        if refused := feedback_refused(plan.plan._replace(codec=plan.plan.call.codec)):
+        if refused := feedback_refused(replace(plan.plan, codec=plan.plan.call.codec)):
             raise InvalidArgument(refused)
         return buffers._replace(residual=feedback.residual)
 
@@ -243,8 +242,7 @@ class DeviceCollectives(Collectives):
         # Two memories alternate: the host launches the next call while the kernels of this one run.
         memory = self._free.pop(0) if len(self._free) > 1 else DeviceMemory(self._here.runtime)
         self._in_use.append(memory)  # stays there after an error, since MPI may still write to it
-        for guard in memory.guards:
-            yield guard
+        yield from memory.guards
         memory.reset()
         order = buffers.order
         assert order is not None
@@ -336,11 +334,12 @@ class DeviceCollectives(Collectives):
         """Run a sparse allreduce. The device selects and sums values; the wires are in pinned memory."""
         plan, (timeline, pinned) = compiled.plan, _of_device(run)
         n = min(buffers.x.size, 1)
-        assert isinstance(plan.coder, SparseCoder)
+        assert plan.coders is not None and isinstance(plan.coders.coder, SparseCoder)
         # Wait for the caller's work, after which later copies to the host take little time.
         yield timeline.fetch(buffers.x[:n], pinned(n * buffers.x.itemsize))
         copies = StagedCopies(timeline, run.allocate, pinned, self._limit(compiled))
-        plan = plan._replace(coder=plan.coder.on(SparseDevice(self._here, self._host._device, copies)))
+        coder = plan.coders.coder.on(SparseDevice(self._here, self._host._device, copies))
+        plan = replace(plan, coders=plan.coders._replace(coder=coder))
         run = replace(run, group=Group(self._transport, run.group.tag), allocate=pinned)
         made = yield from self._host._sparse_allreduce(plan, buffers, run)
         if made is None:

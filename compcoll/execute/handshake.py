@@ -28,8 +28,8 @@ from ..errors import CompcollError, WireCorrupted
 from ..kernels._host import Collective, Exchange, Operation, PiggybackReduction, SharedMessage
 from ..layout import SIGNATURE_NBYTES, in_pairs, longest_message, shares
 from ..pending import Pending, Steps
-from ..plan.signature import TEXT_NBYTES, Signature, told_apart
-from ..transports.base import Persistent, Transport, Wire
+from ..plan.signature import TEXT_NBYTES, Signature, mismatch
+from ..transports.base import Connection, Persistent, Wire
 from ..transports.shared import Mail
 
 _BEGIN = SIGNATURE_NBYTES  # where the small arrays begin in a message
@@ -88,7 +88,7 @@ class _Exchanges(dict[int, Exchange]):
 
     Parameters
     ----------
-    transport : Transport
+    transport : Connection
         Transport between all ranks.
     tag : int
         Tag of the messages.
@@ -98,7 +98,7 @@ class _Exchanges(dict[int, Exchange]):
         Memory of small arrays.
     """
 
-    def __init__(self, transport: Transport, tag: int, mail: Mail | None, arrays: bytearray) -> None:
+    def __init__(self, transport: Connection, tag: int, mail: Mail | None, arrays: bytearray) -> None:
         self._arrays = arrays
         self._longest = longest_message(transport.size)
         self._rounds = [_round(transport, number, tag, mail) for number in range(len(shares(transport.size)))]
@@ -124,7 +124,7 @@ def partners(rank: int, size: int, number: int) -> tuple[int, int]:
     return (rank - distance) % size, (rank + distance) % size
 
 
-def _round(transport: Transport, number: int, tag: int, mail: Mail | None) -> _Round:
+def _round(transport: Connection, number: int, tag: int, mail: Mail | None) -> _Round:
     rank, size = transport.rank, transport.size
     dest, source = partners(rank, size, number)
     arriving: Persistent | SharedMessage | None
@@ -156,7 +156,7 @@ class Handshake:
 
     Parameters
     ----------
-    transport : Transport
+    transport : Connection
         Transport between all ranks of the communicator.
     tag : int
         Tag of its messages only. The next tag is for the lines that describe calls.
@@ -175,7 +175,7 @@ class Handshake:
 
     __slots__ = ("_exchanges", "arrays", "messages", "mismatch", "plain", "tag", "transport")
 
-    def __init__(self, transport: Transport, tag: int, mail: Mail | None = None) -> None:
+    def __init__(self, transport: Connection, tag: int, mail: Mail | None = None) -> None:
         self.transport = transport
         self.tag = tag
         self.arrays = bytearray(places(transport.rank, transport.size).rows * largest(transport.size))
@@ -242,7 +242,7 @@ class Handshake:
         self.messages = []
         received[self.transport.rank] = sent
         lines = [_read(received[rank], rank) for rank in range(self.transport.size)]
-        self.mismatch = told_apart(lines, self.transport.rank)
+        self.mismatch = mismatch(lines, self.transport.rank)
         raise self.mismatch
 
 

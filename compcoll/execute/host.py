@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..codecs.sparse.sparsifier import Sparsifier
 from ..errors import InvalidArgument, InvalidBuffer
 from ..feedback import ErrorFeedback
 from ..host.device import HostCoder, HostDevice
-from ..kernels._host import Function, Started
+from ..kernels._host import Function, Gathered, Started
 from ..pending import Pending, Steps
 from ..plan import choose
 from ..plan.call import NO_REDUCTION, REDUCTIONS, Call, Setting, operation_name
@@ -227,10 +228,10 @@ class Collectives(PlannedSteps):
         if plan.algorithm == COPY and call.rows is None:
             return CompiledPlan.of_operation(plan, Function(device.copy, 0))
         if plan.quantizer is not None:
-            return CompiledPlan(plan, self._add)
+            return CompiledPlan(plan, partial(self._add, plan.quantizer))
         if plan.algorithm == choose.DISSEMINATION:
             where = places(ranks.rank, self._size)
-            gathered = device.gathered(ranks.small, self._size, where, call.n, call.dtype, call.op)
+            gathered = Gathered(ranks.small, self._size, *where, call.n, call.dtype, call.op)
             return CompiledPlan.of_operation(plan, gathered)
         if plan.algorithm == choose.SHARED_MEMORY:
             assert ranks.shared is not None  # else no plan uses it
@@ -239,7 +240,7 @@ class Collectives(PlannedSteps):
             return self._by_mpi(plan, has_timeout=has_timeout)
         if plan.algorithm == choose.NATIVE and call.rows is None:
             return CompiledPlan.of_operation(plan, Started(self._started_by_mpi(call)))
-        fixed = call.rows is None and isinstance(plan.coder, HostCoder)
+        fixed = call.rows is None and plan.coders is not None and isinstance(plan.coders.coder, HostCoder)
         return CompiledPlan(plan, self._steps_of[call.collective], compiles=fixed)
 
     def _by_mpi(self, plan: Plan, *, has_timeout: bool) -> CompiledPlan:
@@ -252,7 +253,7 @@ class Collectives(PlannedSteps):
             return reduction.steps(buffers.x, buffers.out, run.ticket, run.stats)
 
         if plan.unblocked is not None:
-            unblocked = self._compiled(plan.unblocked._replace(signature=plan.signature), has_timeout=has_timeout)
+            unblocked = self._compiled(replace(plan.unblocked, signature=plan.signature), has_timeout=has_timeout)
         else:
             unblocked = CompiledPlan(plan, steps)
         return CompiledPlan(plan, steps, None if has_timeout else reduction.operation, unblocked=unblocked)

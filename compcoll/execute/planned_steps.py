@@ -11,18 +11,19 @@ from functools import partial
 from ..algorithms import ALGORITHMS, additive, native, sparse
 from ..algorithms.gather import gather
 from ..algorithms.hierarchical import sharded
-from ..algorithms.job import Job, Window
-from ..codecs.base import Array, Codec, Coder
+from ..algorithms.job import Job, Operands, Window
+from ..codecs.base import Array, Codec, Coder, Coders
 from ..codecs.sparse.sparsifier import SparseCoder
 from ..errors import WireCorrupted
 from ..host.device import HostDevice
-from ..layout import Chunk, World, balanced_chunks, consecutive_chunks
+from ..host.quantizer import IntegerQuantizer
+from ..layout import Chunk, Lengths, World, balanced_chunks, consecutive_chunks
 from ..pending import Steps
 from ..plan import choose
 from ..plan.choose import COPY
 from ..plan.cost import Profile
 from ..plan.plan import Plan, make_plan, with_checksum
-from ..transports.base import Native
+from ..transports.base import Group, LibraryConnection
 from ..transports.shared import Shared
 from .compiled_plan import Buffers, Run
 from .programs import Programs
@@ -38,7 +39,7 @@ class Ranks:
     ----------
     rank : int
         This rank.
-    native : Native or None
+    native : LibraryConnection or None
         MPI's own collectives, or a process group's.
     codec, tolerance, algorithm : Codec or None, float or None, str
         Defaults of the calls.
@@ -61,7 +62,7 @@ class Ranks:
     """
 
     rank: int
-    native: Native | None
+    native: LibraryConnection | None
     codec: Codec | None
     tolerance: float | None
     algorithm: str
@@ -100,34 +101,33 @@ class PlannedSteps:
         }
 
     @property
-    def _native(self) -> Native:
+    def _native(self) -> LibraryConnection:
         assert self._ranks.native is not None  # else no plan uses them
         return self._ranks.native
 
     def _allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         if plan.algorithm in choose.SPARSE:
             return self._sparse_allreduce(plan, buffers, run)
-        cut = partial(balanced_chunks, plan.call.n, block=plan.block, segment=plan.segment)
+        cut = partial(balanced_chunks, plan.call.n, lengths=plan.lengths)
         job = self._job(plan, buffers, run, cut(ALGORITHMS[plan.algorithm].parts(self._size)))
-        job.raw, job.cut = plan.raw, cut
+        job.cut = cut
         if plan.setting.streamed and plan.algorithm == choose.HIERARCHICAL:
             return sharded(job)
         return choose.ALLREDUCE[plan.algorithm](job)
 
     def _sparse_allreduce(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
-        assert isinstance(plan.coder, SparseCoder)
+        assert plan.coders is not None and isinstance(plan.coders.coder, SparseCoder)
         own = self._ranks.native
         job = sparse.SparseJob(
             group=run.group,
-            coder=plan.coder,
+            coder=plan.coders.coder,
             x=buffers.x,
             out=buffers.out,
             scale=plan.scale,
             feedback=buffers.feedback,
             allocate=run.allocate,
             stats=run.stats,
-            itemsize=buffers.x.itemsize,
-            block=max(plan.segment * buffers.x.itemsize // 4, 1),
+            block=max(plan.lengths.segment * buffers.x.itemsize // 4, 1),
             start=None if own is None else own.iallgatherv,
             ticket=run.ticket,
         )
@@ -136,12 +136,12 @@ class PlannedSteps:
     def _reduce_scatter(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         n = plan.call.n // self._size
         job = self._job(plan, buffers, run, self._equal(plan, n))
-        job.out.offset = self._ranks.rank * n
+        job.operands.out.offset = self._ranks.rank * n
         return choose.REDUCE_SCATTER[plan.algorithm](job)
 
     def _allgather(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         job = self._job(plan, buffers, run, self._equal(plan, plan.call.n))
-        job.x.offset = self._ranks.rank * plan.call.n
+        job.operands.x.offset = self._ranks.rank * plan.call.n
         return choose.ALLGATHER[plan.algorithm](job)
 
     def _allgatherv(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
@@ -163,8 +163,8 @@ class PlannedSteps:
         elif plan.algorithm == COPY:
             yield from self._copy(buffers, run)
         else:
-            job = self._job(plan, buffers, run, consecutive_chunks(counts, plan.block, plan.segment))
-            job.x.offset = sum(counts[: self._ranks.rank])
+            job = self._job(plan, buffers, run, consecutive_chunks(counts, plan.lengths))
+            job.operands.x.offset = sum(counts[: self._ranks.rank])
             yield from choose.ALLGATHER[plan.algorithm](job)
         return result
 
@@ -178,22 +178,22 @@ class PlannedSteps:
 
     def _bcast(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         assert plan.call.root is not None
-        job = self._job(plan, buffers, run, balanced_chunks(plan.call.n, 1, plan.block, plan.segment))
-        job.root = plan.call.root
+        job = self._job(plan, buffers, run, balanced_chunks(plan.call.n, 1, plan.lengths))
+        from_root = [(plan.call.root + distance) % self._size for distance in range(self._size)]
+        job.group = Group(run.group.transport, run.group.tag, from_root)
         return choose.BCAST[plan.algorithm](job)
 
     def _alltoall(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         job = self._job(plan, buffers, run, self._equal(plan, plan.call.n // self._size))
         return choose.ALLTOALL[plan.algorithm](job)
 
-    def _add(self, plan: Plan, buffers: Buffers, run: Run) -> Steps:
+    def _add(self, quantizer: IntegerQuantizer, plan: Plan, buffers: Buffers, run: Run) -> Steps:
         """Run an allreduce of a quantizer's integers."""
-        x = buffers.x
-        assert plan.quantizer is not None
+        x, agree = buffers.x, partial(self._add_numbers, run, plan.lengths.segment, "recursive_doubling", 0)
         if plan.gathers:
             yield from additive.gathered_votes(
-                *(x, buffers.out, plan.quantizer.gathered, self._ranks.rank, self._size),
-                agree=partial(self._add_numbers, run, plan.segment, "recursive_doubling", 0),
+                *(x, buffers.out, quantizer.gathered, self._ranks.rank, self._size),
+                agree=agree,
                 gather=partial(self._gather_rows, run, plan, x.nbytes),
                 allocate=run.allocate,
             )
@@ -203,9 +203,9 @@ class PlannedSteps:
             buffers.out,
             plan.scale,
             buffers.residual,
-            plan.quantizer,
-            agree=partial(self._add_numbers, run, plan.segment, "recursive_doubling", 0),
-            add=partial(self._add_numbers, run, plan.segment, plan.algorithm, x.itemsize / plan.quantizer.per_value),
+            quantizer,
+            agree=agree,
+            add=partial(self._add_numbers, run, plan.lengths.segment, plan.algorithm, x.itemsize / quantizer.per_value),
             allocate=run.allocate,
             timeline=run.timeline,
         )
@@ -223,15 +223,10 @@ class PlannedSteps:
         if self._ranks.checksum:
             coder = with_checksum(coder, device)
 
-        cut = partial(balanced_chunks, numbers.size, block=1, segment=segment)
+        cut = partial(balanced_chunks, numbers.size, lengths=Lengths(1, segment))
         chunks, window = cut(ALGORITHMS[algorithm].parts(self._size)), Window(numbers)
-        job = Job(
-            *(run.group, coder, window, window, chunks, run.allocate, run.stats),
-            itemsize=raw_nbytes,
-            timeline=run.timeline,
-            raw=coder,
-            cut=cut,
-        )
+        operands = Operands(window, window, itemsize=raw_nbytes)
+        job = Job(run.group, Coders(coder, coder), operands, chunks, run.allocate, run.stats, run.timeline, cut)
         return choose.ALLREDUCE[algorithm](job)
 
     def _gather_rows(self, run: Run, plan: Plan, raw_nbytes: int, rows: Array) -> Steps:
@@ -241,12 +236,10 @@ class PlannedSteps:
         if self._ranks.checksum:
             coder = with_checksum(coder, self._device)
         begin = self._ranks.rank * nbytes
-        job = Job(
-            *(run.group, coder, Window(everybody[begin : begin + nbytes], begin), Window(everybody)),
-            *(consecutive_chunks([nbytes] * self._size, 1, plan.segment), run.allocate, run.stats),
-            itemsize=2 * raw_nbytes / max(everybody.size, 1),
-            timeline=run.timeline,
-        )
+        own = Window(everybody[begin : begin + nbytes], begin)
+        operands = Operands(own, Window(everybody), itemsize=2 * raw_nbytes / max(everybody.size, 1))
+        chunks = consecutive_chunks([nbytes] * self._size, Lengths(1, plan.lengths.segment))
+        job = Job(run.group, Coders(coder, coder), operands, chunks, run.allocate, run.stats, run.timeline)
         return choose.ALLGATHER[plan.algorithm](job)
 
     def _numbers_by_mpi(self, run: Run, numbers: Array, op: str) -> Steps:
@@ -254,24 +247,19 @@ class PlannedSteps:
         return native.move(start, numbers, numbers, run.ticket, run.stats)
 
     def _equal(self, plan: Plan, n: int) -> tuple[Chunk, ...]:
-        return consecutive_chunks([n] * self._size, plan.block, plan.segment)
+        return consecutive_chunks([n] * self._size, plan.lengths)
 
     def _job(self, plan: Plan, buffers: Buffers, run: Run, chunks: Sequence[Chunk]) -> Job:
-        assert plan.coder is not None
-        return Job(
-            group=run.group,
-            coder=plan.coder,
+        assert plan.coders is not None
+        operands = Operands(
             x=Window(buffers.x),
             out=Window(buffers.out),
-            chunks=chunks,
-            allocate=run.allocate,
-            stats=run.stats,
+            itemsize=buffers.x.itemsize,
             scale=plan.scale,
             residual=None if buffers.residual is None else Window(buffers.residual),
-            itemsize=buffers.x.itemsize,
             rng_counter=run.number % 2**32 << 32 | self._ranks.rank,
-            timeline=run.timeline,
         )
+        return Job(run.group, plan.coders, operands, chunks, run.allocate, run.stats, run.timeline)
 
 
 def _nothing() -> Steps:

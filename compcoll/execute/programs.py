@@ -9,15 +9,17 @@ kernels, which record each step in a program. A call then runs that program in C
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..codecs.base import Coders
 from ..host.device import HostCoder
 from ..kernels._host import Collective, Operation, Program
 from ..pending import OrderingTicket, Pending
 from ..plan.call import Call
 from ..plan.signature import ON_GPU
 from ..stats import Stats
-from ..transports.base import Connection, Group, Persistent, Transport, Wire
+from ..transports.base import Connection, Group, Persistent, Wire
 from .compiled_plan import Buffers, CompiledPlan, Run
 from .handshake import Handshake
 from .slots import Slot
@@ -78,18 +80,15 @@ class _NotedMessage:
 class _Notes:
     """A stand-in for a transport that records messages (implements `compcoll.transports.base.Transport`)."""
 
-    def __init__(self, transport: Transport, program: Program, messages: list[Persistent]) -> None:
+    def __init__(self, transport: Connection, program: Program, messages: list[Persistent]) -> None:
         self.rank, self.size, self.nodes = transport.rank, transport.size, transport.nodes
-        self._program, self._messages = program, messages
-        self.send_init, self.recv_init = transport.send_init, transport.recv_init
-        self.free = transport.free
-        self.forget = transport.forget
+        self._transport, self._program, self._messages = transport, program, messages
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
-        return self._noted(self.send_init(wire, dest, tag))
+        return self._noted(self._transport.send_init(wire, dest, tag))
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        return self._noted(self.recv_init(wire, source, tag))
+        return self._noted(self._transport.recv_init(wire, source, tag))
 
     def _noted(self, message: Persistent) -> Pending:
         self._program.start(message)
@@ -153,10 +152,11 @@ class Programs:
             for which, size in enumerate((call.n, _elements_out(call, self._transport.size), call.n))
         )
         buffers = Buffers(x, out, None, residual if feedback else None)
-        assert isinstance(plan.coder, HostCoder)
+        assert plan.coders is not None
+        coder, raw = plan.coders
+        assert isinstance(coder, HostCoder) and isinstance(raw, HostCoder)
         program, messages = Program(), list[Persistent]()
-        raw = plan.raw.noted(program) if isinstance(plan.raw, HostCoder) else None
-        noted = plan._replace(coder=plan.coder.noted(program), raw=raw)
+        noted = replace(plan, coders=Coders(coder.noted(program), raw.noted(program)))
         slot.arena.rewind()
         group = Group(_Notes(self._transport, program, messages), slot.group.tag)
         for pending in compiled.steps(noted, buffers, Run(group, slot.arena.allocate, stats, OrderingTicket(None))):
@@ -169,7 +169,7 @@ class Programs:
         compiled = self._kept.pop(key)
         self._messages -= len(compiled.messages)
         for message in compiled.messages:
-            self._transport.forget(message)
+            self._transport.release(message)
 
 
 def _elements_out(call: Call, ranks: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..errors import WireCorrupted
 from ..host.device import HostDevice
 from ..pending import Pending
-from ..transports.base import GeneratorTransport, Transport, Wire
+from ..transports.base import Transport, Wire
 from .streams import Timeline
 
 
@@ -71,7 +71,7 @@ class Arriving:
         return repr(self._arrival)
 
 
-class DeviceTransport(GeneratorTransport):
+class DeviceTransport:
     """One collective's messages from and to device memory.
 
     A wire is sent when the event after its encoding, or after its copy to pinned memory, has completed. Until then the
@@ -91,7 +91,7 @@ class DeviceTransport(GeneratorTransport):
     """
 
     def __init__(self, host: Transport, timeline: Timeline, sealing: HostDevice | None = None) -> None:
-        super().__init__(host.rank, host.size, host.nodes)
+        self.rank, self.size, self.nodes = host.rank, host.size, host.nodes
         self._host = host
         self._timeline = timeline
         self._sealing = sealing

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import WireCorrupted
 from ..host.arena import Arena
 from ..pending import Pending, Steps
-from ..transports.base import GeneratorTransport, Transport, Wire
+from ..transports.base import Transport, Wire
 from .device_transport import Arriving
 from .streams import Streams, Timeline
 
@@ -176,7 +176,7 @@ class Links:
         _alive.discard(self)
 
 
-class IPCTransport(GeneratorTransport):
+class IPCTransport:
     """One collective's messages between GPUs of one machine. The host does not wait for their bytes.
 
     Algorithms must not write a wire again in the collective that sent it. Wires outside ``memory`` are copied there.
@@ -198,7 +198,7 @@ class IPCTransport(GeneratorTransport):
     def __init__(
         self, links: Links, host: Transport, timeline: Timeline, memory: Arena, pinned: Callable[[int], Array]
     ) -> None:
-        super().__init__(host.rank, host.size, host.nodes)
+        self.rank, self.size, self.nodes = host.rank, host.size, host.nodes
         self._links = links
         self._host = host
         self._timeline = timeline
@@ -254,5 +254,4 @@ class IPCTransport(GeneratorTransport):
         for (dest, end), arrival in zip(ends, arriving, strict=True):
             yield arrival
             self._timeline.given(self._links.event(end.buffer.tobytes(), dest))
-        for sent in sends:
-            yield sent
+        yield from sends

@@ -1,4 +1,4 @@
-"""Integer quantizers by CUDA kernels (the contract is `compcoll.codecs.base.IntegerQuantizer`).
+"""Integer quantizers by CUDA kernels (see `compcoll.host.quantizer.IntegerQuantizer`).
 
 This module needs neither a GPU nor CuPy.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..host.encode_options import PLAIN, EncodeOptions
-from ..host.quantizer import Blocks, InIntegers, InVotes
+from ..host.quantizer import InIntegers, IntegerQuantizer, InVotes
 from .launches import MOST_WIRES, Launch, Parameters, grid_of, grid_of_teams
 from .programs import COMPUTED, program
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Array = Any
 
 
-class _OnDevice(Blocks):
+class _OnDevice(IntegerQuantizer):
     """The kernels of an integer quantizer."""
 
     def _bind(self, runtime: CudaRuntime, kind: str, first: int, size: int, dtype: str) -> None:

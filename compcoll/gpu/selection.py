@@ -1,4 +1,4 @@
-"""Sparsification of values in device memory (the contract is `compcoll.codecs.sparse.sparsifier.Selection`).
+"""Sparsification of values in device memory (see `compcoll.host.selection.HostSelection`).
 
 Kernels make the passes over whole buffers. The few selected indices and values are in host memory, and so are those
 received from other ranks; wires are written and read there as for host arrays.
@@ -302,10 +302,6 @@ class SparseDevice:
 
     def coder(self, kernel: tuple[str, int, int], dtype: str) -> _InOrder:
         return _InOrder(self._device.coder(kernel, dtype), self._copies)
-
-    @staticmethod
-    def as_bytes(x: Array) -> Array:
-        return x.view(np.uint8)
 
 
 class _InOrder:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from ..pending import Pending
-from ..transports.base import GeneratorTransport, Transport, Wire
+from ..transports.base import Transport, Wire
 from .streams import Timeline
 from .watchdog import NCCLBase
 
@@ -61,7 +61,7 @@ class _Message:
         return True
 
 
-class StreamTransport(GeneratorTransport):
+class StreamTransport:
     """One collective's messages in stream order, for algorithms that use one tag for each phase.
 
     All messages with one tag are put on the stream together when the first of them is tested. So an algorithm must
@@ -78,7 +78,7 @@ class StreamTransport(GeneratorTransport):
     """
 
     def __init__(self, gpu_transport: NCCLBase, timeline: Timeline, ranks: Transport) -> None:
-        super().__init__(ranks.rank, ranks.size, ranks.nodes)
+        self.rank, self.size, self.nodes = ranks.rank, ranks.size, ranks.nodes
         self._gpu_transport = gpu_transport
         self._timeline = timeline
         self._leaving: dict[int, list[tuple[Wire, int]]] = defaultdict(list)

@@ -99,7 +99,6 @@ class HostDevice:
         sets = self.instruction_sets()
         self.instruction_set = instruction_set or config.instruction_set(sets)
         self._set = sets.index(self.instruction_set)  # the kernels take the index
-        self._coders: dict[tuple[str, int, int, int, int, str], HostCoder] = {}
         self._names: dict[np.dtype[Any], str] = {dtype.numpy: name for name, dtype in DTYPES.items()}
 
     @property
@@ -113,21 +112,12 @@ class HostDevice:
         return _host.instruction_sets()
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> HostCoder:
-        key = (*kernel, variant, seed, dtype)
-        if key not in self._coders:
-            name, first, second = kernel
-            coder = _host.Coder(name, first, second, variant, seed, DTYPES[dtype].precision, self._set)
-            self._coders[key] = HostCoder(coder, self.threads)
-        return self._coders[key]
+        coder = _host.Coder(*kernel, variant, seed, DTYPES[dtype].precision, self._set)
+        return HostCoder(coder, self.threads)
 
     def selection(self, dtype: str) -> HostSelection:
         """Return the kernels of sparsification for values in float32 or float64."""
         return HostSelection(dtype == "float64", self._set)
-
-    @staticmethod
-    def as_bytes(x: Array) -> Array:
-        """View the memory of a one-dimensional array as bytes."""
-        return x.view(np.uint8)
 
     @staticmethod
     def seal(wire: Array) -> None:
@@ -137,8 +127,8 @@ class HostDevice:
     @staticmethod
     def sealed(wire: Array) -> bool:
         """Return whether the last 4 bytes of a wire are the CRC-32C of the bytes before."""
-        told: tuple[int] = _CHECKSUM.unpack_from(wire.data, wire.nbytes - _CHECKSUM.size)
-        return told[0] == _host.crc32c(wire[: -_CHECKSUM.size])
+        (stored,) = _CHECKSUM.unpack_from(wire.data, wire.nbytes - _CHECKSUM.size)
+        return bool(stored == _host.crc32c(wire[: -_CHECKSUM.size]))
 
     def integers(self, bits: int, levels: int, block: int, dtype: str) -> Integers:
         return Integers(bits, levels, block, dtype, self._set)
@@ -150,19 +140,6 @@ class HostDevice:
     def number_coder(numbers: Array, op: str) -> NumberCoder:
         """Return a coder for numbers of this type that combines them by ``"sum"`` or ``"max"``."""
         return NumberCoder(numbers.dtype, op)
-
-    @staticmethod
-    def gathers(dtype: str, op: str) -> bool:
-        """Return whether `gathered` supports an element type and operation."""
-        return _host.Gathered.reducible(dtype, op)
-
-    @staticmethod
-    def gathered(memory: bytearray, ranks: int, places: tuple[int, int], n: int, dtype: str, op: str) -> _host.Gathered:
-        """Return the reduction of small arrays, one of each rank, that a handshake has gathered in ``memory``.
-
-        All ranks get the same bits.
-        """
-        return _host.Gathered(memory, ranks, *places, n, dtype, op)
 
     def shared_sum(self, memory: Any, rank: int, ranks: int, dtype: str, scale: float) -> _host.SharedSum:
         """Return this rank's part of a sum through shared memory, of values times a scale."""
@@ -273,22 +250,14 @@ class HostDevice:
             target[...] = source
 
     @staticmethod
-    def known_to_mpi(dtype: str) -> bool:
-        """Return whether MPI can reduce elements of this type."""
-        return dtype not in HALVES
-
-    @staticmethod
     def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:
         """Return values and memory for their sum in a type that MPI can reduce: float32 for 16-bit floats."""
         return (load(x, dtype), np.empty(out.size, np.float32)) if dtype in HALVES else (x, out)
 
     @staticmethod
-    def from_mpi(sums: Array, out: Array, dtype: str) -> None:
-        """Store a sum in the memory from `for_mpi` in ``out``."""
+    def from_mpi(sums: Array, out: Array, dtype: str, scale: float) -> None:
+        """Store a sum in the memory from `for_mpi`, times a factor in its own type, in ``out``."""
+        if scale != 1.0:
+            np.multiply(sums, sums.dtype.type(scale), out=sums)
         if sums is not out:
             store(sums, out, dtype)
-
-    @staticmethod
-    def multiply(x: Array, scale: float) -> None:
-        """Multiply in place, in the array's own type."""
-        np.multiply(x, x.dtype.type(scale), out=x)

@@ -62,7 +62,7 @@ def remedy(x: Any) -> str:
     if _is_mpi_constant(x):
         return "; to have the result in place of x, give x as out, too"
     if x is None:
-        return "; every rank gives one, in a broadcast, too, where it tells shape and type"
+        return "; every rank gives one, in a broadcast, too, where it gives shape and type"
     if isinstance(x, list | tuple) and any(hasattr(part, "dtype") and part.ndim for part in x):
         return "; give the array alone: its type and size are known"
     if isinstance(x, np.ma.MaskedArray):

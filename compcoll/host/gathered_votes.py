@@ -35,8 +35,6 @@ class GatheredVotes:
         Takes a row of bits for each rank, the marks and an array, and stores the signs of the sums of all votes.
     """
 
-    marks_dtype = np.dtype("uint8")
-
     def __init__(self, block: int, dtype: str, from_bits: Callable[[Array, Array, Array], None]) -> None:
         self._block, self._dtype = block, dtype
         self.decode = from_bits

@@ -1,10 +1,8 @@
-"""Quantizers in host memory: values as integers that any allreduce can add.
-
-See `compcoll.codecs.base.IntegerQuantizer`.
-"""
+"""Quantizers: values as integers that any allreduce can add; and the kernels for host memory."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,14 +24,30 @@ def integer_levels(levels: int, dtype: str) -> int:
     return levels >> spare << spare
 
 
-def field_bits(ranks: int) -> int:
-    """Return the bits of a field that can hold the sum of all ranks' votes."""
-    return next(width for width in (2, 4, 8, 16, 32) if 2 * ranks < 1 << width)
+class IntegerQuantizer(ABC):
+    """An additive codec bound to a device, an element type and a number of ranks.
 
+    It turns values into numbers that any allreduce can add. First the ranks agree, by a maximum, on one item for each
+    block, such as its scale: the shared scale. The last block may be shorter.
 
-class Blocks:
-    """Base of quantizers on any device: the ranks share one number for each block, of which the last may be shorter."""
+    Attributes
+    ----------
+    shared_scale_dtype, number_dtype : numpy.dtype
+        Element types of the shared scale and of the numbers.
+    per_value : float
+        Numbers per value.
+    feedback : bool
+        Whether error feedback works with it.
+    is_sum : bool
+        Whether the result is a sum. If not, an uncompressed sum never replaces it.
+    gathered : GatheredVotes or None
+        Another encoding, for few ranks: gathering it from all ranks takes fewer bytes than adding numbers.
+    """
 
+    number_dtype: np.dtype[Any]
+    per_value: float
+    feedback: bool
+    is_sum: bool
     gathered: GatheredVotes | None = None
 
     def __init__(self, block: int, dtype: str) -> None:
@@ -42,10 +56,27 @@ class Blocks:
         self.shared_scale_dtype = np.dtype(f"uint{8 * self._computed.itemsize}")
 
     def shared_scale(self, n: int) -> int:
+        """Return the number of items of the shared scale of ``n`` values."""
         return -(-n // self._block)
 
+    @abstractmethod
+    def numbers(self, n: int) -> int:
+        """Return the number of numbers that represent ``n`` values."""
 
-class InIntegers(Blocks):
+    @abstractmethod
+    def survey(self, add: Array, scale: float, residual: Array | None, shared_scale: Array) -> None:
+        """Store this rank's items of the shared scale, of which all ranks then use the maximum."""
+
+    @abstractmethod
+    def encode(self, add: Array, scale: float, residual: Array | None, shared_scale: Array, numbers: Array) -> None:
+        """Store the numbers of ``add · scale`` plus the residual, and update the residual."""
+
+    @abstractmethod
+    def decode(self, numbers: Array, shared_scale: Array, out: Array) -> None:
+        """Store the values that sums of numbers represent."""
+
+
+class InIntegers(IntegerQuantizer):
     """Quantizers with one integer for each value."""
 
     per_value = 1.0
@@ -62,7 +93,7 @@ class InIntegers(Blocks):
         return n
 
 
-class InVotes(Blocks):
+class InVotes(IntegerQuantizer):
     """Quantizers with a bit field for each value, several in a number."""
 
     feedback = False
@@ -71,7 +102,8 @@ class InVotes(Blocks):
     def __init__(self, ranks: int, block: int, dtype: str) -> None:
         super().__init__(block, dtype)
         self._ranks = ranks
-        self._width = field_bits(ranks)
+        # Bits of a field that can hold the sum of all ranks' votes.
+        self._width = next(width for width in (2, 4, 8, 16, 32) if 2 * ranks < 1 << width)
         self.number_dtype = np.dtype(f"uint{max(self._width, 8)}")
         self._fields = max(8 // self._width, 1)
         self.per_value = 1.0 / self._fields
@@ -80,7 +112,7 @@ class InVotes(Blocks):
         return -(-n // self._fields)
 
 
-class _OnHost(Blocks):
+class _OnHost(IntegerQuantizer):
     """The part of an integer quantizer that uses the CPU's kernels."""
 
     def _bind(self, dtype: str, instruction_set: int) -> None:

@@ -1,4 +1,4 @@
-"""Selection and sparse wires in host memory; implements `compcoll.codecs.sparse.sparsifier.Selection`."""
+"""Selection and sparse wires in host memory; `compcoll.gpu.selection` has the same methods for device memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _SLACK = 128  # more than a stride and a vector, so that the fast path can write
 
 
 class HostSelection:
-    """The CPU's kernels for buffers of float32 or float64.
+    """Kernels for buffers in the type of computation: float64 for float64, else float32.
+
+    Buffers are in device memory; indices, samples and values taken from a buffer are in host memory. Thresholds apply
+    to magnitudes; NaN and Inf are above every finite threshold.
 
     Parameters
     ----------
@@ -32,6 +35,31 @@ class HostSelection:
         Whether values are float64.
     instruction_set : int
         Index of one of the device's instruction sets.
+
+    Attributes
+    ----------
+    dtype : dtype
+        Element type of the values.
+    count : callable
+        Counts the ``values`` above the ``threshold``.
+    moments : callable
+        Returns the sum, sum of magnitudes, sum of squares, and largest magnitude of the finite ``values``.
+    laplacian : callable
+        Fits a Laplacian distribution to the moments of a sample of ``m`` of the ``values``, or of all. Returns the
+        threshold ``b · ln(cosh(μ/b) / η)`` that a fraction ``density`` of the values exceeds; ``|μ|``; the largest
+        magnitude of the sample; the length b in which the tail falls to 1/e there; and the threshold of a zero-mean
+        normal distribution, whose ``quantile`` is given. The two thresholds change places if the mean magnitude
+        indicates a lighter tail.
+    bisected : callable
+        Returns a threshold between ``head`` and ``tail`` that ``low`` to ``high`` values of a ``sample`` exceed. Tries
+        ``first``, then ``second`` if that lies in the remaining interval, then bisection; None if it finds none.
+    kth_largest : callable
+        Returns the ``k``-th largest magnitude of the ``values``.
+    wire_nbytes, write : callable
+        Return the bytes of the wire of some elements out of ``n``; write it to ``wire``, too.
+    add, subtract, clear : callable
+        Work in place: ``out[indices] += values``; ``out[indices] -= sent``, or 0 if the result is not finite;
+        ``out = 0``.
     """
 
     def __init__(self, wide: bool, instruction_set: int) -> None:
@@ -54,20 +82,25 @@ class HostSelection:
         return np.zeros(n, self.dtype)
 
     def multiply(self, values: Array, factor: float) -> None:
+        """Multiply in place: ``values *= factor``."""
         values *= factor
 
     def plus(self, target: Array, source: Array, factor: float = 1.0) -> None:
+        """Add in place: ``target += source · factor``."""
         target += source if factor == 1.0 else source * factor
 
     def put(self, indices: Array, values: Array | None, out: Array) -> None:
+        """Store ``out[indices] = values``, or 0 if ``values`` is None."""
         out[indices] = 0 if values is None else values
 
     def above(self, values: Array, threshold: float, most: int) -> tuple[Array | None, int]:
+        """Return the ascending indices of values above a threshold, None if more than ``most``; and their number."""
         indices = np.empty(min(values.size, most) + _SLACK, np.uint32)
         count = self._kernels.compact(values, threshold, indices)
         return (indices[:count] if count <= most else None), count
 
     def unambiguous(self, values: Array, variances: Array, alpha: float, threshold: float) -> Array:
+        """Return the indices of values r with ``|r| > threshold`` and ``r² > alpha · v``, or that are not finite."""
         indices = np.empty(values.size // 16 + _SLACK, np.uint32)
         count = self._kernels.unambiguous(values, variances, alpha, threshold, indices)
         if count > indices.size:
@@ -76,15 +109,22 @@ class HostSelection:
         return indices[:count]
 
     def largest(self, values: Array, k: int) -> Array:
+        """Return the indices of the k largest: no zeros, all that are not finite, and the first of equal values."""
         positions = np.empty(values.size, np.uint32)
         return positions[: self._kernels.largest(values, k, positions)]
 
     def chosen(self, values: Array, search: Search, room: int) -> tuple[Array | None, int]:
+        """Return the indices of k to ``most`` values, and the number above the first threshold, in one pass.
+
+        If more than ``most`` values are above the first threshold, a higher one is searched. If there is none, return
+        all above the first. The indices are None if fewer than k or more than ``room`` values are above the first.
+        """
         indices = np.empty(min(values.size, room) + _SLACK, np.uint32)
         count, above = self._kernels.choose(values, search, room, indices)
         return (indices[:count] if count else None), above
 
     def sample(self, values: Array, m: int) -> Array:
+        """Return a stratified sample of m values, a multiple of 16, in runs of 16 consecutive values."""
         sampled = np.empty(m, self.dtype)
         self._kernels.sample(values, sampled)
         return sampled
@@ -94,22 +134,30 @@ class HostSelection:
         return taken
 
     def random(self, n: int, k: int, key: int) -> Array:
+        """Return the ascending indices of k random elements out of n."""
         indices = np.empty(k, np.uint32)
         _host.random_indices(n, key, indices)
         return indices
 
     def union(self, first: Array, second: Array) -> Array:
+        """Return the indices that are in either array, ascending."""
         return np.union1d(first, second) if second.size else first
 
     def powers(self, values: Array, largest: float = 0.0) -> tuple[Array, int]:
+        """Return the positions of values that have a power code, and the exponent that the codes refer to.
+
+        It is the exponent of ``largest``, or of the largest value if that is larger.
+        """
         kept = np.empty(values.size, np.uint32)
         count, top = self._kernels.powers(values, largest, kept)
         return kept[:count], top
 
     def finite(self, values: Array) -> bool:
+        """Return whether all values are finite."""
         return bool(np.isfinite(values).all())
 
     def read(self, wire: Array, n: int) -> tuple[Array, Array]:
+        """Return the indices and values of a wire; raise `WireCorrupted` if it is no wire of n elements."""
         try:
             count = self._kernels.read_count(wire, n)
             indices, values = np.empty(count, np.uint32), np.empty(count, self.dtype)
@@ -119,11 +167,13 @@ class HostSelection:
         return indices, values
 
     def without(self, n: int, positions: Array) -> Array:
+        """Return all positions below n except these."""
         others = np.ones(n, np.bool_)
         others[positions] = False
         return np.flatnonzero(others)
 
     def merged(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """Return the sum of sparse vectors, added in their order, as indices and values."""
         total = sum(part[0].size for part in parts)
         sums, others = ((np.empty(total, np.uint32), np.empty(total, self.dtype)) for _ in range(2))
         count = 0

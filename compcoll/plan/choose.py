@@ -12,11 +12,13 @@ from ..algorithms import ALGORITHMS, DENSE
 from ..algorithms import SPARSE as OF_SPARSIFIERS
 from ..algorithms.dissemination import largest
 from ..algorithms.job import Job
-from ..codecs.base import Codec, IntegerQuantizer
+from ..codecs.base import Codec
 from ..codecs.registry import meant
 from ..codecs.sparse.sparsifier import Sparsifier
 from ..dtypes import DTYPES, HALVES
 from ..errors import UnknownAlgorithm
+from ..host.quantizer import IntegerQuantizer
+from ..kernels._host import Gathered
 from ..pending import Steps
 from .accuracy import affordable, relative_error
 from .call import SUMS, Call, Setting
@@ -53,7 +55,7 @@ RESTRICTED = tuple(record.name for record in ALGORITHMS.values() if record.restr
 BY_MPI = tuple(record.name for record in ALGORITHMS.values() if record.by_mpi)
 """The algorithms that start MPI's own collectives."""
 
-IN_TURN = tuple(record.name for record in ALGORITHMS.values() if record.in_turn)
+ORDERED = tuple(record.name for record in ALGORITHMS.values() if record.ordered)
 """The algorithms whose calls must begin, or go through the one shared memory, in the same order on all ranks."""
 
 ON_THE_HOST = (NATIVE, DISSEMINATION, SHARED_MEMORY)
@@ -167,7 +169,7 @@ def small(call: Call, setting: Setting) -> bool:
         and not call.checksum
         and not setting.gpus
         and call.nbytes <= largest(setting.world.size)
-        and setting.device.gathers(call.dtype, call.op)
+        and Gathered.reducible(call.dtype, call.op)
     )
 
 
@@ -296,7 +298,7 @@ def _refused(
         return "slow to agree on scales"
     if unfit := record.unfit(world):
         return unfit
-    if record.restricted:
+    if record.always_faster is not None:
         # Shared memory is also faster than MPI's own if that must not block.
         alone = record.inside_node and bool(known.native or not known.blocks)
         measured = alone or record.always_faster(wire_nbytes, world.size) or profile.measured(world, record.name)

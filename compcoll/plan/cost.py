@@ -257,7 +257,6 @@ def _costs(profile: Profile, nbytes: int, world: World, wire: WireFormat, segmen
         n=float(nbytes),
         world=world,
         segment=segment,
-        coded=wire.codec != RAW,
         shrink=1 / wire.ratio,
         encode=work / speed.encode,
         decode=work / speed.decode,

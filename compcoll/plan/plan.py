@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from ..algorithms import native
 from ..algorithms.dissemination import largest
-from ..codecs.base import Codec, Coder, IntegerQuantizer, bits_of
+from ..codecs.base import Codec, Coder, Coders, bits_of
 from ..codecs.cast import uncompressed
 from ..codecs.checksum import CheckedCoder
 from ..codecs.sparse.sparsifier import MOST_ELEMENTS, SparseCoder, Sparsifier
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument, InvalidBuffer, UnknownAlgorithm, UnsupportedDType
 from ..host.device import HostDevice
-from ..host.quantizer import NumberCoder
+from ..host.quantizer import IntegerQuantizer, NumberCoder
+from ..layout import Lengths
 from . import choose, explanation
 from .call import NO_REDUCTION, SUMS, Call, Setting
 from .signature import Signature
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """The decision how a collective runs. ``str(plan)`` lists the options with their predicted times, and the reason.
 
     Attributes
@@ -32,20 +35,12 @@ class Plan(NamedTuple):
         The codec that will run; None if values travel uncompressed.
     algorithm : str
         The algorithm that will run.
-    coder : Coder or None
-        Encodes and decodes the values; None if MPI moves them.
-    raw : Coder or None
-        Moves values uncompressed, for an algorithm that does so inside nodes.
-    block, segment : int
+    coders : Coders or None
+        Encode and decode the values; None if MPI moves them.
+    lengths : Lengths
         Elements of a block of the codec, and of a segment.
-    scale : float
-        Factor of the values.
     signature : Signature
         The description of the call that ranks exchange.
-    quantizer : IntegerQuantizer or None
-        Quantizer of an additive codec: the algorithm then adds numbers, and ``coder`` moves values uncompressed.
-    codec_text : str or None
-        The codec's name in `Stats`.
     unblocked : Plan or None
         The plan that runs instead if some rank must not block in MPI; None if it is the same.
     """
@@ -54,15 +49,25 @@ class Plan(NamedTuple):
     setting: Setting
     codec: Codec | None
     algorithm: str
-    coder: Coder | None
-    raw: Coder | None
-    block: int
-    segment: int
-    scale: float
+    coders: Coders | None
+    lengths: Lengths
     signature: Signature
-    quantizer: IntegerQuantizer | None = None
-    codec_text: str | None = None
     unblocked: Plan | None = None
+
+    @property
+    def scale(self) -> float:
+        """The factor of the values."""
+        return 1.0 / self.setting.world.size if self.call.op == "mean" else 1.0
+
+    @cached_property
+    def codec_text(self) -> str | None:
+        """The codec's name in `Stats`."""
+        return None if self.codec is None else repr(self.codec)
+
+    @cached_property
+    def quantizer(self) -> IntegerQuantizer | None:
+        """The quantizer of an additive codec, whose numbers the algorithm adds; None with other codecs."""
+        return None if self.codec is None else choose.quantizer_of(self.call, self.setting)
 
     @property
     def gathers(self) -> bool:
@@ -77,8 +82,8 @@ class Plan(NamedTuple):
         return explanation.text(self.call, self.setting, self.algorithm, self.codec, unblocked)
 
 
-def _detail(algorithm: str, coder: Coder | None, segment: int) -> str:
-    return algorithm if coder is None else f"{algorithm} in segments of {segment}"
+def _detail(algorithm: str, coders: Coders | None, segment: int) -> str:
+    return algorithm if coders is None else f"{algorithm} in segments of {segment}"
 
 
 def with_checksum(coder: Coder, device: HostDevice) -> Coder:
@@ -105,38 +110,33 @@ def make_plan(call: Call, setting: Setting) -> Plan:
     device, world = setting.device, setting.world
     quantizer = None if codec is None else choose.quantizer_of(call, setting)
     _check_choice(call, setting, algorithm, codec, quantizer)
-    coder, raw, block, ratio = None, None, 1, 1.0
+    coders, block, ratio = None, 1, 1.0
     if algorithm not in (choose.NATIVE, *choose.RESTRICTED) or (codec is not None and not quantizer):
-        if codec is None or quantizer:
-            coder = (
-                uncompressed(device, call.dtype) if call.dtype in DTYPES else NumberCoder(np.dtype(call.dtype), "sum")
-            )
-        else:
+        known = call.dtype in DTYPES
+        raw: Coder = uncompressed(device, call.dtype) if known else NumberCoder(np.dtype(call.dtype), "sum")
+        coder = raw
+        if codec is not None and not quantizer:
             coder = codec.coder(device, call.dtype)
             ratio = 8 * call.itemsize / bits_of(coder)
         if codec is not None:
             block = codec.block
-        if algorithm == choose.HIERARCHICAL:
-            raw = uncompressed(device, call.dtype)
         if call.checksum:
-            coder, raw = with_checksum(coder, device), raw and with_checksum(raw, device)
+            coder, raw = with_checksum(coder, device), with_checksum(raw, device)
+        coders = Coders(coder, raw)
     segment = max(choose.segment(codec, ratio, call, setting) // call.itemsize, 1)
-    detail = _detail(algorithm, coder, segment)
+    detail = _detail(algorithm, coders, segment)
     instead = None
     if unblocked != algorithm and world.size > 1:
         instead = make_plan(call._replace(codec=None, tolerance=None, algorithm=unblocked), setting)
-        detail += f" or {_detail(unblocked, instead.coder, instead.segment)}"
-    text = None if codec is None else repr(codec)
+        detail += f" or {_detail(unblocked, instead.coders, instead.lengths.segment)}"
     signature = Signature(_line(call, detail, codec))
     if world.size == 1 and algorithm not in choose.SPARSE and (quantizer is None or quantizer.is_sum):
-        algorithm, codec, text, quantizer = choose.COPY, None, None, None
+        algorithm, codec = choose.COPY, None
     elif algorithm == choose.HIERARCHICAL and world.nodes == 1 and quantizer is None:
-        codec = text = None  # nothing is compressed inside a node
-    scale = 1.0 / world.size if call.op == "mean" else 1.0
-    plan = Plan(call, setting, codec, algorithm, coder, raw, block, segment, scale, signature, quantizer, text)
+        codec = None  # nothing is compressed inside a node
     if instead is not None:
-        return plan._replace(unblocked=instead._replace(call=call, signature=signature))
-    return plan
+        instead = replace(instead, call=call, signature=signature)
+    return Plan(call, setting, codec, algorithm, coders, Lengths(block, segment), signature, instead)
 
 
 def _chosen(call: Call, setting: Setting) -> tuple[str, Codec | None, str]:

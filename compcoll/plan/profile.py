@@ -15,7 +15,7 @@ from typing import Any
 from .. import config
 from ..errors import InvalidArgument, ProfileError
 from ..layout import World
-from ..transports.base import Located, Transport
+from ..transports.base import Connection, LibraryConnection
 from .cost import DEFAULTS, Link, Profile, Speed, Timing, defaults_of
 
 # The version of the file format.
@@ -195,13 +195,13 @@ def _readable() -> list[Stored]:
     return found
 
 
-def place_of(transport: Located, device: str) -> Place:
+def place_of(transport: LibraryConnection, device: str) -> Place:
     """Return the place of a transport's ranks. Collective."""
     library, hosts = transport.whereabouts()
     return Place(library, hosts, device)
 
 
-def profile_for(transport: Transport, device: str) -> Profile:
+def profile_for(transport: Connection, device: str) -> Profile:
     """Return the profile of the machines that the ranks run on. Rank 0 reads and broadcasts it. Collective.
 
     COMPCOLL_PROFILE names a file, or is ``defaults``. If a profile cannot be used, rank 0 warns once and uses the
@@ -209,12 +209,12 @@ def profile_for(transport: Transport, device: str) -> Profile:
 
     Parameters
     ----------
-    transport : Transport
+    transport : Connection
         The transport between the ranks.
     device : str
         The device that holds the buffers, and its kernels.
     """
-    if transport.size == 1 or not isinstance(transport, Located):
+    if transport.size == 1 or not isinstance(transport, LibraryConnection):
         return DEFAULTS
     place, world = place_of(transport, device), World.of(transport.nodes)
     return _broadcast(transport, lambda: _known(place, world))
@@ -224,26 +224,26 @@ def profile_for(transport: Transport, device: str) -> Profile:
 _measured: dict[tuple[Place, World], Profile] = {}
 
 
-def remember(transport: Located, device: str, measure: Callable[[], Profile]) -> None:
+def remember(transport: LibraryConnection, device: str, measure: Callable[[], Profile]) -> None:
     """Measure a profile for a transport's ranks if none is stored and the environment names none. Collective.
 
     Parameters
     ----------
     transport, device
-        As of `profile_for`; the transport must be `Located`.
+        As of `profile_for`; the transport must be a `LibraryConnection`.
     measure : callable
         Measures and returns the profile. Either all ranks call it, or none.
     """
     place, world = place_of(transport, device), World.of(transport.nodes)
-    wanted = transport.tell(lambda: not config.profile() and _known(place, world) is defaults_of(place.mpi))
+    wanted = transport.broadcast(lambda: not config.profile() and _known(place, world) is defaults_of(place.mpi))
     if wanted:
         measured = measure()
         _measured[place, world] = _broadcast(transport, lambda: measured)
 
 
-def _broadcast(transport: Located, find: Callable[[], Profile]) -> Profile:
+def _broadcast(transport: LibraryConnection, find: Callable[[], Profile]) -> Profile:
     """Call ``find`` on rank 0 and return its profile on every rank. Collective."""
-    parts = transport.tell(lambda: asdict(find()))
+    parts = transport.broadcast(lambda: asdict(find()))
     return _profile(parts, parts["source"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from copy import copy
 from hashlib import blake2b
 
 from ..errors import CollectiveFailed, CollectiveMismatch, CompcollError
@@ -49,8 +50,6 @@ class Signature:
         For each level, the rank's initial smallest and largest fingerprint.
     """
 
-    __slots__ = ("call", "extremes")
-
     def __init__(self, call: str, salt: str = "") -> None:
         self.call = call
         own = fingerprint(call + salt)
@@ -64,9 +63,8 @@ class Signature:
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
-        made = object.__new__(Signature)
+        made = copy(self)
         made.call = f"{self.call[: TEXT_NBYTES // 2]} at {frame.f_code.co_filename}:{frame.f_lineno}"
-        made.extremes = self.extremes
         return made
 
 
@@ -79,14 +77,8 @@ def unmade(collective: str, error: Exception) -> str:
     return f"{collective} {how}: {type(error).__name__}: {error}"
 
 
-def told_apart(calls: list[str], own: int) -> CompcollError:
-    """Return the error for ranks that do not make the same call."""
-    kind = CollectiveFailed if any(map(_FAILED.match, calls)) else CollectiveMismatch
-    return kind(table(calls, own))
-
-
-def table(calls: list[str], own: int) -> str:
-    """Return the error's text: one line for each distinct call, this rank's marked."""
+def mismatch(calls: list[str], own: int) -> CompcollError:
+    """Return the error for ranks that do not make the same call: a line for each distinct call, this rank's marked."""
     callers: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         callers.setdefault(call, []).append(rank)
@@ -94,6 +86,6 @@ def table(calls: list[str], own: int) -> str:
         f"  rank {', '.join(map(str, ranks))}{' (this one)' if own in ranks else ''}: {call}"
         for call, ranks in callers.items()
     ]
-    unmade = any(map(_FAILED.match, calls))
-    head = "not every rank could make its call" if unmade else "the ranks' calls do not belong together"
-    return "\n".join([f"{head}:", *lines])
+    if any(map(_FAILED.match, calls)):
+        return CollectiveFailed("\n".join(["not every rank could make its call:", *lines]))
+    return CollectiveMismatch("\n".join(["the ranks' calls do not belong together:", *lines]))

@@ -25,7 +25,7 @@ from ..algorithms.record import Symmetry
 from ..errors import CompcollError, InvalidArgument
 from ..pending import Pending, Steps
 from ..plan.cost import Link
-from ..transports.base import GeneratorTransport, Wire
+from ..transports.base import Wire
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class Simulated:
         _complete(receiving, max(message.arrived, receiving.posted))
 
 
-class SimulatedTransport(GeneratorTransport):
+class SimulatedTransport:
     """One rank's end of a `Simulated` world.
 
     Attributes
@@ -334,7 +334,7 @@ class SimulatedTransport(GeneratorTransport):
     """
 
     def __init__(self, world: Simulated, rank: int, size: int, nodes: Sequence[int]) -> None:
-        super().__init__(rank, size, nodes)
+        self.rank, self.size, self.nodes = rank, size, nodes
         self.world = world
         self.now = self.opened = 0.0
         self.steps: Steps = iter(())  # type: ignore[assignment]

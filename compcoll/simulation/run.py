@@ -13,9 +13,9 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ..algorithms import ALGORITHMS as RECORDS
-from ..algorithms.job import Job, Window
+from ..algorithms.job import Job, Operands, Window
 from ..algorithms.record import Symmetry
-from ..codecs.base import Codec
+from ..codecs.base import Codec, Coders
 from ..dtypes import DTYPES
 from ..errors import InvalidArgument
 from ..execute.handshake import partners
@@ -177,7 +177,7 @@ def allreduce(
     call = Call("allreduce", n, scenario.dtype, itemsize, "sum", codec, algorithm)
     plan = make_plan(call, Setting(scenario.world, device, profile, library="", shared=False))
     if scenario.segment is not None:
-        plan = plan._replace(segment=max(scenario.segment // itemsize, 1))
+        plan = replace(plan, lengths=plan.lengths._replace(segment=max(scenario.segment // itemsize, 1)))
     cut = _cut(plan, n, scenario, symmetric)
     count = messages(scenario, algorithm, cut.chunks)
     if cut.symmetry == "none" and count > _MANY_MESSAGES and not patient:
@@ -185,14 +185,13 @@ def allreduce(
     simulated = Simulated(scenario.ranks, scenario.network, cut.symmetry, progress)
     begun = handshake(scenario.ranks, scenario.network)
     opened = [scenario.call + begun.seconds[t.rank % len(begun.seconds)] for t in simulated.transports]
-    ahead = plan.coder is not None and plan.coder.fixed_size  # as in blocking calls that are replayed
+    ahead = plan.coders is not None and plan.coders.coder.fixed_size  # as in blocking calls that are replayed
     starts = [scenario.call] * len(opened) if ahead else opened
     raw = profile.speed(RAW, 8.0 * itemsize)
     speed = raw if codec is None else profile.speed(codec.kind, codec.wire_bits(device, scenario.dtype))
     allocate = lru_cache(maxsize=None)(Extent)
     jobs = [_job(transport, plan, cut, (speed, raw), allocate) for transport in simulated.transports]
     account = simulated.run([choose.ALLREDUCE[algorithm](job) for job in jobs], starts, opened)
-    coders = [(job.coder, job.raw) for job in jobs]
     return Outcome(
         algorithm,
         codec,
@@ -200,8 +199,8 @@ def allreduce(
         max(job.stats.wire_nbytes for job in jobs),
         max(job.stats.raw_sent_nbytes for job in jobs),
         account.messages / len(jobs),
-        max(sum(coder.encode_seconds for coder in both) for both in coders),
-        max(sum(coder.decode_seconds for coder in both) for both in coders),
+        max(sum(coder.encode_seconds for coder in job.coders) for job in jobs),
+        max(sum(coder.decode_seconds for coder in job.coders) for job in jobs),
         cut.n * itemsize,
         cut.symmetry,
     )
@@ -226,20 +225,20 @@ def _job(
     allocate: Callable[[int], Any],
 ) -> Any:
     """Make the job that `compcoll.execute.host` gives to an algorithm, with coders that only advance the clock."""
-    itemsize, coder = plan.call.itemsize, plan.coder
-    assert coder is not None
+    assert plan.coders is not None
+    itemsize, coder = plan.call.itemsize, plan.coders.coder
     wire_nbytes = coder.wire_nbytes if coder.fixed_size else lambda n: -(-n * itemsize // 2)
     return Job(
         group=Group(transport, tag=1),
-        coder=SizesCoder(transport, wire_nbytes, speeds[0], itemsize),
-        x=Window(Extent(0)),
-        out=Window(Extent(0)),
+        coders=Coders(
+            SizesCoder(transport, wire_nbytes, speeds[0], itemsize),
+            SizesCoder(transport, lambda n: itemsize * n, speeds[1], itemsize),
+        ),
+        operands=Operands(Window(Extent(0)), Window(Extent(0)), itemsize),
         chunks=cut.chunks,
         allocate=allocate,
         stats=Stats("allreduce", None, plan.algorithm, plan.call.nbytes),
-        itemsize=itemsize,
-        raw=SizesCoder(transport, lambda n: itemsize * n, speeds[1], itemsize),
-        cut=partial(balanced_chunks, cut.n, block=plan.block, segment=plan.segment),
+        cut=partial(balanced_chunks, cut.n, lengths=plan.lengths),
     )
 
 
@@ -264,17 +263,17 @@ def messages(scenario: Scenario, algorithm: str, chunks: Sequence[Chunk]) -> int
 def _cut(plan: Plan, n: int, scenario: Scenario, symmetric: bool) -> _Cut:
     """Cut a buffer, with chunks of one size if it (or about its size) permits; then one node stands for all."""
     ranks, record = scenario.ranks, RECORDS[plan.algorithm]
-    chunks = balanced_chunks(n, record.parts(ranks), plan.block, plan.segment)
+    chunks = balanced_chunks(n, record.parts(ranks), plan.lengths)
     exact = _Cut(n, chunks, "none")
     if not symmetric or not has_symmetry(record.symmetry, ranks, scenario.network.ranks_per_node):
         return exact
-    if _equal(balanced_chunks(n, _parts(plan, scenario), plan.block, plan.segment)):
+    if _equal(balanced_chunks(n, _parts(plan, scenario), plan.lengths)):
         return exact._replace(symmetry=record.symmetry)
     unit = _unit(plan, n, scenario)
     rounded = -(-n // unit) * unit
     if messages(scenario, plan.algorithm, chunks) <= _FEW_MESSAGES or rounded > _ROUNDED * n:
         return exact
-    chunks = balanced_chunks(rounded, record.parts(ranks), plan.block, plan.segment)
+    chunks = balanced_chunks(rounded, record.parts(ranks), plan.lengths)
     return _Cut(rounded, chunks, record.symmetry)
 
 
@@ -287,7 +286,7 @@ def _parts(plan: Plan, scenario: Scenario) -> int:
 
 def _unit(plan: Plan, n: int, scenario: Scenario) -> int:
     """Return a number of values whose multiples can be cut into parts of one size."""
-    unit = _parts(plan, scenario) * plan.block
+    unit = _parts(plan, scenario) * plan.lengths.block
     return unit * (64 if n >= 1024 * unit else 1)
 
 

@@ -163,7 +163,7 @@ def _cpu(report: Report) -> None:
 def examine_ranks(report: Report, started_by: Launcher) -> bool:
     """Examine all ranks together; return whether this rank prints. Collective under MPI."""
     try:
-        from ..transports.mpi import transport_by_mpi
+        from ..transports.mpi import MPITransport
     except MPIMissing as error:
         said = ", ".join(str(error.__cause__).split("\n"))
         report.add("MPI", f"cannot be loaded: {said}", mpi=None)
@@ -171,7 +171,7 @@ def examine_ranks(report: Report, started_by: Launcher) -> bool:
         report.find(WRONG, f"mpi4py finds no MPI library ({said})", remedy)
         _codecs(report)
         return started_by.rank == 0
-    transport = transport_by_mpi(None, threads=False, timeout=config.DEFAULT_TIMEOUT)
+    transport = MPITransport(timeout=config.DEFAULT_TIMEOUT)
     try:
         _library(report, transport, started_by)
         _placement(report, transport)

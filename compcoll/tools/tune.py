@@ -35,7 +35,7 @@ from ..plan.choose import ALLREDUCE, DISSEMINATION, NATIVE, SHARED_MEMORY
 from ..plan.cost import DEFAULTS, RAW, Link, Profile, Speed, Timing, WireFormat, formula
 from ..plan.profile import Stored, load, path_of, place_of, save
 from ..plan.wire_formats import kind_of, wire_format
-from ..transports.base import Located, Tunable, Wire
+from ..transports.base import LibraryConnection, Wire
 
 # Bytes of the timed allreduces, up to sizes that exceed all processor caches.
 SIZES = tuple(1 << power for power in (8, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 24, 25, 26))
@@ -76,9 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure a profile and store it."""
-    from ..transports.mpi import transport_by_mpi  # starts MPI
+    from ..transports.mpi import MPITransport  # starts MPI
 
-    transport = transport_by_mpi(None, threads=False, timeout=config.DEFAULT_TIMEOUT)
+    transport = MPITransport(timeout=config.DEFAULT_TIMEOUT)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a profile that cannot be used: it is measured anew
         comm = Communicator(transport)
@@ -91,14 +91,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def tune(comm: Communicator, transport: Tunable, seconds: float | None = None, *, quick: bool = False) -> Stored:
+def tune(
+    comm: Communicator, transport: LibraryConnection, seconds: float | None = None, *, quick: bool = False
+) -> Stored:
     """Measure links, codecs and allreduces. Collective.
 
     Parameters
     ----------
     comm : Communicator
         Uses the same transport.
-    transport : Tunable
+    transport : LibraryConnection
         The transport between the ranks.
     seconds : float, optional
         No measurement begins after this time; default 30 s, or 3 s for a quick profile.
@@ -140,7 +142,7 @@ def _show(text: str) -> None:
     print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def with_links(profile: Profile, transport: Tunable, watch: Stopwatch, world: World, part: float) -> Profile:
+def with_links(profile: Profile, transport: LibraryConnection, watch: Stopwatch, world: World, part: float) -> Profile:
     """Measure the existing links, for ``part`` of the usual time, and return the profile with them."""
     by_node: dict[int, list[int]] = {}
     for rank, node in enumerate(transport.nodes):
@@ -242,7 +244,7 @@ def _complete(pending: list[Any]) -> None:
                 give_way()
 
 
-def _link(transport: Tunable, watch: Stopwatch, partners: dict[int, int], part: float) -> Link:
+def _link(transport: LibraryConnection, watch: Stopwatch, partners: dict[int, int], part: float) -> Link:
     """Measure a link: latency by half a ping-pong of 8 bytes, bandwidth by equal messages in both directions."""
     partner = partners.get(transport.rank)
     tiny = Wire(memoryview(bytearray(8))), Wire(memoryview(bytearray(8)))
@@ -266,7 +268,7 @@ def _link(transport: Tunable, watch: Stopwatch, partners: dict[int, int], part: 
     return Link(latency, max(seconds - latency, 1e-9) / (size * _EXCHANGED))
 
 
-def _message(transport: Tunable, device: HostDevice, watch: Stopwatch, partners: dict[int, int]) -> float:
+def _message(transport: LibraryConnection, device: HostDevice, watch: Stopwatch, partners: dict[int, int]) -> float:
     """Measure the host time of a message among many: both ends, the kernels' start, and waiting."""
     partner = partners.get(transport.rank)
     coder = Cast("float32").coder(device, "float32")
@@ -321,7 +323,7 @@ class Timed(NamedTuple):
         return self.algorithm != DISSEMINATION or nbytes / self.wire.ratio <= largest(world.size)
 
 
-def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
+def series_of(comm: Communicator, transport: LibraryConnection, world: World) -> list[Timed]:
     """Return the allreduces to time on these ranks: the library's own, and ours uncompressed and with ZFP."""
     names = [name for name in ALLREDUCE if not ALGORITHMS[name].unfit(world)]
     ways: list[tuple[str, Codec | None]] = [(NATIVE, None)]
@@ -336,7 +338,7 @@ def series_of(comm: Communicator, transport: Tunable, world: World) -> list[Time
     return [timed(*way) for way in ways]
 
 
-def quick_series(comm: Communicator, transport: Tunable, world: World) -> list[Timed]:
+def quick_series(comm: Communicator, transport: LibraryConnection, world: World) -> list[Timed]:
     """Return the allreduces of a quick profile: compressed ones, fast uncompressed ones, and the library's own.
 
     The library's own runs in place and without our handshake, as process groups call it for uncompressed data. It must
@@ -423,19 +425,19 @@ class Stopwatch:
 
     Parameters
     ----------
-    transport : Located
+    transport : LibraryConnection
         The transport between the ranks.
     seconds : float
         Time limit from now, in seconds.
     """
 
-    def __init__(self, transport: Located, seconds: float) -> None:
+    def __init__(self, transport: LibraryConnection, seconds: float) -> None:
         self._transport = transport
         self._deadline = time.perf_counter() + seconds
 
     def affords(self, seconds: float) -> bool:
         """Return whether ``seconds`` are left. Collective."""
-        return self._transport.tell(lambda: time.perf_counter() + seconds < self._deadline)
+        return self._transport.broadcast(lambda: time.perf_counter() + seconds < self._deadline)
 
     def seconds(self, work: Callable[[], Any], budget: float) -> float:
         """Measure a single work, as `each` does. Collective."""

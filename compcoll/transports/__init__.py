@@ -15,9 +15,8 @@ def transport_of(comm: Any, *, threads: bool, timeout: float | None = None) -> C
     MPIMissing
         If ``comm`` is not a transport and there is no MPI library.
     """
-    # Check the class, since attributes of MPI's communicators call MPI, which may have ended.
-    if hasattr(type(comm), "announced"):
-        return comm  # type: ignore[no-any-return]
-    from .mpi import transport_by_mpi  # starts MPI
+    if isinstance(comm, Connection):
+        return comm
+    from .mpi import MPITransport  # starts MPI
 
-    return transport_by_mpi(comm, threads=threads, timeout=timeout)
+    return MPITransport(comm, threads=threads, timeout=timeout)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from ..errors import CompcollError
-from ..kernels._host import Function, MPIReduction
+from ..errors import CollectiveFailed, CommunicatorBroken, CompcollError, InvalidArgument, UnsupportedRecovery
+from ..kernels._host import Function, MPIMessage, MPIReduction
 from ..pending import Pending
 from .shared import Mail, Shared
 
@@ -49,15 +50,8 @@ class Wire:
         return self.buffer if self.nbytes == self.buffer.nbytes else self.buffer[: self.nbytes]
 
 
-class Persistent(Pending, Protocol):
-    """A persistent request: a message that is sent or received repeatedly (MPI-4.1, section 3.9)."""
-
-    def Start(self) -> object:
-        """Send or receive the message again. The previous one must have completed."""
-
-
 class Reposted:
-    """A `Persistent` made of single messages, for transports without persistent requests.
+    """A persistent request made of single messages, for transports without persistent requests.
 
     Attributes
     ----------
@@ -78,7 +72,12 @@ class Reposted:
         return self.message is None or self.message.Test()
 
 
-@runtime_checkable
+Persistent = MPIMessage | Reposted
+"""A persistent request: ``Start`` sends or receives the message again, once the previous one has completed (MPI-4.1,
+section 3.9).
+"""
+
+
 class Transport(Protocol):
     """Carries wires between the ranks ``0 … size - 1``.
 
@@ -95,69 +94,18 @@ class Transport(Protocol):
     size: int
     nodes: Sequence[int]
 
+    @abstractmethod
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending: ...
 
+    @abstractmethod
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending: ...
 
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent: ...
 
-    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent: ...
+class Connection(Transport):
+    """A transport between ranks that may give up or die: what a communicator needs.
 
-    def forget(self, message: Persistent) -> None:
-        """Free a persistent message that is not in flight."""
-
-    def free(self) -> None: ...
-
-
-class GeneratorTransport:
-    """Base of transports that only generators use, which send each message once."""
-
-    def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
-        self.rank, self.size, self.nodes = rank, size, nodes
-
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        raise NotImplementedError(f"{type(self).__name__} has no persistent messages")
-
-    recv_init = send_init
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing: there are no persistent messages."""
-
-    def free(self) -> None:
-        """Do nothing: what carries the messages belongs to its creator."""
-
-
-class Native(Protocol):
-    """Collectives of the library that carries a transport's messages: MPI's, or those of a process group.
-
-    Attributes
-    ----------
-    library : str
-        The library's name, for error texts and reports.
-    """
-
-    @property
-    def library(self) -> str: ...
-
-    def reductions(self, collective: str, op: str) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
-        """Return the library's blocking and nonblocking allreduce or reduce_scatter, as functions of input and result.
-
-        An allreduce of x into x works in place; a reduce_scatter has equal blocks.
-        """
-
-    def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
-        """Start the library's allgatherv; counts in elements."""
-
-    def ibcast(self, x: Any, root: int) -> Pending:
-        """Start the library's broadcast, in place."""
-
-    def ialltoall(self, x: Any, out: Any) -> Pending:
-        """Start the library's alltoall of equal blocks."""
-
-
-@runtime_checkable
-class Connection(Transport, Protocol):
-    """A transport between ranks that may give up or die.
+    A subclass defines the abstract methods. The other attributes and methods have the values and the behaviour of a
+    transport inside one process.
 
     Attributes
     ----------
@@ -165,82 +113,181 @@ class Connection(Transport, Protocol):
         Whether polling a message yields the core to other processes if nothing has arrived.
     blocks : bool
         Whether ``Test`` of a message waits until it completes, since the library has no nonblocking test.
+    cores : float or None
+        The share of the machine's cores for this rank, in cores; None if it is unknown.
+    native : LibraryConnection or None
+        The library's own collectives; None if it has none.
     shared : Shared or None
         Memory that the ranks of this node share. Either all nodes with more than one rank have it, or none.
     mail : Mail or None
         The path of handshake messages inside the node; None if the transport carries them.
     """
 
-    lends_core: bool
-    blocks: bool
-    shared: Shared | None
-    mail: Mail | None
+    nodes: Sequence[int] = ()
+    lends_core = False
+    blocks = False
+    cores: float | None = None
+    native: LibraryConnection | None = None
+    shared: Shared | None = None
+    mail: Mail | None = None
 
-    @property
-    def native(self) -> Native | None:
-        """The library's own collectives; None if it has none."""
+    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.isend(wire, dest, tag))
 
-    @property
-    def cores(self) -> float | None:
-        """The share of the machine's cores for this rank, in cores; None if it is unknown."""
+    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
+        return Reposted(lambda: self.irecv(wire, source, tag))
+
+    def release(self, message: Persistent) -> None:
+        """Free a persistent message that is not in flight."""
+
+    def free(self) -> None:
+        """Free the connection. Collective."""
 
     def together(self) -> AbstractContextManager[None]:
         """Return a context in which all ranks do the same collective work. An error on one rank is raised on all."""
+        return nullcontext()
 
     def takes_device_memory(self) -> bool:
         """Return whether wires may be in GPU memory."""
+        return False
 
+    @abstractmethod
     def announce(self, text: str) -> None:
         """Inform all other ranks, whatever they wait for, that this rank gives up, and why."""
 
+    @abstractmethod
     def announced(self) -> Mapping[int, str]:
         """Return the announcements received so far, by rank."""
 
     def failure(self, error: BaseException) -> CompcollError | None:
         """Convert an error of the transport's library that reports a failed rank; return None for other errors."""
+        return None
 
     def abandon(self) -> None:
         """Wake all ranks that wait for messages of this transport, if possible: no more messages will come."""
 
+    def survivors(self, timeout: float) -> Connection:
+        """Create a transport like this one between the ranks that are alive. Collective among those.
 
-@runtime_checkable
-class Located(Protocol):
-    """A transport whose ranks know their hosts and can measure together.
+        Raises
+        ------
+        UnsupportedRecovery
+            If the transport cannot continue without a failed rank.
+        """
+        raise UnsupportedRecovery(f"{type(self).__name__} cannot go on without a rank: MPI can")
+
+
+def named(error: BaseException, rank: int) -> BaseException:
+    """Wrap an error in one that names the rank; errors of compcoll and interrupts stay as they are."""
+    if isinstance(error, CompcollError) or not isinstance(error, Exception):
+        return error
+    failure = CollectiveFailed(f"rank {rank}, while a communicator was made: {summary(error)}")
+    failure.__cause__ = error
+    return failure
+
+
+def summary(error: BaseException | None) -> str:
+    """Return an error's class and text; empty without an error."""
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+class LibraryConnection(Connection):
+    """A connection by a library that has collectives of its own: MPI, or a process group's.
 
     Attributes
     ----------
-    nodes : sequence of int
-        See `Transport`.
+    library : str
+        The library's name, for error texts and reports.
+    given_up : bool
+        Whether the connection has failed and all ranks know it.
     """
 
-    nodes: Sequence[int]
+    library: ClassVar[str]
+    given_up = False
 
+    @property
+    def native(self) -> LibraryConnection:  # type: ignore[override]
+        return self
+
+    @abstractmethod
+    def reductions(self, collective: str, op: str) -> tuple[MPIReduction | Function, Callable[[Any, Any], Pending]]:
+        """Return the library's blocking and nonblocking allreduce or reduce_scatter, as functions of input and result.
+
+        An allreduce of x into x works in place; a reduce_scatter has equal blocks.
+        """
+
+    @abstractmethod
+    def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
+        """Start the library's allgatherv; counts in elements."""
+
+    @abstractmethod
+    def ibcast(self, x: Any, root: int) -> Pending:
+        """Start the library's broadcast, in place."""
+
+    @abstractmethod
+    def ialltoall(self, x: Any, out: Any) -> Pending:
+        """Start the library's alltoall of equal blocks."""
+
+    @abstractmethod
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
         """Return the library that carries messages and the sorted names of all ranks' hosts. Collective."""
 
     def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Call ``work`` on each rank and return all results, which JSON must support. Collective.
+        """Call ``work`` on each rank and return all results, which JSON must support: tuples become lists. Collective.
 
-        An error on one rank is raised on all.
+        Raises
+        ------
+        CompcollError
+            On all ranks, if ``work`` raised on some rank. The transport is then freed.
         """
+        failed: BaseException | None = None
+        result: Result | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            failed = error
+        every: list[tuple[str, bool, Any]] = self._every((summary(failed), isinstance(failed, InvalidArgument), result))
+        failures = {rank: (text, refused) for rank, (text, refused, _) in enumerate(every) if text}
+        if not failures:
+            return [result for _, _, result in every]
+        self.given_up = True
+        self.free()
+        if failed is not None:
+            raise named(failed, self.rank)
+        texts = [
+            f"rank {rank} {'refused its settings' if refused else 'failed'}: {text}"
+            for rank, (text, refused) in failures.items()
+        ]
+        kind = InvalidArgument if all(refused for _, refused in failures.values()) else CommunicatorBroken
+        raise kind("; ".join(texts))
 
-    def tell(self, work: Callable[[], Result]) -> Result:
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a block on all ranks, which may contain collective steps. An error on one rank is raised on all."""
+        try:
+            yield
+        except BaseException as error:
+            if not self.given_up:
+                failed = error
+
+                def fail() -> None:
+                    raise failed
+
+                self.gather(fail)
+            raise
+        self.gather(lambda: None)
+
+    @abstractmethod
+    def _every(self, own: Any) -> list[Any]:
+        """Return each rank's value, which JSON must support."""
+
+    def broadcast(self, work: Callable[[], Result]) -> Result:
         """Call ``work`` on rank 0 and return its result, which JSON must support, on all ranks. Collective."""
+        return self.gather(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
+    @abstractmethod
     def barrier(self) -> None:
         """Wait for all ranks."""
-
-
-class Tunable(Connection, Located, Protocol):
-    """A transport whose links can be measured."""
-
-
-@runtime_checkable
-class Recoverable(Protocol):
-    """A transport that can be rebuilt between the ranks that are alive."""
-
-    def survivors(self, timeout: float) -> Connection:
-        """Create a transport like this one between the ranks that are alive. Collective among those."""
 
 
 class Group:

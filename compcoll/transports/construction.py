@@ -7,58 +7,27 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from .. import __version__
 from ..errors import (
-    CollectiveFailed,
     CollectiveMismatch,
     CommunicatorBroken,
-    CompcollError,
-    InvalidArgument,
     PeerTimeout,
 )
 from ..pending import keep_forever, start_thread, wait_until
+from .base import LibraryConnection, Result, named, summary
 from .library import MPI
 from .serialization import packed, unpacked
-
-Result = TypeVar("Result")
 
 _SECONDS_BETWEEN_CHECKS = 0.02
 """Seconds between two checks whether another rank has given up."""
 _VERSION_NBYTES = 64
 _COUNT_NBYTES = 8
-
-
-class TransportBuilder(Protocol):
-    """A transport under construction.
-
-    Attributes
-    ----------
-    seconds : float
-        Seconds that each step may last.
-    given_up : bool
-        Whether the construction has failed and all ranks know it.
-    """
-
-    comm: MPI.Intracomm
-    rank: int
-    size: int
-    seconds: float
-    given_up: bool
-
-    def announce(self, text: str) -> None: ...
-
-    def announced(self) -> Mapping[int, str]: ...
-
-    def failure(self, error: BaseException) -> CompcollError | None: ...
-
-    def free(self) -> None: ...
 
 
 def duplicate(comm: MPI.Intracomm, seconds: float) -> MPI.Intracomm:
@@ -102,133 +71,84 @@ def in_time(call: Callable[[], Result], seconds: float, late: str) -> Result:
     """
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return call()
-    told: Future[Result] = Future()
+    done: Future[Result] = Future()
 
     def run() -> None:
         try:
-            told.set_result(call())
+            done.set_result(call())
         except Exception as error:
-            told.set_exception(error)
+            done.set_exception(error)
 
     start_thread("construction", run)
     try:
-        return told.result(seconds)
+        return done.result(seconds)
     except FutureTimeout:
         raise PeerTimeout(f"{late} within {seconds:g} s") from None
 
 
-def compare_versions(builder: TransportBuilder) -> None:
-    """Check that all ranks run the same version of compcoll. Collective.
+class Construction(LibraryConnection):
+    """A connection over an MPI communicator, with the steps of its construction. Collective.
 
-    This comes first, since even the construction's messages may differ between versions.
-
-    Raises
-    ------
-    CollectiveMismatch
-        If versions differ.
+    Attributes
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        The private communicator.
+    seconds : float
+        Seconds that each step may last.
     """
-    own = __version__.encode()[:_VERSION_NBYTES].ljust(_VERSION_NBYTES)
-    every = bytearray(_VERSION_NBYTES * builder.size)
-    _settled(builder, builder.comm.Iallgather([own, MPI.BYTE], [every, MPI.BYTE]), (own, every))
-    ranks: dict[str, list[int]] = {}
-    for rank in range(builder.size):
-        version = every[rank * _VERSION_NBYTES :][:_VERSION_NBYTES].decode(errors="replace").rstrip()
-        ranks.setdefault(version, []).append(rank)
-    if len(ranks) == 1:
-        return
-    builder.given_up = True
-    builder.free()
-    texts = [f"{version} on rank {', '.join(map(str, have))}" for version, have in ranks.items()]
-    raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
 
+    comm: MPI.Intracomm
+    seconds: float
 
-def gather(builder: TransportBuilder, work: Callable[[], Result]) -> list[Result]:
-    """Call ``work`` on each rank and return all results. JSON carries them, so tuples become lists. Collective.
+    def compare_versions(self) -> None:
+        """Check that all ranks run the same version of compcoll. Collective.
 
-    Raises
-    ------
-    CompcollError
-        On all ranks, if ``work`` raised on some rank. The transport is then freed.
-    """
-    failed: BaseException | None = None
-    result: Result | None = None
-    try:
-        result = work()
-    except BaseException as error:
-        failed = error
-    told: list[tuple[str, bool, Any]] = _every(builder, (_text(failed), isinstance(failed, InvalidArgument), result))
-    failures = {rank: (text, refused) for rank, (text, refused, _) in enumerate(told) if text}
-    if not failures:
-        return [result for _, _, result in told]
-    builder.given_up = True
-    builder.free()
-    if failed is not None:
-        raise _named(failed, builder.rank)
-    texts = [
-        f"rank {rank} {'refused its settings' if refused else 'failed'}: {text}"
-        for rank, (text, refused) in failures.items()
-    ]
-    kind = InvalidArgument if all(refused for _, refused in failures.values()) else CommunicatorBroken
-    raise kind("; ".join(texts))
+        This comes first, since even the construction's messages may differ between versions.
 
+        Raises
+        ------
+        CollectiveMismatch
+            If versions differ.
+        """
+        own = __version__.encode()[:_VERSION_NBYTES].ljust(_VERSION_NBYTES)
+        every = bytearray(_VERSION_NBYTES * self.size)
+        self._settled(self.comm.Iallgather([own, MPI.BYTE], [every, MPI.BYTE]), (own, every))
+        ranks: dict[str, list[int]] = {}
+        for rank in range(self.size):
+            version = every[rank * _VERSION_NBYTES :][:_VERSION_NBYTES].decode(errors="replace").rstrip()
+            ranks.setdefault(version, []).append(rank)
+        if len(ranks) == 1:
+            return
+        self.given_up = True
+        self.free()
+        texts = [f"{version} on rank {', '.join(map(str, have))}" for version, have in ranks.items()]
+        raise CollectiveMismatch(f"the ranks run different versions of compcoll: {'; '.join(texts)}")
 
-@contextmanager
-def together(builder: TransportBuilder) -> Iterator[None]:
-    """Run a block on all ranks, which may contain collective steps. An error on one rank is raised on all."""
-    try:
-        yield
-    except BaseException as error:
-        if not builder.given_up:
-            failed = error
+    def _every(self, own: Any) -> list[Any]:
+        if self.size == 1:
+            return [own]
+        data = packed(own)
+        count, counts = array("q", [len(data)]), array("q", bytes(_COUNT_NBYTES * self.size))
+        self._settled(self.comm.Iallgather([count, MPI.INT64_T], [counts, MPI.INT64_T]), (count, counts))
+        every = bytearray(sum(counts))
+        self._settled(self.comm.Iallgatherv([data, MPI.BYTE], [every, list(counts), MPI.BYTE]), (data, every))
+        ends = accumulate(counts)
+        return [unpacked(every[end - n : end]) for end, n in zip(ends, counts, strict=True)]
 
-            def fail() -> None:
-                raise failed
+    def _settled(self, request: MPI.Request, buffers: Any) -> None:
+        """Wait for a request; announce an error to the other ranks, and raise if another rank has announced one."""
 
-            gather(builder, fail)
-        raise
-    gather(builder, lambda: None)
+        def gave_up() -> None:
+            if announced := self.announced():
+                raise CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in announced.items()))
 
-
-def _named(error: BaseException, rank: int) -> BaseException:
-    """Wrap an error in one that names the rank; errors of compcoll and interrupts stay as they are."""
-    if isinstance(error, CompcollError) or not isinstance(error, Exception):
-        return error
-    failure = CollectiveFailed(f"rank {rank}, while a communicator was made: {_text(error)}")
-    failure.__cause__ = error
-    return failure
-
-
-def _text(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _every(builder: TransportBuilder, own: Any) -> list[Any]:
-    """Gather each rank's value."""
-    if builder.size == 1:
-        return [own]
-    data = packed(own)
-    count, counts = array("q", [len(data)]), array("q", bytes(_COUNT_NBYTES * builder.size))
-    _settled(builder, builder.comm.Iallgather([count, MPI.INT64_T], [counts, MPI.INT64_T]), (count, counts))
-    every = bytearray(sum(counts))
-    _settled(builder, builder.comm.Iallgatherv([data, MPI.BYTE], [every, list(counts), MPI.BYTE]), (data, every))
-    ends = accumulate(counts)
-    return [unpacked(every[end - n : end]) for end, n in zip(ends, counts, strict=True)]
-
-
-def _settled(builder: TransportBuilder, request: MPI.Request, buffers: Any) -> None:
-    """Wait for a request; announce an error to the other ranks, and raise if another rank has announced one."""
-
-    def gave_up() -> None:
-        if told := builder.announced():
-            raise CommunicatorBroken("; ".join(f"rank {rank} gave up: {text}" for rank, text in told.items()))
-
-    late = f"not all {builder.size} ranks went on making a communicator within {builder.seconds:g} s"
-    try:
-        _wait(request, buffers, builder.seconds, late, gave_up)
-    except BaseException as error:
-        builder.given_up = True
-        builder.announce(_text(error))
-        failure = builder.failure(error) or _named(error, builder.rank)
-        if failure is error:
-            raise
-        raise failure from error
+        late = f"not all {self.size} ranks went on making a communicator within {self.seconds:g} s"
+        try:
+            _wait(request, buffers, self.seconds, late, gave_up)
+        except BaseException as error:
+            self.given_up = True
+            self.announce(summary(error))
+            failure = self.failure(error) or named(error, self.rank)
+            if failure is error:
+                raise
+            raise failure from error

@@ -42,7 +42,7 @@ def pending_frees(comm: MPI.Intracomm) -> PendingFrees:
 
 
 def free_deferred(
-    owner: object, comm: MPI.Intracomm, messages: Sequence[MPIMessage], heard: Sequence[PendingFrees]
+    owner: object, comm: MPI.Intracomm, messages: Sequence[MPIMessage], frees: Sequence[PendingFrees]
 ) -> None:
     """Free the communicators that all ranks of ``comm`` can free, and register ``comm`` for later. Collective.
 
@@ -54,13 +54,13 @@ def free_deferred(
         A new private communicator.
     messages : sequence
         Persistent messages on ``comm``.
-    heard : sequence
-        The message of each of its ranks, as returned by `told`.
+    frees : sequence
+        The message of each of its ranks, as returned by `pending_frees`.
     """
     global _last
     # The same number on all these ranks, and larger than any number so far.
-    _last = max(last for last, _ in heard) + 1
-    everywhere = frozenset.intersection(*(frozenset(serials) for _, serials in heard))
+    _last = max(last for last, _ in frees) + 1
+    everywhere = frozenset.intersection(*(frozenset(serials) for _, serials in frees))
     for each in sorted(_deferred, key=lambda each: each.serial):
         if each.serial in everywhere and _same_ranks(each.comm, comm):
             for message in each.messages:

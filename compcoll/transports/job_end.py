@@ -57,7 +57,7 @@ def end_job_with_uncaught_errors() -> None:
             # The hook of PyTorch's process groups captures stderr, and would print it only after this hook returns.
             print(sys.stderr.getvalue(), end="", file=sys.__stderr__, flush=True)
         if survives_failures():
-            _say(f"{kind.__name__} was not caught: this rank ends, and the others are told")
+            _say(f"{kind.__name__} was not caught: this rank ends, and MPI informs the others")
             os.kill(os.getpid(), signal.SIGKILL)  # MPI would not inform the others of a normal exit
         end_job(f"{kind.__name__} was not caught: all ranks end, since others would wait for this one")
 

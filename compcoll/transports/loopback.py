@@ -6,14 +6,13 @@ import random
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from ..errors import CompcollError
 from ..pending import Pending
-from .base import Persistent, Reposted, Wire
+from .base import Connection, Wire
 from .shared import Mail, Room, Shared
 
 Key = tuple[int, int, int]
@@ -73,7 +72,7 @@ class Loopback:
             for place, transport in enumerate(each for each in self.transports if nodes[each.rank] == node):
                 transport.shared = Shared(room.sums(common), place, room.ranks)
                 if seed is None:
-                    transport.mail = Mail(room, common, nodes, transport.progress)
+                    transport.mail = Mail(room, common, nodes, lambda: None)
         self._random = random.Random(seed) if seed is not None else None
         self._lock = threading.Lock()
         self._sends: dict[Key, deque[_Transfer]] = defaultdict(deque)
@@ -132,19 +131,14 @@ class Loopback:
         return [request.wait() for request in todo]
 
 
-class LoopbackTransport:
+class LoopbackTransport(Connection):
     """One rank's end of a `Loopback` world."""
-
-    native = cores = None
-    lends_core = blocks = False
 
     def __init__(self, world: Loopback, rank: int, size: int, nodes: list[int]) -> None:
         self.world = world
         self.rank = rank
         self.size = size
         self.nodes = nodes
-        self.shared: Shared | None = None
-        self.mail: Mail | None = None
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         transfer = _Transfer(self.world, (self.rank, dest, tag), wire)
@@ -157,35 +151,8 @@ class LoopbackTransport:
         self.world.post(transfer, sending=False)
         return transfer
 
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        return Reposted(lambda: self.isend(wire, dest, tag))
-
-    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
-        return Reposted(lambda: self.irecv(wire, source, tag))
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing: there is nothing to free."""
-
-    def progress(self) -> None:
-        """Do nothing: messages advance by themselves."""
-
-    def together(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def takes_device_memory(self) -> bool:
-        return False
-
     def announce(self, text: str) -> None:
         self.world.announcements[self.rank] = text
 
     def announced(self) -> Mapping[int, str]:
         return {rank: text for rank, text in tuple(self.world.announcements.items()) if rank != self.rank}
-
-    def failure(self, error: BaseException) -> CompcollError | None:
-        return None
-
-    def abandon(self) -> None:
-        """Do nothing: no rank sleeps."""
-
-    def free(self) -> None:
-        """Do nothing: there is nothing to free."""

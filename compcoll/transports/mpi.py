@@ -7,20 +7,19 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any, cast
+from functools import lru_cache
+from typing import Any
 
 from .. import config, lifetime
-from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery, WireCorrupted
+from ..errors import CommunicatorBroken, CompcollError, InvalidArgument, PeerFailed, UnsupportedRecovery
 from ..kernels._host import MPILibrary, MPIMessage, MPIProbe, MPIReduction
 from ..pending import NeedsPolling, Pending, keep_forever, wait_until
 from . import deferred_free
-from .base import Native, Persistent, Result, Wire
-from .construction import compare_versions, duplicate, gather, in_time, together
+from .base import Persistent, Wire
+from .construction import Construction, duplicate, in_time
 from .job_end import end_job_with_uncaught_errors, survives_failures
 from .library import MPI, check_process, gpu_awareness, warn_if_alone
 from .nodes import find_nodes, host_name
-from .shared import Mail, Shared
 
 _OPERATIONS = {
     "sum": MPI.SUM,
@@ -65,29 +64,19 @@ def predefined(op: Any) -> str | None:
 
 
 class _Receiving:
-    """A receive in flight. It sets its wire's number of bytes, or checks it if the wire is exact."""
+    """A receive in flight, which sets its wire's number of bytes."""
 
-    __slots__ = ("Test",)
+    __slots__ = ("_message", "_wire")
 
-    def __init__(self, request: MPI.Request, wire: Wire, source: int) -> None:
-        status = MPI.Status()
-        come, count, byte = request.Test, status.Get_count, MPI.BYTE
-        expected = wire.buffer.nbytes if wire.exact else -1
+    def __init__(self, message: MPIMessage, wire: Wire) -> None:
+        self._message: MPIMessage | None = message
+        self._wire = wire
 
-        def test() -> bool:  # local names take a third of the time of attributes
-            if not request:  # a null request has completed
-                return True
-            if not come(status):
-                return False
-            nbytes = count(byte)
-            if nbytes == expected:
-                return True
-            if expected >= 0:
-                raise WireCorrupted(f"{nbytes} bytes came from rank {source}, where {expected} are expected")
-            wire.nbytes = nbytes
-            return True
-
-        self.Test = test
+    def Test(self) -> bool:
+        if self._message is not None and self._message.Test():
+            self._wire.nbytes = self._message.nbytes
+            self._message = None
+        return self._message is None
 
 
 @lru_cache
@@ -118,9 +107,10 @@ def _library() -> MPILibrary:
     )
 
 
-def _message(wire: Wire) -> list[Any]:
-    message = wire.message = [wire.buffer, wire.buffer.nbytes, MPI.BYTE]
-    return message
+def _receive(request: MPI.Request, wire: Wire, source: int) -> MPIMessage:
+    """Return the message of a receive, whose length must be the wire's if that is exact."""
+    expected = wire.buffer.nbytes if wire.exact else None
+    return MPIMessage(_library(), request, MPI._addressof(request), source, expected)
 
 
 def _before_finalize(owner: MPI.Comm, key: int, value: Any) -> None:
@@ -135,13 +125,13 @@ def _end_all_in_time() -> None:
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_before_finalize), True)
 
 
-class MPITransport:
+class MPITransport(Construction):
     """A transport on a private duplicate of an MPI communicator.
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm
-        Duplicated, collectively, so that messages never mix with the caller's.
+    comm : mpi4py.MPI.Intracomm, optional
+        Duplicated, collectively, so that messages never mix with the caller's; COMM_WORLD by default.
     threads : bool
         Whether several threads will use the transport.
     timeout : float, optional
@@ -149,10 +139,6 @@ class MPITransport:
 
     Attributes
     ----------
-    seconds : float
-        The timeout.
-    given_up : bool
-        Whether the construction has failed.
     lends_core : bool
         Whether MPI yields the core when no message has arrived, if it knows that other processes wait for the core.
     cores : float
@@ -161,10 +147,11 @@ class MPITransport:
     """
 
     library = "MPI"
-    blocks = False
+    cores: float
     lends_core = MPI.Get_library_version().startswith("Open MPI")  # its mpi_yield_when_idle
 
-    def __init__(self, comm: MPI.Comm, *, threads: bool = False, timeout: float | None = None) -> None:
+    def __init__(self, comm: MPI.Comm | None = None, *, threads: bool = False, timeout: float | None = None) -> None:
+        comm = MPI.COMM_WORLD if comm is None else comm
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise InvalidArgument(f"comm={comm!r}: an mpi4py intracommunicator is needed")
         lifetime.check_alive()
@@ -174,11 +161,6 @@ class MPITransport:
         _end_all_in_time()
         end_job_with_uncaught_errors()
         warn_if_alone()
-        self.native: Native = self
-        self.cores: float
-        self.shared: Shared | None = None
-        self.mail: Mail | None = None
-        self.given_up = False
         self._persistent: list[MPIMessage] = []
         self._announced: dict[int, str] = {}
         try:
@@ -188,7 +170,7 @@ class MPITransport:
         self.comm = duplicate(comm, self.seconds)
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
-        compare_versions(self)
+        self.compare_versions()
 
         def check() -> deferred_free.PendingFrees:
             if refused is not None:
@@ -200,48 +182,39 @@ class MPITransport:
                 )
             return deferred_free.pending_frees(self.comm)
 
-        heard = gather(self, check)
-        with together(self):
+        frees = self.gather(check)
+        with self.together():
             self._find_nodes()
-            deferred_free.free_deferred(self, self.comm, self._persistent, heard)
+            deferred_free.free_deferred(self, self.comm, self._persistent, frees)
 
     def _find_nodes(self) -> None:
         """Find all ranks' nodes, and this node's shared memory and cores."""
         progress = MPIProbe(_library(), _handle(self.comm), MPI.ANY_SOURCE, _ANNOUNCEMENT_TAG)
-        self.nodes: Sequence[int]
-        found = find_nodes(host_name(), self.rank, self.size, partial(gather, self), progress)
-        self.nodes, self.cores, self.shared, self.mail = found
+        find_nodes(self, host_name(), progress)
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
-        if not wire.exact:
-            return self.comm.Isend([wire.buffer, wire.nbytes, MPI.BYTE], dest, tag)
-        return self.comm.Isend(wire.message or _message(wire), dest, tag)
+        return self.comm.Isend([wire.buffer, wire.nbytes, MPI.BYTE], dest, tag)
 
     def irecv(self, wire: Wire, source: int, tag: int) -> Pending:
-        return _Receiving(self.comm.Irecv(wire.message or _message(wire), source, tag), wire, source)
+        return _Receiving(_receive(self.comm.Irecv([wire.buffer, MPI.BYTE], source, tag), wire, source), wire)
 
     def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        return self._kept(self.comm.Send_init(_message(wire), dest, tag))
+        request = self.comm.Send_init([wire.buffer, MPI.BYTE], dest, tag)
+        return self._kept(MPIMessage(_library(), request, MPI._addressof(request), None, None))
 
     def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
-        expected = wire.buffer.nbytes if wire.exact else None
-        return self._kept(self.comm.Recv_init(_message(wire), source, tag), source, expected)
+        return self._kept(_receive(self.comm.Recv_init([wire.buffer, MPI.BYTE], source, tag), wire, source))
 
-    def _kept(self, request: MPI.Prequest, source: int | None = None, expected: int | None = None) -> MPIMessage:
-        message = MPIMessage(_library(), request, MPI._addressof(request), source, expected)
+    def _kept(self, message: MPIMessage) -> MPIMessage:
         self._persistent.append(message)
         return message
 
-    def forget(self, message: Persistent) -> None:
+    def release(self, message: Persistent) -> None:
         if not MPI.Is_finalized():
             kept = next(index for index, each in enumerate(self._persistent) if each is message)
             self._persistent.pop(kept).Free()
 
     def reductions(self, collective: str, op: str) -> tuple[MPIReduction, Callable[[Any, Any], Pending]]:
-        """Return MPI's blocking and nonblocking allreduce or reduce_scatter, as functions of input and result.
-
-        An allreduce of x into x works in place; a reduce_scatter has equal blocks.
-        """
         comm, operation, in_place = self.comm, _OPERATIONS[op], MPI.IN_PLACE
         block, start = {
             "allreduce": (comm.Allreduce, comm.Iallreduce),
@@ -258,34 +231,20 @@ class MPITransport:
         return reduction, lambda x, out: NeedsPolling(start(in_place if out is x else x, out, operation), x.nbytes)
 
     def iallgatherv(self, x: Any, out: Any, counts: Sequence[int]) -> Pending:
-        """Start MPI's nonblocking allgatherv; counts in elements."""
         return NeedsPolling(self.comm.Iallgatherv(x, [out, counts]), out.nbytes)
 
     def ibcast(self, x: Any, root: int) -> Pending:
-        """Start MPI's nonblocking broadcast, in place."""
         return NeedsPolling(self.comm.Ibcast(x, root), x.nbytes)
 
     def ialltoall(self, x: Any, out: Any) -> Pending:
-        """Start MPI's nonblocking alltoall of equal blocks."""
         return NeedsPolling(self.comm.Ialltoall(x, out), x.nbytes)
 
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
-        """Return the MPI library and the sorted names of all ranks' hosts. Collective."""
         library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 \n")
-        return library, tuple(sorted(set(gather(self, MPI.Get_processor_name))))
-
-    def gather(self, work: Callable[[], Result]) -> list[Result]:
-        return gather(self, work)
+        return library, tuple(sorted(set(self.gather(MPI.Get_processor_name))))
 
     def barrier(self) -> None:
         self.comm.Barrier()
-
-    def tell(self, work: Callable[[], Result]) -> Result:
-        """Call ``work`` on rank 0 and return its result on all ranks. Collective."""
-        return cast(Result, gather(self, lambda: work() if self.rank == 0 else None)[0])
-
-    def together(self) -> contextlib.AbstractContextManager[None]:
-        return together(self)
 
     def takes_device_memory(self) -> bool:
         return gpu_awareness().aware
@@ -363,8 +322,3 @@ class MPITransport:
                 request.Free()
             self._persistent.clear()
             self.comm.Free()
-
-
-def transport_by_mpi(comm: Any, *, threads: bool, timeout: float | None = None) -> MPITransport:
-    """Create the transport for an MPI communicator; None for COMM_WORLD."""
-    return MPITransport(MPI.COMM_WORLD if comm is None else comm, threads=threads, timeout=timeout)

@@ -6,35 +6,11 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..host.cores import Cores, own_cores
+from .base import LibraryConnection
 from .shared import Mail, Offer, Room, Shared, accept, offer, withdraw
-
-Gather = Callable[[Callable[[], Any]], list[Any]]
-"""Calls a function on each rank and returns all results, as `Located.gather` does; collective."""
-
-
-class Nodes(NamedTuple):
-    """The nodes of all ranks, and the resources of this rank's node.
-
-    Attributes
-    ----------
-    nodes : tuple of int
-        The number of each rank's node, counted in order of first rank.
-    cores : float
-        This rank's share of the cores that it may use, if all ranks of the machine that share them use equally many.
-        With containers or network name spaces, ranks of one machine may be on several nodes.
-    shared : Shared or None
-        Memory that the ranks of this node share. Either all nodes with more than one rank have it, or none.
-    mail : Mail or None
-        The path of handshake messages inside the node.
-    """
-
-    nodes: tuple[int, ...]
-    cores: float
-    shared: Shared | None = None
-    mail: Mail | None = None
 
 
 def host_name() -> str:
@@ -48,23 +24,24 @@ def host_name() -> str:
     return f"{platform.node()} {own_cores().kernel} {network}"
 
 
-def find_nodes(name: str, rank: int, size: int, gather: Gather, progress: Callable[[], object]) -> Nodes:
-    """Find the nodes of all ranks, and set up shared memory for the ranks of each node. Collective.
+def find_nodes(connection: LibraryConnection, name: str, progress: Callable[[], object]) -> None:
+    """Set a connection's nodes, cores, and shared memory and mail of the ranks of each node. Collective.
+
+    With containers or network name spaces, ranks of one machine may be on several nodes.
 
     Parameters
     ----------
+    connection : LibraryConnection
+        A connection whose ranks can gather.
     name : str
         Name of this rank's node.
-    rank, size : int
-        This rank, and the number of ranks.
-    gather : callable
-        Calls a function on each rank and returns all results.
     progress : callable
         Advances other messages while a rank waits for a message through shared memory.
     """
-    own = own_cores()
+    own, rank, size, gather = own_cores(), connection.rank, connection.size, connection.gather
     if size == 1:
-        return Nodes((0,), own.share([own]))
+        connection.nodes, connection.cores = (0,), own.share([own])
+        return
     names = gather(lambda: name)
     here = [each for each in range(size) if names[each] == name]
     first, place, ranks = here[0], here.index(rank), len(here)
@@ -91,8 +68,8 @@ def find_nodes(name: str, rank: int, size: int, gather: Gather, progress: Callab
 
         reached = gather(accepted)
     order: dict[str, int] = {}
-    nodes = tuple(order.setdefault(each, len(order)) for each in names)
-    cores = own.share([Cores.of(*parts) for _, parts in found])
-    if memory is None or not all(reached):
-        return Nodes(nodes, cores)
-    return Nodes(nodes, cores, Shared(room.sums(memory), place, ranks), Mail(room, memory, nodes, progress))
+    connection.nodes = nodes = tuple(order.setdefault(each, len(order)) for each in names)
+    connection.cores = own.share([Cores.of(*parts) for _, parts in found])
+    if memory is not None and all(reached):
+        connection.shared = Shared(room.sums(memory), place, ranks)
+        connection.mail = Mail(room, memory, nodes, progress)

@@ -24,4 +24,4 @@ def unpacked(data: bytes | bytearray) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise WireCorrupted(f"{len(data)} bytes that a rank told are no message of compcoll's: {error}") from error
+        raise WireCorrupted(f"{len(data)} bytes of a rank are no message of compcoll's: {error}") from error

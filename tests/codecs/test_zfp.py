@@ -18,7 +18,12 @@ from compcoll.host.device import HostDevice
 from compcoll.host.encode_options import EncodeOptions
 
 SETS = HostDevice.instruction_sets()
-as_bytes = HostDevice.as_bytes
+
+
+def as_bytes(x: np.ndarray) -> np.ndarray:
+    return x.view(np.uint8)
+
+
 # zfpy corrupts memory at float32 rates up to 2 and float64 rates below 3: it is never called there.
 RATES = {
     np.float32: [2.25, 2.5, 3, 4, 5.25, 7.75, 8, 9.5, 10, 11, 12, 14.5, 15.75, 16, 17, 20, 24, 28.25, 31.5, 32],

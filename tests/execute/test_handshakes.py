@@ -22,7 +22,7 @@ from compcoll.execute.handshake import places
 from compcoll.execute.planned_steps import Ranks
 from compcoll.execute.slots import AT_ONCE
 from compcoll.layout import in_pairs, longest_message
-from compcoll.plan.signature import BUSY, FREE, ON_GPU, Signature, fingerprint, table
+from compcoll.plan.signature import BUSY, FREE, ON_GPU, Signature, fingerprint, mismatch
 from compcoll.transports.base import Wire
 from compcoll.transports.loopback import Key, Loopback, LoopbackTransport
 
@@ -98,7 +98,7 @@ def test_long_calls_are_told_in_part() -> None:
         for rank, told in enumerate(pool.map(attempt, World(3, seed=None, timeout=20).comms)):
             first, second = (" (this one)", "") if rank < 2 else ("", " (this one)")
             assert told.splitlines()[1:] == [f"  rank 0, 1{first}: {'a' * 512}", f"  rank 2{second}: b"]
-    assert table(["a", "b", "a"], 1).splitlines()[1:] == ["  rank 0, 2: a", "  rank 1 (this one): b"]
+    assert str(mismatch(["a", "b", "a"], 1)).splitlines()[1:] == ["  rank 0, 2: a", "  rank 1 (this one): b"]
 
 
 def test_no_more_are_opened_than_there_are_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,9 @@ def test_random_numbers_are_of_a_call_and_a_rank() -> None:
     for number, upper in ((0, 0), (5, 5), (2**32 - 1, 2**32 - 1), (2**32 + 7, 7)):
         run: Any = SimpleNamespace(group=None, allocate=None, stats=None, timeline=None, number=number)
         job = collectives._job(plan.plan, buffers, run, ())
-        assert job.rng_counter == upper << 32 | 2 and job.scale == pytest.approx(1 / 3) and job.itemsize == 8
+        operands = job.operands
+        assert operands.rng_counter == upper << 32 | 2 and operands.scale == pytest.approx(1 / 3)
+        assert operands.itemsize == 8
 
 
 @pytest.mark.parametrize(("codec", "bits"), [(IntSum(8), 8), (IntSum(16), 16), (Sign(), 1)])

@@ -152,7 +152,7 @@ def test_what_is_explained_is_what_runs() -> None:
         explained, ("NVLink modelled", "GPUs as measured on an H200"), (1 << 22, 8 << 20 >> 2)
     ):
         assert plan.algorithm == "direct" and plan.codec is not None and profile in str(plan)
-        assert plan.segment >= length
+        assert plan.lengths.segment >= length
     assert "not by NCCL" in str(explained[0]) and "NCCL's own" in str(explained[0])
     plan = world.comms[0].explain(small, codec="zfp", rate=8)
     assert plan.algorithm == "native" and "choice: native" in str(plan)

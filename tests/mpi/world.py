@@ -10,7 +10,7 @@ from unittest import mock
 from mpi4py import MPI
 
 from compcoll import Communicator, CompcollError, Request
-from compcoll.transports.nodes import Nodes, find_nodes
+from compcoll.transports.nodes import find_nodes
 
 
 def raised(call: Callable[[], Any]) -> Exception | None:
@@ -25,8 +25,8 @@ def raised(call: Callable[[], Any]) -> Exception | None:
 def nodes_apart() -> Any:
     """As long as this lasts, communicators are made as if this rank were alone on its node."""
 
-    def alone(name: str, rank: int, *more: Any) -> Nodes:
-        return find_nodes(f"{name} {rank}", rank, *more)
+    def alone(connection: Any, name: str, progress: Any) -> None:
+        find_nodes(connection, f"{name} {connection.rank}", progress)
 
     return mock.patch("compcoll.transports.mpi.find_nodes", alone)
 

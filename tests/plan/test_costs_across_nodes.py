@@ -26,7 +26,7 @@ def constants(world: World, n: float, segment: int, seed: int) -> Costs:
         shrink, alone = 0.25 if coded else 1.0, others.nodes == 1
         used = numbers if coded else {**numbers, "encode": 0.3, "accumulate": 0.7, "decode": 0.2}
         mine = {**used, "between": 0.0 if alone else used["between"]}
-        return Costs(n=n, world=others, segment=segment, coded=coded, shrink=shrink, **mine, among=among)
+        return Costs(n=n, world=others, segment=segment, shrink=shrink, **mine, among=among)
 
     return among(world, True)
 
@@ -210,7 +210,7 @@ def test_small_arrays_travel_with_the_opening(p: int) -> None:
 
         def paid(world: World = world, zero: dict[str, Any] = zero, **some: float) -> Any:
             among = lambda others, coded: constants(others, n, 64, 0)  # noqa: E731
-            c = Costs(n=n, world=world, segment=64, coded=False, shrink=1.0, **{**zero, **some}, among=among)
+            c = Costs(n=n, world=world, segment=64, shrink=1.0, **{**zero, **some}, among=among)
             return pytest.approx(cost(c, "allreduce"), abs=1e-3)  # without the host's half a microsecond a level
 
         alone = world.nodes == 1

@@ -165,7 +165,7 @@ def test_plans_hold_the_codec_that_runs() -> None:
     assert plan(CODEC, 4, 4).codec is None and plan(CODEC, 4, 4).codec_text is None
     assert plan(CODEC, 4, 2).codec == CODEC and plan(CODEC, 4, 2).codec_text == repr(CODEC)
     assert plan(IntSum(), 4, 4).codec == IntSum() == plan(IntSum(), 4, 2).codec
-    assert plan(CODEC, 4, 2).block == CODEC.block and plan(CODEC, 4, 2).quantizer is None
+    assert plan(CODEC, 4, 2).lengths.block == CODEC.block and plan(CODEC, 4, 2).quantizer is None
     alone = make_plan(allreduce(codec=CODEC, algorithm="ring"), setting(1))
     assert (alone.algorithm, alone.codec) == (choose.COPY, None)
 

@@ -20,7 +20,7 @@ def costs(world: World, n: float, segment: int, constant: str) -> Costs:
     zero: dict[str, Any] = dict.fromkeys((*CONSTANTS, "inside", "inside_latency"), 0.0)
     zero[constant] = 1.0
     among = lambda others, coded: costs(others, n, segment, constant)  # noqa: E731
-    return Costs(n=n, world=world, segment=segment, coded=True, shrink=1.0, **zero, among=among)
+    return Costs(n=n, world=world, segment=segment, shrink=1.0, **zero, among=among)
 
 
 # For p ranks on nodes of their own and n bytes: a chunk's segments m, and the factor of each constant that is paid.

@@ -119,16 +119,16 @@ def test_segments_are_a_mebibyte_or_make_messages_of_128_to_256_kib(codec: Codec
     size, coder = DTYPES[dtype].itemsize, None if codec is None else codec.coder(DEVICE, dtype)
     ratio = 1.0 if coder is None else 8 * size / bits_of(coder)
     asked = call(64 * MIB, codec, "ring", dtype=dtype)
-    assert make_plan(asked, where(4, 4)).segment == MIB // size
+    assert make_plan(asked, where(4, 4)).lengths.segment == MIB // size
     plan = make_plan(asked, where())
-    values = plan.segment * size
+    values = plan.lengths.segment * size
     wire = values / ratio
     assert 128 * KIB * 0.99 < wire <= 256 * KIB or values >= 2 * MIB - size
     assert wire > 255 * KIB or 512 * KIB * 0.99 <= values <= 2 * MIB
-    assert plan.block == (1 if codec is None else codec.block)
+    assert plan.lengths.block == (1 if codec is None else codec.block)
     # Of what has no fixed size, half is supposed to be sent; of what adds numbers, too.
     for unknown, algorithm in ((ZFP(tolerance=1e-3), "ring"), (IntSum(8), "ring"), (TopK(0.1), "sparse_ring")):
-        assert make_plan(call(64 * MIB, unknown, algorithm, dtype=dtype), where()).segment == 512 * KIB // size
+        assert make_plan(call(64 * MIB, unknown, algorithm, dtype=dtype), where()).lengths.segment == 512 * KIB // size
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -140,14 +140,18 @@ def test_coders_of_plans(sealed: bool) -> None:
         return make_plan(call(codec=codec, algorithm=algorithm, checksum=sealed), setting)
 
     ring, nodes = plan(MinMax(4), "ring", where()), plan(MinMax(4), "hierarchical", where(4, 2))
-    assert type(ring.coder) is kind and ring.raw is None and type(nodes.coder) is type(nodes.raw) is kind
-    assert nodes.raw.wire_nbytes(1000) - 4000 == ring.coder.wire_nbytes(1000) - 508 == (4 if sealed else 0)
-    assert type(plan(IntSum(), "ring", where()).coder) is kind and plan(IntSum(), "ring", where()).quantizer.is_sum
-    sparse = plan(TopK(0.1), "sparse_ring", where()).coder
+    assert all(type(each) is kind for each in (*ring.coders, *nodes.coders))
+    assert (
+        nodes.coders.raw.wire_nbytes(1000) - 4000 == ring.coders.coder.wire_nbytes(1000) - 508 == (4 if sealed else 0)
+    )
+    assert (
+        type(plan(IntSum(), "ring", where()).coders.coder) is kind and plan(IntSum(), "ring", where()).quantizer.is_sum
+    )
+    sparse = plan(TopK(0.1), "sparse_ring", where()).coders.coder
     assert type(sparse) is SparseCoder and sparse._seal_nbytes == (4 if sealed else 0)
     if not sealed:
         for algorithm in ("dissemination", "native"):
-            assert make_plan(call(2 * KIB, algorithm=algorithm), where()).coder is None
+            assert make_plan(call(2 * KIB, algorithm=algorithm), where()).coders is None
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -243,10 +247,10 @@ def test_streams_carry_what_is_known_before() -> None:
 def test_segments_of_arrays_on_gpus() -> None:
     """8 MiB, and the whole buffer where what leaves by a stream leaves whole."""
     asked = call(codec=MinMax(), algorithm="direct")
-    assert make_plan(asked, where(gpus=True)).segment == 2 * MIB
+    assert make_plan(asked, where(gpus=True)).lengths.segment == 2 * MIB
     streamed = where(gpus=True, streamed=("native", "direct"))
-    assert make_plan(asked, streamed).segment == 16 * MIB
-    assert make_plan(asked._replace(n=0), streamed).segment == 1
+    assert make_plan(asked, streamed).lengths.segment == 16 * MIB
+    assert make_plan(asked._replace(n=0), streamed).lengths.segment == 1
 
 
 def test_what_was_measured_may_be_chosen() -> None:

@@ -93,7 +93,7 @@ def test_seconds_have_the_largest_unit_of_which_there_is_one() -> None:
 
 def test_what_algorithms_need() -> None:
     """MPI's own collectives, and the one shared memory, are matched by their order; all others by tags."""
-    assert set(choose.IN_TURN) == {"native", "shared_memory", "sparse_native"}
+    assert set(choose.ORDERED) == {"native", "shared_memory", "sparse_native"}
     assert set(choose.BY_MPI) == {"native", "sparse_native"}
     assert set(choose.RESTRICTED) == {"shared_memory", "dissemination"}
     chunked = [name for name in choose.ALGORITHMS if choose.ALGORITHMS[name].parts(6) == 6]

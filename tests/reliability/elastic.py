@@ -22,7 +22,7 @@ from compcoll.transports.base import Persistent, Wire
 from compcoll.transports.mpi import MPITransport
 
 TRAIN = Path(__file__).resolve().parents[2] / "launch" / "train_ddp.py"
-SEND, SEND_INIT, FORGET = MPITransport.isend, MPITransport.send_init, MPITransport.forget
+SEND, SEND_INIT, RELEASE = MPITransport.isend, MPITransport.send_init, MPITransport.release
 OPENING_TAG = 0
 
 
@@ -41,12 +41,12 @@ def mortal(messages: int) -> None:
         message = SEND_INIT(self, wire, dest, tag)
         return message if tag == OPENING_TAG else Replayed(message, count)
 
-    def forget(self: MPITransport, message: Persistent) -> None:
-        FORGET(self, message.message if isinstance(message, Replayed) else message)
+    def release(self: MPITransport, message: Persistent) -> None:
+        RELEASE(self, message.message if isinstance(message, Replayed) else message)
 
     MPITransport.isend = isend  # type: ignore[method-assign]
     MPITransport.send_init = send_init  # type: ignore[method-assign]
-    MPITransport.forget = forget  # type: ignore[method-assign]
+    MPITransport.release = release  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

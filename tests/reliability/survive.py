@@ -86,8 +86,8 @@ class Killable(MPITransport):
         message = super().recv_init(wire, source, tag)
         return message if tag == OPENING_TAG else Replayed(message, self._count)
 
-    def forget(self, message: Persistent) -> None:
-        super().forget(message.message if isinstance(message, Replayed) else message)
+    def release(self, message: Persistent) -> None:
+        super().release(message.message if isinstance(message, Replayed) else message)
 
 
 def options_of(algorithm: str) -> dict[str, Any]:

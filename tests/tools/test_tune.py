@@ -45,7 +45,7 @@ class Alone:
         self.native = Native()
 
     @staticmethod
-    def tell(work: Callable[[], Any]) -> Any:
+    def broadcast(work: Callable[[], Any]) -> Any:
         return work()
 
     @staticmethod

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from ...dtypes import DTYPES, computed_on
 from ...errors import InvalidArgument, InvalidBuffer
-from ...feedback import ErrorFeedback
+from ...feedback import ErrorFeedback, Incoming
+from ...gpu.selection import DeviceSelection
 from ...host.arrays import store
 from ...host.encode_options import PLAIN, EncodeOptions
-from ...host.selection import Search
+from ...host.selection import HostSelection
 from ..base import Array, Codec, Coder, Device
 from ..checksum import NBYTES, opened
 from ..options import OneOf, option
@@ -34,132 +34,8 @@ _CLEARED_AT_ONCE = 1 << 21
 _VALUE_NAMES = ("full", "sign", "power")
 
 
-class Selection(Protocol):
-    """A device's kernels for buffers in the type of computation: float64 for float64, else float32.
-
-    Buffers are in device memory; indices, samples and values taken from a buffer are in host memory. Thresholds apply
-    to magnitudes; NaN and Inf are above every finite threshold.
-
-    Attributes
-    ----------
-    dtype : dtype
-        Element type of the values.
-    """
-
-    dtype: Any
-
-    def moments(self, values: Array) -> tuple[float, float, float, float]:
-        """Return the sum, sum of magnitudes, sum of squares, and largest magnitude of the finite values."""
-
-    def laplacian(
-        self, values: Array, m: int, density: float, quantile: float
-    ) -> tuple[float, float, float, float, float]:
-        """Fit a Laplacian distribution to the moments of a sample of m values, or of all.
-
-        Return the threshold ``b · ln(cosh(μ/b) / η)`` that a fraction ``density`` of the values exceeds; ``|μ|``; the
-        largest magnitude of the sample; the length b in which the tail falls to 1/e there; and the threshold of a
-        zero-mean normal distribution, whose ``quantile`` is given. The two thresholds change places if the mean
-        magnitude indicates a lighter tail.
-        """
-
-    def count(self, values: Array, threshold: float) -> int:
-        """Count the values above the threshold."""
-
-    def above(self, values: Array, threshold: float, most: int) -> tuple[Array | None, int]:
-        """Return the ascending indices of values above a threshold, None if more than ``most``; and their number."""
-
-    def unambiguous(self, values: Array, variances: Array, alpha: float, threshold: float) -> Array:
-        """Return the indices of values r with ``|r| > threshold`` and ``r² > alpha · v``, or that are not finite."""
-
-    def bisected(
-        self, sample: Array, low: float, high: float, head: float, tail: float, first: float, second: float
-    ) -> float | None:
-        """Return a threshold between ``head`` and ``tail`` that ``low`` to ``high`` values of a sample exceed.
-
-        It tries ``first``, then ``second`` if that lies in the remaining interval, then bisection. Return None if no
-        threshold is found.
-        """
-
-    def chosen(self, values: Array, search: Search, room: int) -> tuple[Array | None, int]:
-        """Return the indices of k to ``most`` values, and the number above the first threshold, in one pass.
-
-        If more than ``most`` values are above the first threshold, a higher one is searched. If there is none, return
-        all above the first. The indices are None if fewer than k or more than ``room`` values are above the first.
-        """
-
-    def kth_largest(self, values: Array, k: int) -> float:
-        """Return the k-th largest magnitude."""
-
-    def largest(self, values: Array, k: int) -> Array:
-        """Return the indices of the k largest: no zeros, all that are not finite, and the first of equal values."""
-
-    def sample(self, values: Array, m: int) -> Array:
-        """Return a stratified sample of m values, a multiple of 16, in runs of 16 consecutive values."""
-
-    def take(self, values: Array, indices: Array) -> Array: ...
-
-    def put(self, indices: Array, values: Array | None, out: Array) -> None:
-        """Store ``out[indices] = values``, or 0 if ``values`` is None."""
-
-    def zeros(self, n: int) -> Array: ...
-
-    def clear(self, out: Array) -> None:
-        """Clear the array: ``out = 0``."""
-
-    def multiply(self, values: Array, factor: float) -> None:
-        """Multiply in place: ``values *= factor``."""
-
-    def plus(self, target: Array, source: Array, factor: float = 1.0) -> None:
-        """Add in place: ``target += source · factor``."""
-
-    def random(self, n: int, k: int, key: int) -> Array:
-        """Return the ascending indices of k random elements out of n."""
-
-    def union(self, first: Array, second: Array) -> Array:
-        """Return the indices that are in either array, ascending."""
-
-    def finite(self, values: Array) -> bool:
-        """Return whether all values are finite."""
-
-    def powers(self, values: Array, largest: float = 0.0) -> tuple[Array, int]:
-        """Return the positions of values that have a power code, and the exponent that the codes refer to.
-
-        It is the exponent of ``largest``, or of the largest value if that is larger.
-        """
-
-    def wire_nbytes(self, n: int, indices: Array, index_format: int, value_format: int) -> int:
-        """Return the bytes of the wire of these elements out of n."""
-
-    def write(
-        self,
-        n: int,
-        indices: Array,
-        values: Array,
-        index_format: int,
-        value_format: int,
-        step: float,
-        top: int,
-        wire: Array,
-    ) -> int:
-        """Write the wire of these elements out of n, and return its length in bytes."""
-
-    def read(self, wire: Array, n: int) -> tuple[Array, Array]:
-        """Return the indices and values of a wire; raise `WireCorrupted` if it is no wire of n elements."""
-
-    def add(self, indices: Array, values: Array, out: Array) -> None:
-        """Add in place: ``out[indices] += values``."""
-
-    def subtract(self, indices: Array, sent: Array, out: Array) -> None:
-        """Subtract in place: ``out[indices] -= sent``; store 0 if the result is not finite."""
-
-    def without(self, n: int, positions: Array) -> Array:
-        """Return all positions below n except these."""
-
-    def merged(self, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-        """Return the sum of sparse vectors, added in their order, as indices and values."""
-
-    def cuts(self, indices: Array, bounds: list[int]) -> list[int]:
-        """Count the indices that lie below each bound."""
+Selection = HostSelection | DeviceSelection
+"""The kernels of a device for buffers in the type of computation: see `HostSelection`."""
 
 
 class Choice(NamedTuple):
@@ -300,22 +176,6 @@ class Chosen(NamedTuple):
         return f"{WIRES[self.index_format]} of {_VALUE_NAMES[self.value_format]} values"
 
 
-class _Incoming:
-    """A call's values: implements `compcoll.feedback.Incoming`."""
-
-    def __init__(self, coder: SparseCoder, n: int, x: Array, scale: float) -> None:
-        self._coder, self._n, self._x, self.scale = coder, n, x, scale
-        self.kernels = coder.kernels
-
-    def add_to(self, target: Any, factor: float = 1.0) -> None:
-        self._coder.accumulate(self._n, self._x, target, self.scale * factor)
-
-    def norm(self) -> float:
-        values = self.kernels.zeros(self._n)
-        self._coder.accumulate(self._n, self._x, values, 1.0)
-        return math.sqrt(self.kernels.moments(values)[2])
-
-
 class SparseCoder:
     """A sparsifier bound to a device and an element type; implements `compcoll.codecs.base.Coder`.
 
@@ -346,7 +206,6 @@ class SparseCoder:
         self._itemsize = computed.itemsize
         # Values in the type of computation are the wire of this cast, so the cast kernels can load, add and store them.
         self._cast: Coder = device.coder(("cast", computed.precision, 0), dtype)
-        self._as_bytes = device.as_bytes
         self._empty_bytes = device.empty_bytes
 
     def checked(self) -> SparseCoder:
@@ -381,17 +240,17 @@ class SparseCoder:
     def decode(self, n: int, add: Array | None, wires: Sequence[Array], out: Array, *, scale: float = 1.0) -> None:
         values = self.kernels.zeros(n)
         self._sum(n, add, wires, values, scale)
-        self._cast.decode(n, None, (self._as_bytes(values),), out)
+        self._cast.decode(n, None, (values.view("uint8"),), out)
 
     def select(self, n: int, x: Array, scale: float, feedback: ErrorFeedback | None) -> Chosen:
         """Select the elements to send from ``x · scale`` plus the residual."""
         if feedback is not None:
-            values = feedback.accumulate(_Incoming(self, n, x, scale))
+            values = feedback.accumulate(Incoming(self, x, scale))
         elif self._direct and scale == 1.0:
             values = x
         else:
             values = self.kernels.zeros(n)
-            self.accumulate(n, x, values, scale)
+            self.accumulate(x, values, scale)
         return self._chosen(values, feedback)
 
     def write(self, chosen: Chosen, begin: int, end: int, wire: Array) -> int:
@@ -444,7 +303,7 @@ class SparseCoder:
         for indices, sent in parts:
             self.kernels.add(indices, sent, zeros)
         if not self._direct:
-            self._cast.decode(int(out.size), None, (self._as_bytes(zeros),), out)
+            self._cast.decode(int(out.size), None, (zeros.view("uint8"),), out)
 
     def stored(self, values: Array) -> Array:
         """Convert values in host memory to the element type."""
@@ -452,10 +311,10 @@ class SparseCoder:
         store(values, out, self._dtype)
         return out
 
-    def accumulate(self, n: int, x: Array, target: Array, scale: float) -> None:
+    def accumulate(self, x: Array, target: Array, scale: float) -> None:
         """Add in place: ``target += x · scale``."""
-        at = self._as_bytes(target)
-        self._cast.encode(n, x, (at,), at, EncodeOptions(scale=scale))
+        at = target.view("uint8")
+        self._cast.encode(int(x.size), x, (at,), at, EncodeOptions(scale=scale))
 
     def longest(self, n: int, count: int | None = None) -> int:
         """Return an upper bound of the bytes of a wire of n elements, of which at most ``count`` are sent."""
@@ -494,7 +353,7 @@ class SparseCoder:
 
     def _sum(self, n: int, add: Array | None, wires: Sequence[Array], values: Array, scale: float) -> None:
         if add is not None:
-            self.accumulate(n, add, values, scale)
+            self.accumulate(add, values, scale)
         for wire in wires:
             self.kernels.add(*self.read(wire, n), values)
 

@@ -17,7 +17,7 @@ from ...algorithms.dissemination import surely_small
 from ...algorithms.shared_memory import STREAMED_NBYTES
 from ...codecs.base import Codec
 from ...errors import InvalidBuffer, UnsupportedDType
-from ...host.device import HostDevice
+from ...kernels._host import Gathered
 from ...plan.call import operation_name
 from ...plan.choose import AUTO, DISSEMINATION, NAMES
 from ...plan.signature import Signature
@@ -133,7 +133,7 @@ class Reductions(Collectives):
         if not plan.op and small:  # the values travel with the handshake
             name = "uint8" if dtype is torch.bool else str(dtype).removeprefix("torch.")
             op_name = operation_name(plan.operation.operation)
-            if HostDevice.gathers(name, op_name):
+            if Gathered.reducible(name, op_name):
                 plan = Plan(plan.operation, op_name, None, DISSEMINATION)
         return plan, None if plan.op else signature("allreduce of", count, dtype, plan.operation.name)
 

@@ -233,7 +233,7 @@ def tune(group: Group = None, seconds: float = 30.0) -> str:
     transport = _transport(group, device, timeout_of(group, device))
     communicator = Communicator(transport)
     stored = _tune(communicator, transport, seconds)
-    path = transport.tell(lambda: str(save(stored)))
+    path = transport.broadcast(lambda: str(save(stored)))
     return "\n".join([*describe(stored), f"stored in {path}"])
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -27,12 +26,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import __version__
-from ...errors import CollectiveMismatch, CommunicatorBroken, CompcollError, InvalidArgument, WireCorrupted
+from ...errors import CollectiveMismatch, InvalidArgument, WireCorrupted
 from ...gpu.device_transport import DeviceTransport
 from ...gpu.stream_transport import Bootstrap
 from ...kernels._host import Function
 from ...pending import Pending
-from ...transports.base import Persistent, Reposted, Result, Wire
+from ...transports.base import LibraryConnection, Wire
 from ...transports.nodes import find_nodes, host_name
 from ...transports.serialization import packed, unpacked
 from ..agreement import gather_bytes, gathered
@@ -65,10 +64,8 @@ def node_name() -> str:
     return f"{host_name()} {rank - local}" if 0 <= local < neighbours and local <= rank else host_name()
 
 
-class GroupTransport:
+class GroupTransport(LibraryConnection):
     """Messages among the ranks of a process group, and gloo's own collectives on NumPy arrays.
-
-    The contracts are `Connection` and `Native` of `transports.base`.
 
     Parameters
     ----------
@@ -95,7 +92,6 @@ class GroupTransport:
     """
 
     blocks = True
-    lends_core = False
     library = "gloo"
 
     def __init__(
@@ -122,9 +118,7 @@ class GroupTransport:
         self.board = Board(dist.PrefixStore("roll call", self._store), self.rank, self.size)
         with self.board.waits("the making of connections"):
             self._gloo = dist.ProcessGroupGloo(self._store, self.rank, self.size, self.limit)
-        self.nodes: Sequence[int]
-        found = find_nodes(host or node_name(), self.rank, self.size, self.gather, lambda: None)
-        self.nodes, self.cores, self.shared, self.mail = found
+        find_nodes(self, host or node_name(), lambda: None)
 
     def isend(self, wire: Wire, dest: int, tag: int) -> Pending:
         sent = _memory(wire)
@@ -142,12 +136,6 @@ class GroupTransport:
         work = self._gloo.recv([self._with_length(wire)], source, tag)
         return _Started(self, work, what, source, lambda: _unpack(wire))
 
-    def send_init(self, wire: Wire, dest: int, tag: int) -> Persistent:
-        return Reposted(lambda: self.isend(wire, dest, tag))
-
-    def recv_init(self, wire: Wire, source: int, tag: int) -> Persistent:
-        return Reposted(lambda: self.irecv(wire, source, tag))
-
     @staticmethod
     def _with_length(wire: Wire) -> Tensor:
         """Return another buffer for a wire that may be shorter than its own, with room for its length."""
@@ -155,12 +143,6 @@ class GroupTransport:
             wire.message = torch.empty(_LENGTH_NBYTES + wire.buffer.nbytes, dtype=torch.uint8)
         message: Tensor = wire.message
         return message
-
-    def forget(self, message: Persistent) -> None:
-        """Do nothing: there is nothing to release."""
-
-    def free(self) -> None:
-        """Do nothing: connections end with this object, when nothing refers to it any more."""
 
     def waiting(self, work: dist.Work, what: str, peer: int | None = None) -> None:
         """Wait for a gloo operation, at most as long as the group's time-out.
@@ -177,32 +159,8 @@ class GroupTransport:
         with self.board.waits(what, peer):
             work.wait(self.limit)
 
-    def gather(self, work: Callable[[], Result]) -> list[Result]:
-        """Gather the result of some work on each rank, as JSON has it: tuples become lists. Collective.
-
-        Raises
-        ------
-        CompcollError
-            On all ranks, if the work failed on any.
-        """
-        failed: BaseException | None = None
-        result: Result | None = None
-        try:
-            result = work()
-        except Exception as error:
-            failed = error
-        return self._settled(failed, result)
-
-    def _settled(self, failed: BaseException | None, result: Any = None) -> list[Any]:
-        """Gather results, or raise on all ranks the errors of some."""
-        text = "" if failed is None else f"{type(failed).__name__}: {failed}"
-        results = [unpacked(each) for each in gather_bytes(packed((text, result)), self._all_gather)]
-        if failed is not None:
-            raise failed
-        failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(results) if text]
-        if failures:
-            raise CommunicatorBroken(f"no communicator was made: {'; '.join(failures)}")
-        return [result for _, result in results]
+    def _every(self, own: Any) -> list[Any]:
+        return [unpacked(each) for each in gather_bytes(packed(own), self._all_gather)]
 
     def _all_gather(self, values: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(values) for _ in range(self.size)]
@@ -212,23 +170,8 @@ class GroupTransport:
     def whereabouts(self) -> tuple[str, tuple[str, ...]]:
         return f"gloo of PyTorch {torch.__version__}", self._hosts
 
-    def tell(self, work: Callable[[], Result]) -> Result:
-        return self.gather(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
-
     def barrier(self) -> None:
         self.waiting(self._gloo.barrier(), "a barrier")
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        failed: Exception | None = None
-        try:
-            yield
-        except Exception as error:
-            failed = error
-        self._settled(failed)
-
-    def takes_device_memory(self) -> bool:
-        return False
 
     def bootstrap(self, device: Any) -> Bootstrap:
         """Return what connects this rank's GPU with those of other ranks: PyTorch's own NCCL, if there is one."""
@@ -242,16 +185,6 @@ class GroupTransport:
 
     def announced(self) -> Mapping[int, str]:
         return self.board.announced()
-
-    def failure(self, error: BaseException) -> CompcollError | None:
-        return None
-
-    def abandon(self) -> None:
-        """Do nothing: a rank that waits in gloo cannot be woken before its time-out."""
-
-    @property
-    def native(self) -> GroupTransport:
-        return self
 
     def reductions(self, collective: str, op: str) -> tuple[Function, Callable[[Any, Any], Pending]]:
         if op not in _OPERATIONS:
