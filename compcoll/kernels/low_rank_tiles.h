@@ -8,10 +8,6 @@
 #include "low_rank_passes.h"
 #include "vectors.h"
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 namespace compcoll {
 namespace {
 
@@ -19,9 +15,6 @@ constexpr size_t tile_rows = 4;
 constexpr size_t tile_columns = 128;
 constexpr size_t chunk = 4;                 // columns of a left factor processed together
 constexpr size_t factor_nbytes = 32 << 10;  // part of a right factor that stays in the nearest caches between the tiles of a strip
-
-template <class T>
-constexpr size_t lanes = vector_nbytes / sizeof(T);
 
 template <class T>
 constexpr Storage own_storage = sizeof(T) == 8 ? Storage::float64 : Storage::float32;
