@@ -103,16 +103,17 @@ __device__ __forceinline__ void encode_cast(const Parameters& p, const CastCode<
         [&](int64_t begin) {
             T x[cast_rounds][4];
             sum_cast<plain>(p, begin, x);
-            const RoundsOf<T> out(p.out, first_of(p), begin);
+            const RoundsOf<T> out(p.out, first_of(p), begin), residual(p.residual, computed_storage<T>, begin);
             if (!plain && p.residual != nullptr && p.feed) {
-                COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) add_residual(p, Round{begin, r}, x[r]);
+                COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) add_loaded(RoundOf<T>{residual, r}, x[r]);
             }
             COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) out.store(r, x[r]);
             if (plain || (p.residual == nullptr && p.decoded == nullptr)) return;
+            const RoundsOf<T> decoded(p.decoded, out_storage_of(p), begin);
             COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) {
                 T got[4];
                 out.rounded(x[r], got);
-                conclude(p, Round{begin, r}, x[r], got);
+                conclude(p, RoundOf<T>{residual, r}, RoundOf<T>{decoded, r}, x[r], got);
             }
         },
         [&](const Values& at) { encode_eight<plain>(p, code, at); });

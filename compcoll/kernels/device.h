@@ -184,26 +184,17 @@ __device__ __forceinline__ void store_elements(uint8_t* to, int count, const E (
 
 // ---- values in memory of an element type ------------------------------------------------------------------------------------
 
-// 16-bit formats of values that are computed on as T.
-template <class Half>
-COMPCOLL_HD uint16_t narrowed(float value) { return Half::narrowed(value); }
-template <class Half>
-COMPCOLL_HD uint16_t narrowed(double value) { return Half::narrowed(float_to_round_further(value)); }
-
-COMPCOLL_HD void assign(float& to, float value) { to = value; }
-COMPCOLL_HD void assign(double& to, float value) { to = double_of(value); }
-
 template <class Half, class T, int many>
 __device__ __forceinline__ void load_halves(const uint8_t* from, int count, T (&x)[many]) {
     uint16_t bits[many];
     load_elements(from, count, bits);
-    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) assign(x[i], Half::widened(bits[i]));
+    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) x[i] = widened_to<T>(Half::widened(bits[i]));
 }
 
 template <class Half, class T, int many>
 __device__ __forceinline__ void store_halves(uint8_t* to, int count, const T (&x)[many]) {
     uint16_t bits[many];
-    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) bits[i] = narrowed<Half>(x[i]);
+    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) bits[i] = Half::narrowed(to_round_further(x[i]));
     store_elements(to, count, bits);
 }
 
@@ -222,7 +213,7 @@ __device__ __forceinline__ void load_values(const uint8_t* array, int storage, i
     if constexpr (sizeof(T) == 8) {
         uint32_t bits[many];
         load_elements(from, count, bits);
-        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) assign(x[k], bits_as<float>(bits[k]));
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = widened_to<T>(bits_as<float>(bits[k]));
     }
 }
 
@@ -277,11 +268,27 @@ __device__ __forceinline__ void add(T (&x)[many], const T (&term)[many]) {
     COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = exact_sum(x[k], term[k]);
 }
 
-template <int many, class Place, class T>
-__device__ __forceinline__ void add_residual(const Parameters& p, const Place& place, T (&x)[many]) {
-    T kept[many];
-    place.load(p.residual, computed_storage<T>, kept);
-    add(x, kept);
+// A place in one array.
+template <class Place>
+struct InArray {
+    Place place;
+    uint8_t* array;
+    int storage;
+
+    template <class T, int many>
+    __device__ __forceinline__ void load(T (&x)[many]) const { place.load(array, storage, x); }
+    template <class T, int many>
+    __device__ __forceinline__ void store(const T (&x)[many]) const { place.store(array, storage, x); }
+};
+
+template <class T, class Place>
+__device__ __forceinline__ InArray<Place> residual_at(const Parameters& p, const Place& place) { return {place, p.residual, computed_storage<T>}; }
+
+template <int many, class T, class At>
+__device__ __forceinline__ void add_loaded(const At& at, T (&x)[many]) {
+    T term[many];
+    at.load(term);
+    add(x, term);
 }
 
 // x = add · scale + D(wires[0]) + …
@@ -307,25 +314,31 @@ __device__ __forceinline__ void wanted(const Parameters& p, const Code& code, co
         at.load(p.add, add_storage_of(p), x);
     } else {
         sum_terms(p, code, at, x);
-        if (p.residual != nullptr && p.feed) add_residual(p, at, x);
+        if (p.residual != nullptr && p.feed) add_loaded(residual_at<T>(p, at), x);
         COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = k < at.count ? x[k] : T(0);
     }
 }
 
 // Update the residual, and store the values that other ranks decode.
-template <class Place, class T, int many>
-__device__ __forceinline__ void conclude(const Parameters& p, const Place& place, const T (&x)[many], const T (&got)[many]) {
+template <class Residual, class Decoded, class T, int many>
+__device__ __forceinline__ void conclude(const Parameters& p, const Residual& residual, const Decoded& decoded, const T (&x)[many],
+                                         const T (&got)[many]) {
     if (p.residual != nullptr) {
         const T scale = static_cast<T>(p.residual_scale);
         T kept[many];
-        if (!p.feed) place.load(p.residual, computed_storage<T>, kept);
+        if (!p.feed) residual.load(kept);
         COMPCOLL_UNROLL for (int k = 0; k < many; ++k) {
             const T loss = finite_loss(x[k], got[k], scale);
             kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
         }
-        place.store(p.residual, computed_storage<T>, kept);
+        residual.store(kept);
     }
-    if (p.decoded != nullptr) place.store(p.decoded, out_storage_of(p), got);
+    if (p.decoded != nullptr) decoded.store(got);
+}
+
+template <class Place, class T, int many>
+__device__ __forceinline__ void conclude(const Parameters& p, const Place& place, const T (&x)[many], const T (&got)[many]) {
+    conclude(p, residual_at<T>(p, place), InArray<Place>{place, p.decoded, out_storage_of(p)}, x, got);
 }
 
 // out = terms

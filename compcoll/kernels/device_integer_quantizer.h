@@ -17,7 +17,7 @@ template <class T>
 __device__ __forceinline__ void load_fed(const Parameters& p, const Values& at, T (&x)[8]) {
     at.load(p.add, p.add_storage, x);
     multiply(p, x);
-    if (p.residual != nullptr) add_residual(p, at, x);
+    if (p.residual != nullptr) add_loaded(residual_at<T>(p, at), x);
 }
 
 template <class T>

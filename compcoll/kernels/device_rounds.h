@@ -139,15 +139,13 @@ struct RoundsOf {
     }
 };
 
-// The place of a lane's values in the r-th round from some value on.
-struct Round {
-    int64_t begin;
+template <class T>
+struct RoundOf {
+    const RoundsOf<T>& rounds;
     int r;
 
-    template <class T>
-    __device__ __forceinline__ void load(const uint8_t* array, int storage, T (&x)[4]) const { RoundsOf<T>(array, storage, begin).load(r, x); }
-    template <class T>
-    __device__ __forceinline__ void store(uint8_t* array, int storage, const T (&x)[4]) const { RoundsOf<T>(array, storage, begin).store(r, x); }
+    __device__ __forceinline__ void load(T (&x)[4]) const { rounds.load(r, x); }
+    __device__ __forceinline__ void store(const T (&x)[4]) const { rounds.store(r, x); }
 };
 
 }  // namespace compcoll

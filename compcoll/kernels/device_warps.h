@@ -253,8 +253,9 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
     sum_tile<plain, Code, bits, block>(p, code, b, x);
     if constexpr (!plain) {
         if (p.residual != nullptr && p.feed) {
+            const RoundsOf<T> residual(p.residual, computed_storage<T>, b * block);
             COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r)
-                add_residual(p, Round{b * block, r}, reinterpret_cast<T(&)[4]>(x[4 * r]));
+                add_loaded(RoundOf<T>{residual, r}, reinterpret_cast<T(&)[4]>(x[4 * r]));
         }
     }
     const auto encode = [&](int first, uint8_t* record, size_t place) {
@@ -271,6 +272,7 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
         store_rounds<bits, staged>(record + code.layout.header_nbytes, place + static_cast<size_t>(code.layout.header_nbytes), word);
         if constexpr (!plain) {
             if (p.residual == nullptr && p.decoded == nullptr) return;
+            const RoundsOf<T> residual(p.residual, computed_storage<T>, index * block), decoded(p.decoded, out_storage_of(p), index * block);
             constexpr int few = Block::rounds < 4 ? Block::rounds : 4;  // limited by the free registers
             COMPCOLL_UNROLL for (int begin = 0; begin < Block::rounds; begin += few) {
                 T got[few][4];
@@ -278,7 +280,7 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
                     COMPCOLL_UNROLL for (int r = 0; r < few; ++r) four_values(decoder, word[begin + r], got[r]);
                 });
                 COMPCOLL_UNROLL for (int r = begin; r < begin + few; ++r)
-                    conclude(p, Round{index * block, r}, reinterpret_cast<const T(&)[4]>(own[4 * r]), got[r - begin]);
+                    conclude(p, RoundOf<T>{residual, r}, RoundOf<T>{decoded, r}, reinterpret_cast<const T(&)[4]>(own[4 * r]), got[r - begin]);
             }
         }
     };

@@ -103,11 +103,11 @@ struct AnyRound {
         : i(i), block(i >> 2), count(p.n - i >= 4 ? 4 : p.n > i ? static_cast<int>(p.n - i) : 0), whole(i - 4 * lane_of_warp() + round_values <= p.n) {}
 
     __device__ __forceinline__ void load(const uint8_t* array, int storage, T (&x)[4]) const {
-        if (whole) Round{i - 4 * lane_of_warp(), 0}.load(array, storage, x);
+        if (whole) RoundsOf<T>(array, storage, i - 4 * lane_of_warp()).load(0, x);
         else load_values(array, storage, i, count, x);
     }
     __device__ __forceinline__ void store(uint8_t* array, int storage, const T (&x)[4]) const {
-        if (whole) Round{i - 4 * lane_of_warp(), 0}.store(array, storage, x);
+        if (whole) RoundsOf<T>(array, storage, i - 4 * lane_of_warp()).store(0, x);
         else store_values(array, storage, i, count, x);
     }
 };
@@ -176,7 +176,7 @@ __device__ __forceinline__ void encode_zfp(const Parameters& p, const ZFPCode<T,
         zfp::Bits<W> bits;
         sum_round<plain>(p, code, round, x);
         if constexpr (!plain) {
-            if (p.residual != nullptr && p.feed) add_residual(p, round, x);
+            if (p.residual != nullptr && p.feed) add_loaded(residual_at<T>(p, round), x);
         }
         if (round.count > 0) {
             if (round.count < 4) zfp::pad_block(x, round.count);

@@ -51,13 +51,6 @@ struct Float8 {
 using E4M3 = Float8<3>;
 using E5M2 = Float8<2>;
 
-// A float that rounds to the format as the value does.
-COMPCOLL_HD float to_round_further(float value) { return value; }
-COMPCOLL_HD float to_round_further(double value) { return float_to_round_further(value); }
-
-COMPCOLL_HD float widened_as(float value, float) { return value; }
-COMPCOLL_HD double widened_as(float value, double) { return double_of(value); }
-
 // The codec, with the interface of blocks.h.
 template <class T>
 struct FP8 {
@@ -91,7 +84,7 @@ struct FP8 {
         T factor;
 
         COMPCOLL_HD explicit Decoder(Header exponent) : factor(power_of_two<T>(exponent - FloatFormat<T>::bias - Format::top)) {}
-        COMPCOLL_HD T value(uint8_t code) const { return widened_as(Format::widened(code), T()) * factor; }
+        COMPCOLL_HD T value(uint8_t code) const { return widened_to<T>(Format::widened(code)) * factor; }
     };
 
     template <class Use>

@@ -13,10 +13,6 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 #include "arrays.h"
 #include "bindings.h"
 #include "instruction_sets.h"
@@ -25,6 +21,7 @@
 #include "sparse_passes.h"
 #include "sparse_wire.h"
 #include "threshold_search.h"
+#include "unaligned.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
@@ -40,20 +37,17 @@ void require_within(const Indices& indices, size_t n) {
     require(indices.size() == 0 || *std::max_element(at, at + indices.size()) < n, "an index is out of range");
 }
 
-// Store zeros. Non-temporal stores to memory larger than caches write it without reading it first.
+// Store zeros.
 void zero(uint8_t* to, size_t nbytes) {
-#if defined(__SSE2__)
-    constexpr size_t line = 64, past_the_caches = 8 << 20;
+    constexpr size_t past_the_caches = 8 << 20;
+    static constexpr uint8_t zeros[4096] = {};
     if (nbytes >= past_the_caches) {
         uint8_t* const end = to + nbytes;
-        for (; reinterpret_cast<uintptr_t>(to) % line != 0; ++to) *to = 0;
-        for (; to + line <= end; to += line)
-            for (size_t i = 0; i < line; i += sizeof(__m128i))
-                _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_setzero_si128());
-        _mm_sfence();
+        for (; reinterpret_cast<uintptr_t>(to) % 64 != 0; ++to) *to = 0;
+        for (; to + sizeof(zeros) <= end; to += sizeof(zeros)) copy_past_caches(to, zeros, sizeof(zeros));
+        publish();
         nbytes = static_cast<size_t>(end - to);
     }
-#endif
     std::memset(to, 0, nbytes);
 }
 

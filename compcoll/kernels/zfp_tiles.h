@@ -8,6 +8,7 @@
 
 #include "tile.h"
 #include "zfp.h"
+#include "zfp_bits.h"
 #include "zfp_planes.h"
 
 namespace compcoll {
@@ -83,7 +84,7 @@ void from_coefficients(Group<T>& g, const T* base, T* values) {
         g.scale[b] = zfp::power_of_two<T>(g.live[b] ? field - (F::planes - 2) : 0);
     }
     for (int b = 0; b < group_blocks; ++b) {
-        const U nan = g.header[b] == 1 ? zfp::quiet_nan<T> : U(0);
+        const U nan = g.header[b] == 1 ? quiet_nan_bits<T> : U(0);
         for (int i = 0; i < 4; ++i) {
             const T value = T(zfp::Signed<T>(g.coefficient[i][b])) * g.scale[b];
             const T decoded = bits_as<T>(U(bits_as<U>(value) | nan));
@@ -134,22 +135,6 @@ constexpr int rows_for(int maxbits) {
 template <class T>
 using BlockBits = zfp::Bits<zfp::most_words<T>>;
 
-// Writes consecutive bits into words; pending bits are written again with the next ones.
-struct BitWriter {
-    uint64_t* word;
-    uint64_t pending = 0;
-    int filled = 0;
-
-    void append(uint64_t bits, int length) {  // 1 … 64 bits, zeros above
-        *word = pending | bits << filled;
-        filled += length;
-        const bool full = filled >= 64;
-        pending = full ? bits >> 1 >> (63 - (filled - length)) : *word;
-        filled -= full ? 64 : 0;
-        word += full;
-    }
-};
-
 constexpr int words_in(int bits) { return (bits + 63) / 64; }
 
 // Codes of more than one word. Where two table steps reach all_significant, the rest of the string is copied.
@@ -194,12 +179,10 @@ inline __attribute__((always_inline)) void encode_group(const T* values, uint64_
         const BlockBits<T> bits = zfp::encode_block<T, most_words>(x, maxbits);
         for (int w = 0; w < code_words; ++w) g.code[w][b] = bits.word[w];
     }
-    if (maxbits == 64) {
-        std::memcpy(words, g.code[0], sizeof g.code[0]);
-    } else if (maxbits == 32) {
+    if (maxbits == 32) {
         for (int b = 0; b < group_blocks; b += 2) words[b / 2] = g.code[0][b] | g.code[0][b + 1] << 32;
     } else {
-        BitWriter writer{words};
+        BitWriter writer{reinterpret_cast<uint8_t*>(words)};
         for (int b = 0; b < group_blocks; ++b)
             for (int w = 0; w < code_words; ++w) writer.append(g.code[w][b], w + 1 < code_words ? 64 : maxbits - 64 * w);
     }
@@ -250,9 +233,7 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
     constexpr int header = zfp::header_bits<T>;
     constexpr uint64_t lowest = 2 * zfp::Format<T>::lowest_exponent + 3;
     const int rows = rows_for<T>(maxbits), budget = maxbits - header;
-    if (maxbits == 64) {
-        std::memcpy(g.code[0], words, sizeof g.code[0]);
-    } else if (maxbits == 32) {
+    if (maxbits == 32) {
         for (int b = 0; b < group_blocks; b += 2) {
             g.code[0][b] = words[b / 2] & low_bits(32);
             g.code[0][b + 1] = words[b / 2] >> 32;
