@@ -183,7 +183,7 @@ struct LongEncoder {
     Flatness flat{};
     BitWriter out;
 
-    LongEncoder(int maxbits, uint8_t* wire, size_t) : maxbits(maxbits), out{wire} {}
+    LongEncoder(int maxbits, uint8_t* wire, size_t) : maxbits(maxbits), out(wire) {}
 
     void operator()(const T* values, size_t blocks) {
         Strings<W> s[together][halves<T>];
@@ -191,9 +191,7 @@ struct LongEncoder {
         uint64_t words[together * group_blocks<T>][W];
         for (int k = 0; k < together; ++k)
             for (int h = 0; h < halves<T>; ++h) store_words<T>(s[k][h], words[k * group_blocks<T> + 8 * h]);
-        for (size_t b = 0; b < blocks; ++b)
-            for (int w = 0, left = maxbits; left > 0; ++w, left -= 64)
-                out.append(left < 64 ? words[b][w] & ((uint64_t(1) << left) - 1) : words[b][w], left < 64 ? left : 64);
+        for (size_t b = 0; b < blocks; ++b) out.put(words[b], maxbits);
     }
 
     void finish() { out.finish(); }

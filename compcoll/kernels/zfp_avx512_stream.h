@@ -2,7 +2,6 @@
 #pragma once
 
 #include "zfp_avx512_lanes.h"
-#include "zfp_bits.h"
 
 namespace compcoll {
 namespace {
@@ -134,7 +133,36 @@ STEP void load_words(const uint64_t* words, Strings<W>& s) {
     }
 }
 
-// Reads strings of bits for blocks longer than a word.
+// Writes strings of bits for blocks longer than a word.
+class BitWriter {
+public:
+    explicit BitWriter(uint8_t* at) : at_(at) {}
+
+    void put(const uint64_t* words, int count) {
+        for (; count >= 64; count -= 64) put_bits(*words++, 64);
+        if (count > 0) put_bits(*words & ((uint64_t(1) << count) - 1), count);
+    }
+
+    void finish() {
+        if (filled_ > 0) std::memcpy(at_, &word_, 8);
+    }
+
+private:
+    void put_bits(uint64_t bits, int count) {
+        word_ |= bits << filled_;
+        filled_ += count;
+        if (filled_ < 64) return;
+        std::memcpy(at_, &word_, 8);
+        at_ += 8;
+        filled_ -= 64;
+        word_ = filled_ > 0 ? bits >> (count - filled_) : 0;
+    }
+
+    uint8_t* at_;
+    uint64_t word_ = 0;
+    int filled_ = 0;
+};
+
 class BitReader {
 public:
     BitReader(const uint8_t* at, size_t bytes) : at_(at), end_(at + bytes) {}

@@ -8,7 +8,6 @@
 
 #include "tile.h"
 #include "zfp.h"
-#include "zfp_bits.h"
 #include "zfp_planes.h"
 
 namespace compcoll {
@@ -135,6 +134,22 @@ constexpr int rows_for(int maxbits) {
 template <class T>
 using BlockBits = zfp::Bits<zfp::most_words<T>>;
 
+// Writes consecutive bits into words; pending bits are written again with the next ones.
+struct BitWriter {
+    uint64_t* word;
+    uint64_t pending = 0;
+    int filled = 0;
+
+    void append(uint64_t bits, int length) {  // 1 … 64 bits, zeros above
+        *word = pending | bits << filled;
+        filled += length;
+        const bool full = filled >= 64;
+        pending = full ? bits >> 1 >> (63 - (filled - length)) : *word;
+        filled -= full ? 64 : 0;
+        word += full;
+    }
+};
+
 constexpr int words_in(int bits) { return (bits + 63) / 64; }
 
 // Codes of more than one word. Where two table steps reach all_significant, the rest of the string is copied.
@@ -182,7 +197,7 @@ inline __attribute__((always_inline)) void encode_group(const T* values, uint64_
     if (maxbits == 32) {
         for (int b = 0; b < group_blocks; b += 2) words[b / 2] = g.code[0][b] | g.code[0][b + 1] << 32;
     } else {
-        BitWriter writer{reinterpret_cast<uint8_t*>(words)};
+        BitWriter writer{words};
         for (int b = 0; b < group_blocks; ++b)
             for (int w = 0; w < code_words; ++w) writer.append(g.code[w][b], w + 1 < code_words ? 64 : maxbits - 64 * w);
     }
