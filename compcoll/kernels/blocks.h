@@ -1,8 +1,6 @@
 // Common parts of the loops of codecs whose blocks have a header and packed codes.
 #pragma once
 
-#include <type_traits>
-
 #include "floats.h"
 #include "packing.h"
 #include "tile.h"
@@ -84,18 +82,92 @@ void fill(T value, size_t n, const T* base, T* values) {
 
 constexpr size_t prefetched_nbytes = 32768;  // little of longer blocks would be left in the first-level cache
 
-// The largest magnitude of n values, n >= 1. Comparing bits gives the same result in any order and on any machine: NaN is larger
-// than Inf.
+// The largest magnitude of n values, n >= 1. Comparing bits gives the same result in any order and on any machine.
 template <class T>
 T largest_magnitude(const T* values, size_t n) {
-    using Bits = typename FloatFormat<T>::Bits;
-    using Signed = std::make_signed_t<Bits>;  // every vector unit can compare these
-    Signed largest = 0;
+    SignedOf<T> largest = 0;
     for (size_t i = 0; i < n; ++i) {
-        const auto magnitude = static_cast<Signed>(load<Bits>(values + i) & (~Bits(0) >> 1));
+        const auto magnitude = magnitude_bits(load<T>(values + i));
         largest = magnitude > largest ? magnitude : largest;
     }
     return bits_as<T>(largest);
+}
+
+// ---- tiles ----
+// A codec is a struct for values of type T with
+//   Value, Header                 T, and the beginning of a block's record
+//   Codec(first), bits            the constructor takes the configuration; the bits of a code
+//   has_codes(header)             if not, the codes are 0, and all values of the block are only_value(header)
+//   with_encoder(header, use)     calls use(encoder); encoder.code(x) is a value's code
+//   with_decoder(header, use)     calls use(decoder); decoder.value(code) is a code's value
+
+template <class Codec>
+size_t codes_nbytes(const Codec& codec, size_t n) {
+    return (n * static_cast<size_t>(codec.bits) + 7) / 8;
+}
+
+// header_of(values, n) is a block's header; quantize(encoder, i, n, codes) stores the codes of n values from the i-th of the tile on.
+template <class Codec, class T, class HeaderOf, class Quantize>
+COMPCOLL_HD void encode_blocks(const Codec& codec, const T* values, size_t n, size_t block, uint8_t* wire, HeaderOf header_of,
+                               Quantize quantize) {
+    for (size_t begin = 0; begin < n; begin += block) {
+        const size_t length = smaller(block, n - begin);
+        const typename Codec::Header header = header_of(values + begin, length);
+        store(wire, header);
+        wire += sizeof(header);
+        if (codec.has_codes(header)) {
+            codec.with_encoder(header, [&](auto encoder) {
+                alignas(64) uint8_t packing_codes[slice];
+                for (size_t i = 0; i < length; i += slice) {
+                    const size_t m = smaller(slice, length - i);
+                    uint8_t* const to = wire + codes_nbytes(codec, i);
+                    uint8_t* const codes = codec.bits == 8 ? to : packing_codes;
+                    if (length * sizeof(T) <= prefetched_nbytes) prefetch(values + begin + i, length, m);  // the next block
+                    quantize(encoder, begin + i, m, codes);
+                    if (codec.bits != 8) packings[codec.bits - 1].pack(codes, m, to);
+                }
+            });
+        } else {
+            std::memset(wire, 0, codes_nbytes(codec, length));
+        }
+        wire += codes_nbytes(codec, block);
+    }
+}
+
+template <class T, class Encoder>
+COMPCOLL_HD void quantize(const T* __restrict values, size_t n, Encoder encoder, uint8_t* __restrict codes) {
+    for (size_t i = 0; i < n; ++i) codes[i] = encoder.code(load<T>(values + i));
+}
+
+template <bool add, class T, class Decoder>
+COMPCOLL_HD void dequantize(const uint8_t* __restrict codes, size_t n, Decoder decoder, const T* base, T* values) {
+    SAME_OR_APART for (size_t i = 0; i < n; ++i) put<add>(values + i, base + i, decoder.value(codes[i]));
+}
+
+template <template <class> class Codec, bool add, class T>
+void decode_blocks(const uint8_t* wire, size_t n, const T* base, T* values, Config config) {
+    using Header = typename Codec<T>::Header;
+    const Codec<T> codec(config.first);
+    const auto block = static_cast<size_t>(config.second);
+    for (size_t begin = 0; begin < n; begin += block) {
+        const size_t length = smaller(block, n - begin);
+        const auto header = load<Header>(wire);
+        wire += sizeof(Header);
+        if (codec.has_codes(header)) {
+            codec.with_decoder(header, [&](auto decoder) {
+                if (codec.bits == 8) return dequantize<add>(wire, length, decoder, base + begin, values + begin);
+                alignas(64) uint8_t codes[slice];
+                for (size_t i = 0; i < length; i += slice) {
+                    const size_t m = smaller(slice, length - i);
+                    packings[codec.bits - 1].unpack(wire + codes_nbytes(codec, i), m, codes);
+                    dequantize<add>(codes, m, decoder, base + begin + i, values + begin + i);
+                }
+            });
+        } else {
+            fill<add>(codec.only_value(header), length, base + begin, values + begin);
+        }
+        wire += codes_nbytes(codec, block);
+    }
 }
 
 }  // namespace

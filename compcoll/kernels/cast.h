@@ -54,33 +54,38 @@ struct BFloat16 {
 };
 
 // Conversions that are exempt from a GPU's flush-to-zero option.
-COMPCOLL_HD float float_of(double value) {
 #if defined(__CUDA_ARCH__)
+COMPCOLL_HD float float_of(double value) {
     float result;
     asm("cvt.rn.f32.f64 %0, %1;" : "=f"(result) : "d"(value));
     return result;
-#else
-    return static_cast<float>(value);
-#endif
 }
-
 COMPCOLL_HD double double_of(float value) {
-#if defined(__CUDA_ARCH__)
     double result;
     asm("cvt.f64.f32 %0, %1;" : "=d"(result) : "f"(value));
     return result;
-#else
-    return static_cast<double>(value);
-#endif
 }
+#else
+COMPCOLL_HD float float_of(double value) { return static_cast<float>(value); }
+COMPCOLL_HD double double_of(float value) { return static_cast<double>(value); }
+#endif
 
 // A float that rounds to float16 and bfloat16 as `value` does. It keeps 16 significant bits and sets the last one if any bit is
 // dropped. That is more than either format has, and still exact down to half of bfloat16's smallest number.
-COMPCOLL_HD float float_to_round_further(double value) {
+COMPCOLL_HD float to_round_further(double value) {
     constexpr uint64_t dropped = (uint64_t(1) << 37) - 1;
     const uint64_t bits = bits_as<uint64_t>(value);
     const uint64_t any_dropped = ((bits & dropped) + dropped) & (dropped + 1);
     return float_of(bits_as<double>((bits & ~dropped) | any_dropped));
+}
+
+COMPCOLL_HD float to_round_further(float value) { return value; }
+
+// A float as a number of the computing type.
+template <class T>
+COMPCOLL_HD T widened_to(float value) {
+    if constexpr (sizeof(T) == 8) return double_of(value);
+    else return value;
 }
 
 }  // namespace compcoll

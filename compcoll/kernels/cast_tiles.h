@@ -84,7 +84,7 @@ void encode_as(const double* __restrict values, size_t n, uint8_t* __restrict wi
     for (size_t i = 0, m = 0; i < n; i += m) {
         m = before_line(values + i, n - i);
         if (m == 0) m = n - i < slice ? n - i : slice;
-        for (size_t j = 0; j < m; ++j) floats[j] = float_to_round_further(load<double>(values + i + j));
+        for (size_t j = 0; j < m; ++j) floats[j] = to_round_further(load<double>(values + i + j));
         encode_as<Wire>(floats, m, wire + 2 * i);
     }
 }

@@ -19,12 +19,6 @@ constexpr size_t longest_piece_nbytes = 1 << 19;  // a longer piece makes the ca
 template <class T>
 constexpr Storage storage_of = sizeof(T) == 8 ? Storage::float64 : Storage::float32;
 
-template <class T, class Sets>
-const auto& functions(const Sets& sets) {
-    if constexpr (sizeof(T) == 8) return sets.f64;
-    else return sets.f32;
-}
-
 template <class T>
 size_t tile_length(const Coder& coder, size_t nbytes) {
     const size_t length = nbytes / sizeof(T);
@@ -38,8 +32,8 @@ template <class T>
 class Tile {
 public:
     Tile(const Coder& coder, Storage storage, const Terms& terms, size_t begin, size_t n)
-        : coder_(coder), code_(functions<T>(*coder.kernels)), cast_(functions<T>(*coder.casts)),
-          sums_(functions<T>(*coder.sums)), storage_(storage), terms_(terms), begin_(begin), n_(n), offset_(wire_nbytes(coder.codec, coder.config, begin, sizeof(T))) {}
+        : coder_(coder), code_(coder.kernels->of<T>()), cast_(coder.casts->of<T>()), sums_(coder.sums->of<T>()), storage_(storage),
+          terms_(terms), begin_(begin), n_(n), offset_(wire_nbytes(coder.codec, coder.config, begin, sizeof(T))) {}
 
     bool stored_as_computed() const { return storage_ == storage_of<T>; }
 

@@ -11,9 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include "unaligned.h"
 
 namespace compcoll {
 
@@ -22,15 +20,11 @@ class CopiesForAnotherCore {
 public:
     // All bytes are visible before later stores. `to` must be aligned to a cache line.
     void copy(uint8_t* to, const uint8_t* from, size_t nbytes) const {
-#if defined(__SSE2__)
         if (far_ > limit && nbytes >= worth_it) {
-            const size_t whole = nbytes / line * line;
-            for (size_t at = 0; at < whole; at += sizeof(__m128i))
-                _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
-            to += whole, from += whole, nbytes -= whole;
-            _mm_sfence();
+            const size_t copied = copy_past_caches(to, from, nbytes);
+            to += copied, from += copied, nbytes -= copied;
+            publish();
         }
-#endif
         std::memcpy(to, from, nbytes);
     }
 
@@ -44,7 +38,6 @@ public:
     }
 
 private:
-    static constexpr size_t line = 64;
     static constexpr size_t worth_it = 8 * 1024;  // shorter copies are read faster from a cache than from main memory
     static constexpr std::chrono::nanoseconds near{90};  // measured: 130 to 170 ns across sockets, far less with a common cache
     static constexpr int limit = 8;  // above what an occasional interrupted store adds

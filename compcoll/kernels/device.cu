@@ -36,9 +36,7 @@ struct CastCode {
 
     __device__ __forceinline__ explicit CastCode(const Parameters& p) : storage(first_of(p)) {}
 
-    __device__ __forceinline__ void decode(const uint8_t* wire, int64_t i, int count, T (&x)[many]) const {
-        load_values(wire, storage, i, count, x);
-    }
+    __device__ __forceinline__ void decode(const uint8_t* wire, const Values& at, T (&x)[many]) const { at.load(wire, storage, x); }
 };
 
 #if defined(COMPCOLL_FIRST)
@@ -55,23 +53,20 @@ __device__ __forceinline__ void sum_cast(const Parameters& p, int64_t begin, T (
         COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) wire.load(r, x[r]);
     }
     if constexpr (plain) return;
-    const T scale = static_cast<T>(p.scale);
-    if (p.add != nullptr && scale != T(1)) {
-        COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) {
-            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[r][k] = exact_product(x[r][k], scale);
-        }
+    if (p.add != nullptr) {
+        COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) multiply(p, x[r]);
     }
     COMPCOLL_ROLLED for (int w = p.add == nullptr; w < p.wire_count; ++w) {
         const RoundsOf<T> wire(p.wires[w], first_of(p), begin);
         COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) {
             T term[4];
             wire.load(r, term);
-            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[r][k] = exact_sum(x[r][k], term[k]);
+            compcoll::add(x[r], term);
         }
     }
 }
 
-// Call work(begin) for whole tiles, and rest(i, count) for at most eight values each after them.
+// Call work(begin) for whole tiles, and rest(values) for at most eight values each after them.
 template <class Work, class Rest>
 __device__ __forceinline__ void for_cast_tiles(const Parameters& p, const Work& work, const Rest& rest) {
     constexpr int64_t tile = cast_rounds * round_values;
@@ -80,23 +75,23 @@ __device__ __forceinline__ void for_cast_tiles(const Parameters& p, const Work& 
             work(begin);
         } else {
             COMPCOLL_ROLLED for (int64_t i = begin + 8 * lane_of_warp(); i < p.n; i += 8 * warp_threads)
-                rest(i, p.n - i < 8 ? static_cast<int>(p.n - i) : 8);
+                rest(Values{i, p.n - i < 8 ? static_cast<int>(p.n - i) : 8});
         }
     }
 }
 #endif
 
 template <bool plain, class T>
-__device__ __forceinline__ void encode_eight(const Parameters& p, const CastCode<T>& code, int64_t i, int count) {
+__device__ __forceinline__ void encode_eight(const Parameters& p, const CastCode<T>& code, const Values& at) {
     constexpr int many = CastCode<T>::many;
     T x[many];
-    wanted<plain>(p, code, i, count, x);
-    store_values(p.out, code.storage, i, count, x);
+    wanted<plain>(p, code, at, x);
+    at.store(p.out, code.storage, x);
     if constexpr (!plain) {
         if (p.residual == nullptr && p.decoded == nullptr) return;
         T got[many];
-        code.decode(p.out, i, count, got);  // this thread has just written it
-        conclude(p, i, count, x, got);
+        code.decode(p.out, at, got);  // this thread has just written it
+        conclude(p, at, x, got);
     }
 }
 
@@ -110,7 +105,7 @@ __device__ __forceinline__ void encode_cast(const Parameters& p, const CastCode<
             sum_cast<plain>(p, begin, x);
             const RoundsOf<T> out(p.out, first_of(p), begin), residual(p.residual, computed_storage<T>, begin);
             if (!plain && p.residual != nullptr && p.feed) {
-                COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) feed_round(residual, r, x[r]);
+                COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) add_loaded(RoundOf<T>{residual, r}, x[r]);
             }
             COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) out.store(r, x[r]);
             if (plain || (p.residual == nullptr && p.decoded == nullptr)) return;
@@ -118,14 +113,12 @@ __device__ __forceinline__ void encode_cast(const Parameters& p, const CastCode<
             COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) {
                 T got[4];
                 out.rounded(x[r], got);
-                conclude_round(p, residual, decoded, r, x[r], got);
+                conclude(p, RoundOf<T>{residual, r}, RoundOf<T>{decoded, r}, x[r], got);
             }
         },
-        [&](int64_t i, int count) { encode_eight<plain>(p, code, i, count); });
+        [&](const Values& at) { encode_eight<plain>(p, code, at); });
 #else
-    constexpr int many = CastCode<T>::many;
-    for (int64_t i = first_thread() * many; i < p.n; i += all_threads() * many)
-        encode_eight<plain>(p, code, i, p.n - i < many ? static_cast<int>(p.n - i) : many);
+    for_values<CastCode<T>::many>(p.n, [&](const Values& at) { encode_eight<plain>(p, code, at); });
 #endif
 }
 
@@ -140,11 +133,7 @@ __device__ __forceinline__ void decode_cast(const Parameters& p, const CastCode<
             const RoundsOf<T> out(p.out, out_storage_of(p), begin);
             COMPCOLL_UNROLL for (int r = 0; r < cast_rounds; ++r) out.store(r, x[r]);
         },
-        [&](int64_t i, int count) {
-            T x[8];
-            sum_terms(p, code, i, count, x);
-            store_values(p.out, out_storage_of(p), i, count, x);
-        });
+        [&](const Values& at) { decode_values(p, code, at); });
 #else
     decode_all(p, code);
 #endif
@@ -209,41 +198,34 @@ using compcoll::zfp::table_entries;
         compcoll::decode_zfp(p, compcoll::ZFPCode<T, W, half>(p, decode_table));                                              \
     }
 
-#if defined(COMPCOLL_CAST)
 #if COMPCOLL_TYPES & 1
-COMPCOLL_CAST_KERNELS(float32, float)
+#define COMPCOLL_FLOAT(...) __VA_ARGS__
+#else
+#define COMPCOLL_FLOAT(...)
 #endif
 #if COMPCOLL_TYPES & 2
-COMPCOLL_CAST_KERNELS(float64, double)
+#define COMPCOLL_DOUBLE(...) __VA_ARGS__
+#else
+#define COMPCOLL_DOUBLE(...)
 #endif
+
+#if defined(COMPCOLL_CAST)
+COMPCOLL_FLOAT(COMPCOLL_CAST_KERNELS(float32, float))
+COMPCOLL_DOUBLE(COMPCOLL_CAST_KERNELS(float64, double))
 #endif
 
 #if defined(COMPCOLL_ZFP)
-#if COMPCOLL_TYPES & 1
-COMPCOLL_ZFP_KERNELS(zfp32, float32, float, 1, true)
-COMPCOLL_ZFP_KERNELS(zfp64, float32, float, 1, false)
-COMPCOLL_ZFP_KERNELS(zfp128, float32, float, 2, false)
-#endif
-#if COMPCOLL_TYPES & 2
-COMPCOLL_ZFP_KERNELS(zfp32, float64, double, 1, true)
-COMPCOLL_ZFP_KERNELS(zfp64, float64, double, 1, false)
-COMPCOLL_ZFP_KERNELS(zfp256, float64, double, 4, false)
-#endif
+COMPCOLL_FLOAT(COMPCOLL_ZFP_KERNELS(zfp32, float32, float, 1, true))
+COMPCOLL_FLOAT(COMPCOLL_ZFP_KERNELS(zfp64, float32, float, 1, false))
+COMPCOLL_FLOAT(COMPCOLL_ZFP_KERNELS(zfp128, float32, float, 2, false))
+COMPCOLL_DOUBLE(COMPCOLL_ZFP_KERNELS(zfp32, float64, double, 1, true))
+COMPCOLL_DOUBLE(COMPCOLL_ZFP_KERNELS(zfp64, float64, double, 1, false))
+COMPCOLL_DOUBLE(COMPCOLL_ZFP_KERNELS(zfp256, float64, double, 4, false))
 #endif
 
-#if COMPCOLL_TYPES & 1
-#define COMPCOLL_BLOCK_KERNELS_32(codec, Code) COMPCOLL_BLOCK_KERNELS(codec, Code, float32, float)
-#else
-#define COMPCOLL_BLOCK_KERNELS_32(codec, Code)
-#endif
-#if COMPCOLL_TYPES & 2
-#define COMPCOLL_BLOCK_KERNELS_64(codec, Code) COMPCOLL_BLOCK_KERNELS(codec, Code, float64, double)
-#else
-#define COMPCOLL_BLOCK_KERNELS_64(codec, Code)
-#endif
-#define COMPCOLL_BLOCK_KERNELS_OF(codec, ...)           \
-    COMPCOLL_BLOCK_KERNELS_32(codec, codec##_code)      \
-    COMPCOLL_BLOCK_KERNELS_64(codec, codec##_code)
+#define COMPCOLL_BLOCK_KERNELS_OF(codec, ...)                                      \
+    COMPCOLL_FLOAT(COMPCOLL_BLOCK_KERNELS(codec, codec##_code, float32, float))    \
+    COMPCOLL_DOUBLE(COMPCOLL_BLOCK_KERNELS(codec, codec##_code, float64, double))
 #define COMPCOLL_BLOCK_KERNELS_OF_THE(codec) COMPCOLL_BLOCK_KERNELS_OF(codec)  // expands the macro in the argument
 
 #if defined(COMPCOLL_ALL_BLOCKS)
@@ -269,12 +251,8 @@ COMPCOLL_BLOCK_KERNELS_OF_THE(COMPCOLL_BLOCKS)
     COMPCOLL_KERNEL combine_numbers_##type(const Parameters p) { compcoll::combine_numbers(p); }
 
 #if defined(COMPCOLL_INTEGER_QUANTIZER)
-#if COMPCOLL_TYPES & 1
-COMPCOLL_INTEGER_QUANTIZER_KERNELS(float32, float)
-#endif
-#if COMPCOLL_TYPES & 2
-COMPCOLL_INTEGER_QUANTIZER_KERNELS(float64, double)
-#endif
+COMPCOLL_FLOAT(COMPCOLL_INTEGER_QUANTIZER_KERNELS(float32, float))
+COMPCOLL_DOUBLE(COMPCOLL_INTEGER_QUANTIZER_KERNELS(float64, double))
 #endif
 
 #define COMPCOLL_SPARSE_KERNELS(type, T)                                                                                      \
@@ -289,10 +267,6 @@ COMPCOLL_INTEGER_QUANTIZER_KERNELS(float64, double)
     COMPCOLL_KERNEL subtract_sparse_##type(const Parameters p) { compcoll::subtract_elements<T>(p); }
 
 #if defined(COMPCOLL_SPARSE)
-#if COMPCOLL_TYPES & 1
-COMPCOLL_SPARSE_KERNELS(float32, float)
-#endif
-#if COMPCOLL_TYPES & 2
-COMPCOLL_SPARSE_KERNELS(float64, double)
-#endif
+COMPCOLL_FLOAT(COMPCOLL_SPARSE_KERNELS(float32, float))
+COMPCOLL_DOUBLE(COMPCOLL_SPARSE_KERNELS(float64, double))
 #endif

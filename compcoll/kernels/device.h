@@ -105,12 +105,12 @@ __device__ __forceinline__ void store_bytes(uint8_t* to, uint64_t bits, int coun
 
 template <class T>
 __device__ __forceinline__ T load_value(const uint8_t* from) {
-    return bits_as<T>(static_cast<typename FloatFormat<T>::Bits>(load_bytes(from, sizeof(T))));
+    return bits_as<T>(static_cast<BitsOf<T>>(load_bytes(from, sizeof(T))));
 }
 
 template <class T>
 __device__ __forceinline__ void store_value(uint8_t* to, T value) {
-    store_bytes(to, bits_as<typename FloatFormat<T>::Bits>(value), sizeof(T));
+    store_bytes(to, bits_as<BitsOf<T>>(value), sizeof(T));
 }
 
 // 8, 16, 32 … bytes at once, with four bytes per word and 16 bytes per instruction.
@@ -137,17 +137,35 @@ __device__ __forceinline__ void store_words(uint8_t* to, const uint32_t (&from)[
     }
 }
 
+// Elements of 1, 2, 4 or 8 bytes to and from memory that is aligned for load_words.
+template <class E, int many>
+__device__ __forceinline__ void load_aligned(const uint8_t* from, E (&to)[many]) {
+    constexpr int per_word = sizeof(E) < 4 ? 4 / sizeof(E) : 1, bits = 8 * sizeof(E);
+    uint32_t word[many * sizeof(E) / 4];
+    load_words(from, word);
+    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) {
+        if constexpr (sizeof(E) == 8) to[i] = static_cast<E>(word[2 * i] | uint64_t(word[2 * i + 1]) << 32);
+        else to[i] = static_cast<E>(word[i / per_word] >> i % per_word * bits);
+    }
+}
+
+template <class E, int many>
+__device__ __forceinline__ void store_aligned(uint8_t* to, const E (&from)[many]) {
+    constexpr int per_word = sizeof(E) < 4 ? 4 / sizeof(E) : 1, bits = 8 * sizeof(E);
+    uint32_t word[many * sizeof(E) / 4] = {};
+    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) {
+        if constexpr (sizeof(E) == 8) word[2 * i] = uint32_t(from[i]), word[2 * i + 1] = uint32_t(from[i] >> 32);
+        else word[i / per_word] |= uint32_t(from[i]) << i % per_word * bits;
+    }
+    store_words(to, word);
+}
+
 // Load `count` of `many` elements as bits, zeros for the rest. Each element is aligned to its size.
 template <class E, int many>
 __device__ __forceinline__ void load_elements(const uint8_t* from, int count, E (&to)[many]) {
-    constexpr int nbytes = many * sizeof(E), words = nbytes / 4, per_word = sizeof(E) < 4 ? 4 / sizeof(E) : 1, bits = 8 * sizeof(E);
+    constexpr int nbytes = many * sizeof(E);
     if (count == many && is_aligned(from, nbytes < 16 ? nbytes : 16)) {
-        uint32_t word[words];
-        load_words(from, word);
-        COMPCOLL_UNROLL for (int i = 0; i < many; ++i) {
-            if constexpr (sizeof(E) == 8) to[i] = static_cast<E>(word[2 * i] | uint64_t(word[2 * i + 1]) << 32);
-            else to[i] = static_cast<E>(word[i / per_word] >> i % per_word * bits);
-        }
+        load_aligned(from, to);
     } else {
         COMPCOLL_UNROLL for (int i = 0; i < many; ++i) to[i] = i < count ? reinterpret_cast<const E*>(from)[i] : E(0);
     }
@@ -155,14 +173,9 @@ __device__ __forceinline__ void load_elements(const uint8_t* from, int count, E 
 
 template <class E, int many>
 __device__ __forceinline__ void store_elements(uint8_t* to, int count, const E (&from)[many]) {
-    constexpr int nbytes = many * sizeof(E), words = nbytes / 4, per_word = sizeof(E) < 4 ? 4 / sizeof(E) : 1, bits = 8 * sizeof(E);
+    constexpr int nbytes = many * sizeof(E);
     if (count == many && is_aligned(to, nbytes < 16 ? nbytes : 16)) {
-        uint32_t word[words] = {};
-        COMPCOLL_UNROLL for (int i = 0; i < many; ++i) {
-            if constexpr (sizeof(E) == 8) word[2 * i] = uint32_t(from[i]), word[2 * i + 1] = uint32_t(from[i] >> 32);
-            else word[i / per_word] |= uint32_t(from[i]) << i % per_word * bits;
-        }
-        store_words(to, word);
+        store_aligned(to, from);
     } else {
         COMPCOLL_UNROLL for (int i = 0; i < many; ++i)
             if (i < count) reinterpret_cast<E*>(to)[i] = from[i];
@@ -171,35 +184,25 @@ __device__ __forceinline__ void store_elements(uint8_t* to, int count, const E (
 
 // ---- values in memory of an element type ------------------------------------------------------------------------------------
 
-// 16-bit formats of values that are computed on as T.
-template <class Half>
-COMPCOLL_HD uint16_t narrowed(float value) { return Half::narrowed(value); }
-template <class Half>
-COMPCOLL_HD uint16_t narrowed(double value) { return Half::narrowed(float_to_round_further(value)); }
-
-COMPCOLL_HD void assign(float& to, float value) { to = value; }
-COMPCOLL_HD void assign(double& to, float value) { to = double_of(value); }
-
 template <class Half, class T, int many>
 __device__ __forceinline__ void load_halves(const uint8_t* from, int count, T (&x)[many]) {
     uint16_t bits[many];
     load_elements(from, count, bits);
-    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) assign(x[i], Half::widened(bits[i]));
+    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) x[i] = widened_to<T>(Half::widened(bits[i]));
 }
 
 template <class Half, class T, int many>
 __device__ __forceinline__ void store_halves(uint8_t* to, int count, const T (&x)[many]) {
     uint16_t bits[many];
-    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) bits[i] = narrowed<Half>(x[i]);
+    COMPCOLL_UNROLL for (int i = 0; i < many; ++i) bits[i] = Half::narrowed(to_round_further(x[i]));
     store_elements(to, count, bits);
 }
 
 // Load `count` of `many` values from the i-th on, as T; zeros for the rest.
 template <class T, int many>
 __device__ __forceinline__ void load_values(const uint8_t* array, int storage, int64_t i, int count, T (&x)[many]) {
-    using Bits = typename FloatFormat<T>::Bits;
     if (storage == computed_storage<T>) {
-        Bits bits[many];
+        BitsOf<T> bits[many];
         load_elements(array + i * static_cast<int64_t>(sizeof(T)), count, bits);
         COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = bits_as<T>(bits[k]);
         return;
@@ -210,16 +213,15 @@ __device__ __forceinline__ void load_values(const uint8_t* array, int storage, i
     if constexpr (sizeof(T) == 8) {
         uint32_t bits[many];
         load_elements(from, count, bits);
-        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) assign(x[k], bits_as<float>(bits[k]));
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = widened_to<T>(bits_as<float>(bits[k]));
     }
 }
 
 template <class T, int many>
 __device__ __forceinline__ void store_values(uint8_t* array, int storage, int64_t i, int count, const T (&x)[many]) {
-    using Bits = typename FloatFormat<T>::Bits;
     if (storage == computed_storage<T>) {
-        Bits bits[many];
-        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) bits[k] = bits_as<Bits>(x[k]);
+        BitsOf<T> bits[many];
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) bits[k] = bits_as<BitsOf<T>>(x[k]);
         return store_elements(array + i * static_cast<int64_t>(sizeof(T)), count, bits);
     }
     uint8_t* to = array + i * storage_nbytes(storage);
@@ -233,68 +235,123 @@ __device__ __forceinline__ void store_values(uint8_t* array, int storage, int64_
 }
 
 // ---- sums of terms ----------------------------------------------------------------------------------------------------------
+// A *place* is where the values of a thread are: place.load(array, storage, x) and place.store(array, storage, x).
 
-// x = add · scale + D(wires[0]) + …, for the `count` values from the i-th on.
+// `count` values from the i-th on.
+struct Values {
+    int64_t i;
+    int count;
+
+    template <class T, int many>
+    __device__ __forceinline__ void load(const uint8_t* array, int storage, T (&x)[many]) const { load_values(array, storage, i, count, x); }
+    template <class T, int many>
+    __device__ __forceinline__ void store(uint8_t* array, int storage, const T (&x)[many]) const { store_values(array, storage, i, count, x); }
+};
+
+// Call work(values) for each `many` values.
+template <int many, class Work>
+__device__ __forceinline__ void for_values(int64_t n, const Work& work) {
+    for (int64_t i = first_thread() * many; i < n; i += all_threads() * many)
+        work(Values{i, n - i < many ? static_cast<int>(n - i) : many});
+}
+
+// Multiply by the scale of `add`.
+template <class T, int many>
+__device__ __forceinline__ void multiply(const Parameters& p, T (&x)[many]) {
+    const T scale = static_cast<T>(p.scale);
+    if (scale == T(1)) return;
+    COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = exact_product(x[k], scale);
+}
+
+template <class T, int many>
+__device__ __forceinline__ void add(T (&x)[many], const T (&term)[many]) {
+    COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = exact_sum(x[k], term[k]);
+}
+
+// A place in one array.
+template <class Place>
+struct InArray {
+    Place place;
+    uint8_t* array;
+    int storage;
+
+    template <class T, int many>
+    __device__ __forceinline__ void load(T (&x)[many]) const { place.load(array, storage, x); }
+    template <class T, int many>
+    __device__ __forceinline__ void store(const T (&x)[many]) const { place.store(array, storage, x); }
+};
+
+template <class T, class Place>
+__device__ __forceinline__ InArray<Place> residual_at(const Parameters& p, const Place& place) { return {place, p.residual, computed_storage<T>}; }
+
+template <int many, class T, class At>
+__device__ __forceinline__ void add_loaded(const At& at, T (&x)[many]) {
+    T term[many];
+    at.load(term);
+    add(x, term);
+}
+
+// x = add · scale + D(wires[0]) + …
 template <class Code, class T, int many>
-__device__ __forceinline__ void sum_terms(const Parameters& p, const Code& code, int64_t i, int count, T (&x)[many]) {
+__device__ __forceinline__ void sum_terms(const Parameters& p, const Code& code, const Values& at, T (&x)[many]) {
     COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = T(0);
     if (p.add != nullptr) {
-        load_values(p.add, add_storage_of(p), i, count, x);
-        const T scale = static_cast<T>(p.scale);
-        if (scale != T(1)) {
-            COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = exact_product(x[k], scale);
-        }
+        at.load(p.add, add_storage_of(p), x);
+        multiply(p, x);
     }
     COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w) {
         const bool first = w == 0 && p.add == nullptr;
         T term[many];
-        code.decode(p.wires[w], i, count, term);
+        code.decode(p.wires[w], at, term);
         COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = first ? term[k] : exact_sum(x[k], term[k]);
     }
 }
 
-// Compute the values to encode, with zeros beyond `count`. `plain`: an array without further terms.
+// Compute the values to encode, with zeros beyond `at.count`. `plain`: an array without further terms.
 template <bool plain, class Code, class T, int many>
-__device__ __forceinline__ void wanted(const Parameters& p, const Code& code, int64_t i, int count, T (&x)[many]) {
+__device__ __forceinline__ void wanted(const Parameters& p, const Code& code, const Values& at, T (&x)[many]) {
     if constexpr (plain) {
-        load_values(p.add, add_storage_of(p), i, count, x);
+        at.load(p.add, add_storage_of(p), x);
     } else {
-        sum_terms(p, code, i, count, x);
-        if (p.residual != nullptr && p.feed) {
-            T kept[many];
-            load_values(p.residual, computed_storage<T>, i, count, kept);
-            COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = exact_sum(x[k], kept[k]);
-        }
-        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = k < count ? x[k] : T(0);
+        sum_terms(p, code, at, x);
+        if (p.residual != nullptr && p.feed) add_loaded(residual_at<T>(p, at), x);
+        COMPCOLL_UNROLL for (int k = 0; k < many; ++k) x[k] = k < at.count ? x[k] : T(0);
     }
 }
 
 // Update the residual, and store the values that other ranks decode.
-template <class T, int many>
-__device__ __forceinline__ void conclude(const Parameters& p, int64_t i, int count, const T (&x)[many], const T (&got)[many]) {
+template <class Residual, class Decoded, class T, int many>
+__device__ __forceinline__ void conclude(const Parameters& p, const Residual& residual, const Decoded& decoded, const T (&x)[many],
+                                         const T (&got)[many]) {
     if (p.residual != nullptr) {
         const T scale = static_cast<T>(p.residual_scale);
         T kept[many];
-        if (!p.feed) load_values(p.residual, computed_storage<T>, i, count, kept);
+        if (!p.feed) residual.load(kept);
         COMPCOLL_UNROLL for (int k = 0; k < many; ++k) {
             const T loss = finite_loss(x[k], got[k], scale);
             kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
         }
-        store_values(p.residual, computed_storage<T>, i, count, kept);
+        residual.store(kept);
     }
-    if (p.decoded != nullptr) store_values(p.decoded, out_storage_of(p), i, count, got);
+    if (p.decoded != nullptr) decoded.store(got);
 }
 
-// out = terms, for all values
+template <class Place, class T, int many>
+__device__ __forceinline__ void conclude(const Parameters& p, const Place& place, const T (&x)[many], const T (&got)[many]) {
+    conclude(p, residual_at<T>(p, place), InArray<Place>{place, p.decoded, out_storage_of(p)}, x, got);
+}
+
+// out = terms
+template <class Code>
+__device__ __forceinline__ void decode_values(const Parameters& p, const Code& code, const Values& at) {
+    typename Code::Value x[Code::many];
+    sum_terms(p, code, at, x);
+    at.store(p.out, out_storage_of(p), x);
+}
+
 template <class Code>
 __device__ __forceinline__ void decode_all(const Parameters& p, const Code& code) {
-    constexpr int many = Code::many;
-    for (int64_t i = first_thread() * many; i < p.n; i += all_threads() * many) {
-        const int count = p.n - i < many ? static_cast<int>(p.n - i) : many;
-        typename Code::Value x[many];
-        sum_terms(p, code, i, count, x);
-        store_values(p.out, out_storage_of(p), i, count, x);
-    }
+    for_values<Code::many>(p.n, [&](const Values& at) { decode_values(p, code, at); });
 }
 
 }  // namespace compcoll

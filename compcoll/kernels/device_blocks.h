@@ -9,14 +9,6 @@
 
 namespace compcoll {
 
-// The signed integer as wide as T.
-template <class T>
-struct SignedBits;
-template <>
-struct SignedBits<float> { using type = int32_t; };
-template <>
-struct SignedBits<double> { using type = int64_t; };
-
 // ---- teams ------------------------------------------------------------------------------------------------------------------
 
 struct Team {
@@ -135,35 +127,76 @@ __device__ __forceinline__ void four_values(const Decoder& decoder, uint32_t wor
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = decoder.value(code_in(word, k));
 }
 
-template <class Code>
+// The largest magnitude, compared by its bits.
+template <class T, int many>
+__device__ __forceinline__ void survey_magnitudes(const T (&x)[many], SignedOf<T> (&maxima)[1]) {
+    COMPCOLL_UNROLL for (int k = 0; k < many; ++k) maxima[0] = Larger()(maxima[0], magnitude_bits(x[k]));
+}
+
+// `Codec` has the interface of blocks.h. `Code`, the derived struct, overrides what follows where its headers depend on more than the
+// largest magnitude.
+template <class Code, class Codec>
 struct BlockCodec {
+    using Value = typename Codec::Value;
+    using Header = typename Codec::Header;
+    using Signed = SignedOf<Value>;
     static constexpr int many = 8;
+    static constexpr int maxima_count = 1, sums_count = 1;
+    static constexpr Signed least = 0;
     static constexpr bool with_random = false;
     static constexpr int staged_header = 0;  // bytes of a header that misaligns codes, which need device_records.h
+    Codec codec;
     Layout layout;
 
-    __device__ __forceinline__ explicit BlockCodec(const Layout& layout) : layout(layout) {}
+    __device__ __forceinline__ explicit BlockCodec(const Parameters& p, int header_nbytes = sizeof(Header))
+        : codec(first_of(p)), layout(second_of(p), codec.bits, header_nbytes) {}
 
-    // One byte per code, zeros beyond `count`.
-    template <class Header, class T>
-    __device__ __forceinline__ uint64_t codes(const Header& header, const T (&x)[8], int count, int64_t i) const {
+    template <int count>
+    __device__ __forceinline__ static void survey(const Value (&x)[count], int, Signed (&maxima)[1]) { survey_magnitudes(x, maxima); }
+    template <class Maxima>
+    __device__ __forceinline__ static bool needs_sums(const Maxima&) { return false; }
+    template <class Values, class Maxima, class Sums>
+    __device__ __forceinline__ static void add_up(const Values&, const Maxima&, Sums&) {}
+
+    __device__ __forceinline__ static void store_header(uint8_t* record, Header header) {
+        if constexpr (sizeof(Header) == 2) store_bytes(record, header, 2);
+        else store_value(record, header);
+    }
+    __device__ __forceinline__ static Header load_header(const uint8_t* record) {
+        if constexpr (sizeof(Header) == 2) return static_cast<Header>(load_bytes(record, 2));
+        else return load_value<Header>(record);
+    }
+    template <class Use>
+    __device__ __forceinline__ void with_encoder(Header header, Use use) const {
+        if (codec.has_codes(header)) codec.with_encoder(header, use);
+        else use(NoCode());
+    }
+    template <class Use>
+    __device__ __forceinline__ void with_decoder(Header header, Use use) const {
+        if (codec.has_codes(header)) codec.with_decoder(header, use);
+        else use(OneValue<Value>{codec.only_value(header)});
+    }
+
+    // One byte per code, zeros beyond `at.count`.
+    template <class T>
+    __device__ __forceinline__ uint64_t codes(const Header& header, const T (&x)[8], const Values& at) const {
         const Code& code = static_cast<const Code&>(*this);
         uint64_t codes = 0;
         code.with_encoder(header, [&](auto encoder) {
             if constexpr (Code::with_random) {
-                const auto random = code.random_at(i);
+                const auto random = code.random_at(at.i);
                 COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
                     const auto own = static_cast<uint16_t>(random.words[k / 2] >> k % 2 * 16);
-                    codes |= uint64_t(k < count ? encoder.code(x[k], own) : 0) << 8 * k;
+                    codes |= uint64_t(k < at.count ? encoder.code(x[k], own) : 0) << 8 * k;
                 }
             } else {
-                COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) codes |= uint64_t(k < count ? encoder.code(x[k]) : 0) << 8 * k;
+                COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) codes |= uint64_t(k < at.count ? encoder.code(x[k]) : 0) << 8 * k;
             }
         });
         return codes;
     }
 
-    template <class Header, class T>
+    template <class T>
     __device__ __forceinline__ void values(const Header& header, uint64_t codes, T (&x)[8]) const {
         static_cast<const Code&>(*this).with_decoder(header, [&](auto decoder) {
             COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = decoder.value(code_in(codes, k));
@@ -171,25 +204,13 @@ struct BlockCodec {
     }
 
     template <class T>
-    __device__ __forceinline__ void decode(const uint8_t* wire, int64_t i, int count, T (&x)[many]) const {
+    __device__ __forceinline__ void decode(const uint8_t* wire, const Values& at, T (&x)[many]) const {
         const Code& code = static_cast<const Code&>(*this);
         int eight;
-        const uint8_t* record = wire + layout.record_of(i, eight);
+        const uint8_t* record = wire + layout.record_of(at.i, eight);
         const auto header = code.load_header(record);
-        values(header, layout.load_codes(record, eight, count), x);
+        values(header, layout.load_codes(record, eight, at.count), x);
     }
-};
-
-// Codecs whose headers depend on maxima only.
-template <class Code>
-struct SurveyedCodec : BlockCodec<Code> {
-    static constexpr int sums_count = 1;  // unused
-    using BlockCodec<Code>::BlockCodec;
-
-    template <class Maxima>
-    __device__ __forceinline__ static bool needs_sums(const Maxima&) { return false; }
-    template <class Values, class Maxima, class Sums>
-    __device__ __forceinline__ static void add_up(const Values&, const Maxima&, Sums&) {}
 };
 
 // ---- the loop ---------------------------------------------------------------------------------------------------------------
@@ -214,21 +235,20 @@ __device__ __forceinline__ void encode_block(const Parameters& p, const Code& co
     const auto run = [&](int pass) {
         if (pass == sums_pass && !code.needs_sums(maxima)) return;  // uniform over the team
         COMPCOLL_ROLLED for (int eight = team.rank; eight < eights; eight += team.size) {
-            const int64_t i = begin + 8 * eight;
-            const int count = length - 8 * eight < 8 ? length - 8 * eight : 8;
-            if (pass == survey_pass || read_again) wanted<plain>(p, code, i, count, x);
+            const Values at{begin + 8 * eight, length - 8 * eight < 8 ? length - 8 * eight : 8};
+            if (pass == survey_pass || read_again) wanted<plain>(p, code, at, x);
             if (pass == survey_pass) {
-                code.survey(x, count, maxima);
+                code.survey(x, at.count, maxima);
             } else if (pass == sums_pass) {
                 code.add_up(x, maxima, sums);
             } else {
-                const uint64_t codes = code.codes(header, x, count, i);
-                code.layout.store_codes(record, eight, count, codes);
+                const uint64_t codes = code.codes(header, x, at);
+                code.layout.store_codes(record, eight, at.count, codes);
                 if constexpr (!plain) {
                     if (p.residual == nullptr && p.decoded == nullptr) continue;
                     T got[8];
                     code.values(header, codes, got);
-                    conclude(p, i, count, x, got);
+                    conclude(p, at, x, got);
                 }
             }
         }

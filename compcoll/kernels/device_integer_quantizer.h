@@ -14,30 +14,22 @@
 namespace compcoll {
 
 template <class T>
-__device__ __forceinline__ void load_fed(const Parameters& p, int64_t i, int count, T (&x)[8]) {
-    load_values(p.add, p.add_storage, i, count, x);
-    const T scale = static_cast<T>(p.scale);
-    if (scale != T(1)) {
-        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = exact_product(x[k], scale);
-    }
-    if (p.residual != nullptr) {
-        T kept[8];
-        load_values(p.residual, computed_storage<T>, i, count, kept);
-        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = exact_sum(x[k], kept[k]);
-    }
+__device__ __forceinline__ void load_fed(const Parameters& p, const Values& at, T (&x)[8]) {
+    at.load(p.add, p.add_storage, x);
+    multiply(p, x);
+    if (p.residual != nullptr) add_loaded(residual_at<T>(p, at), x);
 }
 
 template <class T>
 __device__ __forceinline__ void survey_blocks(const Parameters& p) {
-    using Signed = typename SignedBits<T>::type;
     Team team(p.team);
     for (int64_t b = team.index(); b < p.blocks; b += team.count()) {
         const int64_t begin = b * p.second;
         const int length = p.n - begin < p.second ? static_cast<int>(p.n - begin) : p.second;
-        Signed maxima[1] = {0};
+        SignedOf<T> maxima[1] = {0};
         COMPCOLL_ROLLED for (int at = 8 * team.rank; at < length; at += 8 * team.size) {
             T x[8];
-            load_fed(p, begin + at, length - at < 8 ? length - at : 8, x);
+            load_fed(p, Values{begin + at, length - at < 8 ? length - at : 8}, x);
             survey_magnitudes(x, maxima);
         }
         team.reduce(maxima, Larger());
@@ -52,39 +44,32 @@ __device__ __forceinline__ T shared_scale(const Parameters& p, int64_t i) {
     return load_value<T>(p.wires[0] + b * static_cast<int64_t>(sizeof(T)));
 }
 
-// Call work(i, count) for each eight values.
-template <class Work>
-__device__ __forceinline__ void for_eights(const Parameters& p, const Work& work) {
-    for (int64_t i = first_thread() * 8; i < p.n; i += all_threads() * 8)
-        work(i, p.n - i < 8 ? static_cast<int>(p.n - i) : 8);
-}
-
 template <class T, class Number>
 __device__ __forceinline__ void encode_integers(const Parameters& p) {
-    for_eights(p, [&](int64_t i, int count) {
+    for_values<8>(p.n, [&](const Values& at) {
         T x[8];
-        load_fed(p, i, count, x);
-        const IntegerSteps<T> steps(shared_scale<T>(p, i), p.first);
+        load_fed(p, at, x);
+        const IntegerSteps<T> steps(shared_scale<T>(p, at.i), p.first);
         Number numbers[8];
         COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) {
             const T level = steps.level(x[k]);
             numbers[k] = static_cast<Number>(static_cast<int32_t>(level));
             x[k] = steps.lost(x[k], level);
         }
-        store_elements(p.out + i * static_cast<int64_t>(sizeof(Number)), count, numbers);
-        if (p.residual != nullptr) store_values(p.residual, computed_storage<T>, i, count, x);
+        store_elements(p.out + at.i * static_cast<int64_t>(sizeof(Number)), at.count, numbers);
+        if (p.residual != nullptr) at.store(p.residual, computed_storage<T>, x);
     });
 }
 
 template <class T, class Number, class Signed>
 __device__ __forceinline__ void decode_integers(const Parameters& p) {
-    for_eights(p, [&](int64_t i, int count) {
+    for_values<8>(p.n, [&](const Values& at) {
         Number numbers[8];
-        load_elements(p.wires[1] + i * static_cast<int64_t>(sizeof(Number)), count, numbers);
-        const IntegerSteps<T> steps(shared_scale<T>(p, i), p.first);
+        load_elements(p.wires[1] + at.i * static_cast<int64_t>(sizeof(Number)), at.count, numbers);
+        const IntegerSteps<T> steps(shared_scale<T>(p, at.i), p.first);
         T x[8];
         COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = steps.value(static_cast<Signed>(numbers[k]));
-        store_values(p.out, p.out_storage, i, count, x);
+        at.store(p.out, p.out_storage, x);
     });
 }
 
@@ -92,20 +77,20 @@ __device__ __forceinline__ void decode_integers(const Parameters& p) {
 template <class T>
 __device__ __forceinline__ void encode_votes(const Parameters& p) {
     const int width = p.variant;
-    for_eights(p, [&](int64_t i, int count) {
+    for_values<8>(p.n, [&](const Values& at) {
         T x[8];
-        load_values(p.add, p.add_storage, i, count, x);
+        at.load(p.add, p.add_storage, x);
         uint32_t votes[8];
-        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) votes[k] = k < count ? vote(x[k]) : 0;
-        if (width > 16) return store_elements(p.out + 4 * i, count, votes);
+        COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) votes[k] = k < at.count ? vote(x[k]) : 0;
+        if (width > 16) return store_elements(p.out + 4 * at.i, at.count, votes);
         if (width > 8) {
             uint16_t numbers[8];
             COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) numbers[k] = static_cast<uint16_t>(votes[k]);
-            return store_elements(p.out + 2 * i, count, numbers);
+            return store_elements(p.out + 2 * at.i, at.count, numbers);
         }
         uint64_t fields = 0;
         COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) fields |= uint64_t(votes[k]) << width * k;
-        store_bytes(p.out + i / 8 * width, fields, (width * count + 7) / 8);
+        store_bytes(p.out + at.i / 8 * width, fields, (width * at.count + 7) / 8);
     });
 }
 
@@ -113,31 +98,31 @@ template <class T>
 __device__ __forceinline__ void decode_votes(const Parameters& p) {
     const int width = p.variant;
     const uint32_t ranks = static_cast<uint32_t>(p.first);
-    for_eights(p, [&](int64_t i, int count) {
+    for_values<8>(p.n, [&](const Values& at) {
         uint32_t votes[8];
         if (width > 16) {
-            load_elements(p.wires[1] + 4 * i, count, votes);
+            load_elements(p.wires[1] + 4 * at.i, at.count, votes);
         } else if (width > 8) {
             uint16_t numbers[8];
-            load_elements(p.wires[1] + 2 * i, count, numbers);
+            load_elements(p.wires[1] + 2 * at.i, at.count, numbers);
             COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) votes[k] = numbers[k];
         } else {
-            const uint64_t fields = load_bytes(p.wires[1] + i / 8 * width, (width * count + 7) / 8);
+            const uint64_t fields = load_bytes(p.wires[1] + at.i / 8 * width, (width * at.count + 7) / 8);
             COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) votes[k] = static_cast<uint32_t>(fields >> width * k) & ((1u << width) - 1);
         }
-        const bool finite = is_finite(shared_scale<T>(p, i));
+        const bool finite = is_finite(shared_scale<T>(p, at.i));
         T x[8];
         COMPCOLL_UNROLL for (int k = 0; k < 8; ++k) x[k] = finite ? verdict<T>(votes[k], ranks) : quiet_nan<T>();
-        store_values(p.out, p.out_storage, i, count, x);
+        at.store(p.out, p.out_storage, x);
     });
 }
 
 template <class Number, class Combine>
 __device__ __forceinline__ void combine_as(const Parameters& p, Combine combine) {
     constexpr int many = 16 / sizeof(Number);
-    for (int64_t i = first_thread() * many; i < p.n; i += all_threads() * many) {
-        const int count = p.n - i < many ? static_cast<int>(p.n - i) : many;
-        const int64_t at = i * static_cast<int64_t>(sizeof(Number));
+    for_values<many>(p.n, [&](const Values& values) {
+        const int64_t at = values.i * static_cast<int64_t>(sizeof(Number));
+        const int count = values.count;
         Number all[many];
         if (p.add != nullptr) load_elements(p.add + at, count, all);
         COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w) {
@@ -148,7 +133,7 @@ __device__ __forceinline__ void combine_as(const Parameters& p, Combine combine)
         }
         store_elements(p.out + at, count, all);
         if (p.decoded != nullptr) store_elements(p.decoded + at, count, all);
-    }
+    });
 }
 
 __device__ __forceinline__ void combine_numbers(const Parameters& p) {

@@ -48,32 +48,31 @@ __device__ __forceinline__ void widen_float16(const uint16_t (&bits)[4], float (
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = Float16::widened(bits[k]);
 }
 
-__device__ __forceinline__ void narrow_float16(const float (&x)[4], uint16_t (&bits)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if (!any_nan(x)) {
-        COMPCOLL_UNROLL for (int k = 0; k < 4; k += 2) {
-            uint32_t pair;
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[k + 1]), "f"(x[k]));
-            bits[k] = static_cast<uint16_t>(pair), bits[k + 1] = static_cast<uint16_t>(pair >> 16);
-        }
-        return;
-    }
-#endif
-    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = Float16::narrowed(x[k]);
+__device__ __forceinline__ uint32_t narrowed_pair(Float16, float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
 }
+__device__ __forceinline__ uint32_t narrowed_pair(BFloat16, float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+#endif
 
-__device__ __forceinline__ void narrow_bfloat16(const float (&x)[4], uint16_t (&bits)[4]) {
+template <class Half>
+__device__ __forceinline__ void narrow(const float (&x)[4], uint16_t (&bits)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     if (!any_nan(x)) {
         COMPCOLL_UNROLL for (int k = 0; k < 4; k += 2) {
-            uint32_t pair;
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(x[k + 1]), "f"(x[k]));
+            const uint32_t pair = narrowed_pair(Half(), x[k], x[k + 1]);
             bits[k] = static_cast<uint16_t>(pair), bits[k + 1] = static_cast<uint16_t>(pair >> 16);
         }
         return;
     }
 #endif
-    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = BFloat16::narrowed(x[k]);
+    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = Half::narrowed(x[k]);
 }
 
 // An array from some value on, which a warp accesses a round at a time.
@@ -90,29 +89,19 @@ struct RoundsOf {
     template <class E>
     __device__ __forceinline__ void load_bits(int r, E (&bits)[4]) const {
         const uint8_t* from = at + r * round_values * static_cast<int>(sizeof(E));
-        if (!aligned) return load_round_of_any(from, bits);
-        uint32_t word[sizeof(E)];
-        load_words(from + 4 * lane_of_warp() * static_cast<int>(sizeof(E)), word);
-        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
-            if constexpr (sizeof(E) == 8) bits[k] = word[2 * k] | E(word[2 * k + 1]) << 32;
-            else bits[k] = static_cast<E>(sizeof(E) == 4 ? word[k] : word[k / 2 % sizeof(E)] >> k % 2 * 16);
-        }
+        if (aligned) load_aligned(from + 4 * lane_of_warp() * static_cast<int>(sizeof(E)), bits);
+        else load_round_of_any(from, bits);
     }
     template <class E>
     __device__ __forceinline__ void store_bits(int r, const E (&bits)[4]) const {
         uint8_t* to = at + r * round_values * static_cast<int>(sizeof(E));
-        if (!aligned) return store_round_of_any(to, bits);
-        uint32_t word[sizeof(E)];
-        COMPCOLL_UNROLL for (int w = 0; w < static_cast<int>(sizeof(E)); ++w) {
-            if constexpr (sizeof(E) == 8) word[w] = static_cast<uint32_t>(bits[w / 2] >> w % 2 * 32);
-            else word[w] = sizeof(E) == 4 ? bits[w] : bits[2 * w % 4] | uint32_t(bits[(2 * w + 1) % 4]) << 16;
-        }
-        store_words(to + 4 * lane_of_warp() * static_cast<int>(sizeof(E)), word);
+        if (aligned) store_aligned(to + 4 * lane_of_warp() * static_cast<int>(sizeof(E)), bits);
+        else store_round_of_any(to, bits);
     }
 
     __device__ __forceinline__ void load(int r, T (&x)[4]) const {
         if (sizeof(T) == 8 || storage == computed_storage<T>) {  // doubles come only from arrays of doubles
-            typename FloatFormat<T>::Bits bits[4];
+            BitsOf<T> bits[4];
             load_bits(r, bits);
             COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = bits_as<T>(bits[k]);
         } else if constexpr (sizeof(T) == 4) {
@@ -134,13 +123,13 @@ struct RoundsOf {
         }
     }
     __device__ __forceinline__ void narrowed_halves(const float (&x)[4], uint16_t (&bits)[4]) const {
-        if (storage == float16_storage) narrow_float16(x, bits);
-        else narrow_bfloat16(x, bits);
+        if (storage == float16_storage) narrow<Float16>(x, bits);
+        else narrow<BFloat16>(x, bits);
     }
     __device__ __forceinline__ void store(int r, const T (&x)[4]) const {
         if (sizeof(T) == 8 || storage == computed_storage<T>) {
-            typename FloatFormat<T>::Bits bits[4];
-            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = bits_as<typename FloatFormat<T>::Bits>(x[k]);
+            BitsOf<T> bits[4];
+            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = bits_as<BitsOf<T>>(x[k]);
             store_bits(r, bits);
         } else if constexpr (sizeof(T) == 4) {
             uint16_t bits[4];
@@ -150,29 +139,13 @@ struct RoundsOf {
     }
 };
 
-// Add the residual of a round.
 template <class T>
-__device__ __forceinline__ void feed_round(const RoundsOf<T>& residual, int r, T (&x)[4]) {
-    T kept[4];
-    residual.load(r, kept);
-    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_sum(x[k], kept[k]);
-}
+struct RoundOf {
+    const RoundsOf<T>& rounds;
+    int r;
 
-// Update the residual of a round, and store the values that other ranks decode.
-template <class T>
-__device__ __forceinline__ void conclude_round(const Parameters& p, const RoundsOf<T>& residual, const RoundsOf<T>& decoded, int r,
-                                               const T (&x)[4], const T (&got)[4]) {
-    if (p.residual != nullptr) {
-        const T scale = static_cast<T>(p.residual_scale);
-        T kept[4];
-        if (!p.feed) residual.load(r, kept);
-        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
-            const T loss = finite_loss(x[k], got[k], scale);
-            kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
-        }
-        residual.store(r, kept);
-    }
-    if (p.decoded != nullptr) decoded.store(r, got);
-}
+    __device__ __forceinline__ void load(T (&x)[4]) const { rounds.load(r, x); }
+    __device__ __forceinline__ void store(const T (&x)[4]) const { rounds.store(r, x); }
+};
 
 }  // namespace compcoll

@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t before_thread(uint32_t count, uint32_t& all)
 // One bit for each of this thread's eight values that meets the condition: four adjacent values in each of its warp's two rounds.
 template <class T>
 __device__ __forceinline__ uint32_t met(const Parameters& p, uint32_t& how_many) {
-    const auto threshold = static_cast<typename FloatBits<T>::Bits>(p.seed);
+    const auto threshold = static_cast<SignedOf<T>>(p.seed);
     const int64_t begin = int64_t(blockIdx.x) * tile_values + static_cast<int>(threadIdx.x) / warp_threads * 2 * round_values;
     uint32_t bits = 0;
     how_many = 0;
@@ -115,17 +115,16 @@ __device__ __forceinline__ void compact_elements(const Parameters& p) {
 
 template <class T>
 __device__ __forceinline__ void add_up_lanes(const Parameters& p) {
-    using Bits = typename FloatBits<T>::Bits;
     const T* values = reinterpret_cast<const T*>(p.add);
     T* sums = reinterpret_cast<T*>(p.out);
     for (int64_t i = first_thread(); i < p.blocks * moment_lanes<T>; i += all_threads()) {
         const int64_t block = i / moment_lanes<T>, begin = block * moment_values<T>;
         const int64_t end = begin + moment_values<T> < p.n ? begin + moment_values<T> : p.n;
         T sum = 0, absolute = 0, square = 0;
-        Bits largest = 0;
+        SignedOf<T> largest = 0;
         const auto add = [&](T value) {
-            const Bits magnitude = magnitude_bits(value);
-            if (magnitude >= FloatBits<T>::infinity) return;
+            const auto magnitude = magnitude_bits(value);
+            if (magnitude >= infinity_bits<T>) return;
             sum = exact_sum(sum, value);
             absolute = exact_sum(absolute, bits_as<T>(magnitude));
             square = exact_sum(square, exact_product(value, value));

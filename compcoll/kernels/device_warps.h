@@ -213,7 +213,7 @@ __device__ __forceinline__ void add_tile(const Code& code, const uint8_t* wire, 
                 COMPCOLL_UNROLL for (int r = 0; r < rounds; ++r) {
                     T value[4];
                     four_values(decoder, word[r], value);
-                    COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[4 * (first + r) + k] = exact_sum(x[4 * (first + r) + k], value[k]);
+                    compcoll::add(reinterpret_cast<T(&)[4]>(x[4 * (first + r)]), value);
                 }
             });
         }
@@ -238,10 +238,7 @@ __device__ __forceinline__ void sum_tile(const Parameters& p, const Code& code, 
         COMPCOLL_UNROLL for (int k = 0; k < lane_values; ++k) x[k] = -T(0);  // the neutral element of addition
     }
     if constexpr (!plain) {
-        const T scale = static_cast<T>(p.scale);
-        if (p.add != nullptr && scale != T(1)) {
-            COMPCOLL_UNROLL for (int k = 0; k < lane_values; ++k) x[k] = exact_product(x[k], scale);
-        }
+        if (p.add != nullptr) multiply(p, x);
         COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w)
             add_tile<Code, bits, block>(code, p.wires[w], b, x);
     }
@@ -257,7 +254,8 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
     if constexpr (!plain) {
         if (p.residual != nullptr && p.feed) {
             const RoundsOf<T> residual(p.residual, computed_storage<T>, b * block);
-            COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r) feed_round(residual, r, reinterpret_cast<T(&)[4]>(x[4 * r]));
+            COMPCOLL_UNROLL for (int r = 0; r < tile_rounds; ++r)
+                add_loaded(RoundOf<T>{residual, r}, reinterpret_cast<T(&)[4]>(x[4 * r]));
         }
     }
     const auto encode = [&](int first, uint8_t* record, size_t place) {
@@ -282,7 +280,7 @@ __device__ __forceinline__ void encode_tile(const Parameters& p, const Code& cod
                     COMPCOLL_UNROLL for (int r = 0; r < few; ++r) four_values(decoder, word[begin + r], got[r]);
                 });
                 COMPCOLL_UNROLL for (int r = begin; r < begin + few; ++r)
-                    conclude_round(p, residual, decoded, r, reinterpret_cast<const T(&)[4]>(own[4 * r]), got[r - begin]);
+                    conclude(p, RoundOf<T>{residual, r}, RoundOf<T>{decoded, r}, reinterpret_cast<const T(&)[4]>(own[4 * r]), got[r - begin]);
             }
         }
     };
@@ -341,10 +339,7 @@ __device__ __forceinline__ void decode_tiles(const Parameters& p, const Code& co
         },
         [&](int64_t b) {
             COMPCOLL_ROLLED for (int64_t i = b * block + 8 * lane_of_warp(); i < p.n && i < (b + 1) * block; i += 8 * warp_threads) {
-                const int count = p.n - i < 8 ? static_cast<int>(p.n - i) : 8;
-                T x[8];
-                sum_terms(p, code, i, count, x);
-                store_values(p.out, out_storage_of(p), i, count, x);
+                decode_values(p, code, Values{i, p.n - i < 8 ? static_cast<int>(p.n - i) : 8});
             }
         });
 }

@@ -122,21 +122,14 @@ struct AlignedRound {
     __device__ __forceinline__ explicit AlignedRound(int64_t i) : i(i), block(i >> 2) {}
 
     __device__ __forceinline__ void load(const uint8_t* array, int, T (&x)[4]) const {
-        uint32_t word[sizeof(T)];
-        load_words(array + i * static_cast<int64_t>(sizeof(T)), word);
-        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
-            if constexpr (sizeof(T) == 8) x[k] = bits_as<T>(word[2 * k] | uint64_t(word[2 * k + 1]) << 32);
-            else x[k] = bits_as<T>(word[k]);
-        }
+        BitsOf<T> bits[4];
+        load_aligned(array + i * static_cast<int64_t>(sizeof(T)), bits);
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = bits_as<T>(bits[k]);
     }
     __device__ __forceinline__ void store(uint8_t* array, int, const T (&x)[4]) const {
-        uint32_t word[sizeof(T)];
-        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
-            const auto bits = bits_as<typename FloatFormat<T>::Bits>(x[k]);
-            if constexpr (sizeof(T) == 8) word[2 * k] = uint32_t(bits), word[2 * k + 1] = uint32_t(bits >> 32);
-            else word[k] = bits;
-        }
-        store_words(array + i * static_cast<int64_t>(sizeof(T)), word);
+        BitsOf<T> bits[4];
+        COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) bits[k] = bits_as<BitsOf<T>>(x[k]);
+        store_aligned(array + i * static_cast<int64_t>(sizeof(T)), bits);
     }
 };
 
@@ -146,15 +139,12 @@ __device__ __forceinline__ void sum_round(const Parameters& p, const Code& code,
     COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = -T(0);  // the neutral element of addition
     if (plain || p.add != nullptr) round.load(p.add, add_storage_of(p), x);
     if constexpr (!plain) {
-        const T scale = static_cast<T>(p.scale);
-        if (p.add != nullptr && scale != T(1)) {
-            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_product(x[k], scale);
-        }
+        if (p.add != nullptr) multiply(p, x);
         if (round.count == 0) return;
         COMPCOLL_ROLLED for (int w = 0; w < p.wire_count; ++w) {
             T term[4];
             code.template decode<Round::plain>(p.wires[w], round.block, term);
-            COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_sum(x[k], term[k]);
+            add(x, term);
         }
     }
 }
@@ -186,11 +176,7 @@ __device__ __forceinline__ void encode_zfp(const Parameters& p, const ZFPCode<T,
         zfp::Bits<W> bits;
         sum_round<plain>(p, code, round, x);
         if constexpr (!plain) {
-            if (p.residual != nullptr && p.feed) {
-                T kept[4];
-                round.load(p.residual, computed_storage<T>, kept);
-                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) x[k] = exact_sum(x[k], kept[k]);
-            }
+            if (p.residual != nullptr && p.feed) add_loaded(residual_at<T>(p, round), x);
         }
         if (round.count > 0) {
             if (round.count < 4) zfp::pad_block(x, round.count);
@@ -201,17 +187,7 @@ __device__ __forceinline__ void encode_zfp(const Parameters& p, const ZFPCode<T,
             if (p.residual == nullptr && p.decoded == nullptr) return;
             T got[4];
             zfp::decode_by_table<T, W, half>(bits, code.maxbits, got, code.decode_table);
-            if (p.residual != nullptr) {
-                const T scale = static_cast<T>(p.residual_scale);
-                T kept[4];
-                if (!p.feed) round.load(p.residual, computed_storage<T>, kept);
-                COMPCOLL_UNROLL for (int k = 0; k < 4; ++k) {
-                    const T loss = finite_loss(x[k], got[k], scale);
-                    kept[k] = p.feed ? loss : exact_sum(kept[k], loss);
-                }
-                round.store(p.residual, computed_storage<T>, kept);
-            }
-            if (p.decoded != nullptr) round.store(p.decoded, out_storage_of(p), got);
+            conclude(p, round, x, got);
         }
     });
 }

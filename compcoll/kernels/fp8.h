@@ -51,25 +51,22 @@ struct Float8 {
 using E4M3 = Float8<3>;
 using E5M2 = Float8<2>;
 
-// A float that rounds to the format as the value does.
-COMPCOLL_HD float to_round_further(float value) { return value; }
-COMPCOLL_HD float to_round_further(double value) { return float_to_round_further(value); }
-
-COMPCOLL_HD float widened_as(float value, float) { return value; }
-COMPCOLL_HD double widened_as(float value, double) { return double_of(value); }
-
-// The codec, with the interface of scaled_tiles.h.
+// The codec, with the interface of blocks.h.
 template <class T>
 struct FP8 {
     using Value = T;
     using Header = uint16_t;  // biased exponent of the largest magnitude
+    static constexpr int bits = 8;
     bool e4m3;
 
     COMPCOLL_HD explicit FP8(int first) : e4m3(first == E4M3::exponent_bits) {}
 
     COMPCOLL_HD static Header header(T largest) { return static_cast<Header>(is_tiny(largest) ? 0 : biased_exponent(largest)); }
     COMPCOLL_HD static bool is_nan(Header exponent) { return exponent > 2 * FloatFormat<T>::bias; }
-    COMPCOLL_HD static bool is_zero(Header exponent) { return exponent < FloatFormat<T>::bias + TinyMagnitude<T>::exponent; }
+    COMPCOLL_HD static bool has_codes(Header exponent) {
+        return exponent >= FloatFormat<T>::bias + tiny_exponent<T> && !is_nan(exponent);
+    }
+    COMPCOLL_HD static T only_value(Header exponent) { return is_nan(exponent) ? quiet_nan<T>() : T(0); }
 
     template <class Format>
     struct Encoder {
@@ -87,7 +84,7 @@ struct FP8 {
         T factor;
 
         COMPCOLL_HD explicit Decoder(Header exponent) : factor(power_of_two<T>(exponent - FloatFormat<T>::bias - Format::top)) {}
-        COMPCOLL_HD T value(uint8_t code) const { return widened_as(Format::widened(code), T()) * factor; }
+        COMPCOLL_HD T value(uint8_t code) const { return widened_to<T>(Format::widened(code)) * factor; }
     };
 
     template <class Use>

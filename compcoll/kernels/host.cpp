@@ -7,22 +7,19 @@
 #include <string>
 #include <vector>
 
+#include "bindings.h"
 #include "collective.h"
 #include "crc32c.h"
 #include "exchange.h"
 #include "gathered.h"
 #include "host_coder.h"
 #include "instruction_sets.h"
-#include "low_rank_host.h"
 #include "operation.h"
 #include "program.h"
 #include "mpi_library.h"
 #include "mpi_message.h"
-#include "mpi_reduction.h"
 #include "shared_message.h"
 #include "shared_sum.h"
-#include "sparse_host.h"
-#include "integer_quantizer_host.h"
 
 namespace nb = nanobind;
 using namespace compcoll;

@@ -47,8 +47,7 @@ HostCoder::HostCoder(const std::string& codec, int first, int second, int varian
     coder_.codec = codec_named(codec);
     coder_.config = Config{first, second, variant, seed};
     check_config(coder_.config);
-    const auto set = static_cast<InstructionSet>(in_range("instruction set", instruction_set, 0, 2));
-    if (!supported(set)) throw nb::value_error("this CPU lacks the instruction set asked for");
+    const InstructionSet set = checked_set(instruction_set);
     coder_.kernels = &kernels_of(coder_.codec, set);
     coder_.casts = &kernels_of(Codec::cast, set);
     coder_.sums = &sums_of(set);

@@ -1,8 +1,11 @@
 // The instruction sets, a check whether this CPU supports them, and the functions for each.
 #pragma once
 
-#include "low_rank_passes.h"
+#include <stdexcept>
+
 #include "integer_quantizer_passes.h"
+#include "low_rank_passes.h"
+#include "sparse_passes.h"
 #include "tile.h"
 
 namespace compcoll {
@@ -31,6 +34,12 @@ inline bool supported([[maybe_unused]] InstructionSet set) {
 #endif
 }
 
+inline InstructionSet checked_set(int index) {
+    const auto set = static_cast<InstructionSet>(index);
+    if (index < 0 || index > 2 || !supported(set)) throw std::invalid_argument("this CPU lacks the instruction set asked for");
+    return set;
+}
+
 #if defined(COMPCOLL_X86)
 #define COMPCOLL_SETS(name) {&name##_portable, &name##_avx2, &name##_avx512}
 #else
@@ -56,6 +65,11 @@ inline const IntegerQuantizerPasses& integer_quantizer_of(InstructionSet set) {
 
 inline const LowRankPasses& low_rank_of(InstructionSet set) {
     static const LowRankPasses* const table[3] = COMPCOLL_SETS(low_rank);
+    return *table[static_cast<int>(set)];
+}
+
+inline const SparsePasses& sparse_of(InstructionSet set) {
+    static const SparsePasses* const table[3] = COMPCOLL_SETS(sparse);
     return *table[static_cast<int>(set)];
 }
 

@@ -13,12 +13,12 @@
 
 namespace compcoll {
 
-// The codec, with the interface of scaled_tiles.h.
+// The codec, with the interface of blocks.h.
 template <class T>
 struct Int8 {
     using Value = T;
     using Header = T;  // the scale
-    static constexpr int most = 127;
+    static constexpr int bits = 8, most = 127;
 
     COMPCOLL_HD explicit Int8(int) {}
 
@@ -27,10 +27,10 @@ struct Int8 {
         if (is_tiny(largest)) return T(0);
         const T scale = largest / T(most);
         if (is_finite(scale * T(most))) return scale;
-        return bits_as<T>(static_cast<typename FloatFormat<T>::Bits>(bits_as<typename FloatFormat<T>::Bits>(scale) - 1));
+        return bits_as<T>(bits_as<BitsOf<T>>(scale) - 1);
     }
-    COMPCOLL_HD static bool is_nan(T scale) { return !is_finite(scale); }
-    COMPCOLL_HD static bool is_zero(T scale) { return biased_exponent(scale) == 0; }
+    COMPCOLL_HD static bool has_codes(T scale) { return is_finite(scale) && biased_exponent(scale) != 0; }
+    COMPCOLL_HD static T only_value(T scale) { return is_finite(scale) ? T(0) : quiet_nan<T>(); }
 
     struct Encoder {
         T scale;
@@ -38,7 +38,7 @@ struct Int8 {
         // Sums of this size have no fraction bits, and their lowest bits are those of the integer.
         COMPCOLL_HD uint8_t code(T x) const {
             constexpr T whole = T(3) * T(uint64_t(1) << (FloatFormat<T>::fraction_bits - 1));
-            return static_cast<uint8_t>(bits_as<typename FloatFormat<T>::Bits>(x / scale + whole));
+            return static_cast<uint8_t>(bits_as<BitsOf<T>>(x / scale + whole));
         }
     };
 

@@ -6,18 +6,6 @@
 
 namespace compcoll {
 
-COMPCOLL_HD double exact_quotient(double a, double b) { return a / b; }
-
-COMPCOLL_HD float exact_quotient(float a, float b) {
-#if defined(__CUDA_ARCH__)
-    float result;
-    asm("div.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-    return result;
-#else
-    return a / b;
-#endif
-}
-
 // Round to the nearest integer, ties to even.
 #if defined(__CUDACC__)
 COMPCOLL_HD float to_integer(float x) { return rintf(x); }

@@ -1,12 +1,11 @@
 // compcoll.kernels._host.IntegerQuantizer32 and IntegerQuantizer64: values as integers that any allreduce can sum, on NumPy memory.
-#include "integer_quantizer_host.h"
-
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
 #include <optional>
 
+#include "arrays.h"
+#include "bindings.h"
 #include "instruction_sets.h"
 
 namespace nb = nanobind;
@@ -15,24 +14,13 @@ using namespace compcoll;
 namespace {
 
 template <class T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* what) {
-    if (!condition) throw nb::value_error(what);
-}
-
-template <class T>
 class IntegerQuantizer {
 public:
-    using Bits = typename FloatFormat<T>::Bits;
+    using Bits = BitsOf<T>;
 
-    IntegerQuantizer(int instruction_set, size_t block) : block_(block) {
-        require(instruction_set >= 0 && instruction_set <= 2 && supported(static_cast<InstructionSet>(instruction_set)),
-                "this CPU lacks the instruction set asked for");
+    IntegerQuantizer(int instruction_set, size_t block)
+        : pass_(&integer_quantizer_of(checked_set(instruction_set)).of<T>()), block_(block) {
         require(block > 0 && block % 8 == 0, "block must be a multiple of 8");
-        const IntegerQuantizerPasses& passes = integer_quantizer_of(static_cast<InstructionSet>(instruction_set));
-        if constexpr (sizeof(T) == 8) pass_ = &passes.f64;
-        else pass_ = &passes.f32;
     }
 
     void survey(const Array<const T>& values, const Array<Bits>& largest) const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "floats.h"
+#include "per_type.h"
 
 namespace compcoll {
 
@@ -12,7 +13,7 @@ enum : uint8_t { some_zeros = 1, something_not_finite = 2 };
 
 template <class T>
 struct IntegerQuantizerFunctions {
-    using Bits = typename FloatFormat<T>::Bits;
+    using Bits = BitsOf<T>;
     // Store the bits of each block's largest magnitude; those of NaN are larger than those of Inf.
     void (*survey)(const T* values, size_t n, size_t block, Bits* largest);
     // Store integers of `nbytes` bytes, and in `lost`, unless null, what the rounding loses.
@@ -30,14 +31,8 @@ struct IntegerQuantizerFunctions {
         const uint8_t* rows, size_t ranks, size_t stride, size_t n, size_t block, const uint8_t* marks, T* values);
 };
 
-struct IntegerQuantizerPasses {
-    IntegerQuantizerFunctions<float> f32;
-    IntegerQuantizerFunctions<double> f64;
-};
+using IntegerQuantizerPasses = PerType<IntegerQuantizerFunctions>;
 
-extern const IntegerQuantizerPasses integer_quantizer_portable;
-#if defined(COMPCOLL_X86)
-extern const IntegerQuantizerPasses integer_quantizer_avx2, integer_quantizer_avx512;
-#endif
+extern const IntegerQuantizerPasses integer_quantizer_portable, integer_quantizer_avx2, integer_quantizer_avx512;
 
 }  // namespace compcoll

@@ -1,12 +1,11 @@
 // compcoll.kernels._host.LowRank32 and LowRank64: low-rank factors of gradients of one shape, on memory given by its address.
-#include "low_rank_host.h"
-
 #include <nanobind/stl/pair.h>
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "bindings.h"
 #include "instruction_sets.h"
 #include "team.h"
 
@@ -21,13 +20,8 @@ template <class T>
 class LowRank {
 public:
     LowRank(int instruction_set, size_t rows, size_t columns, size_t rank, size_t stride, bool past_caches)
-        : rows_(rows), columns_(columns), rank_(rank), stride_(stride), past_caches_(past_caches) {
-        if (instruction_set < 0 || instruction_set > 2 || !supported(static_cast<InstructionSet>(instruction_set)))
-            throw nb::value_error("this CPU lacks the instruction set asked for");
+        : pass_(&low_rank_of(checked_set(instruction_set)).of<T>()), rows_(rows), columns_(columns), rank_(rank), stride_(stride), past_caches_(past_caches) {
         if (rows == 0 || columns == 0 || rank == 0 || stride < columns) throw nb::value_error("there is no such matrix");
-        const LowRankPasses& passes = low_rank_of(static_cast<InstructionSet>(instruction_set));
-        if constexpr (sizeof(T) == 8) pass_ = &passes.f64;
-        else pass_ = &passes.f32;
     }
 
     void project(Address gradient, int storage, Address kept, std::pair<Address, Address> sent, Address total, int side,

@@ -38,14 +38,8 @@ struct LowRankFunctions {
                      Storage storage);
 };
 
-struct LowRankPasses {
-    LowRankFunctions<float> f32;
-    LowRankFunctions<double> f64;
-};
+using LowRankPasses = PerType<LowRankFunctions>;
 
-extern const LowRankPasses low_rank_portable;
-#if defined(COMPCOLL_X86)
-extern const LowRankPasses low_rank_avx2, low_rank_avx512;
-#endif
+extern const LowRankPasses low_rank_portable, low_rank_avx2, low_rank_avx512;
 
 }  // namespace compcoll

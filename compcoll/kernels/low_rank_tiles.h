@@ -8,10 +8,6 @@
 #include "low_rank_passes.h"
 #include "vectors.h"
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 namespace compcoll {
 namespace {
 
@@ -19,9 +15,6 @@ constexpr size_t tile_rows = 4;
 constexpr size_t tile_columns = 128;
 constexpr size_t chunk = 4;                 // columns of a left factor processed together
 constexpr size_t factor_nbytes = 32 << 10;  // part of a right factor that stays in the nearest caches between the tiles of a strip
-
-template <class T>
-constexpr size_t lanes = vector_nbytes / sizeof(T);
 
 template <class T>
 constexpr Storage own_storage = sizeof(T) == 8 ? Storage::float64 : Storage::float32;
@@ -163,29 +156,11 @@ void combine(const Weights<T, 1, count> weights, const T* right, size_t columns,
 template <class T>
 void store_values(const T* values, size_t n, T* to, bool past_caches) {
     size_t i = 0;
-#if defined(__SSE2__)
     if (past_caches) {
-        const size_t head = before_line(to, n);
-        for (; i < head; ++i) to[i] = values[i];
-        for (; i + lanes<T> <= n; i += lanes<T>) {
-#if defined(__AVX512F__)
-            _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(values + i));
-#elif defined(__AVX__)
-            _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i)));
-#else
-            _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(values + i)));
-#endif
-        }
+        for (const size_t head = before_line(to, n); i < head; ++i) to[i] = values[i];
+        i += copy_past_caches(reinterpret_cast<uint8_t*>(to + i), reinterpret_cast<const uint8_t*>(values + i), (n - i) * sizeof(T)) / sizeof(T);
     }
-#endif
     for (; i < n; ++i) to[i] = values[i];
-}
-
-// Make non-temporal stores visible to other threads.
-void publish() {
-#if defined(__SSE2__)
-    _mm_sfence();
-#endif
 }
 
 template <class T>

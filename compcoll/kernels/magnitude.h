@@ -7,16 +7,7 @@
 namespace compcoll {
 
 // Blocks with a smaller magnitude are encoded as zeros. In all other blocks, no result can become subnormal.
-template <class T>
-struct TinyMagnitude;
-template <>
-struct TinyMagnitude<float> {
-    static constexpr int exponent = -80;
-};
-template <>
-struct TinyMagnitude<double> {
-    static constexpr int exponent = -900;
-};
+template <class T> constexpr int tiny_exponent = sizeof(T) == 8 ? -900 : -80;
 
 template <class T>
 COMPCOLL_HD int exponent_of(T value) {
@@ -25,15 +16,14 @@ COMPCOLL_HD int exponent_of(T value) {
 
 template <class T>
 COMPCOLL_HD bool is_tiny(T magnitude) {
-    return exponent_of(magnitude) < TinyMagnitude<T>::exponent;
+    return exponent_of(magnitude) < tiny_exponent<T>;
 }
 
 // Return M / 2^e, exactly.
 template <class T>
 COMPCOLL_HD double mantissa_of(T value) {
-    using Bits = typename FloatFormat<T>::Bits;
-    constexpr Bits fraction = (Bits(1) << FloatFormat<T>::fraction_bits) - 1;
-    return static_cast<double>(bits_as<T>(static_cast<Bits>((bits_as<Bits>(value) & fraction) | bits_as<Bits>(T(1)))));
+    constexpr auto fraction = (BitsOf<T>(1) << FloatFormat<T>::fraction_bits) - 1;
+    return static_cast<double>(bits_as<T>((bits_as<BitsOf<T>>(value) & fraction) | bits_as<BitsOf<T>>(T(1))));
 }
 
 // ⌊|x|·2^(20-e)⌋, for a block whose largest magnitude is at least 2^e and less than 2^(e+1).

@@ -19,20 +19,9 @@
 
 namespace compcoll {
 
-template <class T>
-struct MinMaxLimits;
-
-template <>
-struct MinMaxLimits<float> {
-    static constexpr int tiny_below = 37;  // biased exponent of r: 2^-90
-    static constexpr int huge_from = 252;  // 2^125
-};
-
-template <>
-struct MinMaxLimits<double> {
-    static constexpr int tiny_below = 123;  // 2^-900
-    static constexpr int huge_from = 2044;  // 2^1021
-};
+// Biased exponents of r.
+template <class T> constexpr int tiny_below = FloatFormat<T>::bias - (sizeof(T) == 8 ? 900 : 90);
+template <class T> constexpr int huge_from = 2 * FloatFormat<T>::bias - 2;
 
 // The bounds of a block as stored in its record.
 template <class T>
@@ -40,11 +29,8 @@ struct Bounds {
     T lo, hi;
 
     COMPCOLL_HD bool finite() const { return is_finite(lo) && is_finite(hi); }
-    COMPCOLL_HD bool equal() const {
-        using Bits = typename FloatFormat<T>::Bits;
-        return bits_as<Bits>(lo) == bits_as<Bits>(hi);
-    }
-    COMPCOLL_HD bool huge() const { return biased_exponent(hi - lo) >= MinMaxLimits<T>::huge_from; }
+    COMPCOLL_HD bool equal() const { return bits_as<BitsOf<T>>(lo) == bits_as<BitsOf<T>>(hi); }
+    COMPCOLL_HD bool huge() const { return biased_exponent(hi - lo) >= huge_from<T>; }
 };
 
 // From a block's smallest and largest value, which are ignored unless all values are finite.
@@ -52,7 +38,7 @@ template <class T>
 COMPCOLL_HD Bounds<T> bounds_on_wire(T smallest, T largest, bool all_finite) {
     if (!all_finite) return {quiet_nan<T>(), quiet_nan<T>()};
     const T lo = without_subnormals(smallest);
-    if (biased_exponent(largest - smallest) < MinMaxLimits<T>::tiny_below) return {lo, lo};
+    if (biased_exponent(largest - smallest) < tiny_below<T>) return {lo, lo};
     return {lo, without_subnormals(largest)};
 }
 
@@ -89,6 +75,31 @@ struct Dequantizer {
     COMPCOLL_HD T value(uint8_t code) const {
         const T value = origin + T(static_cast<int>(code)) * step;
         return huge ? T(8) * (value < top ? value : top) : value;
+    }
+};
+
+// The codec, with the interface of blocks.h.
+template <class T>
+struct MinMax {
+    using Value = T;
+    using Header = Bounds<T>;
+    int bits;
+
+    COMPCOLL_HD explicit MinMax(int first) : bits(first) {}
+
+    COMPCOLL_HD int levels() const { return (1 << bits) - 1; }
+    COMPCOLL_HD static bool has_codes(Header bounds) { return bounds.finite() && !bounds.equal(); }
+    COMPCOLL_HD static T only_value(Header bounds) { return bounds.finite() ? bounds.lo : quiet_nan<T>(); }
+
+    template <class Use>
+    COMPCOLL_HD void with_encoder(Header bounds, Use use) const {
+        if (bounds.huge()) use(Quantizer<T, true>(bounds, levels()));
+        else use(Quantizer<T, false>(bounds, levels()));
+    }
+    template <class Use>
+    COMPCOLL_HD void with_decoder(Header bounds, Use use) const {
+        if (bounds.huge()) use(Dequantizer<T, true>(bounds, levels()));
+        else use(Dequantizer<T, false>(bounds, levels()));
     }
 };
 

@@ -1,13 +1,12 @@
 // compcoll.kernels._host.MPIReduction: MPI's own allreduce, or reduce_scatter of equal blocks. mpi4py would release and take back
 // the GIL within a call, which takes 5 ms beside a thread that computes in Python.
-#include "mpi_reduction.h"
-
 #include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <new>
 #include <optional>
 
+#include "bindings.h"
 #include "buffer.h"
 #include "mpi_library.h"
 #include "operation.h"

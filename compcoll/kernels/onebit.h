@@ -27,6 +27,11 @@ COMPCOLL_HD T mean_of(int64_t sum, int64_t count, T largest) {
     return static_cast<T>(mean) * power_of_two<T>(exponent_of(largest) - FixedPoint<T>::fraction_bits);
 }
 
+template <class T>
+COMPCOLL_HD uint8_t sign_bit(T value) {
+    return static_cast<uint8_t>(bits_as<BitsOf<T>>(value) >> (8 * sizeof(T) - 1));
+}
+
 // The values of a block's signs.
 template <class T>
 struct Reconstruction {
@@ -38,12 +43,10 @@ struct SignedSums {
     int64_t positive, negative;  // sums of the fixed-point numbers
     int64_t negatives;           // number of negative values
 
+    // Two reconstruction values, or one for both signs.
     template <class T>
-    COMPCOLL_HD Reconstruction<T> of_each_sign(int64_t n, T largest) const {
-        return {mean_of(positive, n - negatives, largest), mean_of(negative, negatives, largest)};
-    }
-    template <class T>
-    COMPCOLL_HD Reconstruction<T> of_magnitudes(int64_t n, T largest) const {
+    COMPCOLL_HD Reconstruction<T> reconstruction(int count, int64_t n, T largest) const {
+        if (count == 2) return {mean_of(positive, n - negatives, largest), mean_of(negative, negatives, largest)};
         const T mean = mean_of(positive - negative, n, largest);
         return {mean, -mean};
     }

@@ -36,38 +36,17 @@ COMPCOLL_HD To bits_as(const From& value) {
     return result;
 }
 
-// The number of zeros below the lowest one bit; `bits` is not 0.
-COMPCOLL_HD int trailing_zeros(uint64_t bits) {
+// The number of zeros below the lowest one bit, or above the highest one bit; `bits` is not 0.
 #if defined(__CUDA_ARCH__)
-    return __ffsll(static_cast<long long>(bits)) - 1;
+COMPCOLL_HD int trailing_zeros(uint64_t bits) { return __ffsll(static_cast<long long>(bits)) - 1; }
+COMPCOLL_HD int trailing_zeros(uint32_t bits) { return __clz(static_cast<int>(__brev(bits))); }
+COMPCOLL_HD int leading_zeros(uint64_t bits) { return __clzll(static_cast<long long>(bits)); }
+COMPCOLL_HD int leading_zeros(uint32_t bits) { return __clz(static_cast<int>(bits)); }
 #else
-    return __builtin_ctzll(bits);
+COMPCOLL_HD int trailing_zeros(uint64_t bits) { return __builtin_ctzll(bits); }
+COMPCOLL_HD int trailing_zeros(uint32_t bits) { return __builtin_ctz(bits); }
+COMPCOLL_HD int leading_zeros(uint64_t bits) { return __builtin_clzll(bits); }
+COMPCOLL_HD int leading_zeros(uint32_t bits) { return __builtin_clz(bits); }
 #endif
-}
-
-COMPCOLL_HD int trailing_zeros(uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-    return __clz(static_cast<int>(__brev(bits)));
-#else
-    return __builtin_ctz(bits);
-#endif
-}
-
-// The number of zeros above the highest one bit; `bits` is not 0.
-COMPCOLL_HD int leading_zeros(uint64_t bits) {
-#if defined(__CUDA_ARCH__)
-    return __clzll(static_cast<long long>(bits));
-#else
-    return __builtin_clzll(bits);
-#endif
-}
-
-COMPCOLL_HD int leading_zeros(uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-    return __clz(static_cast<int>(bits));
-#else
-    return __builtin_clz(bits);
-#endif
-}
 
 }  // namespace compcoll

@@ -27,20 +27,7 @@ namespace compcoll {
 // Bits of a variant.
 constexpr int qsgd_euclidean = 1, qsgd_nearest = 2;
 
-COMPCOLL_HD constexpr int qsgd_levels(int bits) { return bits == 1 ? 1 : (1 << bits) - 2; }
-
-// Return h of a block with this largest magnitude, which is finite and not tiny; `norm` is given divided by 2^e.
-template <class T>
-COMPCOLL_HD T qsgd_half_step(T largest, double norm, int levels) {
-    using Bits = typename FloatFormat<T>::Bits;
-    const T h = static_cast<T>(norm / levels) * power_of_two<T>(exponent_of(largest));
-    const T most = bits_as<T>(static_cast<Bits>(bits_as<Bits>(greatest_finite<T>() / T(levels)) - 1));
-    return h < most ? h : most;
-}
-
-COMPCOLL_HD double root_of_squares(uint64_t sum) {
-    return sqrt(static_cast<double>(sum)) * (1.0 / (1 << FixedPoint<float>::fraction_bits));
-}
+constexpr uint16_t qsgd_half = 0x8000;  // the "random" number that rounds to nearest
 
 template <class T>
 struct StochasticQuantizer {
@@ -50,7 +37,7 @@ struct StochasticQuantizer {
     COMPCOLL_HD StochasticQuantizer(T h, int levels)
         : factor(T(32768) / h), middle(T(32768 * levels) + T(0.5)), top(levels << 16) {}
 
-    COMPCOLL_HD uint8_t code(T x, uint16_t random) const {
+    COMPCOLL_HD uint8_t code(T x, uint16_t random = qsgd_half) const {
         const int32_t t = static_cast<int32_t>(x * factor + middle);
         const int32_t low = t < 0 ? 0 : t, bounded = low > top ? top : low;
         return static_cast<uint8_t>((bounded + random) >> 16);
@@ -58,8 +45,46 @@ struct StochasticQuantizer {
 };
 
 template <class T>
-COMPCOLL_HD T qsgd_value(uint8_t code, T h, int levels) {
-    return static_cast<T>(2 * static_cast<int>(code) - levels) * h;
-}
+struct StochasticDequantizer {
+    T h;
+    int levels;
+
+    COMPCOLL_HD T value(uint8_t code) const { return static_cast<T>(2 * static_cast<int>(code) - levels) * h; }
+};
+
+// The codec, with the interface of blocks.h.
+template <class T>
+struct QSGD {
+    using Value = T;
+    using Header = T;  // h
+    int bits;
+
+    COMPCOLL_HD explicit QSGD(int first) : bits(first) {}
+
+    COMPCOLL_HD int levels() const { return bits == 1 ? 1 : (1 << bits) - 2; }
+
+    // h of a block with this largest magnitude; sum_of_squares(fixed) is the sum of fixed.square of all values.
+    template <class SumOfSquares>
+    COMPCOLL_HD T header(T largest, int variant, SumOfSquares sum_of_squares) const {
+        if (!is_finite(largest)) return quiet_nan<T>();
+        if (is_tiny(largest)) return T(0);
+        double norm = mantissa_of(largest);
+        if (variant & qsgd_euclidean) {
+            using Fixed = FixedPoint<T>;
+            const double root = sqrt(static_cast<double>(sum_of_squares(Fixed(largest)))) * (1.0 / (1 << Fixed::fraction_bits));
+            norm = root > norm ? root : norm;
+        }
+        const T h = static_cast<T>(norm / levels()) * power_of_two<T>(exponent_of(largest));
+        const T most = bits_as<T>(bits_as<BitsOf<T>>(greatest_finite<T>() / T(levels())) - 1);
+        return h < most ? h : most;
+    }
+    COMPCOLL_HD static bool has_codes(T h) { return is_finite(h) && biased_exponent(h) != 0; }
+    COMPCOLL_HD static T only_value(T h) { return is_finite(h) ? T(0) : quiet_nan<T>(); }
+
+    template <class Use>
+    COMPCOLL_HD void with_encoder(T h, Use use) const { use(StochasticQuantizer<T>(h, levels())); }
+    template <class Use>
+    COMPCOLL_HD void with_decoder(T h, Use use) const { use(StochasticDequantizer<T>{h, levels()}); }
+};
 
 }  // namespace compcoll

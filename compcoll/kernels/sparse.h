@@ -8,56 +8,32 @@
 
 namespace compcoll {
 
-template <class T>
-struct FloatBits;
-template <>
-struct FloatBits<float> {
-    using Bits = int32_t;
-    using Unsigned = uint32_t;
-    static constexpr int mantissa = 23;
-    static constexpr Bits infinity = 0x7f800000, all_but_sign = 0x7fffffff;
-};
-template <>
-struct FloatBits<double> {
-    using Bits = int64_t;
-    using Unsigned = uint64_t;
-    static constexpr int mantissa = 52;
-    static constexpr Bits infinity = 0x7ff0000000000000, all_but_sign = 0x7fffffffffffffff;
-};
-
-template <class T>
-COMPCOLL_HD typename FloatBits<T>::Bits magnitude_bits(T value) {
-    return bits_as<typename FloatBits<T>::Bits>(value) & FloatBits<T>::all_but_sign;
-}
-
 // Conditions on a value; NaN and Inf always meet them. A threshold is the bits of a finite magnitude.
 template <class T>
-COMPCOLL_HD bool is_above(T value, typename FloatBits<T>::Bits threshold) {
+COMPCOLL_HD bool is_above(T value, SignedOf<T> threshold) {
     return magnitude_bits(value) > threshold;
 }
 
 // |r| > threshold and r² > alpha · v, where v >= 0.
 template <class T>
-COMPCOLL_HD bool is_unambiguous(T r, T v, typename FloatBits<T>::Bits threshold, T alpha) {
+COMPCOLL_HD bool is_unambiguous(T r, T v, SignedOf<T> threshold, T alpha) {
     const auto magnitude = magnitude_bits(r);
-    return magnitude > threshold && (magnitude >= FloatBits<T>::infinity ||
+    return magnitude > threshold && (magnitude >= infinity_bits<T> ||
                                      magnitude_bits(exact_product(r, r)) > magnitude_bits(exact_product(alpha, v)));
 }
 
 // The bits of a threshold, at most the largest finite magnitude: all values that are not finite are above it.
 template <class T>
-COMPCOLL_HD typename FloatBits<T>::Bits threshold_bits(double threshold) {
+COMPCOLL_HD SignedOf<T> threshold_bits(double threshold) {
     const auto bits = magnitude_bits(static_cast<T>(threshold));
-    return bits < FloatBits<T>::infinity ? bits : FloatBits<T>::infinity - 1;
+    return bits < infinity_bits<T> ? bits : infinity_bits<T> - 1;
 }
 
 // The rest of a value after a part was sent; 0 if it is not finite.
 template <class T>
 COMPCOLL_HD T rest_of(T value, T sent) {
-    using Bits = typename FloatBits<T>::Bits;
-    const T negative = bits_as<T>(static_cast<Bits>(bits_as<Bits>(sent) ^ ~FloatBits<T>::all_but_sign));
-    const T rest = exact_sum(value, negative);
-    return magnitude_bits(rest) < FloatBits<T>::infinity ? rest : T(0);
+    const T rest = exact_sum(value, bits_as<T>(bits_as<BitsOf<T>>(sent) ^ ~all_but_sign<T>));
+    return magnitude_bits(rest) < infinity_bits<T> ? rest : T(0);
 }
 
 // The first `moment_values` values are summed in T by `moment_lanes` lanes, the i-th value by lane i % moment_lanes, and so on for
@@ -91,14 +67,8 @@ constexpr int power_codes = 8;
 // Biased exponent of the power of two nearest to a value; 0 if the value is too small.
 template <class T>
 COMPCOLL_HD int nearest_power(T value) {
-    constexpr typename FloatBits<T>::Bits half = typename FloatBits<T>::Bits(1) << (FloatBits<T>::mantissa - 1);
-    return static_cast<int>((magnitude_bits(value) + half) >> FloatBits<T>::mantissa);
-}
-
-// Biased exponent of the largest power of two that does not exceed the value.
-template <class T>
-COMPCOLL_HD int power_below(T value) {
-    return static_cast<int>(magnitude_bits(value) >> FloatBits<T>::mantissa);
+    constexpr SignedOf<T> half = SignedOf<T>(1) << (FloatFormat<T>::fraction_bits - 1);
+    return static_cast<int>((magnitude_bits(value) + half) >> FloatFormat<T>::fraction_bits);
 }
 
 // The code of a finite value; `top` is the biased exponent of the largest magnitude. -1 if the value has no code.
@@ -106,16 +76,15 @@ template <class T>
 COMPCOLL_HD int power_code(T value, int top) {
     const int nearest = nearest_power(value), power = nearest < top ? nearest : top;
     if (power < 1 || top - power >= power_codes) return -1;
-    return (bits_as<typename FloatBits<T>::Bits>(value) < 0 ? power_codes : 0) | (top - power);
+    return (bits_as<SignedOf<T>>(value) < 0 ? power_codes : 0) | (top - power);
 }
 
 // The value of a code; a power below the smallest normal number is 0.
 template <class T>
 COMPCOLL_HD T power_value(int code, int top) {
-    using Unsigned = typename FloatBits<T>::Unsigned;
     const int power = top - (code & (power_codes - 1));
-    const Unsigned bits = power < 1 ? 0 : static_cast<Unsigned>(power) << FloatBits<T>::mantissa;
-    return bits_as<T>(bits | static_cast<Unsigned>(code >> 3) << (8 * sizeof(T) - 1));
+    const BitsOf<T> bits = power < 1 ? 0 : BitsOf<T>(power) << FloatFormat<T>::fraction_bits;
+    return bits_as<T>(bits | BitsOf<T>(code >> 3) << (8 * sizeof(T) - 1));
 }
 
 // Element `index` of a random permutation of 0 … n - 1: a Feistel network over an even number of bits, repeated while its result is

@@ -1,7 +1,4 @@
 // compcoll.kernels._host.Selection32 and Selection64: selection and sparse wires on NumPy memory of float32 and float64.
-#include "sparse_host.h"
-
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -16,43 +13,23 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
+#include "arrays.h"
+#include "bindings.h"
+#include "instruction_sets.h"
 #include "laplacian.h"
 #include "sparse.h"
 #include "sparse_passes.h"
 #include "sparse_wire.h"
 #include "threshold_search.h"
+#include "unaligned.h"
 
 namespace nb = nanobind;
 using namespace compcoll;
 
 namespace {
 
-template <class T>
-using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Indices = Array<const uint32_t>;
 using IndicesOut = Array<uint32_t>;
-
-const Passes& passes_of([[maybe_unused]] int instruction_set) {
-#if defined(COMPCOLL_X86)
-    if (instruction_set == 2) return sparse_avx512;
-    if (instruction_set == 1) return sparse_avx2;
-#endif
-    return sparse_portable;
-}
-
-template <class T>
-const PassFunctions<T>& functions(const Passes& passes) {
-    if constexpr (sizeof(T) == 8) return passes.f64;
-    else return passes.f32;
-}
-
-void require(bool condition, const char* what) {
-    if (!condition) throw nb::value_error(what);
-}
 
 // Check that all indices are below n: callers may pass arbitrary ones.
 void require_within(const Indices& indices, size_t n) {
@@ -60,20 +37,17 @@ void require_within(const Indices& indices, size_t n) {
     require(indices.size() == 0 || *std::max_element(at, at + indices.size()) < n, "an index is out of range");
 }
 
-// Store zeros. Non-temporal stores to memory larger than caches write it without reading it first.
+// Store zeros.
 void zero(uint8_t* to, size_t nbytes) {
-#if defined(__SSE2__)
-    constexpr size_t line = 64, past_the_caches = 8 << 20;
+    constexpr size_t past_the_caches = 8 << 20;
+    static constexpr uint8_t zeros[4096] = {};
     if (nbytes >= past_the_caches) {
         uint8_t* const end = to + nbytes;
-        for (; reinterpret_cast<uintptr_t>(to) % line != 0; ++to) *to = 0;
-        for (; to + line <= end; to += line)
-            for (size_t i = 0; i < line; i += sizeof(__m128i))
-                _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), _mm_setzero_si128());
-        _mm_sfence();
+        for (; reinterpret_cast<uintptr_t>(to) % 64 != 0; ++to) *to = 0;
+        for (; to + sizeof(zeros) <= end; to += sizeof(zeros)) copy_past_caches(to, zeros, sizeof(zeros));
+        publish();
         nbytes = static_cast<size_t>(end - to);
     }
-#endif
     std::memset(to, 0, nbytes);
 }
 
@@ -85,8 +59,8 @@ public:
     using Search = std::tuple<size_t, size_t, double, double, double, double>;  // compcoll.host.selection.Search
     using ValuesOut = Array<T>;
 
-    // `instruction_set` is an index of instruction_sets(). The caller ensures that the CPU supports it.
-    explicit Selection(int instruction_set) : pass_(&functions<T>(passes_of(instruction_set))) {}
+    // `instruction_set` is an index of instruction_sets().
+    explicit Selection(int instruction_set) : pass_(&sparse_of(checked_set(instruction_set)).of<T>()) {}
 
     std::tuple<double, double, double, double> moments(Values values) const {
         const nb::gil_scoped_release released;
@@ -193,12 +167,12 @@ public:
     // Return the number of positions kept, and this exponent, biased.
     std::pair<size_t, int> powers(Values values, double largest, IndicesOut kept) const {
         require(kept.size() >= values.size(), "room for all positions is needed");
-        int top = power_below(static_cast<T>(largest));
+        int top = biased_exponent(static_cast<T>(largest));
         for (size_t i = 0; i < values.size(); ++i)
-            if (magnitude_bits(values.data()[i]) < FloatBits<T>::infinity) top = std::max(top, power_below(values.data()[i]));
+            if (magnitude_bits(values.data()[i]) < infinity_bits<T>) top = std::max(top, biased_exponent(values.data()[i]));
         size_t count = 0;
         for (size_t i = 0; i < values.size(); ++i)
-            if (magnitude_bits(values.data()[i]) < FloatBits<T>::infinity && power_code(values.data()[i], top) >= 0)
+            if (magnitude_bits(values.data()[i]) < infinity_bits<T> && power_code(values.data()[i], top) >= 0)
                 kept.data()[count++] = static_cast<uint32_t>(i);
         return {count, top};
     }
@@ -322,7 +296,7 @@ private:
         return header;
     }
 
-    const PassFunctions<T>* pass_;
+    const SparseFunctions<T>* pass_;
 };
 
 template <class T>

@@ -2,6 +2,7 @@
 // additions does not depend on the length of vectors.
 #pragma once
 
+#include "per_type.h"
 #include "sparse.h"
 
 namespace compcoll {
@@ -13,8 +14,8 @@ struct Moments {
 };
 
 template <class T>
-struct PassFunctions {
-    using Threshold = typename FloatBits<T>::Bits;  // of a finite magnitude
+struct SparseFunctions {
+    using Threshold = SignedOf<T>;  // of a finite magnitude
 
     Moments (*moments)(const T* values, size_t n);
     // Count the magnitudes above the threshold, including NaN and Inf.
@@ -26,14 +27,8 @@ struct PassFunctions {
                           size_t capacity);
 };
 
-struct Passes {
-    PassFunctions<float> f32;
-    PassFunctions<double> f64;
-};
+using SparsePasses = PerType<SparseFunctions>;
 
-extern const Passes sparse_portable;
-#if defined(COMPCOLL_X86)
-extern const Passes sparse_avx2, sparse_avx512;
-#endif
+extern const SparsePasses sparse_portable, sparse_avx2, sparse_avx512;
 
 }  // namespace compcoll

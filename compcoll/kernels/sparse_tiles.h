@@ -7,10 +7,6 @@
 #include "unaligned.h"
 #include "vectors.h"
 
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
 namespace compcoll {
 namespace {
 
@@ -18,9 +14,6 @@ template <class T>
 using Values = typename VectorOf<T>::Values;
 template <class T>
 using Lanes = typename VectorOf<T>::Signed;
-
-template <class T>
-constexpr size_t lanes = vector_nbytes / sizeof(T);
 // Values per iteration of a loop, in as many vectors as needed.
 template <class T>
 constexpr size_t stride = moment_lanes<T>;
@@ -43,11 +36,10 @@ struct LaneSums {
     LaneSums() : sum(), absolute(), square(), largest() {}
 
     void take(const T* values) {
-        using Float = FloatBits<T>;
         for (size_t r = 0; r < rows<T>; ++r) {
             const auto bits = load<Lanes<T>>(values + r * lanes<T>);
-            auto magnitude = bits & Float::all_but_sign;
-            const auto finite = magnitude < Float::infinity;  // all ones where true
+            auto magnitude = bits & SignedOf<T>(all_but_sign<T>);
+            const auto finite = magnitude < infinity_bits<T>;  // all ones where true
             magnitude &= finite;
             const auto value = bits_as<Values<T>>(bits & finite);
             sum[r] += value;
@@ -68,7 +60,7 @@ double added_up(const Values<T>* of_rows, double total) {
 template <class T>
 Moments moments(const T* values, size_t n) {
     Moments all{0, 0, 0, 0};
-    typename FloatBits<T>::Bits largest = 0;
+    SignedOf<T> largest = 0;
     constexpr size_t block = moment_values<T>;
     for (size_t begin = 0; begin < n; begin += block) {
         const size_t end = begin + block < n ? begin + block : n;
@@ -96,11 +88,11 @@ Moments moments(const T* values, size_t n) {
 template <class T>
 struct Above {
     const T* values;
-    typename FloatBits<T>::Bits threshold;
+    SignedOf<T> threshold;
 
     COMPCOLL_HD bool one(size_t i) const { return is_above(load<T>(values + i), threshold); }
     COMPCOLL_HD Lanes<T> some(size_t i) const {
-        return (load<Lanes<T>>(values + i) & FloatBits<T>::all_but_sign) > threshold;
+        return (load<Lanes<T>>(values + i) & SignedOf<T>(all_but_sign<T>)) > threshold;
     }
     void fetch(size_t i) const { fetch_ahead(values + i); }
 };
@@ -109,7 +101,7 @@ template <class T>
 struct Unambiguous {
     const T* values;
     const T* variances;
-    typename FloatBits<T>::Bits threshold;
+    SignedOf<T> threshold;
     T alpha;
 
     COMPCOLL_HD bool one(size_t i) const {
@@ -117,8 +109,8 @@ struct Unambiguous {
     }
     COMPCOLL_HD Lanes<T> some(size_t i) const {
         const auto r = load<Values<T>>(values + i), v = load<Values<T>>(variances + i);
-        const auto magnitude = bits_as<Lanes<T>>(r) & FloatBits<T>::all_but_sign;
-        return (magnitude > threshold) & ((magnitude >= FloatBits<T>::infinity) | (r * r > alpha * v));
+        const auto magnitude = bits_as<Lanes<T>>(r) & SignedOf<T>(all_but_sign<T>);
+        return (magnitude > threshold) & ((magnitude >= infinity_bits<T>) | (r * r > alpha * v));
     }
     void fetch(size_t i) const {
         fetch_ahead(values + i);
@@ -143,41 +135,24 @@ size_t count_of(size_t n, const Condition& condition) {
     return total;
 }
 
-template <class Vector>
-COMPCOLL_HD bool any(Vector mask) {
-#if defined(__AVX512F__)
-    return _mm512_test_epi32_mask(bits_as<__m512i>(mask), bits_as<__m512i>(mask)) != 0;
-#elif defined(__AVX2__)
-    return !_mm256_testz_si256(bits_as<__m256i>(mask), bits_as<__m256i>(mask));
-#elif defined(__SSE2__)
-    return _mm_movemask_epi8(bits_as<__m128i>(mask)) != 0;
-#else
-    uint64_t all = 0;
-    for (size_t i = 0; i < sizeof(mask) / 8; ++i) all |= load<uint64_t>(reinterpret_cast<const char*>(&mask) + 8 * i);
-    return all != 0;
-#endif
-}
-
 // Write the indices of values in a stride that meet the condition; `found` has room for a stride and a vector.
 template <class T, class Condition>
-size_t found_in_stride(size_t i, const Condition& condition, [[maybe_unused]] const Lanes<T>* masks, uint32_t* found) {
+size_t found_in_stride(size_t i, [[maybe_unused]] const Condition& condition, [[maybe_unused]] const Lanes<T>* masks, uint32_t* found) {
     size_t count = 0;
 #if defined(__AVX512F__)
     for (size_t r = 0; r < rows<T>; ++r) {
         const auto first = static_cast<int>(i + r * lanes<T>);
+        const uint32_t mask = sign_bits<T>(masks[r]);
         if constexpr (sizeof(T) == 4) {
-            const __mmask16 mask = _mm512_movepi32_mask(bits_as<__m512i>(masks[r]));
             const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            const __m512i packed = _mm512_maskz_compress_epi32(mask, _mm512_add_epi32(numbers, _mm512_set1_epi32(first)));
+            const __m512i packed = _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), _mm512_add_epi32(numbers, _mm512_set1_epi32(first)));
             _mm512_storeu_si512(found + count, packed);
-            count += static_cast<size_t>(__builtin_popcount(mask));
         } else {
-            const __mmask8 mask = _mm512_movepi64_mask(bits_as<__m512i>(masks[r]));
             const __m256i numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-            const __m256i packed = _mm256_maskz_compress_epi32(mask, _mm256_add_epi32(numbers, _mm256_set1_epi32(first)));
+            const __m256i packed = _mm256_maskz_compress_epi32(static_cast<__mmask8>(mask), _mm256_add_epi32(numbers, _mm256_set1_epi32(first)));
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(found + count), packed);
-            count += static_cast<size_t>(__builtin_popcount(mask));
         }
+        count += static_cast<size_t>(__builtin_popcount(mask));
     }
 #else
     for (size_t j = i; j < i + stride<T>; ++j) {
@@ -217,7 +192,7 @@ size_t compact_if(size_t n, const Condition& condition, uint32_t* indices, size_
             Lanes<T> either = {};
             condition.fetch(i + s * stride<T>);
             for (size_t r = 0; r < rows<T>; ++r) either |= condition.some(i + s * stride<T> + r * lanes<T>);
-            some |= static_cast<uint64_t>(any(either)) << s;
+            some |= static_cast<uint64_t>(sign_bits<T>(either) != 0) << s;
         }
         for (; some != 0; some &= some - 1) look_at(i + static_cast<size_t>(__builtin_ctzll(some)) * stride<T>);
         i += strides * stride<T>;
@@ -227,23 +202,25 @@ size_t compact_if(size_t n, const Condition& condition, uint32_t* indices, size_
 }
 
 template <class T>
-size_t count(const T* values, size_t n, typename FloatBits<T>::Bits threshold) {
+size_t count(const T* values, size_t n, SignedOf<T> threshold) {
     return count_of<T>(n, Above<T>{values, threshold});
 }
 
 template <class T>
-size_t compact(const T* values, size_t n, typename FloatBits<T>::Bits threshold, uint32_t* indices, size_t capacity) {
+size_t compact(const T* values, size_t n, SignedOf<T> threshold, uint32_t* indices, size_t capacity) {
     return compact_if<T>(n, Above<T>{values, threshold}, indices, capacity);
 }
 
 template <class T>
-size_t unambiguous(const T* values, const T* variances, size_t n, T alpha, typename FloatBits<T>::Bits threshold,
+size_t unambiguous(const T* values, const T* variances, size_t n, T alpha, SignedOf<T> threshold,
                    uint32_t* indices, size_t capacity) {
     return compact_if<T>(n, Unambiguous<T>{values, variances, threshold, alpha}, indices, capacity);
 }
 
-constexpr Passes these_sparse = {{moments<float>, count<float>, compact<float>, unambiguous<float>},
-                                 {moments<double>, count<double>, compact<double>, unambiguous<double>}};
+template <class T>
+constexpr SparseFunctions<T> functions_of = {moments<T>, count<T>, compact<T>, unambiguous<T>};
+
+constexpr SparsePasses these_sparse = {functions_of<float>, functions_of<double>};
 
 }  // namespace
 }  // namespace compcoll

@@ -106,7 +106,7 @@ const char* read_header(const uint8_t* wire, size_t nbytes, uint64_t n, SparseHe
     header.count = count;
     const bool packed = header.indices == IndexFormat::packed;
     if (packed && (header.values != ValueFormat::power || n > most_packed_elements)) return "its formats do not go together";
-    const int infinite = static_cast<int>(FloatBits<T>::infinity >> FloatBits<T>::mantissa);
+    const int infinite = static_cast<int>(infinity_bits<T> >> FloatFormat<T>::fraction_bits);
     if (header.values == ValueFormat::power && (header.top < 0 || header.top >= infinite)) return "its exponent is out of range";
     const size_t body = nbytes - sparse_header_nbytes;
     const size_t for_values = packed ? 0 : values_nbytes<T>(count, header.values);
@@ -170,24 +170,22 @@ const char* read_sparse(
 
 template <class T>
 T kth_largest(const T* values, size_t n, size_t k) {
-    using Bits = typename FloatBits<T>::Bits;
-    std::vector<Bits> magnitudes(n);
+    std::vector<SignedOf<T>> magnitudes(n);
     for (size_t i = 0; i < n; ++i) magnitudes[i] = magnitude_bits(load<T>(values + i));
     const auto nth = magnitudes.begin() + static_cast<std::ptrdiff_t>(k - 1);
-    std::nth_element(magnitudes.begin(), nth, magnitudes.end(), std::greater<Bits>());
+    std::nth_element(magnitudes.begin(), nth, magnitudes.end(), std::greater<>());
     return bits_as<T>(*nth);
 }
 
 template <class T>
 size_t largest(const T* values, size_t n, size_t k, uint32_t* positions) {
-    using Bits = typename FloatBits<T>::Bits;
-    Bits least = 1;  // smallest magnitude chosen, never 0
+    SignedOf<T> least = 1;  // smallest magnitude chosen, never 0
     size_t equal = n;  // how many of the magnitudes equal to it are chosen
     if (k < n) {
-        if (k == 0) least = FloatBits<T>::infinity;
+        if (k == 0) least = infinity_bits<T>;
         else {
-            const Bits kth = magnitude_bits(kth_largest(values, n, k));
-            if (kth >= FloatBits<T>::infinity) least = FloatBits<T>::infinity;
+            const auto kth = magnitude_bits(kth_largest(values, n, k));
+            if (kth >= infinity_bits<T>) least = infinity_bits<T>;
             else if (kth > 0) {
                 least = kth;
                 equal = k;
@@ -197,7 +195,7 @@ size_t largest(const T* values, size_t n, size_t k, uint32_t* positions) {
     }
     size_t count = 0;
     for (size_t i = 0; i < n; ++i) {
-        const Bits magnitude = magnitude_bits(load<T>(values + i));
+        const auto magnitude = magnitude_bits(load<T>(values + i));
         if (magnitude < least || (magnitude == least && equal == 0)) continue;
         equal -= magnitude == least;
         positions[count++] = static_cast<uint32_t>(i);

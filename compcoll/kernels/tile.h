@@ -7,6 +7,7 @@
 #pragma once
 
 #include "codecs.h"
+#include "per_type.h"
 #include "portable.h"
 
 namespace compcoll {
@@ -41,10 +42,7 @@ struct TileFunctions {
     int knows_up_to = -1;
 };
 
-struct Kernels {
-    TileFunctions<float> f32;
-    TileFunctions<double> f64;
-};
+using Kernels = PerType<TileFunctions>;
 
 // Sums around a codec: `sums` may be `a` or `b`.
 template <class T>
@@ -56,19 +54,13 @@ struct SumFunctions {
     void (*keep_loss)(const T* wanted, const T* got, size_t n, T factor, bool feed, T* kept);
 };
 
-struct Sums {
-    SumFunctions<float> f32;
-    SumFunctions<double> f64;
-};
+using Sums = PerType<SumFunctions>;
 
-// One set of functions for each codec and instruction set; all sets of a codec produce the same bytes.
+// One set of functions for each codec and instruction set; all sets of a codec produce the same bytes. On x86-64, avx2 stands for
+// AVX2 + F16C + BMI2 (x86-64-v3), avx512 for AVX-512 F/BW/CD/DQ/VL (x86-64-v4) + VBMI + GFNI; elsewhere both do not exist.
 #define COMPCOLL_DECLARED(codec, ...) extern const Kernels codec##_portable, codec##_avx2, codec##_avx512;
 COMPCOLL_EACH_CODEC(COMPCOLL_DECLARED)
 #undef COMPCOLL_DECLARED
-extern const Sums sums_portable;
-#if defined(COMPCOLL_X86)
-extern const Sums sums_avx2;    // AVX2 + F16C + BMI2 (x86-64-v3)
-extern const Sums sums_avx512;  // AVX-512 F/BW/CD/DQ/VL (x86-64-v4) + VBMI + GFNI
-#endif
+extern const Sums sums_portable, sums_avx2, sums_avx512;
 
 }  // namespace compcoll

@@ -4,6 +4,10 @@
 
 #include "portable.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "wires are little endian");
 
 namespace compcoll {
@@ -46,6 +50,24 @@ template <class T>
 COMPCOLL_HD size_t before_line(const T* values, size_t n) {
     const size_t count = (0 - reinterpret_cast<uintptr_t>(values)) % 64 / sizeof(T);
     return count < n ? count : n;
+}
+
+// Copy bytes to memory larger than the caches: it is written without being read first. Then call `publish`. `to` is aligned to 16
+// bytes; return how many bytes were copied, a multiple of 16.
+COMPCOLL_HD size_t copy_past_caches([[maybe_unused]] uint8_t* to, [[maybe_unused]] const uint8_t* from, [[maybe_unused]] size_t nbytes) {
+    size_t at = 0;
+#if defined(__SSE2__)
+    for (; at + sizeof(__m128i) <= nbytes; at += sizeof(__m128i))
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
+#endif
+    return at;
+}
+
+// Make the stores of copy_past_caches visible to other threads.
+COMPCOLL_HD void publish() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
 }
 
 }  // namespace compcoll

@@ -15,58 +15,41 @@
 // that flushes subnormals.
 #pragma once
 
-#include "portable.h"
+#include "floats.h"
 
 namespace compcoll::zfp {
 
 constexpr int block_size = 4;
 
+template <class T> using Signed = SignedOf<T>;
+template <class T> using Unsigned = BitsOf<T>;
+
 template <class T>
-struct Format;
-
-template <>
-struct Format<float> {
-    using Signed = int32_t;
-    using Unsigned = uint32_t;
-    static constexpr int planes = 32, exponent_bits = 8, mantissa_bits = 23, lowest_exponent = 29;  // 2^-98
+struct Format {
+    static constexpr int planes = 8 * sizeof(T), mantissa_bits = FloatFormat<T>::fraction_bits, exponent_bits = planes - 1 - mantissa_bits;
+    static constexpr int lowest_exponent = planes - 3;  // 2^-98, or 2^-962
 };
-
-template <>
-struct Format<double> {
-    using Signed = int64_t;
-    using Unsigned = uint64_t;
-    static constexpr int planes = 64, exponent_bits = 11, mantissa_bits = 52, lowest_exponent = 61;  // 2^-962
-};
-
-template <class T> using Signed = typename Format<T>::Signed;
-template <class T> using Unsigned = typename Format<T>::Unsigned;
 
 template <class T> constexpr int header_bits = 1 + Format<T>::exponent_bits;
 template <class T> constexpr int exponent_mask = (1 << Format<T>::exponent_bits) - 1;
 template <class T> constexpr int most_maxbits = block_size * Format<T>::planes;
 template <class T> constexpr int most_words = most_maxbits<T> / 64;  // 64-bit words for the largest block
 template <class T> constexpr Unsigned<T> sign_bit = Unsigned<T>(1) << (Format<T>::planes - 1);
-template <class T> constexpr Unsigned<T> quiet_nan =
-    (Unsigned<T>(exponent_mask<T>) << Format<T>::mantissa_bits) | (Unsigned<T>(1) << (Format<T>::mantissa_bits - 1));
 
 template <class T>
 COMPCOLL_HD T power_of_two(int field) { return bits_as<T>(Unsigned<T>(field) << Format<T>::mantissa_bits); }
 
 // --- the common exponent ----------------------------------------------------------------------------------------------------
 
+// The exponent field of the largest magnitude, by the maximum of the upper halves: a processor compares three of them at once.
 template <class T>
-COMPCOLL_HD int exponent_of(T x) {
-    return int(bits_as<Unsigned<T>>(x) >> Format<T>::mantissa_bits) & exponent_mask<T>;
-}
-
-template <class T>
-COMPCOLL_HD int largest_exponent(const T (&x)[block_size]) {
-    int largest = 0;
+COMPCOLL_HD int block_exponent(const T (&x)[block_size]) {
+    uint32_t largest = 0;
     for (int i = 0; i < block_size; ++i) {
-        const int e = exponent_of(x[i]);
-        largest = e > largest ? e : largest;
+        const auto upper = static_cast<uint32_t>(bits_as<Unsigned<T>>(x[i]) >> (Format<T>::planes - 32)) << 1;
+        largest = upper > largest ? upper : largest;
     }
-    return largest;
+    return static_cast<int>(largest >> (32 - Format<T>::exponent_bits));
 }
 
 // --- fixed point: trunc(x · 2^(planes - 2 - exponent)), below 2^(planes - 2) in magnitude ------------------------------------
@@ -76,7 +59,7 @@ template <class T>
 COMPCOLL_HD Signed<T> to_fixed(T x, int exponent) {
     using F = Format<T>;
     const Unsigned<T> bits = bits_as<Unsigned<T>>(x);
-    const int own = exponent_of(x);
+    const int own = biased_exponent(x);
     Unsigned<T> significand = bits & ((Unsigned<T>(1) << F::mantissa_bits) - 1);
     if (own != 0) significand |= Unsigned<T>(1) << F::mantissa_bits;
     const int below = exponent - (own != 0 ? own : 1);  // subnormals share the exponent of field 1
@@ -93,7 +76,7 @@ COMPCOLL_HD T from_fixed(Signed<T> i, int exponent) {
     if (bits == 0) return T(0);
     const Unsigned<T> sign = bits & sign_bit<T>;
     const int bias = exponent_mask<T> >> 1;
-    const int field = exponent_of(bits_as<T>(bits)) + exponent - bias - (F::planes - 3);
+    const int field = biased_exponent(bits_as<T>(bits)) + exponent - bias - (F::planes - 3);
     if (field >= exponent_mask<T>) return bits_as<T>(Unsigned<T>(sign | (Unsigned<T>(exponent_mask<T>) << F::mantissa_bits)));
     const Unsigned<T> mantissa = bits & ((Unsigned<T>(1) << F::mantissa_bits) - 1);
     if (field > 0) return bits_as<T>(Unsigned<T>(sign | (Unsigned<T>(field) << F::mantissa_bits) | mantissa));
@@ -151,20 +134,15 @@ COMPCOLL_HD Unsigned<T> from_negabinary(Unsigned<T> u) { return (u ^ negabinary_
 // written unchanged. For the rest: 1, zeros up to and including the next one bit, and so on; 0 when no one bit is left.
 // A one bit of the last coefficient is implied.
 
-struct PlaneCode {
+// The code of a plane, or the plane of a code.
+struct Plane {
     uint32_t bits;
-    int length;
+    int length;       // of the code
     int significant;  // after this plane
 };
 
-struct Plane {
-    uint32_t bits;
-    int length;
-    int significant;
-};
-
-COMPCOLL_HD constexpr PlaneCode encode_plane(uint32_t plane, int significant) {
-    PlaneCode code{plane & ((1u << significant) - 1), significant, significant};
+COMPCOLL_HD constexpr Plane encode_plane(uint32_t plane, int significant) {
+    Plane code{plane & ((1u << significant) - 1), significant, significant};
     plane >>= significant;
     while (code.significant < block_size) {
         code.bits |= uint32_t(plane != 0) << code.length++;
@@ -264,7 +242,7 @@ COMPCOLL_HD uint32_t plane_of(const Unsigned<T> (&c)[block_size], int k) {
 template <class T, int W>
 COMPCOLL_HD Bits<W> encode_block(const T (&x)[block_size], int maxbits) {
     Bits<W> out;
-    const int exponent = largest_exponent(x);
+    const int exponent = block_exponent(x);
     Unsigned<T> c[block_size];
     for (int i = 0; i < block_size; ++i) c[i] = Unsigned<T>(to_fixed(x[i], exponent));
     forward_lift<T>(c);
@@ -273,7 +251,7 @@ COMPCOLL_HD Bits<W> encode_block(const T (&x)[block_size], int maxbits) {
     out.put(0, 2 * uint64_t(exponent + 1) + 1);
     int at = header_bits<T>, significant = 0;
     for (int k = Format<T>::planes - 1; k >= 0 && at < maxbits; --k) {
-        const PlaneCode code = encode_plane(plane_of<T>(c, k), significant);
+        const Plane code = encode_plane(plane_of<T>(c, k), significant);
         out.put(at, code.bits);
         at += code.length;
         significant = code.significant;
@@ -289,7 +267,7 @@ COMPCOLL_HD void decode_block(const Bits<W>& in, int maxbits, T (&x)[block_size]
     const int field = int(in.word[0] >> 1) & exponent_mask<T>;
     const int exponent = field - 1;
     if (!something || exponent < Format<T>::lowest_exponent) {
-        const Unsigned<T> bits = something && field == 0 ? quiet_nan<T> : 0;
+        const Unsigned<T> bits = something && field == 0 ? quiet_nan_bits<T> : 0;
         const T value = bits_as<T>(bits);
         for (int i = 0; i < block_size; ++i) x[i] = value;
         return;

@@ -36,7 +36,7 @@ STEP Head<T> read_head(V front, V planes) {
     const Mask<T> coded = head.coded = not_below<T>(something, field, lowest);
     head.scale = only<T>(coded, sub<T>(field, lowest));
     head.lowest = equal<T>(field, lowest) & something;
-    head.scale = choose<T>(nan, head.scale, all<T>(int64_t(zfp::quiet_nan<T>)));
+    head.scale = choose<T>(nan, head.scale, all<T>(int64_t(quiet_nan_bits<T>)));
     head.empty = choose<T>(coded, zeros, sub<T>(zeros, leading_zeros<T>(ones_below)));
     head.alive = below<T>(head.empty, zeros);
     return head;

@@ -18,7 +18,7 @@ STEP Head<T> head_of(const Group<T>& g) {
     Head<T> head;
     const int place = F::mantissa_bits - 1;  // bit position of the header, 2·(exponent field) + 3
     const V scale = sub<T>(left<T>(g.header, place), all<T>((int64_t(2 * F::lowest_exponent) + 3) << place));
-    head.scale = choose<T>(equal<T>(g.header, all<T>(1)), only<T>(g.coded, scale), all<T>(int64_t(zfp::quiet_nan<T>)));
+    head.scale = choose<T>(equal<T>(g.header, all<T>(1)), only<T>(g.coded, scale), all<T>(int64_t(quiet_nan_bits<T>)));
     head.lowest = equal<T>(g.header, all<T>(2 * F::lowest_exponent + 3));
     return head;
 }
@@ -47,7 +47,7 @@ constexpr Bytes<128> cut_planes() {
     Bytes<128> table{};
     for (int i = 0; i < 128; ++i) {
         const int left = 2 * half + i / 64, significant = i / 16 % 4;
-        const zfp::PlaneCode code = zfp::encode_plane(uint32_t(i & 15), significant);
+        const zfp::Plane code = zfp::encode_plane(uint32_t(i & 15), significant);
         table.at[i] = uint8_t(zfp::decode_plane(code.bits & ((1u << left) - 1), significant, left).bits);
     }
     return table;

@@ -31,8 +31,8 @@ struct Table {
 COMPCOLL_HD constexpr Table make_encode_table() {
     Table table{};
     for (uint32_t index = 0; index < 4 * 256; ++index) {
-        const zfp::PlaneCode first = zfp::encode_plane(index & 15, int(index >> 8));
-        const zfp::PlaneCode second = zfp::encode_plane(index >> 4 & 15, first.significant);
+        const zfp::Plane first = zfp::encode_plane(index & 15, int(index >> 8));
+        const zfp::Plane second = zfp::encode_plane(index >> 4 & 15, first.significant);
         table.entry[index] = entry_of(first.bits | second.bits << first.length, first.length + second.length,
                                       second.significant, 2);
     }
@@ -81,22 +81,23 @@ COMPCOLL_HD void cut_search(uint64_t& low, uint64_t& high, int done, int over) {
 // A bit's address in the word has six binary digits. Exchanging two digits moves bits by a constant distance. To get from address
 // (coefficient, bit) to (15 - bit, coefficient) takes four exchanges, each of which also complements both digits.
 
-COMPCOLL_HD uint64_t exchange(uint64_t x, int distance, uint64_t mask) {
-    const uint64_t difference = (x >> distance ^ x) & mask;
+template <class Word>
+COMPCOLL_HD Word exchange(Word x, int distance, Word mask) {
+    const Word difference = (x >> distance ^ x) & mask;
     return x ^ difference ^ difference << distance;
 }
 
 COMPCOLL_HD uint64_t planes_first(uint64_t x) {
-    x = exchange(x, 40, 0x0000000000ff00ff);  // digits 5 and 3
-    x = exchange(x, 10, 0x0033003300330033);  // digits 3 and 1
-    x = exchange(x, 20, 0x00000f0f00000f0f);  // digits 4 and 2
-    return exchange(x, 5, 0x0505050505050505);  // digits 2 and 0
+    x = exchange<uint64_t>(x, 40, 0x0000000000ff00ff);  // digits 5 and 3
+    x = exchange<uint64_t>(x, 10, 0x0033003300330033);  // digits 3 and 1
+    x = exchange<uint64_t>(x, 20, 0x00000f0f00000f0f);  // digits 4 and 2
+    return exchange<uint64_t>(x, 5, 0x0505050505050505);  // digits 2 and 0
 }
 
 COMPCOLL_HD uint64_t coefficients_first(uint64_t x) {
-    x = exchange(x, 5, 0x0505050505050505);
-    x = exchange(x, 20, 0x00000f0f00000f0f);
-    x = exchange(x, 10, 0x0033003300330033);
-    return exchange(x, 40, 0x0000000000ff00ff);
+    x = exchange<uint64_t>(x, 5, 0x0505050505050505);
+    x = exchange<uint64_t>(x, 20, 0x00000f0f00000f0f);
+    x = exchange<uint64_t>(x, 10, 0x0033003300330033);
+    return exchange<uint64_t>(x, 40, 0x0000000000ff00ff);
 }
 }  // namespace compcoll

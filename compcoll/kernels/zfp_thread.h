@@ -2,7 +2,6 @@
 // cases (blocks on the lowest exponent, codes that no encoder writes) use zfp.h itself.
 #pragma once
 
-#include "floats.h"
 #include "zfp_strings.h"
 
 namespace compcoll::zfp {
@@ -12,17 +11,6 @@ constexpr bool keeps_subnormals = true;  // exact_product keeps them with any co
 #else
 constexpr bool keeps_subnormals = false;
 #endif
-
-// The exponent field of the largest magnitude, by the maximum of the upper halves: a processor compares three of them at once.
-template <class T>
-COMPCOLL_HD int block_exponent(const T (&x)[block_size]) {
-    uint32_t largest = 0;
-    for (int i = 0; i < block_size; ++i) {
-        const auto upper = static_cast<uint32_t>(bits_as<Unsigned<T>>(x[i]) >> (Format<T>::planes - 32)) << 1;
-        largest = upper > largest ? upper : largest;
-    }
-    return static_cast<int>(largest >> (32 - Format<T>::exponent_bits));
-}
 
 template <class T>
 COMPCOLL_HD void to_coefficients(const T (&x)[block_size], int exponent, Unsigned<T> (&c)[block_size]) {
@@ -60,11 +48,6 @@ constexpr int table_entries = 3 * 256;
 // The upper bytes of c2, c0, c3 and c1, in this order, form a word. A bit's address in it has five binary digits. To get from there
 // to (plane, coefficient), top plane first, takes three exchanges of two digits; any other order of the bytes takes four.
 
-COMPCOLL_HD uint32_t exchange(uint32_t x, int distance, uint32_t mask) {
-    const uint32_t difference = (x >> distance ^ x) & mask;
-    return x ^ difference ^ difference << distance;
-}
-
 // Select bytes of two words; `which` has four bits per byte, the lowest first. This is one instruction on a GPU.
 COMPCOLL_HD uint32_t bytes_of(uint32_t low, uint32_t high, uint32_t which) {
 #if defined(__CUDA_ARCH__)
@@ -85,16 +68,16 @@ template <class T>
 COMPCOLL_HD uint32_t eight_planes(const Unsigned<T> (&c)[block_size]) {
     const uint32_t first = bytes_of(upper_word<T>(c[2]), upper_word<T>(c[0]), 0x0073), second = bytes_of(upper_word<T>(c[3]), upper_word<T>(c[1]), 0x0073);
     uint32_t planes = bytes_of(first, second, 0x5410);
-    planes = exchange(planes, 15, 0x0000aaaa);  // digits 4 and 0
-    planes = exchange(planes, 20, 0x00000f0f);  // digits 4 and 2, both complemented
-    return exchange(planes, 10, 0x00330033);    // digits 3 and 1, both complemented
+    planes = exchange<uint32_t>(planes, 15, 0x0000aaaa);  // digits 4 and 0
+    planes = exchange<uint32_t>(planes, 20, 0x00000f0f);  // digits 4 and 2, both complemented
+    return exchange<uint32_t>(planes, 10, 0x00330033);    // digits 3 and 1, both complemented
 }
 
 // The inverse: the coefficients' bytes, highest plane first, from that of c2 to that of c1.
 COMPCOLL_HD uint32_t bytes_of_planes(uint32_t planes) {
-    planes = exchange(planes, 10, 0x00330033);
-    planes = exchange(planes, 20, 0x00000f0f);
-    return exchange(planes, 15, 0x0000aaaa);
+    planes = exchange<uint32_t>(planes, 10, 0x00330033);
+    planes = exchange<uint32_t>(planes, 20, 0x00000f0f);
+    return exchange<uint32_t>(planes, 15, 0x0000aaaa);
 }
 
 // ---- codes as numbers -------------------------------------------------------------------------------------------------------
@@ -114,42 +97,29 @@ struct CodeWords<1, true> {
 };
 
 // Shift by any number of bits, with 0 for bits shifted out: C++ does not define this, and it is a GPU's only shift.
-COMPCOLL_HD uint32_t shifted_up(uint32_t bits, int by) {
 #if defined(__CUDA_ARCH__)
-    uint32_t shifted;
-    asm("shl.b32 %0, %1, %2;" : "=r"(shifted) : "r"(bits), "r"(by));
-    return shifted;
-#else
-    return by < 32 ? bits << by : 0;
-#endif
+COMPCOLL_HD uint32_t shifted_up(uint32_t bits, int by) {
+    asm("shl.b32 %0, %1, %2;" : "=r"(bits) : "r"(bits), "r"(by));
+    return bits;
 }
 COMPCOLL_HD uint64_t shifted_up(uint64_t bits, int by) {
-#if defined(__CUDA_ARCH__)
-    uint64_t shifted;
-    asm("shl.b64 %0, %1, %2;" : "=l"(shifted) : "l"(bits), "r"(by));
-    return shifted;
-#else
-    return by < 64 ? bits << by : 0;
-#endif
+    asm("shl.b64 %0, %1, %2;" : "=l"(bits) : "l"(bits), "r"(by));
+    return bits;
 }
 COMPCOLL_HD uint32_t shifted_down(uint32_t bits, int by) {
-#if defined(__CUDA_ARCH__)
-    uint32_t shifted;
-    asm("shr.u32 %0, %1, %2;" : "=r"(shifted) : "r"(bits), "r"(by));
-    return shifted;
-#else
-    return by < 32 ? bits >> by : 0;
-#endif
+    asm("shr.u32 %0, %1, %2;" : "=r"(bits) : "r"(bits), "r"(by));
+    return bits;
 }
 COMPCOLL_HD uint64_t shifted_down(uint64_t bits, int by) {
-#if defined(__CUDA_ARCH__)
-    uint64_t shifted;
-    asm("shr.u64 %0, %1, %2;" : "=l"(shifted) : "l"(bits), "r"(by));
-    return shifted;
-#else
-    return by < 64 ? bits >> by : 0;
-#endif
+    asm("shr.u64 %0, %1, %2;" : "=l"(bits) : "l"(bits), "r"(by));
+    return bits;
 }
+#else
+template <class Word>
+COMPCOLL_HD Word shifted_up(Word bits, int by) { return by < 8 * int(sizeof(Word)) ? bits << by : 0; }
+template <class Word>
+COMPCOLL_HD Word shifted_down(Word bits, int by) { return by < 8 * int(sizeof(Word)) ? bits >> by : 0; }
+#endif
 
 template <class Word>
 COMPCOLL_HD void put(Word& code, int at, uint32_t bits) { code |= shifted_up(Word(bits), at); }
@@ -288,7 +258,7 @@ COMPCOLL_HD void decode_by_table(const Bits<W>& in, int maxbits, T (&x)[block_si
     const uint32_t header = first_bits(code) & ((1u << header_bits<T>) - 1);
     const int exponent = int(header >> 1) - 1;
     if ((header & 1) == 0 || exponent < Format<T>::lowest_exponent) {
-        const T value = bits_as<T>(header == 1 ? quiet_nan<T> : Unsigned<T>(0));
+        const T value = bits_as<T>(header == 1 ? quiet_nan_bits<T> : Unsigned<T>(0));
         for (int i = 0; i < block_size; ++i) x[i] = value;
         return;
     }

@@ -83,7 +83,7 @@ void from_coefficients(Group<T>& g, const T* base, T* values) {
         g.scale[b] = zfp::power_of_two<T>(g.live[b] ? field - (F::planes - 2) : 0);
     }
     for (int b = 0; b < group_blocks; ++b) {
-        const U nan = g.header[b] == 1 ? zfp::quiet_nan<T> : U(0);
+        const U nan = g.header[b] == 1 ? quiet_nan_bits<T> : U(0);
         for (int i = 0; i < 4; ++i) {
             const T value = T(zfp::Signed<T>(g.coefficient[i][b])) * g.scale[b];
             const T decoded = bits_as<T>(U(bits_as<U>(value) | nan));
@@ -194,9 +194,7 @@ inline __attribute__((always_inline)) void encode_group(const T* values, uint64_
         const BlockBits<T> bits = zfp::encode_block<T, most_words>(x, maxbits);
         for (int w = 0; w < code_words; ++w) g.code[w][b] = bits.word[w];
     }
-    if (maxbits == 64) {
-        std::memcpy(words, g.code[0], sizeof g.code[0]);
-    } else if (maxbits == 32) {
+    if (maxbits == 32) {
         for (int b = 0; b < group_blocks; b += 2) words[b / 2] = g.code[0][b] | g.code[0][b + 1] << 32;
     } else {
         BitWriter writer{words};
@@ -250,9 +248,7 @@ inline __attribute__((always_inline)) void decode_group(const uint64_t* words, i
     constexpr int header = zfp::header_bits<T>;
     constexpr uint64_t lowest = 2 * zfp::Format<T>::lowest_exponent + 3;
     const int rows = rows_for<T>(maxbits), budget = maxbits - header;
-    if (maxbits == 64) {
-        std::memcpy(g.code[0], words, sizeof g.code[0]);
-    } else if (maxbits == 32) {
+    if (maxbits == 32) {
         for (int b = 0; b < group_blocks; b += 2) {
             g.code[0][b] = words[b / 2] & low_bits(32);
             g.code[0][b + 1] = words[b / 2] >> 32;

@@ -193,7 +193,7 @@ def test_the_arithmetic_compiles_for_gpus(tmp_path: Path) -> None:
     source.write_text("""#include "sparse.h"
 using namespace compcoll;
 template <class T> __device__ void all(T* x, int* codes, uint64_t n) {
-    codes[0] = power_code(x[0], power_below(x[1])) + nearest_power(x[2]) + (magnitude_bits(x[3]) > 0);
+    codes[0] = power_code(x[0], biased_exponent(x[1])) + nearest_power(x[2]) + (magnitude_bits(x[3]) > 0);
     x[4] = power_value<T>(codes[1], 130);
     codes[2] = static_cast<int>(permuted(3, n, mixed(7)));
 }

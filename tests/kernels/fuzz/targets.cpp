@@ -162,7 +162,7 @@ void decode_dense(const Header& header, const uint8_t* body, size_t body_nbytes)
 // Values as numbers that MPI has added: levels of a step, or votes, and each block's largest magnitude.
 template <class T>
 struct IntegerQuantizer {
-    using Bits = typename FloatFormat<T>::Bits;
+    using Bits = BitsOf<T>;
     size_t n, block, blocks, numbers_nbytes;
     int nbytes, width;
     int32_t levels;
@@ -178,10 +178,7 @@ struct IntegerQuantizer {
         levels = levels >> spare << spare;  // which a float holds, as gpu/quantizer.py asks for
         numbers_nbytes = voting ? (n * static_cast<size_t>(width) + 7) / 8 : n * static_cast<size_t>(nbytes);
     }
-    static const IntegerQuantizerFunctions<T>& passes(InstructionSet set) {
-        if constexpr (sizeof(T) == 8) return integer_quantizer_of(set).f64;
-        else return integer_quantizer_of(set).f32;
-    }
+    static const IntegerQuantizerFunctions<T>& passes(InstructionSet set) { return integer_quantizer_of(set).of<T>(); }
     static Bits* bits(const Memory& largest) { return reinterpret_cast<Bits*>(largest.data()); }
     static T* values(const Memory& memory) { return reinterpret_cast<T*>(memory.data()); }
 

@@ -1,0 +1,13 @@
+// What host.cpp binds to Python, where nothing else includes it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace compcoll {
+
+void bind_integer_quantizer(nanobind::module_& m);
+void bind_low_rank(nanobind::module_& m);
+void bind_mpi_reduction(nanobind::module_& m);
+void bind_sparse(nanobind::module_& m);
+
+}  // namespace compcoll
