@@ -58,18 +58,18 @@ def find_nodes(connection: LibraryConnection, name: str, progress: Callable[[], 
             return made[1], own.parts
 
         found = gather(offered)
+        connection.cores = cores = own.share([Cores.of(*parts) for _, parts in found])
 
-        def accepted() -> bool:
+        def accepted() -> tuple[bool, float]:
             nonlocal memory
             given = found[first][0]
             if memory is None and given is not None:
                 memory = accept(Offer(*given))
-            return memory is not None or ranks == 1
+            return memory is not None or ranks == 1, cores
 
         reached = gather(accepted)
     order: dict[str, int] = {}
     connection.nodes = nodes = tuple(order.setdefault(each, len(order)) for each in names)
-    connection.cores = own.share([Cores.of(*parts) for _, parts in found])
-    if memory is not None and all(reached):
-        connection.shared = Shared(room.sums(memory), place, ranks)
+    if memory is not None and all(each for each, _ in reached):
+        connection.shared = Shared(room.sums(memory, min(reached[each][1] for each in here) < 1), place, ranks)
         connection.mail = Mail(room, memory, nodes, progress)
