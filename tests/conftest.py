@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests and the modules that they import stay to the end: no garbage collection looks at them again."""
+    """The tests and the modules that they import stay to the end: garbage collections need not look at them again."""
     gc.freeze()
 
 
