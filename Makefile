@@ -99,6 +99,8 @@ test: QUICK := -m "not slow" --hypothesis-profile quick
 # than they compute, so that more workers than cores are faster; test-all has sanitizers and jobs of eight ranks.
 test: WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 test-all: WORKERS ?= 2
+# Hundreds of interpreters import the same modules: none compiles them again.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 test test-all: SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 test-all: $(VENV)/.frameworks
 test test-all: $(VENV)/.torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 from collections import Counter
@@ -130,6 +131,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # Workers take groups in this order: long ones first, and last what no other worker may run beside.
         long = {groups[item] for item in items if item.get_closest_marker("mpi") or item.get_closest_marker("slow")}
         items.sort(key=lambda item: (groups[item] == ALONE, groups[item] not in long))
+
+
+def pytest_collection_finish() -> None:
+    """The tests and the modules that they import stay to the end: garbage collections need not look at them again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

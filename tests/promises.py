@@ -42,6 +42,12 @@ def is_vote(codec: Codec | None) -> bool:
 EVERY = [cls(**one.options) for _, cls in sorted(codec_classes().items()) for one in cls.examples]
 
 
+def paired(first: Sequence[Any], second: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Each of both at least once, instead of every pair."""
+    longest = max(len(first), len(second))
+    return [(first[number % len(first)], second[number % len(second)]) for number in range(longest)]
+
+
 def one_of_each(codecs: Sequence[Any]) -> list[Any]:
     """For each name the codec of the smallest blocks, of which short buffers have many, or the first."""
     blocks: dict[str, list[Any]] = {}

@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 import tokenize
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -62,6 +63,7 @@ WatchedCarrier WholeState concerns fresh_nbytes in_passing invitation naps_withi
 summands surely told_by"""
 
 
+@cache
 def modules() -> list[tuple[str, ast.Module]]:
     return [
         (str(path.relative_to(PACKAGE).with_suffix("")), ast.parse(path.read_text())) for path in PACKAGE.rglob("*.py")

@@ -19,6 +19,7 @@ LONG_ONES = {
     "check_collectives.check_allreduce",
     "check_collectives.check_freed_with_their_owner",
     "check_collectives.check_large_messages",
+    "check_explain.check_what_is_explained_runs",
     "check_recordings.check_same_bits_as_the_algorithm",
 }
 # And these not at all: only `make test-all` does.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from mpi.tensors import assert_same_bits
 from mpi.world import raised
 from mpi4py import MPI
-from promises import FLAT
+from promises import FLAT, paired
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,16 +106,15 @@ def check_means(comm: MPI.Intracomm) -> None:
 
 
 def check_same_bits_after_every_step(comm: MPI.Intracomm) -> None:
-    for options, _ in CODECS:
-        for algorithm in FLAT:
-            model = wrapped(make_net(), gradient_as_bucket_view=True)
-            compression = compcoll.torch.compress(model, **options, algorithm=algorithm)
-            optimizer = torch.optim.Adam(model.parameters())
-            for step in range(3):
-                backward(model, examples(comm, step))
-                optimizer.step()
-                assert_same_bits(comm, model.parameters())
-            compression.free()
+    for (options, _), algorithm in paired(CODECS, FLAT):
+        model = wrapped(make_net(), gradient_as_bucket_view=True)
+        compression = compcoll.torch.compress(model, **options, algorithm=algorithm)
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(3):
+            backward(model, examples(comm, step))
+            optimizer.step()
+            assert_same_bits(comm, model.parameters())
+        compression.free()
 
 
 def check_exact_mode_is_gloo_within_rounding(comm: MPI.Intracomm) -> None:
@@ -134,26 +133,25 @@ def check_exact_mode_is_gloo_within_rounding(comm: MPI.Intracomm) -> None:
 
 def check_no_loss_is_lost(comm: MPI.Intracomm) -> None:
     """What all steps were short of is what the ranks hold for the next, also when DDP makes its buckets anew."""
-    for options, _ in CODECS:
-        for algorithm in FLAT:
-            model, x = wrapped(make_net()), examples(comm)
-            compression = compcoll.torch.compress(model, **options, algorithm=algorithm)
-            wanted = true_mean(comm, model, x)
-            sums = {name: np.zeros_like(values) for name, values in wanted.items()}
-            layouts = []
-            for step in range(1, 5):
-                for name, values in backward(model, x).items():
-                    sums[name] += values
-                layouts.append(tuple(bucket.names for bucket in compression._buckets.values()))
-                held = compression.state_dict()["residuals"]
-                for name, exact in compression.exact.items():
-                    if not exact:
-                        due = step * wanted[name] - sums[name]
-                        kept = total(comm, held[name].double().numpy()).reshape(due.shape)
-                        room = 1e-5 * np.abs(step * wanted[name]).max()
-                        assert np.abs(kept - due).max() <= room, (options, algorithm, step, name)
-            assert len(set(layouts)) > 1, "DDP did not make its buckets anew: this check proves nothing"
-            compression.free()
+    for (options, _), algorithm in paired(CODECS, FLAT):
+        model, x = wrapped(make_net()), examples(comm)
+        compression = compcoll.torch.compress(model, **options, algorithm=algorithm)
+        wanted = true_mean(comm, model, x)
+        sums = {name: np.zeros_like(values) for name, values in wanted.items()}
+        layouts = []
+        for step in range(1, 5):
+            for name, values in backward(model, x).items():
+                sums[name] += values
+            layouts.append(tuple(bucket.names for bucket in compression._buckets.values()))
+            held = compression.state_dict()["residuals"]
+            for name, exact in compression.exact.items():
+                if not exact:
+                    due = step * wanted[name] - sums[name]
+                    kept = total(comm, held[name].double().numpy()).reshape(due.shape)
+                    room = 1e-5 * np.abs(step * wanted[name]).max()
+                    assert np.abs(kept - due).max() <= room, (options, algorithm, step, name)
+        assert len(set(layouts)) > 1, "DDP did not make its buckets anew: this check proves nothing"
+        compression.free()
 
 
 def check_state(comm: MPI.Intracomm) -> None:
