@@ -197,7 +197,7 @@ def check_no_allocation(case: Case, world: World) -> None:
         world.run(case.start, inputs)
     allocated: list[int] = []
     for comm in world.comms:
-        for slot in (comm._slots.alone, *comm._slots.in_turn):
+        for slot in (comm._slots.alone, *comm._slots.rotating):
             slot.arena._allocate = lambda nbytes: allocated.append(nbytes) or np.empty(nbytes, np.uint8)
     for _ in range(AT_ONCE):
         world.run(case.start, inputs)

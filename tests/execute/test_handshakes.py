@@ -133,7 +133,7 @@ def test_no_more_are_opened_than_there_are_lanes(monkeypatch: pytest.MonkeyPatch
         np.testing.assert_allclose(first.wait(), exact_sum(x), atol=2.0)
 
 
-def test_lanes_are_taken_in_turn() -> None:
+def test_slots_rotate() -> None:
     """Four, by the collective's number; another one is a blocking call's alone."""
     world = World(2)
     slots = world.comms[0]._slots
