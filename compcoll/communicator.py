@@ -353,7 +353,7 @@ class Communicator:
         return self.prepare("alltoall", x, None, out, None, (codec, algorithm, options))
 
     def _prepare_feedback(self, feedback: ErrorFeedback, x: Any) -> None:
-        """Allocate a feedback's state for buffers such as ``x``, as zeros on their device, before its first call.
+        """Allocate the state of a feedback before its first call: zeros on the device of ``x``, for buffers like ``x``.
 
         Raises
         ------
@@ -445,7 +445,7 @@ class Communicator:
         Journal of High Performance Computing Applications 27(3), 2013 (ULFM).
         """
         if not isinstance(self._transport, Recoverable):
-            raise UnsupportedRecovery(f"{type(self._transport).__name__} cannot go on without a rank: MPI can")
+            raise UnsupportedRecovery(f"{type(self._transport).__name__} cannot continue without a rank: only MPI can")
         survivors = self._transport.survivors(self._engine.timeout)
         self._break(CommunicatorBroken("it was shrunk"))
         self._engine.close()

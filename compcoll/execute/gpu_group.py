@@ -109,7 +109,7 @@ class _Within:
             while self._pending and self._pending[0].Test():
                 self._pending.popleft()
             if self._pending and time.monotonic() > self._deadline:
-                raise TimeoutError(f"the GPU has not read others' memory within {self._seconds:g} s")
+                raise TimeoutError(f"this GPU did not read the memory of the other GPUs within {self._seconds:g} s")
         except Exception as error:  # also CUDA's errors
             self.error = error
         return not self._pending or self.error is not None
@@ -220,7 +220,7 @@ class GpuGroup:
 
     @staticmethod
     def has_gpu_plan(mixed: Plan) -> bool:
-        """Return whether a call may have another plan if all arrays are on GPUs, given its plan if some are not."""
+        """Return whether a call may have a second plan, for GPU arrays on all ranks; ``mixed`` is the first plan."""
         call = mixed.call
         if (
             call.dtype not in DTYPES

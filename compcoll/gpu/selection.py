@@ -45,7 +45,7 @@ class Passes(Protocol):
     def take(self, values: Array, indices: Array, taken: Array) -> None: ...
 
     def put(self, indices: Array | None, values: Array | None, out: Array) -> None:
-        """Store ``out[indices] = values``; without indices in all of ``out``, without values 0."""
+        """Store ``out[indices] = values``. No indices: store in all of ``out``. No values: store 0."""
 
     def add(self, indices: Array, values: Array, out: Array) -> None: ...
 

@@ -113,7 +113,7 @@ struct CodeWords<1, true> {
     using type = uint32_t;
 };
 
-// Shift by any number of bits, with 0 for bits shifted out: C++ does not define this, and it is a GPU's only shift.
+// Shift by any number of bits. The result is 0 if all bits are shifted out: GPUs do this, C++ leaves it undefined.
 COMPCOLL_HD uint32_t shifted_up(uint32_t bits, int by) {
 #if defined(__CUDA_ARCH__)
     uint32_t shifted;
