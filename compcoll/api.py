@@ -16,7 +16,7 @@ from .transports.mpi import MPITransport
 
 
 def _give_back(owner: MPI.Comm, key: int, kept: Communicator) -> None:
-    """Free the cached communicator when MPI frees its owner, which is collective."""
+    """Free the cached communicator when MPI frees the mpi4py communicator that holds it. Collective."""
     _world.clear()
     if not MPI.Is_finalized():
         kept.free()

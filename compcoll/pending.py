@@ -49,7 +49,7 @@ class NeedsPolling:
     started : Pending
         The collective's request.
     nbytes : int
-        Bytes of its array. They set the time after which waits sleep nevertheless, since a rank must have stopped.
+        Bytes of its array. They set the time after which a wait sleeps anyway: another rank has probably stopped.
     """
 
     __slots__ = ("Test",)

@@ -54,5 +54,5 @@ class OneBit(Codec):
         return math.sqrt(1 - 2 / math.pi)
 
     def error_bound(self, dtype: str) -> ErrorBound:
-        """Return the bound that follows from a mean of magnitudes being at most the largest of them."""
+        """Return the block's largest magnitude as the bound: a mean of magnitudes is never larger."""
         return quantizer_bound(self.block, 1.0, dtype)

@@ -251,7 +251,7 @@ class HostDevice:
 
     @staticmethod
     def for_mpi(x: Array, out: Array, dtype: str) -> tuple[Array, Array]:
-        """Return values and memory for their sum in a type that MPI can reduce: float32 for 16-bit floats."""
+        """Return the values, and memory for their sum, in a type that MPI can reduce: float32 for 16-bit floats."""
         return (load(x, dtype), np.empty(out.size, np.float32)) if dtype in HALVES else (x, out)
 
     @staticmethod

@@ -8,8 +8,8 @@
 
 namespace compcoll {
 
-// The estimated threshold; |μ|; the largest magnitude of the values; the length in which the tail falls to 1/e there; and the
-// estimate of the other distribution.
+// The estimated threshold; |μ|; the largest magnitude of the values; the distance over which the tail falls to 1/e at
+// the threshold; and the threshold that the other distribution gives.
 struct Fit {
     double threshold, mean, largest, scale, second;
 };

@@ -27,7 +27,8 @@ struct WaitPolicy {
     static constexpr std::chrono::microseconds message{2500};
     static constexpr std::chrono::milliseconds longest_with_gil{30};
 
-    static constexpr size_t most_sleeps = 250;  // ms; the caller may need the GIL afterwards, which another thread may hold for long
+    // In ms. The caller may need the GIL afterwards, and another thread may hold it for long.
+    static constexpr size_t most_sleeps = 250;
 
     size_t spins = 1, sleeps = 0;
     bool in_vain = false;  // whether all sleeps have passed without the event

@@ -248,7 +248,7 @@ STEP void finish_planes(Decoded<T>& group) {
     recorrelate<T>(group.d);
 }
 
-// Return the bits from `at` on of strings, 0 ≤ at ≤ 64.
+// Return the bits of each string from bit `at` on; 0 ≤ at ≤ 64.
 template <int W>
 STEP V take(const Strings<W>& s, int word, V at) {
     const V low = _mm512_srlv_epi64(s.word[word], at);

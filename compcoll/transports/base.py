@@ -298,7 +298,7 @@ class Group:
     transport : Transport
         Carries the wires.
     tag : int
-        The tag of all messages. A collective in flight uses this tag and the next.
+        The tag of all messages. A collective in flight may use this tag and the next three.
     ranks : sequence of int, optional
         The members, in the group's order, including this rank; all ranks by default.
     """

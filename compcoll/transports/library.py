@@ -102,7 +102,7 @@ def standing() -> tuple[int, int, bool]:
 
 
 def among(ranks: Sequence[int]) -> MPI.Intracomm:
-    """Create a communicator of some of COMM_WORLD's ranks, in that order. Collective among those."""
+    """Create a communicator of the given ranks of COMM_WORLD, in the given order. Collective among these ranks."""
     world = MPI.COMM_WORLD.Get_group()
     group = world.Incl(list(ranks))
     comm = MPI.COMM_WORLD.Create_group(group, tag=min(ranks))

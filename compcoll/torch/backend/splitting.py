@@ -47,7 +47,7 @@ class SplittingGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> SplittingGroup | None:
-        """Make a group of some ranks of this group. These ranks call this, or all ranks; others get None."""
+        """Make a group of some ranks. Those ranks must call it; all other ranks may, and get None."""
         if self.rank() not in ranks:
             return None
         store = dist.PrefixStore(f"{group_name or ranks}/", self.store)

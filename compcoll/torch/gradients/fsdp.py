@@ -175,7 +175,7 @@ class Reduction:
         return found
 
     def restore(self, residuals: Mapping[str, Tensor]) -> None:
-        """Continue with the residuals of a state."""
+        """Replace the residuals by those of a saved state."""
         check_fed_back(residuals, feedback=self._feedback is not None)
         if self._feedback is None:
             return

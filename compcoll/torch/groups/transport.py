@@ -174,7 +174,7 @@ class GroupTransport(LibraryConnection):
         self.waiting(self._gloo.barrier(), "a barrier")
 
     def bootstrap(self, device: Any) -> Bootstrap:
-        """Return what connects this rank's GPU with those of other ranks: PyTorch's own NCCL, if there is one."""
+        """Return the bootstrap that connects the GPUs of the ranks: that of PyTorch's NCCL, if there is one."""
         if torch.cuda.is_available() and dist.is_nccl_available():
             return TorchNCCL(device.runtime, device.index, self._store)
         way: Bootstrap = device.bootstrap()

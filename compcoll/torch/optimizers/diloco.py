@@ -474,7 +474,7 @@ class DiLoCo:
         )
         mine = every[rank % len(every)]
         if (settings := {"warmup": 0, **mine["settings"]}) != (here := asdict(self._schedule)):
-            raise InvalidArgument(f"this state is of {settings}, but here are {here}")
+            raise InvalidArgument(f"this state was saved with {settings}, but this optimizer has {here}")
         check_groups(mine["inner_state"]["groups"], len(self._inner.param_groups))
         check_groups(mine["outer_state"]["groups"], len(self.outer.param_groups))
         for fragment in self._fragments:
