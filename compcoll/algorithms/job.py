@@ -60,8 +60,8 @@ class Job:
     raw : Coder or None
         The coder for uncompressed values, for algorithms that send a part of them uncompressed.
     cut : callable or None
-        Cuts the buffer into a number of chunks, for an algorithm that needs another number of chunks than `chunks`
-        has. Every allreduce has it.
+        Cuts the buffer into a number of chunks, for an algorithm that needs another number of chunks than
+        ``chunks`` has. Every allreduce has it.
     """
 
     group: Group
