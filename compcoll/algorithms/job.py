@@ -89,8 +89,8 @@ class Job:
     timeline : Timeline or None
         For a device that runs kernels asynchronously: orders kernels and messages.
     cut : callable or None
-        Cuts the buffer into a number of chunks, for an algorithm that needs another number of chunks than `chunks`
-        has. Every allreduce has it.
+        Cuts the buffer into a number of chunks, for an algorithm that needs another number of chunks than
+        ``chunks`` has. Every allreduce has it.
     """
 
     group: Group
