@@ -177,7 +177,7 @@ def test_ranks_that_cannot_share_go_by_pinned_memory(reason: str, monkeypatch: p
         "aware": "rank 2: MPI takes the GPU's memory itself",
         "refused": "rank 2: peer access is not supported",
         "other bytes": "rank 2: the memory of rank 0's GPU reads other bytes here than it writes",
-        "hangs": "rank 2: this GPU did not read the memory of the other GPUs within 0.05 s",
+        "hangs": "rank 2: the GPU has not read others' memory within 0.05 s",
         "fails": "rank 2: an illegal memory access was encountered",
     }[reason]
 

@@ -353,7 +353,7 @@ def test_states_of_something_else_are_refused() -> None:
         model, another = model_of(), model_of()
         state = DiLoCo(model, torch.optim.AdamW(model.parameters()), every=3, group=comm).state_dict()
         other = DiLoCo(another, torch.optim.AdamW(another.parameters()), every=4, group=comm)
-        with pytest.raises(InvalidArgument, match=r"'every': 3.*here are.*'every': 4"):
+        with pytest.raises(InvalidArgument, match=r"'every': 3.*this optimizer has.*'every': 4"):
             other.load_state_dict(state)
         with pytest.raises(InvalidArgument, match="no state of such"):
             other.load_state_dict({"steps": 3})
