@@ -89,7 +89,7 @@ class DeviceCoder:
             residual, decoded = address(how.residual), address(how.decoded)
             given |= {"residual": residual, "residual_scale": how.residual_scale, "feed": how.feed, "decoded": decoded}
             given |= {"out": address(wire), "rng_counter": how.rng_counter, "position": how.position}
-            verb = "recode" if wires or residual or decoded or how.scale != 1.0 else "encode"
+            verb = "recode" if given["wires"] or residual or decoded or how.scale != 1.0 else "encode"
             launches.append(self._launch(verb, self._encode_grid(n), n, given))
             self._runtime.launch(self.program, launches)
         return self.wire_nbytes(n)
