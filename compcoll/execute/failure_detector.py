@@ -62,10 +62,16 @@ class FailureDetector:
 
     def announce(self, error: BaseException) -> None:
         """Announce to all other ranks why this rank gives up, unless it has already announced something."""
-        if not self._announced:
-            self._announced = True
-            self._transport.announce(f"{type(error).__name__}: {error}")
+        if self._announce_once(f"{type(error).__name__}: {error}"):
             self._transport.abandon()
+
+    def _announce_once(self, text: str) -> bool:
+        """Announce a text unless this rank has already announced something; return whether it did."""
+        if self._announced:
+            return False
+        self._announced = True
+        self._transport.announce(text)
+        return True
 
     def ask(self, waiting: str, limit: float) -> CompcollError:
         """Give up, after ``limit`` seconds or because another rank did.
@@ -73,9 +79,7 @@ class FailureDetector:
         Inform all other ranks, find the missing ranks, and return the error to raise.
         """
         first = sorted(self._heard())
-        if not self._announced:
-            self._announced = True
-            self._transport.announce(f"{_WAITS}{waiting}")
+        self._announce_once(f"{_WAITS}{waiting}")
         others = self._transport.size - 1
         wait_until(lambda: self._failure is not None or len(self._heard()) >= others, self._seconds)
         heard = dict(self._heard())

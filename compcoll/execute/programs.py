@@ -143,7 +143,8 @@ class Programs:
                 self._forget(old)
         call = self._handshake.collective(plan.plan.signature, level, plan.piggyback, operation)
         self._messages += len(messages)
-        return self._kept.setdefault(key, Compiled(call, operation, messages))
+        compiled = self._kept[key] = Compiled(call, operation, messages)
+        return compiled
 
     def _rehearse(self, compiled: CompiledPlan, slot: Slot, feedback: bool) -> tuple[Program, list[Persistent]]:
         plan, call, stats = compiled.plan, compiled.plan.call, Stats("", None, "")

@@ -59,8 +59,8 @@ class Room:
 
     def sums(self, memory: mmap.mmap, scarce: bool = False) -> memoryview:
         """Return the memory for sums: all of its part if cores are scarce, since some rank has less than one core."""
-        each = _SCARCE_SUMS_NBYTES_EACH if scarce else _SUMS_NBYTES_EACH
-        return memoryview(memory)[: min(self.ranks * each, _MOST_SUMS_NBYTES)]
+        usual = min(self.ranks * _SUMS_NBYTES_EACH, _MOST_SUMS_NBYTES)
+        return memoryview(memory)[: self.sums_nbytes if scarce else usual]
 
     def memory(self, descriptor: int = -1) -> mmap.mmap:
         """Map the memory. It begins as zeros, and unused pages take no memory.

@@ -256,7 +256,7 @@ def _shown(files: Sequence[str], commit: str, others: int) -> str:
 
 @functools.cache
 def _code(repository: Path, blob: str, suffix: str) -> str:
-    """What a stored file does: its text without comments, docstrings and layout; empty for a file that is not there."""
+    """Return the code of a stored file, without comments, docstrings and layout; empty if the file does not exist."""
     if not blob.strip("0"):
         return ""
     text = _git(repository, "cat-file", "blob", blob)

@@ -205,7 +205,7 @@ class Synthetic(nn.Module):  # type: ignore[misc]
     layers : sequence of Layer
         In the forward pass's order.
     forward_seconds, backward_seconds : float
-        Of a step.
+        Seconds that the two passes of a step take.
     """
 
     def __init__(self, layers: Sequence[Layer], *, forward_seconds: float, backward_seconds: float) -> None:

@@ -99,7 +99,7 @@ class IntegerQuantizer:
 
 
 class Passes:
-    """Those of sparsification, launched on a stream (the contract is `compcoll.gpu.selection.SelectionKernels`)."""
+    """Kernels of sparsification, launched on a stream (the contract is `compcoll.gpu.selection.SelectionKernels`)."""
 
     def __init__(self, runtime: Any, selection: HostSelection) -> None:
         self._selection = selection
