@@ -12,7 +12,7 @@ from .codecs.base import Codec
 from .deprecated import renamed_attribute, warn
 from .errors import CommunicatorBroken, CompcollError, InvalidArgument
 from .execute.compiled_plan import Asked, Buffers, CompiledPlan, Run, driven, named_codec, store_account
-from .execute.engine import Ended, Engine, Request, under_way
+from .execute.engine import Engine, Request, under_way
 from .execute.failure_detector import FailureDetector
 from .execute.failures import as_failure
 from .execute.gpu import DeviceCollectives
@@ -41,6 +41,7 @@ from .transports.base import Connection
 
 _HANDSHAKE_TAG = 0  # the next tag is used, too
 _MOST_KNOWN = 64
+_SPINS_OF_START = 10  # of a microsecond each: a rank that does not wait needs as long to store its request
 
 
 class Communicator:
@@ -493,44 +494,51 @@ class Communicator:
             return like(result, x) if out is None else out
         started = perf_counter()
         plan, buffers = self._check(collective, x, param, out, feedback, asked)
-        if under_way or self._engine.active or buffers.order is not None or buffers.apart:
-            return self._wait(self._begin(collective, plan, buffers))
-        try:
-            call, operation, _ = self._programs.compiled(plan, self._slots.alone, FREE, buffers.residual is not None)
-        except Exception as error:  # such as no memory for its wires
-            self._refuse(collective, error)
-        if operation is None:
-            return self._wait(self._begin(collective, plan, buffers))
-        number = self._sequence_number
-        self._sequence_number = number + 1
         spins, sleeps = self._engine.alone
         if plan.timeout is not None:
             sleeps = min(sleeps, sleeps_within(plan.timeout))
+        begun = self._begin_alone(collective, plan, buffers, spins, sleeps)
+        if begun is None:
+            return self._wait(self._begin(collective, plan, buffers))
+        call, operation = begun
+        if call.done:
+            self._last = collective, plan, operation, buffers.x.nbytes, perf_counter() - started
+            return buffers.result
+        signature, stats, number = self._signature(plan), _stats(collective, plan, buffers), self._sequence_number - 1
+        slot = self._slots.rotating[number % AT_ONCE]  # if some rank has other collectives to advance
+        run = Run(slot.group, slot.allocate, stats, OrderingTicket(None), number)
         try:
-            if not call.begin(buffers.x, buffers.out, buffers.residual, number, spins, sleeps):
-                if not call.ended:
-                    self._engine.follow(_until_ended(call), plan.plan.signature, plan.timeout)
-                if not call.done:
-                    return self._call_beside_others(collective, plan, buffers, call, number, started)
+            steps = self._rest(plan, buffers, run, self._slots.alone, call, operation, signature)
+            result = self._engine.follow(steps, signature, plan.timeout)
         except BaseException as error:
             self._failed(error, plan, *buffers)
-        self._last = collective, plan, operation, buffers.x.nbytes, perf_counter() - started
-        return buffers.result
-
-    def _call_beside_others(
-        self, collective: str, plan: CompiledPlan, buffers: Buffers, call: Collective, number: int, started: float
-    ) -> Any:
-        """Finish a blocking call if the ranks' calls differ, or some rank has other collectives to advance."""
-        signature, plan = self._signature(plan), plan.unblocked or plan
-        slot = self._slots.rotating[number % AT_ONCE]
-        stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
-        run = Run(slot.group, slot.allocate, stats, OrderingTicket(None), number)
-        operation = self._programs.compiled(plan, slot, BUSY, buffers.residual is not None).operation
-        steps = self._rest(plan, buffers, run, slot, call, operation, signature)
-        result = self._engine.follow(steps, signature, plan.timeout)
         stats.total_seconds = perf_counter() - started
         self._last = stats
         return result
+
+    def _begin_alone(
+        self, collective: str, plan: CompiledPlan, buffers: Buffers, spins: int, sleeps: int
+    ) -> tuple[Collective, Operation] | None:
+        """Begin a call in the slot for a collective without others, and wait for its end within a policy.
+
+        Return None, with nothing begun, if others are under way or no operation runs the call.
+        """
+        if under_way or self._engine.active or buffers.order is not None or buffers.apart:
+            return None
+        residual = buffers.residual
+        try:
+            call, operation, _ = self._programs.compiled(plan, self._slots.alone, FREE, residual is not None)
+        except Exception as error:  # such as no memory for its wires
+            self._refuse(collective, error)
+        if operation is None:
+            return None
+        number = self._sequence_number
+        self._sequence_number = number + 1
+        try:
+            call.begin(buffers.x, buffers.out, residual, number, spins, sleeps)
+        except BaseException as error:
+            self._failed(error, plan, *buffers)
+        return call, operation
 
     def start(
         self, collective: str, x: Any, param: Any, out: Any, feedback: ErrorFeedback | None, asked: Asked
@@ -550,7 +558,7 @@ class Communicator:
         memory, result = (x, out) if type(x) is ndarray or not is_foreign(x) else self._seen(collective, x, out)
         plan, buffers = self._check(collective, memory, param, result, feedback, asked)
 
-        def begin(request: Request) -> None:
+        def begin(request: PersistentRequest) -> None:
             self._check_usable()
             run = plan, buffers
             if buffers.order is not None:  # the run follows what the caller has launched so far
@@ -561,27 +569,43 @@ class Communicator:
             if memory is not x:
                 request.finish = lambda result: like(result, x) if out is None else out
 
-        stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
-        return PersistentRequest(begin, stats, buffers.result)
+        return PersistentRequest(begin, _stats(collective, plan, buffers), buffers.result)
 
-    def _begin(self, collective: str, plan: CompiledPlan, buffers: Buffers, request: Request | None = None) -> Request:
-        """Start a collective in the slot of its sequence number, with a new request or one that has ended."""
-        signature, plan, number = self._signature(plan), plan.unblocked or plan, self._sequence_number
-        self._sequence_number = number + 1
-        slot, ticket = self._slots.rotating[number % AT_ONCE], self._next_ticket()
-        stats = Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
+    def _begin(
+        self, collective: str, plan: CompiledPlan, buffers: Buffers, persistent: PersistentRequest | None = None
+    ) -> Request:
+        """Start a collective, with a new request or one that has ended."""
+        started, begun = perf_counter(), None
+        if persistent is not None and plan.unblocked is None:  # else it would block in MPI
+            begun = self._begin_alone(collective, plan, buffers, min(self._engine.alone[0], _SPINS_OF_START), 0)
+            if begun is not None and begun[0].done:
+                stats = _stats(collective, plan, buffers)
+                store_account(stats, begun[1])
+                stats.total_seconds = perf_counter() - started
+                self._last = stats
+                persistent.has_ended(stats, buffers.result)
+                return persistent
+        signature, ticket = self._signature(plan), self._next_ticket()
+        request = Request() if persistent is None else persistent
+        if begun is None:
+            self._sequence_number += 1
+            plan = plan.unblocked or plan
+        number = self._sequence_number - 1
+        slot, stats = self._slots.rotating[number % AT_ONCE], _stats(collective, plan, buffers)
         run = Run(slot.group, slot.allocate, stats, ticket, number)
+        if begun is None:
+            steps = self._steps(plan, buffers, run, slot, slot.last, signature)
+        else:
+            self._slots.alone.last = run
+            steps = self._rest(plan, buffers, run, self._slots.alone, *begun, signature)
+        slot.last = run
 
         def release(error: BaseException | None) -> BaseException | None:
             self._last = stats
-            ticket.used = True
+            ticket.used = run.ended = True
             return error and self._ended(error, plan, buffers)
 
-        before = None if slot.last is None or slot.last.done else slot.last
-        steps = self._steps(plan, buffers, run, slot, before, signature)
-        request = Request() if request is None else request
         request.begin(steps, stats, self._engine, release=release, timeout=plan.timeout)
-        slot.last = request
         if self._gpu is not None and buffers.order is not None:
             request.finish = partial(self._gpu.handed_over, buffers.order)
         try:
@@ -592,13 +616,13 @@ class Communicator:
         return request
 
     def _steps(
-        self, plan: CompiledPlan, buffers: Buffers, run: Run, slot: Slot, before: Request | None, signature: Signature
+        self, plan: CompiledPlan, buffers: Buffers, run: Run, slot: Slot, before: Run | None, signature: Signature
     ) -> Steps:
         """Run a collective that others may overlap, from its handshake to its result."""
         if run.ticket.before is not None:
             yield run.ticket
-        if before is not None and not before.done:  # else the handshakes of all later collectives would begin now
-            yield Ended(before)
+        if before is not None and not before.ended:  # else the handshakes of all later collectives would begin now
+            yield before
         level, given = BUSY, buffers
         if buffers.order is not None:
             level = ON_GPU
@@ -624,6 +648,10 @@ class Communicator:
             yield call
         if call.level is None:
             yield from self._handshake.compare(signature)
+        if slot is self._slots.alone and call.level != FREE:  # some rank has others to advance
+            plan, slot = plan.unblocked or plan, self._slots.rotating[run.number % AT_ONCE]
+            run.stats.algorithm = plan.plan.algorithm
+            operation = self._programs.compiled(plan, slot, BUSY, buffers.residual is not None).operation
         if call.level == ON_GPU and plan.on_gpus is not None:
             result = yield from plan.on_gpus(buffers, run)
             return buffers.result if result is None else result
@@ -784,9 +812,8 @@ class Communicator:
         return self._ticket
 
 
-def _until_ended(call: Collective) -> Steps:
-    while not call.ended:
-        yield call
+def _stats(collective: str, plan: CompiledPlan, buffers: Buffers) -> Stats:
+    return Stats(collective, plan.plan.codec_text, plan.plan.algorithm, buffers.x.nbytes)
 
 
 def _can_be_known(plan: Plan, buffers: Buffers) -> bool:

@@ -91,7 +91,7 @@ class Buffers(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """The arguments that a collective's generator gets from its communicator.
+    """One run of a collective: the arguments that its generator gets from its communicator, and whether it has ended.
 
     Attributes
     ----------
@@ -109,6 +109,8 @@ class Run:
         Timeline of the call, on an asynchronous device.
     pinned : callable or None
         Returns pinned host memory of a given number of bytes, for copies from and to such a device.
+    ended : bool
+        Whether the collective has ended, successfully or with an error.
     """
 
     group: Group
@@ -118,6 +120,11 @@ class Run:
     number: int = 0
     timeline: Timeline | None = None
     pinned: Callable[[int], Array] | None = None
+    ended: bool = False
+
+    def Test(self) -> bool:
+        """Return ``ended``: a collective waits for the one before it in its slot (see `Pending`)."""
+        return self.ended
 
 
 @dataclass(slots=True, eq=False)

@@ -63,18 +63,6 @@ def _end_all_at_exit() -> None:
     atexit.register(end_all)
 
 
-class Ended:
-    """The end of a collective under way, as a `Pending`."""
-
-    __slots__ = ("_request",)
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    def Test(self) -> bool:
-        return self._request.done
-
-
 def _completes(pending: Pending, policy: WaitPolicy | None) -> bool:
     """Test a pending request, or wait for it within a policy. Return whether it has completed."""
     if policy is None:

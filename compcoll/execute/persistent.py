@@ -32,9 +32,9 @@ class PersistentRequest(Request):
     >>> request.free()
     """
 
-    def __init__(self, begin: Callable[[Request], None], stats: Stats, result: Any) -> None:
+    def __init__(self, begin: Callable[[PersistentRequest], None], stats: Stats, result: Any) -> None:
         super().__init__()
-        self._begin: Callable[[Request], None] | None = begin  # holds the arrays
+        self._begin: Callable[[PersistentRequest], None] | None = begin  # holds the arrays
         self._result = result
         self.stats = stats
         self.done = True
@@ -53,6 +53,10 @@ class PersistentRequest(Request):
             raise InvalidArgument("start() before the last run has ended: wait() first")
         self._begin(self)
         return self
+
+    def has_ended(self, stats: Stats, result: Any) -> None:
+        """Store the end of a run that needed no wait."""
+        self.stats, self._result, self._error, self.steps = stats, result, None, 0
 
     def free(self) -> None:
         """Release the arrays. The request cannot be started any more.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ..codecs.base import Array
 from ..host.arena import Arena
 from ..transports.base import Group, Transport
-from .engine import Request
+from .compiled_plan import Run
 
 AT_ONCE = 4
 """Number of nonblocking collectives that run at the same time; later ones wait for a slot."""
@@ -39,8 +39,8 @@ class Slot:
         Memory for wires.
     allocate : callable
         Returns memory for a wire of a given number of bytes.
-    last : Request or None
-        The last collective that used the slot.
+    last : Run or None
+        The last collective that used the slot. (Not its request: a persistent one may run again, in another slot.)
     """
 
     def __init__(self, number: int, transport: Transport, allocate: Callable[[int], Array]) -> None:
@@ -48,12 +48,12 @@ class Slot:
         self.group = Group(transport, (number + 1) * _TAGS_EACH)
         self.arena = Arena(allocate)
         self.allocate = self.arena.allocate
-        self.last: Request | None = None
+        self.last: Run | None = None
 
     @property
     def free(self) -> bool:
         """Whether no collective is under way in this slot."""
-        return self.last is None or self.last.done
+        return self.last is None or self.last.ended
 
 
 class Slots:

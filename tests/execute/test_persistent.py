@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes.loopback import World, normals
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from compcoll import Communicator, ErrorFeedback
+from compcoll import Communicator, ErrorFeedback, communicator
 from compcoll.errors import CommunicatorBroken, InvalidArgument
 from compcoll.execute.slots import AT_ONCE
 
@@ -98,3 +100,74 @@ def test_several_under_way_beside_others() -> None:
         results = world.loopback.run([request for pair in zip(*pending) for request in pair])
         for k, result in enumerate(results[:12:2]):
             assert (result == 2 * k + 1).all()
+
+
+KINDS: list[tuple[int, dict[str, Any]]] = [
+    (3, {}),  # travels with the handshake
+    (300, {"algorithm": "ring"}),
+    (300, {"codec": "cast", "algorithm": "recursive_doubling"}),
+    (8, {"op": "max"}),
+]
+
+
+class Rank:
+    """One rank's program: starts of persistent requests, each after that request's last run, and other collectives."""
+
+    def __init__(self, comm: Communicator, program: list[int]) -> None:
+        self.comm, self.program, self.at = comm, program, 0
+        self.arrays = [np.empty(n, np.float32) for n, _ in KINDS]
+        self.requests = [comm.allreduce_init(x, **how) for x, (_, how) in zip(self.arrays, KINDS)]
+        self.runs: list[tuple[Any, int, int]] = []  # requests, their kinds, and the steps at which they started
+        self.others: list[Any] = []
+
+    def go_on(self) -> bool:
+        """Take the next step, if that needs no wait; return whether all is over."""
+        if self.at == len(self.program):
+            return all([request.test() for request in (*self.requests, *self.others)])
+        kind = self.program[self.at]
+        if kind == len(KINDS):
+            self.others.append(self.comm.iallreduce(np.full(50, self.comm.rank + self.at, np.float32)))
+        elif not self.requests[kind].test():
+            return False
+        else:
+            self.check(kind)
+            self.arrays[kind][:] = self.comm.rank + self.at
+            self.requests[kind].start()
+            self.runs.append((self.requests[kind], kind, self.at))
+        self.at += 1
+        return False
+
+    def check(self, kind: int) -> None:
+        """Check the result of the last run of a persistent request."""
+        for request, other, at in self.runs[::-1]:
+            if other == kind:
+                terms = [rank + at for rank in range(self.comm.size)]
+                assert (request.wait() == (max(terms) if "op" in KINDS[kind][1] else sum(terms))).all()
+                return
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    program=st.lists(st.integers(0, len(KINDS)), min_size=1, max_size=10),
+    order=st.lists(st.integers(0, 2), max_size=120),
+    size=st.integers(2, 3),
+)
+def test_ranks_that_are_early_and_late(program: list[int], order: list[int], size: int) -> None:
+    """Some ranks have others under way when they start, and some have not: see ``FREE`` and ``BUSY``."""
+    world = World(size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator, "under_way", ())  # it is of a process, which has all ranks here
+        ranks = [Rank(comm, program) for comm in world.comms]
+        for number in order:
+            ranks[number % size].go_on()
+        for _ in range(1000):
+            if all([rank.go_on() for rank in ranks]):
+                break
+        else:
+            pytest.fail(str([[r.describe() for r in comm._engine.active] for comm in world.comms]))
+        for rank in ranks:
+            assert rank.at == len(program)
+            for kind in range(len(KINDS)):
+                rank.check(kind)
+            for at, request in zip([at for at, kind in enumerate(program) if kind == len(KINDS)], rank.others):
+                assert (request.wait() == sum(r + at for r in range(size))).all()
