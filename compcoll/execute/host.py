@@ -214,8 +214,7 @@ class Collectives(PlannedSteps):
             if each is not None:
                 each.timeout = timeout
         if len(self._plans) >= _MOST_PLANS:
-            self._ranks.programs.forget(self._plans.values())
-            self._plans.clear()
+            del self._plans[next(iter(self._plans))]  # the oldest
         if key:
             self._plans[key] = compiled
         return compiled

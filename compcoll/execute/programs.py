@@ -8,7 +8,6 @@ kernels, which record each step in a program. A call then runs that program in C
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from .compiled_plan import Buffers, CompiledPlan, Run
 from .handshake import Handshake
 from .slots import Slot
 
-_MOST_KEPT = 1 << 15  # messages: a kibibyte or two each
+_MOST_KEPT = 1 << 15  # calls and messages: a kibibyte or two each
 
 _Key = tuple[CompiledPlan, Slot, int, bool]
 """A plan, a slot, this rank's level in the handshake, and whether there is feedback."""
@@ -117,14 +116,6 @@ class Programs:
         key = plan, slot, level, feedback
         return self._kept.get(key) or self._compile(key)
 
-    def forget(self, plans: Iterable[CompiledPlan]) -> None:
-        """Free the programs of plans that are not used again, unless their slot is in use."""
-        gone = set(plans)
-        gone |= {each.unblocked for each in gone if each.unblocked is not None}
-        for key in list(self._kept):
-            if key[0] in gone and key[1].free:
-                self._forget(key)
-
     def free(self) -> None:
         """Free all programs and their messages."""
         for key in list(self._kept):
@@ -136,11 +127,12 @@ class Programs:
         messages: list[Persistent] = []
         if plan.compiles:
             operation, messages = self._rehearse(plan, slot, feedback)
-        for old in list(self._kept):
-            if self._messages + len(messages) <= _MOST_KEPT:
+        while len(self._kept) + self._messages + len(messages) >= _MOST_KEPT:
+            # In a slot in use, the program may be running, or about to.
+            oldest = next((each for each in self._kept if each[1].free), None)
+            if oldest is None:
                 break
-            if old[1].free:  # else the program may be running, or about to
-                self._forget(old)
+            self._forget(oldest)
         call = self._handshake.collective(plan.plan.signature, level, plan.piggyback, operation)
         self._messages += len(messages)
         compiled = self._kept[key] = Compiled(call, operation, messages)
