@@ -123,7 +123,8 @@ class Rank:
     def go_on(self) -> bool:
         """Take the next step, if that needs no wait; return whether all is over."""
         if self.at == len(self.program):
-            return all([request.test() for request in (*self.requests, *self.others)])
+            over = [request.test() for request in (*self.requests, *self.others)]
+            return all(over)
         kind = self.program[self.at]
         if kind == len(KINDS):
             self.others.append(self.comm.iallreduce(np.full(50, self.comm.rank + self.at, np.float32)))
@@ -161,7 +162,8 @@ def test_ranks_that_are_early_and_late(program: list[int], order: list[int], siz
         for number in order:
             ranks[number % size].go_on()
         for _ in range(1000):
-            if all([rank.go_on() for rank in ranks]):
+            over = [rank.go_on() for rank in ranks]
+            if all(over):
                 break
         else:
             pytest.fail(str([[r.describe() for r in comm._engine.active] for comm in world.comms]))

@@ -53,9 +53,9 @@ def elements_of(tensor: Tensor) -> BufferSpec:
     return memory_of(tensor, count * tensor.element_size()), count, MPI_TYPES[tensor.dtype]
 
 
-# MPI has no arithmetic for these: they are reduced in float32 and rounded once.
-_NARROW = {torch.float16, torch.bfloat16}
-_NARROW |= {getattr(torch, f"float8_{kind}") for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+# MPI has no arithmetic for these: they are reduced as a wider type and rounded once.
+_WIDER = {torch.complex32: torch.complex64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_WIDER |= {getattr(torch, f"float8_{kind}"): torch.float32 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 
 _OPERATIONS = {
     "SUM": MPI.SUM,
@@ -140,7 +140,7 @@ def _reduce_operation(name: str, dtype: torch.dtype) -> ReduceOperation:
     scaled = name == "PREMUL_SUM"
     if scaled and not floating:
         raise UnsupportedDType(f"{name} of {dtype} elements: floating-point ones are needed")
-    if dtype not in MPI_TYPES and dtype not in _NARROW and dtype is not torch.complex32:
+    if dtype not in MPI_TYPES and dtype not in _WIDER:
         raise UnsupportedDType(f"elements of type {dtype} cannot be reduced")
     as_given = dtype in MPI_TYPES and not scaled
     return ReduceOperation(
@@ -172,12 +172,10 @@ def reduce_into(
         target are the same tensor.
     """
     same = source is target
-    if source.dtype is torch.complex32:
-        source, target = torch.view_as_real(source), torch.view_as_real(target)
     values, result = source, target
-    if source.dtype in _NARROW:
-        values = source.float()
-        result = values if same else torch.empty(target.shape, dtype=torch.float32)
+    if wider := _WIDER.get(source.dtype):
+        values = source.to(wider)
+        result = values if same else torch.empty(target.shape, dtype=wider)
     if operation.factor is not None:
         values = values * operation.factor
         result = values if same else result

@@ -75,9 +75,10 @@ def check_uneven(comm: MPI.Intracomm) -> None:
         out = torch.empty(sum(received), 3)
         dist.all_to_all_single(out, torch.full((sum(sent), 3), float(r)), received, sent)
         assert [float(part.sum()) for part in out.split(received)] == [3.0 * k * n for k, n in enumerate(received)]
-        total = torch.empty(r + 1)
-        dist.reduce_scatter(total, [torch.full((k + 1,), float(r + k)) for k in range(p)])
-        assert (total == sum(range(p)) + p * r).all()
+        for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.complex32):
+            total = torch.empty(r + 1, dtype=dtype)
+            dist.reduce_scatter(total, [torch.full((k + 1,), float(r + k)).to(dtype) for k in range(p)])
+            assert (total.to(torch.complex64) == sum(range(p)) + p * r).all(), dtype
 
 
 def check_coalesced(comm: MPI.Intracomm) -> None:

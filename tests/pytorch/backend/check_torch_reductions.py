@@ -63,7 +63,7 @@ def check_allreduce(comm: MPI.Intracomm) -> None:
 
 def check_means_and_scaled_sums(comm: MPI.Intracomm) -> None:
     with world():
-        for dtype in [*FLOATS, torch.complex64]:
+        for dtype in [*FLOATS, torch.complex64, torch.complex32]:
             x = values(comm.rank, dtype)
             dist.all_reduce(x, op=ReduceOp.AVG)
             assert np.allclose(x.to(torch.complex128), stacked(comm, dtype).mean(axis=0), rtol=1e-2), dtype
