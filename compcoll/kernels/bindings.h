@@ -5,9 +5,12 @@
 
 namespace compcoll {
 
+void bind_collective(nanobind::module_& m);
 void bind_integer_quantizer(nanobind::module_& m);
 void bind_low_rank(nanobind::module_& m);
 void bind_mpi_reduction(nanobind::module_& m);
+void bind_program(nanobind::module_& m);
+void bind_shared_sum(nanobind::module_& m);
 void bind_sparse(nanobind::module_& m);
 
 }  // namespace compcoll

@@ -1,5 +1,5 @@
 // compcoll.kernels._host.Collective: one call under way, from its handshake to the end of its operation.
-#include "collective.h"
+#include "bindings.h"
 
 #include <nanobind/stl/optional.h>
 

@@ -8,18 +8,15 @@
 #include <vector>
 
 #include "bindings.h"
-#include "collective.h"
 #include "crc32c.h"
 #include "exchange.h"
 #include "gathered.h"
 #include "host_coder.h"
 #include "instruction_sets.h"
 #include "operation.h"
-#include "program.h"
 #include "mpi_library.h"
 #include "mpi_message.h"
 #include "shared_message.h"
-#include "shared_sum.h"
 
 namespace nb = nanobind;
 using namespace compcoll;

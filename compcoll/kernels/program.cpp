@@ -1,6 +1,6 @@
 // compcoll.kernels._host.Program: the recorded messages and kernels of an algorithm, which run again on other buffers
 // (compcoll/execute/programs.py).
-#include "program.h"
+#include "bindings.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>

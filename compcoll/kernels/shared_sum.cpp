@@ -7,7 +7,7 @@
 //
 // S. Li, T. Hoefler, M. Snir, "NUMA-Aware Shared-Memory Collective Communication for MPI", HPDC 2013 (its scatter-reduce among
 // threads of one memory).
-#include "shared_sum.h"
+#include "bindings.h"
 
 #include <algorithm>
 #include <array>
