@@ -11,6 +11,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "site"))
 
 import compcoll  # noqa: E402
+from compcoll.codecs import ALL  # noqa: E402
 
 project = "compcoll"
 author = "compcoll developers"
@@ -66,6 +67,12 @@ def read_included_links(app: Any, path: Path, page: str, text: list[str]) -> Non
     read_links_above(app, page, text)
 
 
+def list_codecs(app: Any, page: str, text: list[str]) -> None:
+    """Let docs/api/codecs.md describe every codec."""
+    classes = "\n".join(f".. autoclass:: compcoll.{cls.__name__}" for cls in ALL)
+    text[0] = text[0].replace(".. autoclass:: {each of compcoll.codecs.ALL}", classes)
+
+
 def link_pages(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Let docs/model.md in a docstring be a link."""
     lines[:] = [re.sub(r"docs/([\w/-]+)\.md", r":doc:`/\1`", line) for line in lines]
@@ -74,4 +81,5 @@ def link_pages(app: Any, what: str, name: str, thing: Any, options: Any, lines: 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", link_pages)
     app.connect("source-read", read_links_above)
+    app.connect("source-read", list_codecs)
     app.connect("include-read", read_included_links)

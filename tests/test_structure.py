@@ -107,6 +107,16 @@ def test_public_names() -> None:
         _ = compcoll.nonsense
 
 
+@pytest.mark.slow
+def test_type_checkers_know_every_codec(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    lines = "; ".join(f"reveal_type(compcoll.{cls.__name__})" for cls in codecs.ALL)
+    words = ["--config-file=", "--strict", "--cache-dir", tmp_path, "-c", f"import compcoll; {lines}"]
+    done = subprocess.run([sys.executable, "-m", "mypy", *words], capture_output=True, text=True, timeout=200)
+    for cls in codecs.ALL:
+        assert f"-> {cls.__module__}.{cls.__name__}" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(("name", "tree"), modules(), ids=lambda v: v if isinstance(v, str) else "")
 def test_imports_point_down(name: str, tree: ast.Module) -> None:
     for imported in imports(name, tree):

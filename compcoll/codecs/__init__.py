@@ -6,12 +6,13 @@ self-tests, the names in ``compcoll`` and the tests all read `ALL`.
 
 from .additive import IntSum as IntSum
 from .additive import Sign as Sign
-from .base import Codec, Coder
+from .base import Codec as Codec
+from .base import Coder as Coder
 from .cast import Cast as Cast
 from .fp8 import FP8 as FP8
 from .int8 import Int8 as Int8
 from .minmax import MinMax as MinMax
-from .numpy_codec import NumpyCodec
+from .numpy_codec import NumpyCodec as NumpyCodec
 from .onebit import OneBit as OneBit
 from .qsgd import QSGD as QSGD
 from .qsgd import TernGrad as TernGrad
@@ -22,4 +23,5 @@ _IMPORTED = [value for value in tuple(vars().values()) if isinstance(value, type
 #: compcoll's own codecs except sparsifiers, sorted by name.
 ALL = tuple(sorted((cls for cls in _IMPORTED if cls not in (Codec, NumpyCodec)), key=lambda cls: cls.name))
 
-__all__ = ["ALL", "Codec", "Coder", "NumpyCodec", *(cls.__name__ for cls in ALL)]
+# Type checkers cannot read such a list, and take the imports above for public without it.
+globals()["__all__"] = ["ALL", "Codec", "Coder", "NumpyCodec", *(cls.__name__ for cls in ALL)]

@@ -98,9 +98,18 @@ class Device(Protocol):
         """Return a quantizer that sends signs, in bit fields that can count up to ``ranks`` of them."""
 
     def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Coder:
-        """Bind a kernel, given by its name and two parameters, to an element type.
+        """Bind a kernel to an element type.
 
-        ``variant`` selects one of the kernel's variants, ``seed`` its random numbers.
+        Parameters
+        ----------
+        kernel : tuple of str, int, int
+            The kernel's name in ``kernels/codecs.h``, ``first`` (which code) and ``second`` (values of a block).
+        dtype : str
+            The element type of arrays.
+        variant : int
+            How to encode, where decoding is the same.
+        seed : int
+            Selects the random numbers of stochastic rounding.
         """
 
 

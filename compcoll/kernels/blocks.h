@@ -94,12 +94,16 @@ T largest_magnitude(const T* values, size_t n) {
 }
 
 // ---- tiles ----
-// A codec is a struct for values of type T with
-//   Value, Header                 T, and the beginning of a block's record
-//   Codec(first), bits            the constructor takes the configuration; the bits of a code
+// A codec is a struct for values of type T, float or double. All of these members are required, for the CPU and the GPU
+// (COMPCOLL_HD), and others are its own business:
+//   Value, Header                 T, and the type of the beginning of a block's record
+//   Codec(first), bits            the constructor takes `first` of codecs.h; the bits of a code are 1 to 8
 //   has_codes(header)             if not, the codes are 0, and all values of the block are only_value(header)
+//   only_value(header)            NaN for a block that holds NaN or Inf
 //   with_encoder(header, use)     calls use(encoder); encoder.code(x) is a value's code
 //   with_decoder(header, use)     calls use(decoder); decoder.value(code) is a code's value
+// `use` is a template, so that each format of a codec may have its own type of encoder (fp8.h). A codec of scaled_tiles.h also needs
+// header(largest); the others compute headers in their own NAME_tiles.h and in device_codecs.h.
 
 template <class Codec>
 size_t codes_nbytes(const Codec& codec, size_t n) {

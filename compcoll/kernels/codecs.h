@@ -1,8 +1,14 @@
-// The codecs that have kernels, one line each. CMake and Python also read the names here.
+// The codecs that have kernels, one line each; a line makes kernels for the CPU and for CUDA. CMake and Python also read the names
+// here. A codec for the CPU alone has no line: it derives from compcoll.NumpyCodec.
 //
-// A line of a codec with blocks of `second` values, a header and packed codes each:  the name, and the name of its struct;
-// the smallest and largest `first` of its configuration, and the largest `variant`;  the size of the header in bytes, from `first` and
-// `value_size`, the size in bytes of a value in computations;  the bits of a code.
+// `Codec.coder` in Python asks for a kernel by its name and three numbers, which Config (tile.h) holds:
+//   first     what the constructor of the codec's struct gets; it selects the code, such as 4 exponent bits for fp8's e4m3
+//   second    the number of values in a block, such as int8's `block`; 0 for cast and zfp
+//   variant   how to encode, where decoding is the same: the norm and the rounding of qsgd; 0 for all others
+//
+// The line of a codec whose blocks have a header and packed codes gives:  the name;  the struct;  the smallest and the largest
+// `first`;  the largest `variant`;  the bytes of a header;  the bits of a code. The last two are expressions, which may contain `first`
+// and `value_size`, the bytes of a value in computations: 4 or 8.
 #pragma once
 
 #include "fp8.h"

@@ -144,7 +144,7 @@ struct BlockCodec {
     static constexpr int maxima_count = 1, sums_count = 1;
     static constexpr Signed least = 0;
     static constexpr bool with_random = false;
-    static constexpr int staged_header = 0;  // bytes of a header that misaligns codes, which need device_records.h
+    static constexpr int staged_header = 0;  // sizeof(Header) if it misaligns codes: device_records.h then moves whole records
     Codec codec;
     Layout layout;
 

@@ -23,6 +23,7 @@ struct Float8 {
     static constexpr int fraction_bits = fraction_bits_, exponent_bits = 7 - fraction_bits;
     static constexpr int bias = (1 << (exponent_bits - 1)) - 1;
     static constexpr int top = exponent_bits == 4 ? 7 : 14;
+    // The largest code of a value below 2·2^top.
     static constexpr uint8_t below_overflow = static_cast<uint8_t>(((top + bias + 1) << fraction_bits) - 1);
 
     // Round a float below 2^(top+1); `most` bounds the bits of the magnitude.

@@ -18,7 +18,8 @@ template <class T>
 struct Int8 {
     using Value = T;
     using Header = T;  // the scale
-    static constexpr int bits = 8, most = 127;
+    static constexpr int bits = 8;
+    static constexpr int most = 127;  // the largest magnitude of a code
 
     COMPCOLL_HD explicit Int8(int) {}
 

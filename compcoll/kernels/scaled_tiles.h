@@ -2,7 +2,8 @@
 // Each instruction set compiles them. Everything here is in an unnamed namespace, so that the linker never mixes functions of two
 // sets.
 //
-// Beyond the interface of blocks.h, codec.header(largest) is the header from the block's largest magnitude, which may be NaN or Inf.
+// CMake takes these loops for each codec of COMPCOLL_EACH_SCALED_CODEC. Beyond the members in blocks.h they need header(largest), the
+// header of a block whose largest magnitude is this; it may be NaN or Inf.
 #pragma once
 
 #include "blocks.h"

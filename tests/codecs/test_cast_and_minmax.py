@@ -1,4 +1,4 @@
-"""Casts against NumPy and ml_dtypes, min-max quantization against its formula in NumPy, on every instruction set."""
+"""Casts against NumPy and ml_dtypes, on every instruction set; golden wires of casts and min-max quantization."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from oracles.quantizers import blocks_of_all_kinds
-from properties import examples
 
 from compcoll import Cast, Codec, MinMax
 from compcoll.host.device import HostDevice
@@ -99,82 +95,14 @@ def test_every_half_decodes_exactly(instruction_set: str, dtype: Any, wire_dtype
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_go_through_every_codec(dtype: str) -> None:
+def test_halves_stay_halves(dtype: str) -> None:
     x = np.random.default_rng(2).standard_normal(5000).astype(WIRES[dtype])
     device = HostDevice()
-    for codec in (Cast(dtype), MinMax(bits=8)):
-        coder = codec.coder(device, dtype)
-        wire, out = np.empty(coder.wire_nbytes(x.size), np.uint8), np.empty(x.size, np.uint16)
-        coder.encode(x.size, device.flat(x, dtype), (), wire)
-        coder.decode(x.size, None, (wire,), out)
-        error = np.abs(out.view(WIRES[dtype]).astype(float) - x.astype(float)).max()
-        assert error <= (0 if isinstance(codec, Cast) else 8 / 255)
-
-
-def minmax_reference(x: np.ndarray, bits: int, block: int) -> tuple[bytes, np.ndarray]:
-    """Wire and decoded values by the documented rules, block by block, in the element type's own arithmetic."""
-    real, smallest = x.dtype.type, np.finfo(x.dtype).tiny
-    levels = real(2**bits - 1)
-    tiny, huge = (2.0**-90, 2.0**125) if real is np.float32 else (2.0**-900, 2.0**1021)
-    wire, values = b"", np.empty_like(x)
-    for begin in range(0, x.size, block):
-        part, here = x[begin : begin + block], np.s_[begin : begin + block]
-        low, high = (value if abs(value) >= smallest else real(0) for value in (part.min(), part.max()))
-        codes = np.zeros(part.size, np.int64)
-        with np.errstate(all="ignore"):
-            span = part.max() - part.min()
-            shrink = real(0.125 if span >= huge else 1)
-            if not np.isfinite(part).all():
-                low = high = real(np.nan)
-                values[here] = np.nan
-            elif span < tiny:
-                high = low
-                values[here] = low
-            else:
-                origin = low * shrink
-                span = high * shrink - origin
-                codes = np.minimum(
-                    ((part * shrink - origin) * (levels / span) + real(0.5)).astype(np.int64), int(levels)
-                )
-                values[here] = origin + codes.astype(real) * (span / levels)
-                if shrink != 1:
-                    values[here] = np.minimum(values[here], high * shrink) / shrink
-        packed = np.packbits(((codes[:, None] >> np.arange(bits)) & 1).astype(np.uint8).ravel(), bitorder="little")
-        wire += np.array([low, high], x.dtype).tobytes() + packed.tobytes()
-    return wire, values
-
-
-@pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("bits", range(1, 9))
-def test_minmax_follows_its_formula(instruction_set: str, dtype: Any, bits: int) -> None:
-    for n, block, seed in [(10000, 2048, 0), (6001, 64, 1), (333, 8, 2), (777, 24, 3), (5, 2048, 4), (2049, 2048, 5)]:
-        x = blocks_of_all_kinds(dtype, n, seed)
-        codec = MinMax(bits, block)
-        expected_wire, expected = minmax_reference(x, bits, block)
-        wire = encode(instruction_set, codec, x)
-        assert wire.tobytes() == expected_wire
-        nan = np.isnan(expected)
-        got = decode(instruction_set, codec, wire, n, dtype)
-        assert np.isnan(got[nan]).all() and got[~nan].tobytes() == expected[~nan].tobytes()
-        finite = np.where(np.isfinite(x), x, 1).astype(dtype)
-        sums = decode(instruction_set, codec, wire, n, dtype, add=finite)
-        with np.errstate(over="ignore"):
-            assert sums[~nan].tobytes() == (finite + expected)[~nan].tobytes()
-
-
-@examples(200)
-@given(
-    content=st.binary(min_size=0, max_size=600), bits=st.integers(1, 8), dtype=st.sampled_from([np.float32, np.float64])
-)
-def test_any_bytes_decode_alike(content: bytes, bits: int, dtype: Any) -> None:
-    codec = MinMax(bits, 64)
-    n = 150
-    coder = codec.coder(HostDevice(), np.dtype(dtype).name)
-    wire = np.frombuffer((content + bytes(coder.wire_nbytes(n)))[: coder.wire_nbytes(n)], np.uint8)
-    results = [decode(s, codec, wire, n, dtype) for s in SETS]
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
+    coder = Cast(dtype).coder(device, dtype)
+    wire, out = np.empty(coder.wire_nbytes(x.size), np.uint8), np.empty(x.size, np.uint16)
+    coder.encode(x.size, device.flat(x, dtype), (), wire)
+    coder.decode(x.size, None, (wire,), out)
+    assert out.tobytes() == x.tobytes()
 
 
 def test_golden_wires() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles.codecs import Option, references
 
-from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign, TernGrad, errors
-from compcoll.codecs import base, numpy_codec
+from compcoll import ZFP, Codec, errors, get_codec
+from compcoll.codecs import ALL, base, numpy_codec
 from compcoll.codecs.checksum import CheckedCoder
 from compcoll.codecs.numpy_codec import NumpyCoder
 from compcoll.codecs.options import Integers, OneOf, Reals
@@ -21,46 +22,39 @@ from compcoll.host.encode_options import EncodeOptions
 from compcoll.host.quantizer import NumberCoder
 from compcoll.sparse import Hybrid, RandomK, Strom, TopK, Variance
 
-MILLION, SHORT = 1 << 20, 1 << 16
 ABOVE_ZERO = 5e-324
-
-# codec, option, default, least and largest value, the values next to them that are refused
-LIMITS: list[tuple[type[Codec], str, Any, Any, Any, Any, Any]] = [
-    *((codec, "block", default, 8, MILLION, 0, MILLION + 8) for codec, default in (
-        *((MinMax, 2048), (QSGD, 512), (TernGrad, 2048), (FP8, 128)),
-        *((Int8, 256), (IntSum, 2048)),
-    )),
-    *((codec, "block", 2048, 8, SHORT, 0, SHORT + 8) for codec in (OneBit, Sign)),
-    (MinMax, "bits", 8, 1, 8, 0, 9),
-    (QSGD, "bits", 4, 1, 8, 0, 9),
-    (IntSum, "bits", 16, 8, 32, 4, 64),
-    *((codec, "seed", 0, 0, (1 << 64) - 1, -1, 1 << 64) for codec in (QSGD, TernGrad)),
-    (RandomK, "seed", 0, 0, (1 << 32) - 1, -1, 1 << 32),
-    (ZFP, "rate", None, math.nextafter(2, 3), 64, 2, math.nextafter(64, 65)),
-    (ZFP, "tolerance", None, ABOVE_ZERO, 1.7e308, 0, math.inf),
-    (ZFP, "precision", None, 1, 64, 0, 65),
-    *((codec, "density", 0.01, ABOVE_ZERO, 1, 0, math.nextafter(1, 2)) for codec in (TopK, RandomK)),
-    *((codec, "threshold", 1e-3, ABOVE_ZERO, 1.7e308, 0, math.inf) for codec in (Strom, Hybrid)),
-    *((codec, "alpha", 1.5, ABOVE_ZERO, 1.7e308, 0, math.inf) for codec in (Variance, Hybrid)),
-    *((codec, "zeta", 0.999, 0, 1, -ABOVE_ZERO, math.nextafter(1, 2)) for codec in (Variance, Hybrid)),
-]  # fmt: skip
-
-CHOICES: list[tuple[type[Codec], str, Any, tuple[Any, ...]]] = [
-    (Cast, "dtype", "float16", ("float16", "bfloat16", "float32", "float64")),
-    (FP8, "format", "e4m3", ("e4m3", "e5m2")),
-    (QSGD, "norm", "max", ("max", "l2")),
-    (QSGD, "rounding", "stochastic", ("stochastic", "nearest")),
-    (Sign, "scale", None, (None, "mean")),
-    (ZFP, "lossless", False, (False, True)),
-]
+POSITIVE = ((ABOVE_ZERO, 1.7e308), (0, math.inf))
+OPTIONS: dict[type[Codec], dict[str, Option]] = {
+    TopK: {"density": Option(0.01, (ABOVE_ZERO, 1), (0, math.nextafter(1, 2)))},
+    RandomK: {
+        "density": Option(0.01, (ABOVE_ZERO, 1), (0, math.nextafter(1, 2))),
+        "seed": Option(0, (0, (1 << 32) - 1), (-1, 1 << 32)),
+    },
+    Strom: {"threshold": Option(1e-3, *POSITIVE)},
+    Variance: {"alpha": Option(1.5, *POSITIVE), "zeta": Option(0.999, (0, 1), (-ABOVE_ZERO, math.nextafter(1, 2)))},
+    Hybrid: {
+        "threshold": Option(1e-3, *POSITIVE),
+        "alpha": Option(1.5, *POSITIVE),
+        "zeta": Option(0.999, (0, 1), (-ABOVE_ZERO, math.nextafter(1, 2))),
+    },
+    **{cls: references()[cls.name].options for cls in ALL if cls.name in references()},
+}
 
 
-@pytest.mark.parametrize(("codec", "name", "default", "least", "largest", "below", "above"), LIMITS)
-def test_limits(codec: type[Codec], name: str, default: Any, least: Any, largest: Any, below: Any, above: Any) -> None:
-    assert {field.name: field.default for field in fields(codec)}[name] == default
-    for value in (least, largest):
+def test_every_option_of_a_reference() -> None:
+    for name, one in references().items():
+        own = {each.name for each in fields(get_codec(name))}  # type: ignore[arg-type]
+        assert set(one.options) == own, f"the options in tests/oracles/codecs/{name}.py"
+
+
+@pytest.mark.parametrize(
+    ("codec", "name", "option"), [(codec, *row) for codec, options in OPTIONS.items() for row in options.items()]
+)
+def test_limits(codec: type[Codec], name: str, option: Option) -> None:
+    assert {field.name: field.default for field in fields(codec)}[name] == option.default
+    for value in option.accepted:
         assert getattr(codec(**{name: value}), name) == value
-    for value in (below, above, "8", None if default is not None else [], math.nan):
+    for value in (*option.refused, "other", [], math.nan, *([None] if option.default is not None else [])):
         with pytest.raises(errors.InvalidArgument, match=f"{name}="):
             codec(**{name: value})
 
@@ -80,23 +74,6 @@ def test_limits(codec: type[Codec], name: str, default: Any, least: Any, largest
 )
 def test_limits_as_command_lines_have_them(limits: Any, text: str) -> None:
     assert str(limits) == text
-
-
-@pytest.mark.parametrize("codec", sorted({row[0] for row in LIMITS if row[1] == "block"}, key=lambda c: c.__name__))
-def test_blocks_are_multiples_of_eight(codec: type[Codec]) -> None:
-    for value in (9, 12, 8.0):
-        with pytest.raises(errors.InvalidArgument, match="block="):
-            codec(block=value)
-
-
-@pytest.mark.parametrize(("codec", "name", "default", "values"), CHOICES)
-def test_choices(codec: type[Codec], name: str, default: Any, values: tuple[Any, ...]) -> None:
-    assert {field.name: field.default for field in fields(codec)}[name] == default
-    for value in values:
-        assert getattr(codec(**{name: value}), name) == value
-    for value in ("other", 8, [], 0.5):
-        with pytest.raises(errors.InvalidArgument, match=f"{name}="):
-            codec(**{name: value})
 
 
 class NotANumber:

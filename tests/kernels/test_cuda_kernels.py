@@ -12,52 +12,21 @@ import zfpy
 from fakes.cuda_shim import Recorded, Shim, ShimDevice
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from oracles.codecs import BLOCKS, random_codecs
 from oracles.device_values import DTYPES, KINDS, bits, memory, untouched_around, values_of
 from promises import FIXED
 from properties import examples
 
-from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, IntSum, MinMax, OneBit, Sign
+from compcoll import QSGD, ZFP, IntSum, Sign
 from compcoll.gpu.coder import DeviceCoder
 from compcoll.gpu.launches import MOST_WIRES
 from compcoll.host.arrays import load
 from compcoll.host.device import HostDevice
 from compcoll.host.encode_options import EncodeOptions
-from compcoll.kernels import _host
 
 SMALLEST = {"float32": 2.0**-97, "float64": 2.0**-961}
 
-BLOCKS = st.sampled_from([8, 16, 24, 64, 72, 128, 512, 1000, 2048, 2056])
-BITS = st.integers(1, 8)
-FAMILIES: dict[str, st.SearchStrategy[Codec]] = {
-    "cast": st.builds(Cast, st.sampled_from(["float16", "bfloat16", "float32"])),
-    "zfp": st.builds(ZFP, rate=st.sampled_from([3, 3.75, 4, 8, 8, 16, 16]) | st.integers(12, 128).map(lambda q: q / 4)),
-    "minmax": st.builds(MinMax, BITS, BLOCKS),
-    "qsgd": st.builds(
-        QSGD,
-        BITS,
-        BLOCKS,
-        st.sampled_from(["max", "l2"]),
-        st.sampled_from(["stochastic", "nearest"]),
-        st.integers(0, 2**64 - 1),
-    ),
-    "onebit": st.builds(OneBit, BLOCKS),
-    "int8": st.builds(Int8, BLOCKS),
-    "fp8": st.builds(FP8, st.sampled_from(["e4m3", "e5m2"]), BLOCKS),
-}
-
-
-class Noting:
-    """A device that returns the name of the kernel that a codec asks for."""
-
-    def coder(self, kernel: tuple[str, int, int], dtype: str, *, variant: int = 0, seed: int = 0) -> Any:
-        return kernel[0]
-
-
-# Other codecs with kernels, in the configurations of their examples: those that share a kernel are a family.
-for _name in sorted({_codec.name for _codec in FIXED} - set(FAMILIES)):
-    _others = [_codec for _codec in FIXED if _codec.name == _name]
-    _kernel: Any = _others[0].coder(Noting(), "float32")  # type: ignore[arg-type]
-    FAMILIES[_kernel] = FAMILIES.get(_kernel, st.nothing()) | st.sampled_from(_others)
+NAMES = sorted({codec.name for codec in FIXED})
 
 
 @st.composite
@@ -66,16 +35,12 @@ def sizes(draw: st.DrawFn, block: int) -> int:
     return max(0, draw(st.sampled_from([around - 1, around, around + 1, around + 3, around + 5]) | st.integers(0, 600)))
 
 
-def test_every_kernel_has_its_family() -> None:
-    assert set(FAMILIES) == set(_host.codecs())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_same_bytes_as_on_the_host(family: str, shim: Shim, data: st.DataObject) -> None:
-    codec = data.draw(FAMILIES[family], "codec")
+def test_same_bytes_as_on_the_host(name: str, shim: Shim, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(list(DTYPES)), "dtype")
+    codec = data.draw(random_codecs(name, dtype), "codec")
     n = data.draw(sizes(codec.block), "n")
     kind = data.draw(st.sampled_from(KINDS), "kind")
     wire_count = data.draw(st.sampled_from([0, 1, 1, 2, 5]), "wires")
@@ -96,7 +61,7 @@ def test_same_bytes_as_on_the_host(family: str, shim: Shim, data: st.DataObject)
     assert on_device.wire_nbytes(n) == nbytes
     computed = np.float64 if dtype == "float64" else np.float32
     item = 0 if aligned else 1  # elements off alignment; wires other than the cast codec's, bytes
-    byte = 0 if aligned else 8 if family == "cast" else data.draw(st.integers(1, 7), "byte")
+    byte = 0 if aligned else 8 if name == "cast" else data.draw(st.integers(1, 7), "byte")
 
     def stored(what: str) -> np.ndarray:
         x = host.flat(values_of(what, n, dtype, rng), dtype)
@@ -143,25 +108,25 @@ def test_same_bytes_as_on_the_host(family: str, shim: Shim, data: st.DataObject)
             )
             results.append((recoded, decoded, residual))
     (recoded, decoded, residual), (recoded2, decoded2, residual2) = results
-    name = np.dtype(computed).name
-    if family == "cast":  # carries which NaN it is
-        wire_dtype = codec.dtype if np.dtype(DTYPES[codec.dtype]).itemsize <= np.dtype(computed).itemsize else name
+    computed_name = np.dtype(computed).name
+    if name == "cast":  # carries which NaN it is
+        wire_dtype = codec.dtype
         np.testing.assert_array_equal(bits(recoded2, wire_dtype), bits(recoded, wire_dtype))
     else:
         np.testing.assert_array_equal(recoded2, recoded)
     np.testing.assert_array_equal(bits(decoded2, dtype), bits(decoded, dtype))
-    np.testing.assert_array_equal(bits(residual2, name), bits(residual, name))
+    np.testing.assert_array_equal(bits(residual2, computed_name), bits(residual, computed_name))
     for array in (wire, sums[1], recoded2, decoded2, residual2):
         assert untouched_around(array)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="knows how to flush subnormal numbers on x86-64 only")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_codecs_do_not_depend_on_subnormal_arithmetic(family: str, shim: Shim, data: st.DataObject) -> None:
-    codec = data.draw(FAMILIES[family], "codec")
+def test_codecs_do_not_depend_on_subnormal_arithmetic(name: str, shim: Shim, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(["float16", "bfloat16", "float32"]), "dtype")
+    codec = data.draw(random_codecs(name, dtype), "codec")
     kind = data.draw(st.sampled_from(["tiny", "scales", "huge", "normal"]), "kind")
     n = data.draw(sizes(codec.block), "n")
     host = HostDevice(1)
@@ -193,7 +158,7 @@ def test_codecs_do_not_depend_on_subnormal_arithmetic(family: str, shim: Shim, d
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_numbers_that_are_added_are_the_hosts(shim: Shim, data: st.DataObject) -> None:
-    block = data.draw(BLOCKS, "block")
+    block = data.draw(st.sampled_from(BLOCKS), "block")
     codec = data.draw(
         st.builds(IntSum, st.sampled_from([8, 16, 32]), st.just(block)) | st.just(Sign(block=block)), "codec"
     )

@@ -17,33 +17,22 @@ import pytest
 from fakes.cuda_shim import Recorded
 from kept import machine_code
 from oracles import sass, sass_machine
+from oracles.codecs import Instructions, references
 
-from compcoll import FP8, QSGD, ZFP, Cast, Codec, Int8, MinMax, OneBit
+from compcoll import FP8, QSGD, ZFP, Cast, Codec, MinMax
 from compcoll.gpu.coder import DeviceCoder
 from compcoll.gpu.cubins import nvrtc
 from compcoll.gpu.programs import Program, program
 from compcoll.gpu.selection import SelectionKernels
 from compcoll.host.device import HostDevice
 from compcoll.host.encode_options import EncodeOptions
-from compcoll.kernels import _host
 
-Bounds = dict[str, tuple[float, float]]
 Kernels = Callable[[Program], sass.Cubin]
 
 # Instructions a value and sectors, at most: the goals of the kernels that reach them, and for others what they take.
-CASES: list[tuple[Codec, Bounds]] = [
-    (MinMax(8), {"encode": (13.5, 1.05), "accumulate": (12.5, 1.05), "recode": (24, 1.05), "feedback": (37, 1.05)}),
-    (Cast("float16"), {"encode": (9.5, 1.05), "accumulate": (12, 1.05), "recode": (16, 1.05), "feedback": (30, 1.05)}),
-    (Cast("bfloat16"), {"encode": (9.8, 1.05), "accumulate": (11, 1.05), "recode": (15, 1.05), "feedback": (28, 1.05)}),
-    (QSGD(4), {"encode": (30, 1.05), "accumulate": (13.5, 1.05), "recode": (41, 1.05), "feedback": (55, 1.05)}),
-    (OneBit(), {"encode": (17, 1.05), "accumulate": (11, 1.05), "recode": (25, 1.05), "feedback": (37.5, 1.05)}),
-    (FP8(), {"encode": (11.8, 1.05), "accumulate": (15, 1.05), "recode": (25, 1.05), "feedback": (40.5, 1.05)}),
-    (Int8(), {"encode": (20.5, 1.05), "accumulate": (10.8, 1.05), "recode": (29, 1.05), "feedback": (45.5, 1.05)}),
-    (ZFP(rate=8), {"encode": (38, 1.08), "accumulate": (52, 1.05), "recode": (88, 1.13), "feedback": (100, 1.06)}),
-    (ZFP(rate=16), {"encode": (49, 1.07), "accumulate": (67, 1.05), "recode": (114, 1.1), "feedback": (125, 1.06)}),
-]
+CASES = [case for one in references().values() for case in one.instructions.items()]
 # The same of a value more, where a limited grid's thread blocks do something once, such as copying tables.
-OF_MORE: dict[Codec, Bounds] = {
+OF_MORE: dict[Codec, Instructions] = {
     ZFP(rate=8): {"encode": (34, 1.01), "accumulate": (48, 1.01), "recode": (83, 1.01), "feedback": (95, 1.01)},
     ZFP(rate=16): {"encode": (46, 1.01), "accumulate": (63, 1.01), "recode": (109, 1.01), "feedback": (119, 1.01)},
 }
@@ -127,13 +116,8 @@ def values(n: int) -> np.ndarray:
     return (np.random.default_rng(1).standard_normal(n) * 1e-3).astype(np.float32)
 
 
-def test_every_kernel_has_its_costs() -> None:
-    """And more configurations in `test_the_hosts_bytes`."""
-    assert {codec.name for codec, _ in CASES} == set(_host.codecs()), "CASES needs instructions and sectors of each"
-
-
 @cases
-def test_costs_of_a_value(kernels: Kernels, codec: Codec, bounds: Bounds) -> None:
+def test_costs_of_a_value(kernels: Kernels, codec: Codec, bounds: Instructions) -> None:
     def check(found: tuple[float, float], most: tuple[float, float], what: str) -> None:
         print(f"{codec!s:60} {what:20} {found[0]:6.1f} instructions {found[1]:5.2f} x sectors (most: {most})")
         assert found[0] <= most[0] and found[1] <= most[1], what
@@ -148,7 +132,7 @@ def test_costs_of_a_value(kernels: Kernels, codec: Codec, bounds: Bounds) -> Non
 
 
 @cases
-def test_arrays_off_alignment(kernels: Kernels, codec: Codec, bounds: Bounds) -> None:
+def test_arrays_off_alignment(kernels: Kernels, codec: Codec, bounds: Instructions) -> None:
     for operation in bounds:
         found = run(kernels, codec, operation, values(16384 if codec.name == "zfp" else 8192), offset=4)
         print(f"{codec!s:60} {operation:11} {found[1]:5.2f} x sectors off alignment")

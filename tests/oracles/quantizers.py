@@ -1,15 +1,13 @@
-"""The quantizers' formulas in NumPy, block by block: wires and decoded values."""
+"""Parts of the quantizers' formulas in NumPy, and values of all kinds to quantize."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-Coded = tuple[bytes, np.ndarray]
-"""A wire and what it decodes to."""
+Coded = tuple[bytes, np.ndarray]  # a wire, and what it decodes to
 
 
 def philox(counters: np.ndarray, key: tuple[int, int], rounds: int = 10) -> np.ndarray:
@@ -60,87 +58,6 @@ def largest(part: np.ndarray) -> tuple[str, int]:
 
 def fixed_point(part: np.ndarray, exponent: int) -> np.ndarray:
     return np.trunc(np.ldexp(part.astype(np.longdouble), 20 - exponent)).astype(np.int64)
-
-
-def qsgd(x: np.ndarray, bits: int, block: int, norm: str, random: np.ndarray | None) -> Coded:
-    real = x.dtype.type
-    levels = 1 if bits == 1 else 2**bits - 2
-
-    def one(part: np.ndarray, begin: int) -> Coded:
-        kind, exponent = largest(part)
-        if kind != "finite":
-            h = real(np.nan if kind == "nan" else 0)
-            return h.tobytes() + packed(np.zeros(part.size, np.int64), bits), np.full_like(part, h)
-        relative = float(np.ldexp(np.abs(part).max(), -exponent))
-        if norm == "l2":
-            squares = int(np.sum(fixed_point(part, exponent) ** 2))
-            relative = max(float(np.sqrt(np.float64(squares))) * 2.0**-20, relative)
-        with np.errstate(over="ignore"):
-            h = real(relative / levels) * real(2.0**exponent)
-            most = np.nextafter(np.finfo(real).max / real(levels), real(0), dtype=real)
-            h = min(h, most)
-            t = (part * (real(32768) / h) + (real(32768 * levels) + real(0.5))).astype(np.int64)
-        t = np.clip(t, 0, levels << 16)
-        u = np.int64(32768) if random is None else random[begin : begin + part.size]
-        codes = (t + u) >> 16
-        return h.tobytes() + packed(codes, bits), (2 * codes - levels).astype(real) * h
-
-    return by_blocks(x, block, one)
-
-
-def onebit(x: np.ndarray, block: int, reconstructions: int) -> Coded:
-    real = x.dtype.type
-
-    def one(part: np.ndarray, begin: int) -> Coded:
-        kind, exponent = largest(part)
-        signs = np.signbit(part)
-        if kind != "finite":
-            means = (real(np.nan if kind == "nan" else 0),) * 2
-            signs = np.zeros_like(signs)
-        else:
-            q = fixed_point(part, exponent)
-            sums = (q[~signs].sum(), q[signs].sum())
-            if reconstructions == 1:
-                quotients = [float(sums[0] - sums[1]) / part.size]
-                quotients.append(-quotients[0])
-            else:
-                counts = (np.count_nonzero(~signs), np.count_nonzero(signs))
-                quotients = [float(s) / float(c) if c else 0.0 for s, c in zip(sums, counts)]
-            means = tuple(real(value) * real(2.0 ** (exponent - 20)) for value in quotients)
-        header = b"".join(mean.tobytes() for mean in means[:reconstructions])
-        return header + packed(signs.astype(np.int64), 1), np.where(signs, means[1], means[0]).astype(real)
-
-    return by_blocks(x, block, one)
-
-
-def fp8(x: np.ndarray, block: int, format: str) -> Coded:
-    real = x.dtype.type
-    kind_of_byte, top = {"e4m3": (ml_dtypes.float8_e4m3fn, 7), "e5m2": (ml_dtypes.float8_e5m2, 14)}[format]
-    bias, last = (127, 127) if real is np.float32 else (1023, 1023)
-
-    def one(part: np.ndarray, begin: int) -> Coded:
-        kind, exponent = largest(part)
-        if kind != "finite":
-            header = 2 * bias + 1 if kind == "nan" else 0
-            value = real(np.nan if kind == "nan" else 0)
-            return np.uint16(header).tobytes() + bytes(part.size), np.full_like(part, value)
-        scaled = np.ldexp(part, top - exponent).astype(real)
-        # ml_dtypes rounds float64 by way of float32: to odd first, so that it is rounded once.
-        narrow = scaled.astype(np.float32)
-        if real is np.float64:
-            towards_zero = np.where(np.abs(narrow) > np.abs(scaled), np.nextafter(narrow, np.float32(0)), narrow)
-            inexact = (towards_zero.astype(np.float64) != scaled).astype(np.uint32)
-            narrow = (towards_zero.view(np.uint32) | inexact).view(np.float32)
-        codes = narrow.astype(kind_of_byte)
-        if exponent == last:  # 2 · 2**top would be infinite
-            below = np.array(2.0 ** (top + 1)).astype(kind_of_byte).view(np.uint8) - 1
-            bytes_ = codes.view(np.uint8)
-            bytes_ = np.minimum(bytes_ & 0x7F, below) | (bytes_ & 0x80)
-            codes = bytes_.astype(np.uint8).view(kind_of_byte)
-        values = codes.astype(np.float32).astype(real) * real(2.0 ** (exponent - top))
-        return np.uint16(exponent + bias).tobytes() + codes.tobytes(), values
-
-    return by_blocks(x, block, one)
 
 
 def blocks_of_all_kinds(dtype: Any, n: int, seed: int) -> np.ndarray:
