@@ -29,5 +29,10 @@ def test_every_algorithm_has_its_reference(algorithm: str) -> None:
     assert not lacking, f"tests/algorithms/references/{algorithm}.py needs these"
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_calls_are_matched_by_order_or_by_tags(algorithm: str) -> None:
+    assert ALGORITHMS[algorithm].ordered == reference(algorithm).ordered
+
+
 def test_every_reference_has_its_algorithm() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} - {"__init__"} <= set(ALGORITHMS)

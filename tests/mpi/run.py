@@ -5,10 +5,10 @@
     launch/mpirun -n 4 python tests/mpi/run.py check_harness.check_bcast    # one check
 
 A check is a function `check_*(comm)` in a file `check_*.py` beside this one; `comm` is a fresh duplicate of COMM_WORLD,
-plain asserts on any rank. A function `check_*(comm, algorithm)` is one check `check_*_by_NAME` for each allreduce of our
-own. A check that does not apply raises `unittest.SkipTest(reason)` on every rank. A line for each check comes from rank
-0; the exit status is not zero if any failed. A check fails if any rank raises; the tracebacks of all ranks are
-gathered. A rank that fails while the others wait for it in MPI makes them say where they wait, and ends the job; so
+plain asserts on any rank. A function `check_*(comm, algorithm)` is one check `check_*_by_NAME` for each of our own
+allreduces. A check that does not apply raises `unittest.SkipTest(reason)` on every rank. A line for each check comes
+from rank 0; the exit status is not zero if any failed. A check fails if any rank raises; the tracebacks of all ranks
+are gathered. A rank that fails while the others wait for it in MPI makes them say where they wait, and ends the job; so
 does a check that takes longer than --timeout.
 """
 

@@ -54,4 +54,5 @@ REFERENCE = Reference(
         "alltoall": alltoall,
     },
     encodings=dict.fromkeys(("allreduce", "reduce_scatter"), lambda p, nodes: (0, 0)),
+    ordered=True,
 )

@@ -15,4 +15,4 @@ def seconds(c: Costs, p: int, k: int, n: float) -> float:
     return part * c.encode + part * c.add + part * c.decode + ceil(log2(p)) * c.inside_latency
 
 
-REFERENCE = Reference(seconds={"allreduce": seconds}, encodings={"allreduce": lambda p, nodes: (0, 0)})
+REFERENCE = Reference(seconds={"allreduce": seconds}, encodings={"allreduce": lambda p, nodes: (0, 0)}, ordered=True)
