@@ -104,10 +104,8 @@ def allreduce(
         and the other sparse codecs send a few elements of the whole buffer: see docs/sparse.md.
     algorithm : str
         ``"auto"`` takes the algorithm that a cost model predicts to be fastest; it may leave the codec out, see
-        `Communicator.stats`. Others: ``"ring"``, ``"recursive_doubling"``, ``"direct"``, ``"hierarchical"``;
-        ``"dissemination"`` (small arrays and wires travel with the call's first messages); for sparse codecs
-        ``"sparse_ring"``, ``"sparse_native"`` and ``"sparse_direct"``; uncompressed ``"native"`` (MPI's own) and
-        ``"shared_memory"`` (inside a node).
+        `Communicator.stats`. Other names, such as ``"ring"`` and ``"native"`` (MPI's own), and the collectives that
+        each algorithm runs: docs/algorithms.md.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; MPI.COMM_WORLD by default.
     out : array, optional
@@ -189,7 +187,6 @@ def reduce_scatter(
     """Reduce the arrays of all ranks; rank r keeps block r along the first axis.
 
     Parameters are those of `allreduce`; the length of ``x``'s first axis must be a multiple of the number of ranks.
-    Algorithms: ``"ring"``, ``"direct"``, ``"native"``.
 
     Returns
     -------
@@ -216,8 +213,7 @@ def allgather(
 ) -> Any:
     """Stack the arrays of all ranks; every rank gets the same bits, also for its own array.
 
-    Parameters are those of `allreduce`; all ranks' arrays must have the same shape. Algorithms: ``"ring"``,
-    ``"direct"``, ``"native"``.
+    Parameters are those of `allreduce`; all ranks' arrays must have the same shape.
 
     Returns
     -------
@@ -243,8 +239,8 @@ def allgatherv(
 ) -> Any:
     """Concatenate the arrays of all ranks along the first axis, whose length may differ between ranks.
 
-    Parameters are those of `allreduce`. Algorithms: ``"ring"``, ``"direct"``, ``"native"``. Above 2³¹ - 1 elements in
-    all, which MPI cannot count, ``"ring"`` replaces ``"native"``.
+    Parameters are those of `allreduce`. Above 2³¹ - 1 elements in all, which MPI cannot count, ``"ring"`` replaces
+    ``"native"``.
 
     Returns
     -------
@@ -274,7 +270,7 @@ def bcast(
     """Broadcast the root's array. With a codec, the root also gets the decoded values, as all other ranks do.
 
     Parameters are those of `allreduce`. On other ranks than the root only the shape and type of ``x`` are used, not
-    its values; ``out=x`` receives in place. Algorithms: ``"binomial"``, ``"native"``.
+    its values; ``out=x`` receives in place.
 
     Returns
     -------
@@ -301,7 +297,7 @@ def alltoall(
     """Send block k along the first axis to rank k; block r of the result comes from rank r.
 
     Parameters are those of `allreduce`. The length of ``x``'s first axis must be a multiple of the number of ranks,
-    and ``out`` must not overlap ``x``. Algorithms: ``"pairwise"``, ``"native"``.
+    and ``out`` must not overlap ``x``.
 
     Returns
     -------

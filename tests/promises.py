@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
+from algorithms.references import reference
 from fakes.loopback import exact_sum, magnitude, normals
 
 from compcoll import (
@@ -233,24 +234,14 @@ def exact(case: Case, inputs: list[np.ndarray]) -> np.ndarray:
     return exact_sum(inputs) / (len(inputs) if case.op == "mean" else 1)
 
 
-# By the numbers of ranks and nodes. Recursive doubling has one more on powers of two than its record says: it encodes
-# blocks of single ranks, and the sum of their largest magnitudes may exceed the largest sum, which bounds use.
-ENCODINGS: dict[str, Callable[[int, int], int]] = {
-    "copy": lambda size, nodes: 0,
-    "native": lambda size, nodes: 0,
-    "shared_memory": lambda size, nodes: 0,
-    "ring": lambda size, nodes: size,
-    "recursive_doubling": lambda size, nodes: size.bit_length(),
-    "dissemination": lambda size, nodes: size.bit_length(),
-    # From 17 nodes on their leaders run a ring.
-    "hierarchical": lambda size, nodes: 0 if nodes == 1 else 2 if nodes <= 16 else nodes,
-    "direct": lambda size, nodes: 2,
-}
-
-
 def encodings(world: World, stats: Stats) -> int:
-    """The number of times that a value is encoded on its way, as docs/algorithms.md says."""
-    return ENCODINGS[stats.algorithm](world.size, world.nodes)
+    """The number of times that a value is encoded on its way, by the algorithm's reference."""
+    if stats.algorithm == "copy":
+        return 0
+    known = reference(stats.algorithm)
+    if known.bound is not None:
+        return known.bound(world.size, world.nodes)
+    return known.encodings["allreduce"](world.size, world.nodes)[0]
 
 
 def one_encoding(codec: Codec | None, largest: float) -> float:

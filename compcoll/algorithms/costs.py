@@ -11,7 +11,9 @@ from ..layout import World
 
 @dataclass(frozen=True)
 class Costs:
-    """The constants for one buffer, codec and set of ranks. Times are in seconds per byte of the caller's values.
+    """The constants for one buffer, codec and set of at least two ranks.
+
+    Times are in seconds per byte of the caller's values. α is the latency of a message, β the seconds per byte of one.
 
     Attributes
     ----------
@@ -24,11 +26,13 @@ class Costs:
     shrink : float
         Bytes on the wire per byte of values.
     encode, decode, accumulate, recode : float
-        Times of the codec.
+        Times of the codec: values to a wire; a wire to values; a wire added to values; a wire and values added, and
+        their sum encoded.
     add : float
         Time to add uncompressed values.
     message, latency, inside_latency : float
-        In seconds: host time of a message, α of the slowest link that the ranks use, and α inside a node.
+        In seconds: host time of a message, both ends together; α of the slowest link that the ranks use; α inside a
+        node.
     inside, between : float
         β inside a node, and between nodes for a single rank.
     among : callable

@@ -75,13 +75,16 @@ class Job:
     Attributes
     ----------
     group : Group
-        The ranks that take part. In a broadcast, rank 0 of the group is the root.
+        The ranks that take part, and a tag. In a broadcast, rank 0 of the group is the root. The collective may use
+        four tags: this one, the next (`Group.next_phase`), and ``tag + 2`` and ``tag + 3`` by groups of its own.
     coders : Coders
         Encode and decode.
     operands : Operands
         This rank's values and the result.
     chunks : sequence of Chunk
-        The chunks of the whole buffer, one for each rank, each cut into segments.
+        The chunks of the whole buffer, each a tuple of segments, ``(begin, end)`` in elements. A chunk may be empty.
+        Chunk r belongs to rank r of the group. An allreduce of an algorithm that is not ``chunked``, and a broadcast,
+        have a single chunk.
     allocate : callable
         Takes a number of bytes and returns memory for wires.
     stats : Stats
@@ -89,8 +92,8 @@ class Job:
     timeline : Timeline or None
         For a device that runs kernels asynchronously: orders kernels and messages.
     cut : callable or None
-        Cuts the buffer into a number of chunks, for an algorithm that needs another number of chunks than
-        ``chunks`` has. Every allreduce has it.
+        Takes a number and cuts the buffer into that many chunks, for an algorithm that needs more or fewer than
+        ``chunks`` has. Only allreduces have it.
     """
 
     group: Group
@@ -190,8 +193,9 @@ class Job:
     def finish(self, segment: Segment, send: Callable[[Segment, Wire], None], terms: Sequence[Wire] = ()) -> Steps:
         """Encode a segment of the result, ``x`` plus ``terms``, send it, and store the decoded wire in ``out``.
 
-        The segment is decoded after its send has started. It is decoded while encoding if the coder computes the
-        decoded values anyway, if there is a residual, on an asynchronous device, or if there is only one segment.
+        The segment must be one of this rank's own chunk, ``chunks[group.rank]``. It is decoded after its send
+        has started, or while encoding if the coder computes the decoded values anyway, if there is a residual, on an
+        asynchronous device, or if it is the chunk's only segment.
         """
         known = self.coders.coder.knows_decoded or self.operands.residual is not None
         in_one = known or self.timeline is not None or len(self.chunks[self.group.rank]) == 1

@@ -35,4 +35,4 @@ def _cost(c: Costs, collective: str) -> float:
     return c.latency + overlap((c.encode + c.decode) * c.n + 2 * copy + m * c.message, wire, m)
 
 
-PAIRWISE = Algorithm("pairwise", {"alltoall": alltoall}, _cost, lambda *_: ONE_ENCODING, chunked=True)
+PAIRWISE = Algorithm("pairwise", {"alltoall": alltoall}, _cost, lambda *_: ONE_ENCODING)

@@ -17,7 +17,11 @@ MANY_RANKS = 16
 J = TypeVar("J")
 
 Symmetry = Literal["none", "rotation", "exclusive"]
-"""How to map a node to any other without changing what ranks do: not at all, by adding to ranks, or by their XOR."""
+"""How ranks can be renumbered so that one node does what another does, if all chunks have one length.
+
+``"rotation"``: by adding a number, modulo p, as in a ring. ``"exclusive"``: by XOR with a number, if all partners are
+``rank ^ distance`` and p is a power of two. ``"none"``: not at all. A simulation is only slower then.
+"""
 
 
 class Encodings(NamedTuple):
@@ -48,7 +52,8 @@ class Growth(NamedTuple):
     alike : float
         The factor if they have the same mean, which adds up: ``Σ √j / √p`` over the encodings.
     recoded : bool
-        Whether the encoded values have just been decoded.
+        Whether ZFP's errors are alike to the extent that was measured along a ring: see `Codec.bias`. False for all
+        other algorithms.
     """
 
     independent: float
@@ -81,7 +86,7 @@ class Algorithm(Generic[J]):
         Returns the growth of the error, for the same arguments and the relative error of one encoding. That error is
         0 if errors are not encoded again.
     chunked : bool
-        Whether it cuts a buffer into one chunk for each rank.
+        Whether the `Job.chunks` of an allreduce are one for each rank. Otherwise there is a single one.
     rounds_once : bool
         Whether uncompressed 16-bit floats are added in float32 and rounded once, not at every hop.
     by_mpi : bool
@@ -89,7 +94,7 @@ class Algorithm(Generic[J]):
     inside_node : bool
         Whether it needs memory that all ranks share.
     unfit : callable
-        Returns the reason why ``auto`` does not take it among these ranks; empty if it may.
+        Returns the reason why ``auto`` and ``tune`` do not take it among these ranks; empty if they may.
     always_faster : callable or None
         For an algorithm that supports only some sizes, element types, ranks or transports. Takes the bytes of each
         rank's wire and the number of ranks. Returns whether the algorithm was never slower than MPI's own collective in

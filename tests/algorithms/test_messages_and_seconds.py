@@ -12,7 +12,6 @@ from fakes.loopback import World, normals
 
 from compcoll.algorithms import ALGORITHMS, DENSE
 from compcoll.codecs import Codec
-from compcoll.layout import World as Ranks
 from compcoll.sparse import TopK
 from compcoll.transports.base import Wire
 from compcoll.transports.loopback import LoopbackTransport
@@ -99,22 +98,6 @@ def test_nearest_ranks_come_first(sent: list[Watched], collective: str, algorith
         assert peers == [(rank + distance) % ranks for distance in range(1, ranks)]
 
 
-def test_what_records_say_of_their_algorithms() -> None:
-    """As docs/algorithms.md has it: who starts MPI, needs one memory, or is not for everything."""
-    for flag, names in {
-        "by_mpi": {"native", "sparse_native"},
-        "inside_node": {"shared_memory"},
-        "ordered": {"native", "sparse_native", "shared_memory"},
-        "rounds_once": {"direct"},
-        "restricted": {"dissemination", "shared_memory"},
-        "chunked": {"ring", "direct", "pairwise"},
-    }.items():
-        assert {name for name, record in ALGORITHMS.items() if getattr(record, flag)} == names, flag
-    for record in ALGORITHMS.values():
-        levels, total = record.encodings(next(iter(record.collectives)), 8, 4)
-        assert 0 <= levels <= total
-    ring = ALGORITHMS["ring"]
-    assert (ring.parts(7), ALGORITHMS["recursive_doubling"].parts(7)) == (7, 1)
-    assert not ring.unfit(Ranks(2)) and not ALGORITHMS["pairwise"].always_faster
+def test_records_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
-        ring.name = "another"  # type: ignore[misc]
+        ALGORITHMS["ring"].name = "another"  # type: ignore[misc]

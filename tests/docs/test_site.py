@@ -14,7 +14,6 @@ from types import ModuleType
 
 import pytest
 
-import compcoll
 from compcoll.algorithms import ALGORITHMS
 from compcoll.codecs import ALL, registry
 
@@ -76,42 +75,13 @@ def named_in(cells: Iterable[str]) -> set[str]:
     return set(re.findall(r"`(\w+)`", " ".join(cells)))
 
 
-ALLREDUCES = {name for name, record in ALGORITHMS.items() if "allreduce" in record.collectives}
-
-
 def test_every_algorithm_has_its_row() -> None:
-    described = named_in(rows_of("algorithms.md", "`algorithm=`"))
-    assert ALLREDUCES - described == set(), "algorithms.md has no row of these algorithms"
-    assert set(ALGORITHMS) - named_in([(DOCS / "algorithms.md").read_text()]) == set(), "algorithms.md lacks these"
-    # The table has no formula of MPI's allgatherv.
-    assert ALLREDUCES - {"sparse_native"} - named_in(rows_of("model.md", "algorithm")) == set(), (
-        "model.md has no formula of these algorithms"
-    )
-
-
-def test_every_algorithm_says_what_it_runs() -> None:
-    """In the table of docs/status.md: a column for each dense allreduce, a row for each collective."""
-    page = (DOCS / "status.md").read_text()
-    heads = [cell.strip() for cell in next(line for line in page.splitlines() if line.startswith("| |")).split("|")]
-    titles = {"native": "MPI's own"}
-    columns = {name: titles.get(name, name.replace("_", " ")) for name in ALLREDUCES if "sparse" not in name}
-    assert set(columns.values()) - set(heads) == set(), "status.md has no column of these algorithms"
-    rows = {}
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) == len(heads):
-            rows |= dict.fromkeys(cells[1].split(", "), cells)
-    for name, column in columns.items():
-        for collective in {"allreduce", "reduce_scatter", "allgather", "allgatherv"}:
-            told = rows[collective][heads.index(column)].startswith("yes")
-            assert told == (collective in ALGORITHMS[name].collectives), (name, collective)
-    others = {name for name in ALGORITHMS if name not in ALLREDUCES}
-    assert {name for name in others if name not in page} == set(), "status.md lacks these algorithms"
-
-
-def test_allreduce_names_every_algorithm() -> None:
-    text = compcoll.allreduce.__doc__ or ""
-    assert ALLREDUCES - set(re.findall(r'``"(\w+)"``', text)) == set(), "its docstring lacks these algorithms"
+    rows = {next(iter(named_in([name])), ""): row for name, row in rows_of("algorithms.md", "`algorithm=`").items()}
+    assert set(rows) == set(ALGORITHMS), "the first table of algorithms.md needs a row of each algorithm, and no other"
+    for name, record in ALGORITHMS.items():
+        _, _, collectives, _, _, _, seconds, *_ = rows[name].split("|")
+        assert named_in([collectives]) == set(record.collectives), f"algorithms.md: collectives of {name}"
+        assert seconds.strip(), f"algorithms.md: seconds of {name}"
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:

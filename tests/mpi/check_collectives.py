@@ -44,28 +44,12 @@ def assert_close(result: np.ndarray, expected: np.ndarray, relative: float, hops
     assert np.abs(result.astype(np.float64) - expected).max(initial=0) <= relative * hops * (largest + 1)
 
 
-def every_promise(comm: MPI.Intracomm, algorithm: str) -> None:
-    """Every codec by one algorithm through every promise."""
+def check_codecs(comm: MPI.Intracomm, algorithm: str) -> None:
+    """Every codec through every promise."""
     world = MPIWorld(comm)
     for codec in (*CODECS, *ADDITIVE):
         check_codec(Case(codec, algorithm), world)
     world.free()
-
-
-def check_codecs_by_ring(comm: MPI.Intracomm) -> None:
-    every_promise(comm, "ring")
-
-
-def check_codecs_by_recursive_doubling(comm: MPI.Intracomm) -> None:
-    every_promise(comm, "recursive_doubling")
-
-
-def check_codecs_by_direct(comm: MPI.Intracomm) -> None:
-    every_promise(comm, "direct")
-
-
-def check_codecs_by_hierarchical(comm: MPI.Intracomm) -> None:
-    every_promise(comm, "hierarchical")
 
 
 def check_allreduce(comm: MPI.Intracomm) -> None:

@@ -5,10 +5,11 @@
     launch/mpirun -n 4 python tests/mpi/run.py check_harness.check_bcast    # one check
 
 A check is a function `check_*(comm)` in a file `check_*.py` beside this one; `comm` is a fresh duplicate of COMM_WORLD,
-plain asserts on any rank. A check that does not apply raises `unittest.SkipTest(reason)` on every rank. A line for each
-check comes from rank 0; the exit status is not zero if any failed. A check fails if any rank raises; the tracebacks of
-all ranks are gathered. A rank that fails while the others wait for it in MPI makes them say where they wait, and ends
-the job; so does a check that takes longer than --timeout.
+plain asserts on any rank. A function `check_*(comm, algorithm)` is one check `check_*_by_NAME` for each of our own
+allreduces. A check that does not apply raises `unittest.SkipTest(reason)` on every rank. A line for each check comes
+from rank 0; the exit status is not zero if any failed. A check fails if any rank raises; the tracebacks of all ranks
+are gathered. A rank that fails while the others wait for it in MPI makes them say where they wait, and ends the job; so
+does a check that takes longer than --timeout.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import time
 import traceback
 import unittest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -34,8 +35,16 @@ GRACE = 5.0  # seconds that a failed rank gives the others to get out of the che
 
 def list_checks(path: Path) -> list[str]:
     """Names of the checks in a file, without importing it (that would start MPI)."""
-    tree = ast.parse(path.read_text(), str(path))
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    names: list[str] = []
+    for node in ast.parse(path.read_text(), str(path)).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("check_"):
+            if len(node.args.args) == 1:
+                names.append(node.name)
+                continue
+            from promises import ALGORITHMS
+
+            names += [f"{node.name}_by_{algorithm}" for algorithm in ALGORITHMS]
+    return names
 
 
 def list_modules(folder: Path = HERE) -> list[Path]:
@@ -99,9 +108,12 @@ class Runner:
     def call(self, name: str) -> tuple[str, str]:
         module, _, function = name.partition(".")
         try:
-            check: Callable[..., None] = getattr(importlib.import_module(module), function)
+            imported, (of_each, _, algorithm) = importlib.import_module(module), function.partition("_by_")
             comm = self.world.Dup()
-            check(comm)
+            if hasattr(imported, function):
+                getattr(imported, function)(comm)
+            else:
+                getattr(imported, of_each)(comm, algorithm)
             comm.Free()
         except unittest.SkipTest as skip:
             return "skipped", str(skip)

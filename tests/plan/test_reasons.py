@@ -91,16 +91,6 @@ def test_seconds_have_the_largest_unit_of_which_there_is_one() -> None:
     assert told == ["90.000 s", "1.000 s", "250.000 ms", "1.000 ms", "990.00 µs", "0.02 µs"]
 
 
-def test_what_algorithms_need() -> None:
-    """MPI's own collectives, and the one shared memory, are matched by their order; all others by tags."""
-    assert set(choose.ORDERED) == {"native", "shared_memory", "sparse_native"}
-    assert set(choose.BY_MPI) == {"native", "sparse_native"}
-    assert set(choose.RESTRICTED) == {"shared_memory", "dissemination"}
-    chunked = [name for name in choose.ALGORITHMS if choose.ALGORITHMS[name].parts(6) == 6]
-    assert sorted(chunked) == ["direct", "pairwise", "ring"]
-    assert {record.parts(6) for record in choose.ALGORITHMS.values()} == {1, 6}
-
-
 def test_numbers_of_thousands_of_digits_are_refused_like_others() -> None:
     with pytest.raises(InvalidArgument, match=r"\(an integer of thousands of digits\)"):
         ZFP(rate=10**5000)
