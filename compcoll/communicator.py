@@ -673,7 +673,7 @@ class Communicator:
         return buffers.result if result is None else result
 
     def _signature(self, plan: CompiledPlan) -> Signature:
-        """Return the signature that is shown if the ranks' calls differ. In debug mode, it has the caller's file and line."""
+        """Return the signature to show if the ranks' calls differ; in debug mode it has the caller's file and line."""
         return plan.plan.signature.here() if self._debug else plan.plan.signature
 
     def _check(
@@ -710,7 +710,7 @@ class Communicator:
 
     @staticmethod
     def _like_known(x: Any, out: Any, shape: tuple[int, ...]) -> Buffers | None:
-        """Return the buffers of a call that differs from a known one only in its arrays; None if a full check is needed."""
+        """Return the buffers of a call that equals a known one except for the arrays; None if a check is needed."""
         flags = x.flags
         if not (flags.c_contiguous and flags.aligned):
             return None

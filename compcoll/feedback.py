@@ -114,7 +114,7 @@ class ErrorFeedback:
             if size != n or self._dtype != dtype:
                 raise InvalidBuffer(
                     f"feedback holds the {name} of {size} {self._dtype} elements, but this buffer has {n} of {dtype}: "
-                    "use a separate ErrorFeedback for each buffer, or reset() or resize() this one"
+                    "use one ErrorFeedback for each buffer, or reset() or resize() this one"
                 )
         return self.residual
 

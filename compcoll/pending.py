@@ -21,7 +21,7 @@ class Pending(Protocol):
 
 
 Steps = Generator[Pending | None, None, Any]
-"""An algorithm as a generator. It yields the requests that it waits for, or None for no wait, and returns the result."""
+"""An algorithm as a generator. It yields the requests that it waits for (None: no wait), and returns the result."""
 
 
 THREADS = "compcoll-"
