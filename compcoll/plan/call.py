@@ -135,7 +135,7 @@ class Setting(NamedTuple):
     between_gpus: Profile | None = None
 
     def counted(self, call: Call) -> int:
-        """Return the count of elements to pass to MPI's own collective; 0 if NCCL runs it, or ranks do not know it."""
+        """Return the count of elements to pass to MPI's own collective; 0 if NCCL runs it, or for an allgatherv."""
         return 0 if self.streamed else call.n * (self.world.size if call.collective == "allgather" else 1)
 
     def countable(self, call: Call) -> bool:

@@ -82,7 +82,7 @@ def test_lines_on_calls_carry_a_checksum() -> None:
     for at in range(len(good)):
         changed = bytearray(good)
         changed[at] ^= 4
-        with pytest.raises(WireCorrupted, match="rank 3 on its call has changed"):
+        with pytest.raises(WireCorrupted, match="rank 3's description of its call has changed"):
             handshake._read(Wire(memoryview(changed)), 3)
 
 
