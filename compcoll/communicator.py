@@ -621,7 +621,7 @@ class Communicator:
         """Run a collective, from its handshake to its result, while others may be under way."""
         if run.ticket.before is not None:
             yield run.ticket
-        if before is not None and not before.ended:  # before the handshake, so that later collectives wait, too
+        if before is not None and not before.ended:  # wait before the handshake, so that later collectives wait, too
             yield before
         level, given = BUSY, buffers
         if buffers.order is not None:

@@ -46,7 +46,7 @@ def operation_name(op: Any) -> str:
 
         if (name := predefined(op)) is not None:
             return name
-    raise InvalidArgument(f"op={op!r} is none of {', '.join(OPERATIONS)}, nor an operation such as MPI.SUM")
+    raise InvalidArgument(f"op={op!r} is none of {', '.join(OPERATIONS)}, nor a predefined MPI.Op, such as MPI.SUM")
 
 
 class Call(NamedTuple):

@@ -162,7 +162,7 @@ def _check_choice(
     if call.collective == "allreduce" and (algorithm in choose.SPARSE) != isinstance(codec, Sparsifier):
         raise UnknownAlgorithm(
             f"codec={codec!r} and algorithm={algorithm!r} do not go together in an allreduce: sparse codecs need "
-            f"an algorithm of {', '.join(choose.SPARSE)}, and other codecs cannot use these"
+            f"one of {', '.join(choose.SPARSE)}, which other codecs cannot use"
         )
     if algorithm in choose.SPARSE and call.n > MOST_ELEMENTS:
         raise InvalidBuffer(f"{call.n} elements: sparse wires hold at most {MOST_ELEMENTS}, so send x in parts")
